@@ -8,6 +8,7 @@
 //! * [`descriptor`] describes the messages, field by field.
 //! * [`elements`] counts the elements of a request before it is decoded.
 //! * [`error`] holds every code and text a client may receive.
+//! * [`identity`] computes the ids of members and clusters.
 //! * [`url`] parses the URLs of members and clients, with etcd's errors.
 //! * [`wire`] encodes protobuf by hand, where a generated message would cost copies.
 //! * [`Rpc`] names every RPC, [`METHODS`] describes them.
@@ -19,6 +20,7 @@
 pub mod descriptor;
 pub mod elements;
 pub mod error;
+pub mod identity;
 mod secret;
 pub mod url;
 pub mod wire;
@@ -60,8 +62,10 @@ pub const MIN_CLUSTER_VERSION: &str = "3.0.0";
 /// Cluster version that corresponds to [`API_VERSION`].
 pub const CLUSTER_VERSION: &str = "3.7.0";
 
-/// Limits that etcd fixes in its code.
+/// Limits and defaults that etcd fixes in its code.
 pub mod limits {
+    /// Most bytes of data that a member accepts if `--quota-backend-bytes` is 0.
+    pub const QUOTA_BYTES_DEFAULT: u64 = 2 << 30;
     /// Size that a request may have in addition to `max-request-bytes`, in bytes.
     pub const GRPC_OVERHEAD_BYTES: usize = 512 * 1024;
     /// Longest TTL of a lease, in seconds.

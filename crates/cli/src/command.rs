@@ -2,7 +2,7 @@
 
 use crate::flag::{FlagRow, Kind};
 use crate::go;
-use crate::matches::Value;
+use crate::value::Value;
 
 /// A command, or a group of commands. `R` is what the tool uses to run a command, usually a function pointer.
 #[derive(Clone, Copy, Debug)]

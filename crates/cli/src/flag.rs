@@ -77,22 +77,24 @@ impl FlagRow {
     }
 }
 
-/// A flag whose value has the type `T`. A constant of this type both declares the flag in a command's table
+/// A flag whose value has the type `T`. A constant of this type both declares the flag in a table
 /// ([`Flag::row`]) and reads its value ([`Matches::get`](crate::Matches::get)), so name and kind always
 /// match.
+///
+/// `R` is a row of the table: [`FlagRow`] for the tools. The server's table has rows of its own.
 #[derive(Debug)]
-pub struct Flag<T> {
-    row: FlagRow,
+pub struct Flag<T, R = FlagRow> {
+    row: R,
     value: PhantomData<fn() -> T>,
 }
 
-impl<T> Clone for Flag<T> {
-    fn clone(&self) -> Flag<T> {
+impl<T, R: Copy> Clone for Flag<T, R> {
+    fn clone(&self) -> Flag<T, R> {
         *self
     }
 }
 
-impl<T> Copy for Flag<T> {}
+impl<T, R: Copy> Copy for Flag<T, R> {}
 
 impl<T> From<Flag<T>> for FlagRow {
     fn from(flag: Flag<T>) -> FlagRow {
@@ -100,14 +102,21 @@ impl<T> From<Flag<T>> for FlagRow {
     }
 }
 
-impl<T> Flag<T> {
-    const fn of(name: &'static str, kind: Kind, default: &'static str, help: &'static str) -> Flag<T> {
-        Flag { row: FlagRow { name, short: None, kind, default, help, hidden: false }, value: PhantomData }
+impl<T, R: Copy> Flag<T, R> {
+    /// Returns the flag of a row. The caller ensures that values of the row's kind have the type `T`.
+    pub const fn of_row(row: R) -> Flag<T, R> {
+        Flag { row, value: PhantomData }
     }
 
-    /// Returns the flag as a row of a command's table.
-    pub const fn row(self) -> FlagRow {
+    /// Returns the flag as a row of its table.
+    pub const fn row(self) -> R {
         self.row
+    }
+}
+
+impl<T> Flag<T> {
+    const fn of(name: &'static str, kind: Kind, default: &'static str, help: &'static str) -> Flag<T> {
+        Flag::of_row(FlagRow { name, short: None, kind, default, help, hidden: false })
     }
 
     /// Returns the name of the flag without dashes.

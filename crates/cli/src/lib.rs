@@ -7,7 +7,10 @@
 //! `--name=value`, `--name value`, `-w json`), their environment variables, their error texts; box tables;
 //! Go's JSON, and by re-export of [`stdx::go`] Go's formats of durations, quoted strings and sizes.
 //!
-//! The crate does not know etcd's API, except the text of a status, nor any command or the network.
+//! The server's table of flags (crate `config`) is built from the same [`Flag`] and [`Value`], with rows, a
+//! syntax and error texts of its own.
+//!
+//! The crate does not know etcd's API, except URLs and the text of a status, nor any command or the network.
 //!
 //! Invariants: reading a flag cannot fail, since the constant that declares the flag also reads it; data goes
 //! to standard output, and progress is written to standard error only if it is a terminal.
@@ -28,13 +31,15 @@ mod matches;
 mod parser;
 mod progress;
 mod table;
+mod value;
 
 pub use command::{Command, Program};
 pub use failure::Failure;
 pub use flag::{Flag, FlagRow, Kind};
 pub use io::{Input, Io, Output, Printed};
-pub use matches::{FlagValue, Matches};
+pub use matches::Matches;
 pub use parser::{Invocation, UsageError, did_you_mean, near_names};
 pub use progress::Progress;
 pub use stdx::go;
 pub use table::Table;
+pub use value::{FlagValue, Nanoseconds, Value};

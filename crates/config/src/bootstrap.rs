@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use super::discovery::Discovery;
-use super::identity::{cluster_id, initial_member_id};
 use super::refusal::Refusal;
 use super::{Config, InitialClusterState, Url};
+use api::identity::{cluster_id, initial_member_id};
 use api::url::UrlError;
 use cli::go::quote;
 
@@ -118,14 +118,15 @@ impl Config {
     }
 
     fn initial_members(&self) -> Result<Bootstrap, Refusal> {
-        let urls_by_name = parse(&self.initial_cluster)
+        let urls_by_name = parse(&self.cluster.initial_cluster)
             .map_err(|error| Refusal::start_failed(format!("error setting up initial cluster: {error}")))?;
-        let is_new = self.initial_cluster_state == InitialClusterState::New;
+        let is_new = self.cluster.initial_cluster_state == InitialClusterState::New;
         // With SRV records, the member was identified by the addresses of these URLs; the records may use
         // other host names.
-        let is_recognised = matches!(self.discovery, Some(Discovery::Srv { .. }));
-        let advertised = (is_new && !is_recognised).then_some(self.initial_advertise_peer_urls.as_slice());
-        Bootstrap::of(&self.name, &urls_by_name, &self.initial_cluster_token, advertised)
+        let is_recognised = matches!(self.cluster.discovery, Some(Discovery::Srv { .. }));
+        let advertised =
+            (is_new && !is_recognised).then_some(self.cluster.initial_advertise_peer_urls.as_slice());
+        Bootstrap::of(&self.name, &urls_by_name, &self.cluster.initial_cluster_token, advertised)
             .map_err(|error| Refusal::start_failed(error.to_string()))
     }
 }

@@ -7,9 +7,10 @@
 use std::fs::File;
 use std::io::{self, Read as _};
 
-use super::flag::{Flag, Kind};
+use super::flag::{FlagRow, Kind};
 use super::refusal::Refusal;
 use super::settings::Settings;
+use super::table::*;
 use super::yaml::{self, Yaml};
 use telemetry::logging::{Entry, Level};
 
@@ -17,46 +18,46 @@ use telemetry::logging::{Entry, Level};
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Flags that are not keys here, because etcd's files do not have them, or have them under other names.
-const NO_KEYS: &[&str] = &["config-file", "version", "discovery-fallback"];
+const NO_KEYS: &[&str] = &[CONFIG_FILE.row().name, VERSION.row().name, DISCOVERY_FALLBACK.row().name];
 
 /// Flags that are set in a block: flag, block, and key in the block.
-const IN_BLOCKS: &[(&str, &str, &str)] = &[
-    ("cert-file", CLIENTS, "cert-file"),
-    ("key-file", CLIENTS, "key-file"),
-    ("client-cert-file", CLIENTS, "client-cert-file"),
-    ("client-key-file", CLIENTS, "client-key-file"),
-    ("client-cert-auth", CLIENTS, "client-cert-auth"),
-    ("trusted-ca-file", CLIENTS, "trusted-ca-file"),
-    ("auto-tls", CLIENTS, "auto-tls"),
-    ("client-cert-allowed-hostname", CLIENTS, "allowed-hostname"),
-    ("peer-cert-file", MEMBERS, "cert-file"),
-    ("peer-key-file", MEMBERS, "key-file"),
-    ("peer-client-cert-file", MEMBERS, "client-cert-file"),
-    ("peer-client-key-file", MEMBERS, "client-key-file"),
-    ("peer-client-cert-auth", MEMBERS, "client-cert-auth"),
-    ("peer-trusted-ca-file", MEMBERS, "trusted-ca-file"),
-    ("peer-auto-tls", MEMBERS, "auto-tls"),
-    ("peer-cert-allowed-cn", MEMBERS, "allowed-cn"),
-    ("peer-cert-allowed-hostname", MEMBERS, "allowed-hostname"),
-    ("peer-skip-client-san-verification", MEMBERS, "skip-client-san-verification"),
-    ("socket-reuse-port", SOCKETS, "reuse-port"),
-    ("socket-reuse-address", SOCKETS, "reuse-address"),
-    ("discovery-token", DISCOVERY, "token"),
+const IN_BLOCKS: &[(FlagRow, &str, &str)] = &[
+    (CERT_FILE.row(), CLIENTS, "cert-file"),
+    (KEY_FILE.row(), CLIENTS, "key-file"),
+    (CLIENT_CERT_FILE.row(), CLIENTS, "client-cert-file"),
+    (CLIENT_KEY_FILE.row(), CLIENTS, "client-key-file"),
+    (CLIENT_CERT_AUTH.row(), CLIENTS, "client-cert-auth"),
+    (TRUSTED_CA_FILE.row(), CLIENTS, "trusted-ca-file"),
+    (AUTO_TLS.row(), CLIENTS, "auto-tls"),
+    (CLIENT_CERT_ALLOWED_HOSTNAME.row(), CLIENTS, "allowed-hostname"),
+    (PEER_CERT_FILE.row(), MEMBERS, "cert-file"),
+    (PEER_KEY_FILE.row(), MEMBERS, "key-file"),
+    (PEER_CLIENT_CERT_FILE.row(), MEMBERS, "client-cert-file"),
+    (PEER_CLIENT_KEY_FILE.row(), MEMBERS, "client-key-file"),
+    (PEER_CLIENT_CERT_AUTH.row(), MEMBERS, "client-cert-auth"),
+    (PEER_TRUSTED_CA_FILE.row(), MEMBERS, "trusted-ca-file"),
+    (PEER_AUTO_TLS.row(), MEMBERS, "auto-tls"),
+    (PEER_CERT_ALLOWED_CN.row(), MEMBERS, "allowed-cn"),
+    (PEER_CERT_ALLOWED_HOSTNAME.row(), MEMBERS, "allowed-hostname"),
+    (PEER_SKIP_CLIENT_SAN_VERIFICATION.row(), MEMBERS, "skip-client-san-verification"),
+    (SOCKET_REUSE_PORT.row(), SOCKETS, "reuse-port"),
+    (SOCKET_REUSE_ADDRESS.row(), SOCKETS, "reuse-address"),
+    (DISCOVERY_TOKEN.row(), DISCOVERY, "token"),
 ];
 /// Keys of `discovery-config: client` and of its nested blocks, with their flags.
-const IN_DISCOVERY_CLIENT: &[(&str, &str)] = &[
-    ("client.endpoints", "discovery-endpoints"),
-    ("client.request-timeout", "discovery-request-timeout"),
-    ("client.dial-timeout", "discovery-dial-timeout"),
-    ("client.keepalive-time", "discovery-keepalive-time"),
-    ("client.keepalive-timeout", "discovery-keepalive-timeout"),
-    ("client.secure.cert", "discovery-cert"),
-    ("client.secure.key", "discovery-key"),
-    ("client.secure.cacert", "discovery-cacert"),
-    ("client.secure.insecure-transport", "discovery-insecure-transport"),
-    ("client.secure.insecure-skip-tls-verify", "discovery-insecure-skip-tls-verify"),
-    ("client.auth.username", "discovery-user"),
-    ("client.auth.password", "discovery-password"),
+const IN_DISCOVERY_CLIENT: &[(&str, FlagRow)] = &[
+    ("client.endpoints", DISCOVERY_ENDPOINTS.row()),
+    ("client.request-timeout", DISCOVERY_REQUEST_TIMEOUT.row()),
+    ("client.dial-timeout", DISCOVERY_DIAL_TIMEOUT.row()),
+    ("client.keepalive-time", DISCOVERY_KEEPALIVE_TIME.row()),
+    ("client.keepalive-timeout", DISCOVERY_KEEPALIVE_TIMEOUT.row()),
+    ("client.secure.cert", DISCOVERY_CERT.row()),
+    ("client.secure.key", DISCOVERY_KEY.row()),
+    ("client.secure.cacert", DISCOVERY_CACERT.row()),
+    ("client.secure.insecure-transport", DISCOVERY_INSECURE_TRANSPORT.row()),
+    ("client.secure.insecure-skip-tls-verify", DISCOVERY_INSECURE_SKIP_TLS_VERIFY.row()),
+    ("client.auth.username", DISCOVERY_USER.row()),
+    ("client.auth.password", DISCOVERY_PASSWORD.row()),
 ];
 const CLIENTS: &str = "client-transport-security";
 const MEMBERS: &str = "peer-transport-security";
@@ -70,17 +71,17 @@ const BLOCKS: &[(&str, &str, &str)] = &[
     (DISCOVERY, "Config", "v3discovery.DiscoveryConfig"),
 ];
 /// Keys whose values are YAML lists; other lists are texts with commas.
-const LISTS: &[&str] = &["log-outputs", "cipher-suites"];
+const LISTS: &[&str] = &[LOG_OUTPUTS.row().name, CIPHER_SUITES.row().name];
 /// Keys that etcd first reads as text, for which its error texts name another struct.
 const READ_AS_TEXT: &[&str] = &[
-    "listen-peer-urls",
-    "listen-client-urls",
-    "listen-client-http-urls",
-    "initial-advertise-peer-urls",
-    "advertise-client-urls",
-    "cors",
-    "host-whitelist",
-    "feature-gates",
+    LISTEN_PEER_URLS.row().name,
+    LISTEN_CLIENT_URLS.row().name,
+    LISTEN_CLIENT_HTTP_URLS.row().name,
+    INITIAL_ADVERTISE_PEER_URLS.row().name,
+    ADVERTISE_CLIENT_URLS.row().name,
+    CORS.row().name,
+    HOST_WHITELIST.row().name,
+    FEATURE_GATES.row().name,
 ];
 /// Keys of blocks that have no command-line flag.
 const CLIENT_CNS: &str = "allowed-cn";
@@ -134,10 +135,10 @@ fn set_all(settings: &mut Settings, text: &str) -> Result<(), Refusal> {
             set_block(settings, block, (outer, own), value)?;
             continue;
         }
-        let in_block = IN_BLOCKS.iter().find(|(flag, ..)| *flag == key);
+        let in_block = IN_BLOCKS.iter().find(|(flag, ..)| flag.name == key);
         let is_key = in_block.is_none()
             && !NO_KEYS.contains(&&*key)
-            && !IN_DISCOVERY_CLIENT.iter().any(|(_, flag)| *flag == key);
+            && !IN_DISCOVERY_CLIENT.iter().any(|(_, flag)| flag.name == key);
         match settings.kind_of_key(&key).filter(|_| is_key) {
             Some((flag, kind)) => {
                 let outer = if READ_AS_TEXT.contains(&&*key) { "configJSON" } else { "Config" };
@@ -185,11 +186,10 @@ fn set_block(
         let key = key.to_ascii_lowercase();
         let place = format!("configYAML.{outer}.{block}.{key}");
         let found = IN_BLOCKS.iter().find(|(_, its, in_block)| *its == block && *in_block == key);
-        match found.and_then(|(flag, ..)| settings.kind_of_key(flag).map(|(_, kind)| (*flag, kind))) {
-            Some((name, kind)) => {
-                let is_list = kind == Kind::Words;
-                let Some((flag, _)) = settings.kind_of_key(name) else { continue };
-                set(settings, name, (flag, kind, is_list), &place, value)?;
+        match found {
+            Some((flag, ..)) => {
+                let is_list = flag.kind == Kind::Words;
+                set(settings, flag.name, (Some(flag), flag.kind, is_list), &place, value)?;
             }
             None if block == CLIENTS && key == CLIENT_CNS => {
                 let words = texts(value, &place)?;
@@ -239,9 +239,10 @@ fn set_discovery_client(
             continue;
         }
         let found = IN_DISCOVERY_CLIENT.iter().find(|(known, _)| *known == key);
-        match found.and_then(|(_, name)| settings.kind_of_key(name).map(|(flag, kind)| (*name, flag, kind))) {
-            Some((name, flag, kind)) => {
-                set(settings, name, (flag, kind, kind == Kind::List), &place, value)?;
+        match found {
+            Some((_, flag)) => {
+                let is_list = flag.kind == Kind::List;
+                set(settings, flag.name, (Some(flag), flag.kind, is_list), &place, value)?;
             }
             None => ignore(settings, format!("{DISCOVERY}: {key}"), line, None),
         }
@@ -253,7 +254,7 @@ fn set_discovery_client(
 fn set(
     settings: &mut Settings,
     name: &str,
-    (flag, kind, is_list): (Option<&'static Flag>, Kind, bool),
+    (flag, kind, is_list): (Option<&'static FlagRow>, Kind, bool),
     place: &str,
     value: Yaml,
 ) -> Result<(), Refusal> {
@@ -270,9 +271,10 @@ fn set(
     }
     settings.set_key(name, &text).map_err(|reason| match kind {
         _ if is_url => Refusal::invalid(format!("unexpected error setting up {name}: {reason}")),
-        Kind::OneOf(_) => Refusal::invalid(match name {
-            "initial-cluster-state" => format!("unexpected clusterState {}", cli::go::quote(&text)),
-            _ => format!("unexpected {name} {}", cli::go::quote(&text)),
+        Kind::OneOf(_) => Refusal::invalid(if name == INITIAL_CLUSTER_STATE.row().name {
+            format!("unexpected clusterState {}", cli::go::quote(&text))
+        } else {
+            format!("unexpected {name} {}", cli::go::quote(&text))
         }),
         _ => Refusal::invalid(reason.to_string()),
     })?
@@ -329,15 +331,16 @@ fn mistyped(text: String) -> Refusal {
 }
 
 /// Returns the type of etcd's field, for error texts.
-fn go_type(flag: Option<&Flag>, kind: Kind) -> &'static str {
-    match (kind, flag.map_or("", |flag| flag.name)) {
-        (Kind::Bool, _) => "bool",
-        (Kind::Uint, "snapshot-count" | "snapshot-catchup-entries") => "uint64",
-        (Kind::Uint, _) => "uint",
-        (Kind::Uint32, _) => "uint32",
-        (Kind::Int, "quota-backend-bytes") => "int64",
-        (Kind::Int, _) => "int",
-        (Kind::Duration, _) => "time.Duration",
+fn go_type(flag: Option<&FlagRow>, kind: Kind) -> &'static str {
+    let is = |names: &[&str]| flag.is_some_and(|flag| names.contains(&flag.name));
+    match kind {
+        Kind::Bool => "bool",
+        Kind::Uint if is(&[SNAPSHOT_COUNT.row().name, SNAPSHOT_CATCHUP_ENTRIES.row().name]) => "uint64",
+        Kind::Uint => "uint",
+        Kind::Uint32 => "uint32",
+        Kind::Int if is(&[QUOTA_BACKEND_BYTES.row().name]) => "int64",
+        Kind::Int => "int",
+        Kind::Duration => "time.Duration",
         _ => "string",
     }
 }

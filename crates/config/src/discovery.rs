@@ -3,8 +3,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::flag::Flag;
 use super::refusal::Refusal;
 use super::settings::{Settings, duration};
+use super::table;
 
 /// Source of the list of members for a new cluster. Not used if the data directory already contains a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,14 +67,15 @@ impl std::fmt::Debug for DiscoveryService {
 
 /// Reads the discovery options, with etcd's checks and error texts.
 pub(super) fn read(settings: &Settings) -> Result<Option<Discovery>, Refusal> {
-    if settings.text("discovery-fallback") == "proxy" {
+    if settings.get(table::DISCOVERY_FALLBACK) == "proxy" {
         return Err(Refusal::invalid(
             "v2 proxy is deprecated, and --discovery-fallback can't be configured as \"proxy\"",
         ));
     }
-    let domain = settings.text("discovery-srv");
-    let (token, endpoints) = (settings.text("discovery-token"), settings.list("discovery-endpoints"));
-    let initial = settings.is_set("initial-cluster") && !settings.text("initial-cluster").is_empty();
+    let domain = settings.get(table::DISCOVERY_SRV);
+    let (token, endpoints) = (settings.get(table::DISCOVERY_TOKEN), settings.get(table::DISCOVERY_ENDPOINTS));
+    let initial =
+        settings.is_set(table::INITIAL_CLUSTER) && settings.non_empty(table::INITIAL_CLUSTER).is_some();
     if [initial, !domain.is_empty(), !endpoints.is_empty()].into_iter().filter(|set| *set).count() > 1 {
         return Err(Refusal::invalid(
             "multiple discovery or bootstrap flags are set. Choose one of \"initial-cluster\", \"discovery-endpoints\" or \
@@ -86,30 +89,35 @@ pub(super) fn read(settings: &Settings) -> Result<Option<Discovery>, Refusal> {
         return Err(Refusal::invalid("--discovery-endpoints must not contain empty endpoints"));
     }
     if !domain.is_empty() {
-        return Ok(Some(Discovery::Srv { domain, name: settings.text("discovery-srv-name") }));
+        return Ok(Some(Discovery::Srv {
+            domain: domain.to_owned(),
+            name: settings.get(table::DISCOVERY_SRV_NAME).to_owned(),
+        }));
     }
     if endpoints.is_empty() {
         return Ok(None);
     }
-    let file = |name| Some(settings.text(name)).filter(|path| !path.is_empty()).map(PathBuf::from);
-    let (name, password) = (settings.text("discovery-user"), settings.text("discovery-password"));
+    let file = |flag: Flag<String>| settings.non_empty(flag).map(PathBuf::from);
+    let (name, password) = (settings.get(table::DISCOVERY_USER), settings.get(table::DISCOVERY_PASSWORD));
     let user = match name.split_once(':') {
         // As documented in the help text; etcd uses no user in this case.
-        Some((name, password_there)) if password.is_empty() => (name.to_owned(), password_there.to_owned()),
+        Some((name, password_there)) if password.is_empty() => (name, password_there),
         _ => (name, password),
     };
     Ok(Some(Discovery::Service(DiscoveryService {
-        token,
-        endpoints,
-        dial_timeout: duration(settings, "discovery-dial-timeout")?,
-        request_timeout: duration(settings, "discovery-request-timeout")?,
-        keepalive_time: duration(settings, "discovery-keepalive-time")?,
-        keepalive_timeout: duration(settings, "discovery-keepalive-timeout")?,
-        insecure_transport: settings.bool("discovery-insecure-transport"),
-        insecure_skip_verify: settings.bool("discovery-insecure-skip-tls-verify"),
-        cert: file("discovery-cert"),
-        key: file("discovery-key"),
-        cacert: file("discovery-cacert"),
-        user: Some(user).filter(|(name, password)| !name.is_empty() && !password.is_empty()),
+        token: token.to_owned(),
+        endpoints: endpoints.to_vec(),
+        dial_timeout: duration(settings, table::DISCOVERY_DIAL_TIMEOUT)?,
+        request_timeout: duration(settings, table::DISCOVERY_REQUEST_TIMEOUT)?,
+        keepalive_time: duration(settings, table::DISCOVERY_KEEPALIVE_TIME)?,
+        keepalive_timeout: duration(settings, table::DISCOVERY_KEEPALIVE_TIMEOUT)?,
+        insecure_transport: settings.get(table::DISCOVERY_INSECURE_TRANSPORT),
+        insecure_skip_verify: settings.get(table::DISCOVERY_INSECURE_SKIP_TLS_VERIFY),
+        cert: file(table::DISCOVERY_CERT),
+        key: file(table::DISCOVERY_KEY),
+        cacert: file(table::DISCOVERY_CACERT),
+        user: Some(user)
+            .filter(|(name, password)| !name.is_empty() && !password.is_empty())
+            .map(|(name, password)| (name.to_owned(), password.to_owned())),
     })))
 }

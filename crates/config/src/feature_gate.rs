@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::flag::parse_go_bool;
-use cli::go::ValueError;
+use cli::go::{ValueError, parse_bool};
 
 /// A feature gate of etcd 3.7.
 #[derive(Clone, Copy, Debug)]
@@ -43,62 +42,51 @@ pub const ALL_BETA: &str = "AllBeta";
 
 const LEASES_NOTED: &str = "while no member may run etcd, the leader notes the remaining times of leases in the log, and every member keeps them";
 
+const fn alpha(name: &'static str, effect: Effect) -> FeatureGate {
+    FeatureGate { name, stage: Stage::Alpha, default: false, effect }
+}
+
+const fn beta(name: &'static str, effect: Effect) -> FeatureGate {
+    FeatureGate { name, stage: Stage::Beta, default: true, effect }
+}
+
+/// The gate `CompactHashCheck`.
+pub const COMPACT_HASH_CHECK: FeatureGate = alpha("CompactHashCheck", Effect::Implemented);
+/// The gate `FastLeaseKeepAlive`.
+pub const FAST_LEASE_KEEP_ALIVE: FeatureGate =
+    beta("FastLeaseKeepAlive", Effect::NoDifference("a lease renewal never waits for the applied index"));
+/// The gate `InitialCorruptCheck`.
+pub const INITIAL_CORRUPT_CHECK: FeatureGate = alpha("InitialCorruptCheck", Effect::Implemented);
+/// The gate `LeaseCheckpoint`.
+pub const LEASE_CHECKPOINT: FeatureGate = alpha("LeaseCheckpoint", Effect::NoDifference(LEASES_NOTED));
+/// The gate `LeaseCheckpointPersist`.
+pub const LEASE_CHECKPOINT_PERSIST: FeatureGate =
+    alpha("LeaseCheckpointPersist", Effect::NoDifference(LEASES_NOTED));
+/// The gate `PriorityRequest`.
+pub const PRIORITY_REQUEST: FeatureGate = alpha(
+    "PriorityRequest",
+    Effect::NoDifference("no limit on requests holds up revocations of leases that have expired"),
+);
+/// The gate `SetMemberLocalAddr`.
+pub const SET_MEMBER_LOCAL_ADDR: FeatureGate = alpha("SetMemberLocalAddr", Effect::Implemented);
+/// The gate `StopGRPCServiceOnDefrag`.
+pub const STOP_GRPC_SERVICE_ON_DEFRAG: FeatureGate =
+    alpha("StopGRPCServiceOnDefrag", Effect::NoDifference("defragmenting does not stop requests"));
+/// The gate `TxnModeWriteWithSharedBuffer`.
+pub const TXN_MODE_WRITE_WITH_SHARED_BUFFER: FeatureGate =
+    beta("TxnModeWriteWithSharedBuffer", Effect::NoDifference("transactions do not copy a read buffer"));
+
 /// All feature gates, sorted by name.
 pub const FEATURE_GATES: &[FeatureGate] = &[
-    FeatureGate {
-        name: "CompactHashCheck",
-        stage: Stage::Alpha,
-        default: false,
-        effect: Effect::Implemented,
-    },
-    FeatureGate {
-        name: "FastLeaseKeepAlive",
-        stage: Stage::Beta,
-        default: true,
-        effect: Effect::NoDifference("a lease renewal never waits for the applied index"),
-    },
-    FeatureGate {
-        name: "InitialCorruptCheck",
-        stage: Stage::Alpha,
-        default: false,
-        effect: Effect::Implemented,
-    },
-    FeatureGate {
-        name: "LeaseCheckpoint",
-        stage: Stage::Alpha,
-        default: false,
-        effect: Effect::NoDifference(LEASES_NOTED),
-    },
-    FeatureGate {
-        name: "LeaseCheckpointPersist",
-        stage: Stage::Alpha,
-        default: false,
-        effect: Effect::NoDifference(LEASES_NOTED),
-    },
-    FeatureGate {
-        name: "PriorityRequest",
-        stage: Stage::Alpha,
-        default: false,
-        effect: Effect::NoDifference("no limit on requests holds up revocations of leases that have expired"),
-    },
-    FeatureGate {
-        name: "SetMemberLocalAddr",
-        stage: Stage::Alpha,
-        default: false,
-        effect: Effect::Implemented,
-    },
-    FeatureGate {
-        name: "StopGRPCServiceOnDefrag",
-        stage: Stage::Alpha,
-        default: false,
-        effect: Effect::NoDifference("defragmenting does not stop requests"),
-    },
-    FeatureGate {
-        name: "TxnModeWriteWithSharedBuffer",
-        stage: Stage::Beta,
-        default: true,
-        effect: Effect::NoDifference("transactions do not copy a read buffer"),
-    },
+    COMPACT_HASH_CHECK,
+    FAST_LEASE_KEEP_ALIVE,
+    INITIAL_CORRUPT_CHECK,
+    LEASE_CHECKPOINT,
+    LEASE_CHECKPOINT_PERSIST,
+    PRIORITY_REQUEST,
+    SET_MEMBER_LOCAL_ADDR,
+    STOP_GRPC_SERVICE_ON_DEFRAG,
+    TXN_MODE_WRITE_WITH_SHARED_BUFFER,
 ];
 
 impl FeatureGate {
@@ -147,13 +135,8 @@ impl FeatureGates {
         gates.chain(stages).map(|(name, stage, is_enabled)| (name, stage.as_str(), is_enabled))
     }
 
-    /// Returns the state of the gate with this name; false for an unknown gate.
-    pub fn is_on(&self, name: &str) -> bool {
-        FeatureGate::find(name).is_some_and(|gate| self.is_enabled(gate))
-    }
-
     /// Sets a gate.
-    pub(super) fn insert(&mut self, gate: &'static FeatureGate, on: bool) {
+    pub(super) fn insert(&mut self, gate: &FeatureGate, on: bool) {
         self.set.insert(gate.name, on);
     }
 
@@ -172,12 +155,8 @@ pub(super) fn parse(text: &str) -> Result<FeatureGates, ValueError> {
             Some((name, value)) => (name.trim(), value.trim()),
             None => return Err(ValueError::new(format!("missing bool value for {}", pair.trim()))),
         };
-        let on = parse_go_bool(value).ok_or_else(|| {
-            let quoted = cli::go::quote(value);
-            ValueError::new(format!(
-                "invalid value of {name}={value}, err: strconv.ParseBool: parsing {quoted}: invalid syntax"
-            ))
-        })?;
+        let on = parse_bool(value)
+            .map_err(|error| ValueError::new(format!("invalid value of {name}={value}, err: {error}")))?;
         match (name, FeatureGate::find(name)) {
             (_, Some(gate)) => gates.insert(gate, on),
             (ALL_ALPHA, None) => stages.push((Stage::Alpha, on)),

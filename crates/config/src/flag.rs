@@ -1,12 +1,38 @@
-//! The description of a flag in the flag table.
+//! The description of a flag in the flag table: [`FlagRow`] is a row, [`Flag`] also knows the type of the
+//! value.
 
 use super::feature_gate;
 use super::url::Url;
-use cli::go::{ValueError, parse_duration};
+use cli::Value;
+use cli::go::{IntegerError, ValueError, parse_bool, parse_duration, parse_magnitude};
 
-/// A server flag. Its environment variable is derived from its name: see [`Flag::env`].
+/// A server flag whose value has the type `T`: the key with which the value is read.
+pub type Flag<T> = cli::Flag<T, FlagRow>;
+
+/// The types of the values of each [`Kind`], under the same names.
+pub(super) mod value {
+    use super::Url;
+
+    pub(crate) type Text = String;
+    pub(crate) type Bool = bool;
+    pub(crate) type Uint = u64;
+    pub(crate) type Uint32 = u32;
+    pub(crate) type Int = i64;
+    pub(crate) type Duration = cli::Nanoseconds;
+    pub(crate) type Urls = Vec<Url>;
+    pub(crate) type List = Vec<String>;
+    pub(crate) type Words = Vec<String>;
+    pub(crate) type Origins = Vec<String>;
+    pub(crate) type OneOf = String;
+    pub(crate) type AnyOf = Vec<String>;
+    pub(crate) type Gates = String;
+    pub(crate) type Ignored = String;
+}
+
+/// A server flag as the table lists it. The environment variable is derived from the name: see
+/// [`FlagRow::env`].
 #[derive(Clone, Copy, Debug)]
-pub struct Flag {
+pub struct FlagRow {
     /// Name without leading dashes.
     pub name: &'static str,
     /// Heading in the help text under which the flag is listed.
@@ -95,26 +121,7 @@ pub enum Status {
     NotYet(&'static str),
 }
 
-/// A value that was parsed with its flag's syntax.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Setting {
-    /// A value of [`Kind::Text`], [`Kind::OneOf`] or [`Kind::Ignored`].
-    Text(String),
-    /// A value of [`Kind::Bool`].
-    Bool(bool),
-    /// A value of [`Kind::Uint`] or [`Kind::Uint32`].
-    Uint(u64),
-    /// A value of [`Kind::Int`].
-    Int(i64),
-    /// A value of [`Kind::Duration`], in nanoseconds.
-    Duration(i64),
-    /// A value of [`Kind::Urls`]; `None` if it was empty.
-    Urls(Option<Vec<Url>>),
-    /// A value of [`Kind::List`], [`Kind::Words`], [`Kind::Origins`], [`Kind::AnyOf`] or [`Kind::Gates`].
-    List(Vec<String>),
-}
-
-impl Flag {
+impl FlagRow {
     /// Returns the name of the environment variable: `ETCD_` and the flag's name in upper case with underscores.
     pub fn env(&self) -> String {
         env_name(self.name)
@@ -152,16 +159,16 @@ impl Kind {
     }
 
     /// Parses a value. The error is the reason that etcd prints after `invalid value "…" for flag -…: `.
-    pub fn parse(self, text: &str) -> Result<Setting, ValueError> {
+    pub fn parse(self, text: &str) -> Result<Value, ValueError> {
         let malformed = || ValueError::new("parse error");
         let out_of_range = || ValueError::new("value out of range");
         match self {
-            Kind::Text | Kind::Ignored => Ok(Setting::Text(text.to_string())),
-            Kind::Bool => parse_go_bool(text).map(Setting::Bool).ok_or_else(malformed),
+            Kind::Text | Kind::Ignored => Ok(Value::Text(text.to_string())),
+            Kind::Bool => parse_bool(text).map(Value::Bool).map_err(|_| malformed()),
             Kind::Uint => match parse_go_integer(text) {
-                Ok((false, value)) => Ok(Setting::Uint(value)),
+                Ok((false, value)) => Ok(Value::Uint(value)),
                 Ok((true, _)) => Err(malformed()),
-                Err(error) => Err(ValueError::new(error.flag_text())),
+                Err(error) => Err(flag_error(error)),
             },
             Kind::Uint32 => {
                 let failed = |reason| {
@@ -169,43 +176,43 @@ impl Kind {
                     ValueError::new(format!("strconv.ParseUint: parsing {text}: {reason}"))
                 };
                 match parse_go_integer(text) {
-                    Ok((false, value)) if value <= u64::from(u32::MAX) => Ok(Setting::Uint(value)),
+                    Ok((false, value)) if value <= u64::from(u32::MAX) => Ok(Value::Uint(value)),
                     Ok((true, _)) | Err(IntegerError::Syntax) => Err(failed("invalid syntax")),
                     Ok(_) | Err(IntegerError::Range) => Err(failed("value out of range")),
                 }
             }
             Kind::Int => match parse_go_integer(text) {
-                Ok((false, value)) => i64::try_from(value).map(Setting::Int).map_err(|_| out_of_range()),
+                Ok((false, value)) => i64::try_from(value).map(Value::Int).map_err(|_| out_of_range()),
                 Ok((true, value)) => {
-                    0i64.checked_sub_unsigned(value).map(Setting::Int).ok_or_else(out_of_range)
+                    0i64.checked_sub_unsigned(value).map(Value::Int).ok_or_else(out_of_range)
                 }
-                Err(error) => Err(ValueError::new(error.flag_text())),
+                Err(error) => Err(flag_error(error)),
             },
-            Kind::Duration => parse_duration(text).map(Setting::Duration).map_err(|_| malformed()),
-            Kind::Urls if text.is_empty() => Ok(Setting::Urls(None)),
+            Kind::Duration => parse_duration(text).map(Value::Duration).map_err(|_| malformed()),
+            Kind::Urls if text.is_empty() => Ok(Value::Urls(Vec::new())),
             Kind::Urls => {
                 let urls = Url::parse_list(text).map_err(|error| ValueError::new(error.to_string()))?;
-                Ok(Setting::Urls(Some(urls)))
+                Ok(Value::Urls(urls))
             }
-            Kind::List => Ok(Setting::List(unique_words(text))),
-            Kind::Words => Ok(Setting::List(text.split(',').map(str::to_string).collect())),
-            Kind::Origins if text == "*" => Ok(Setting::List(vec![text.to_string()])),
+            Kind::List => Ok(Value::List(unique_words(text))),
+            Kind::Words => Ok(Value::List(text.split(',').map(str::to_string).collect())),
+            Kind::Origins if text == "*" => Ok(Value::List(vec![text.to_string()])),
             Kind::Origins => {
                 let urls = Url::parse_list(text).map_err(|error| ValueError::new(error.to_string()))?;
                 let mut origins: Vec<String> = urls.iter().map(Url::to_string).collect();
                 origins.sort();
                 origins.dedup();
-                Ok(Setting::List(origins))
+                Ok(Value::List(origins))
             }
-            Kind::OneOf(words) if words.contains(&text) => Ok(Setting::Text(text.to_string())),
+            Kind::OneOf(words) if words.contains(&text) => Ok(Value::Text(text.to_string())),
             Kind::OneOf(_) => Err(ValueError::new("invalid value")),
             Kind::AnyOf(words) => match text.split(',').find(|word| !words.contains(word)) {
                 Some(word) => Err(ValueError::new(format!("invalid value {}", cli::go::quote(word)))),
-                None => Ok(Setting::List(unique_words(text))),
+                None => Ok(Value::List(unique_words(text))),
             },
             Kind::Gates => {
                 feature_gate::parse(text)?;
-                Ok(Setting::List(vec![text.to_string()]))
+                Ok(Value::Text(text.to_string()))
             }
         }
     }
@@ -218,57 +225,21 @@ fn unique_words(text: &str) -> Vec<String> {
     if words == [""] { Vec::new() } else { words }
 }
 
-/// Parses Go's spellings of a boolean.
-pub(super) fn parse_go_bool(text: &str) -> Option<bool> {
-    match text {
-        "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
-        "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),
-        _ => None,
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum IntegerError {
-    Syntax,
-    Range,
-}
-
-impl IntegerError {
-    fn flag_text(self) -> &'static str {
-        match self {
-            IntegerError::Syntax => "parse error",
-            IntegerError::Range => "value out of range",
-        }
-    }
-}
-
-/// Parses a number as Go does with base 0: decimal, `0x`, `0o`, `0` and `0b`, with underscores between
-/// digits. Returns true if the number has a minus sign, and its magnitude.
+/// Parses a number with an optional sign. Returns true if the sign is a minus, and the magnitude.
 fn parse_go_integer(text: &str) -> Result<(bool, u64), IntegerError> {
     let (negative, digits) = match text.strip_prefix('-') {
         Some(digits) => (true, digits),
         None => (false, text.strip_prefix('+').unwrap_or(text)),
     };
-    let lower = digits.to_ascii_lowercase();
-    let (radix, body) = if let Some(body) = lower.strip_prefix("0x") {
-        (16, body)
-    } else if let Some(body) = lower.strip_prefix("0b") {
-        (2, body)
-    } else if let Some(body) = lower.strip_prefix("0o") {
-        (8, body)
-    } else if lower.len() > 1 && lower.starts_with('0') {
-        (8, &lower[1..])
-    } else {
-        (10, lower.as_str())
-    };
-    // An underscore must follow a base prefix or a digit, and must precede a digit.
-    let misplaced = body.ends_with('_') || body.contains("__") || (radix == 10 && body.starts_with('_'));
-    let body = body.replace('_', "");
-    if body.is_empty() || misplaced || !body.chars().all(|c| c.is_digit(radix)) {
-        return Err(IntegerError::Syntax);
-    }
-    let magnitude = u64::from_str_radix(&body, radix).map_err(|_| IntegerError::Range)?;
-    Ok((negative, magnitude))
+    Ok((negative, parse_magnitude(digits)?))
+}
+
+/// Returns the reason that etcd prints for a number that a flag refuses.
+fn flag_error(error: IntegerError) -> ValueError {
+    ValueError::new(match error {
+        IntegerError::Syntax => "parse error",
+        IntegerError::Range => "value out of range",
+    })
 }
 
 #[cfg(test)]
@@ -298,7 +269,7 @@ mod tests {
         ] {
             assert_eq!(parse_go_integer(text), value, "{text}");
         }
-        assert_eq!(Kind::Int.parse("-9223372036854775808"), Ok(Setting::Int(i64::MIN)));
+        assert_eq!(Kind::Int.parse("-9223372036854775808"), Ok(Value::Int(i64::MIN)));
         assert_eq!(Kind::Int.parse("-9223372036854775809"), Err(ValueError::new("value out of range")));
     }
 }

@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use api::{API_VERSION, RUNTIME_VERSION};
 
 use super::feature_gate::{Effect, FEATURE_GATES};
-use super::flag::{Flag, Group, Kind, Status};
-use super::table::{FLAGS, OLD_SPELLINGS, Successor};
+use super::flag::{FlagRow, Group, Kind, Status};
+use super::table::{self, FLAGS, OLD_SPELLINGS, Successor};
 
 const HELP_GROUPS: [Group; 10] = [
     Group::Member,
@@ -65,7 +65,7 @@ pub fn flag_help() -> String {
 
 /// Returns a note for the help text in addition to the flag's meaning, for example that the flag has no
 /// effect.
-fn note(flag: &Flag) -> Option<String> {
+fn note(flag: &FlagRow) -> Option<String> {
     match flag.status {
         Status::Implemented => None,
         Status::Legacy(_) => Some("Accepted and ignored, with a warning.".to_string()),
@@ -136,8 +136,8 @@ pub fn flags_page() -> String {
     );
     for old in OLD_SPELLINGS {
         let successor = match old.successor {
-            Successor::Flag(name) => format!("--{name}"),
-            Successor::Gate(name) => format!("--feature-gates={name}=…"),
+            Successor::Flag(flag) => format!("--{}", flag.name),
+            Successor::Gate(gate) => format!("--feature-gates={}=…", gate.name),
         };
         let _ = writeln!(out, "| `--{}` | {} |", old.name, code(&successor));
     }
@@ -146,8 +146,8 @@ pub fn flags_page() -> String {
 
 /// Returns the default as shown to readers: the empty default of the data directory stands for a name derived
 /// from the member's name.
-fn shown_default(flag: &Flag) -> &'static str {
-    if flag.name == "data-dir" { "${name}.etcd" } else { flag.default }
+fn shown_default(flag: &FlagRow) -> &'static str {
+    if flag.name == table::DATA_DIR.row().name { "${name}.etcd" } else { flag.default }
 }
 
 fn code(text: &str) -> String {

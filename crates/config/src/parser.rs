@@ -4,7 +4,7 @@ use std::mem::take;
 
 use super::refusal::Refusal;
 use super::settings::{Asked, Settings};
-use super::{Invocation, Parsed, config_file, validation};
+use super::{Invocation, Parsed, config_file, table, validation};
 use cli::go::quote;
 
 /// Parses the arguments after the program's name, and the environment.
@@ -13,7 +13,7 @@ pub fn parse(args: &[String], env: &[(String, String)]) -> Result<Invocation, Re
         let text = format!("the command {} is not supported by this version of Mainstay", quote(command));
         return Err(Refusal::invalid(text));
     }
-    let mut settings = Settings::default();
+    let mut settings = Settings::new();
     match interpret(&mut settings, args, env) {
         // Add the earlier warnings, for example about a misspelled variable: one of them may explain the
         // refusal.
@@ -33,7 +33,7 @@ fn interpret(
     if settings.read_arguments(args)? == Asked::Help {
         return Ok(Invocation::Help);
     }
-    if settings.bool("version") {
+    if settings.get(table::VERSION) {
         return Ok(Invocation::Version);
     }
     match config_file_of(settings, env) {
@@ -54,10 +54,8 @@ fn interpret(
 /// Returns the path of the configuration file, from the flag or else from the environment. The file replaces
 /// all other flags and variables.
 fn config_file_of(settings: &Settings, env: &[(String, String)]) -> Option<String> {
-    let named =
-        || env.iter().find(|(variable, _)| variable == "ETCD_CONFIG_FILE").map(|(_, path)| path.clone());
-    Some(settings.text("config-file"))
-        .filter(|path| !path.is_empty())
-        .or_else(named)
-        .filter(|path| !path.is_empty())
+    let file = table::CONFIG_FILE;
+    let variable = file.row().env();
+    let named = || env.iter().find(|(name, _)| *name == variable).map(|(_, path)| path.as_str());
+    settings.non_empty(file).or_else(named).filter(|path| !path.is_empty()).map(str::to_owned)
 }

@@ -5,10 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::feature_gate::{self, Effect, FeatureGate, FeatureGates};
-use super::flag::{Flag, Kind, Setting, Status, env_name};
+use super::flag::{Flag, FlagRow, Kind, Status, env_name};
 use super::refusal::Refusal;
-use super::table::{FLAGS, OLD_SPELLINGS, OldSpelling, Successor, find_flag, find_old_spelling};
+use super::table::{self, FLAGS, OLD_SPELLINGS, OldSpelling, Successor, find_flag, find_old_spelling};
 use cli::go::{ValueError, nanoseconds, quote};
+use cli::{FlagValue, Nanoseconds, Value};
 use telemetry::logging::{Entry, Level};
 
 /// Set by scripts on architectures that etcd does not support; not a flag, and ignored.
@@ -17,9 +18,11 @@ const UNSUPPORTED_ARCH: &str = "ETCD_UNSUPPORTED_ARCH";
 const VERSION: &str = "ETCD_VERSION";
 
 /// The flags that were set, by name.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Settings {
     given: BTreeMap<&'static str, Given>,
+    /// The values of all flags by name, from the operator or the table.
+    values: BTreeMap<&'static str, Value>,
     /// Feature gates that were set through the old experimental flag.
     old_gates: BTreeMap<&'static str, OldGate>,
     /// Values of `allowed-cn` and `skip-client-san-verification` in the configuration file's block for
@@ -34,8 +37,7 @@ pub(super) struct Settings {
 
 #[derive(Debug)]
 struct Given {
-    flag: &'static Flag,
-    setting: Setting,
+    flag: &'static FlagRow,
     text: String,
     /// Name as the operator wrote it: `--name`, or the environment variable.
     spelling: String,
@@ -43,6 +45,7 @@ struct Given {
 
 #[derive(Debug)]
 struct OldGate {
+    gate: FeatureGate,
     on: bool,
     spelling: String,
 }
@@ -50,7 +53,7 @@ struct OldGate {
 /// A name that can be set: a flag, or an old spelling.
 #[derive(Clone, Copy)]
 enum Target {
-    Flag(&'static Flag),
+    Flag(&'static FlagRow),
     Old(&'static OldSpelling),
 }
 
@@ -62,6 +65,20 @@ pub(super) enum Asked {
 }
 
 impl Settings {
+    /// Returns settings in which every flag has its default.
+    pub(super) fn new() -> Settings {
+        Settings {
+            given: BTreeMap::new(),
+            values: FLAGS.iter().map(|flag| (flag.name, default_of(flag))).collect(),
+            old_gates: BTreeMap::new(),
+            client_allowed_cns: Vec::new(),
+            client_skips_san: false,
+            is_from_file: false,
+            warnings: Vec::new(),
+            notices: Vec::new(),
+        }
+    }
+
     pub(super) fn read_arguments(&mut self, args: &[String]) -> Result<Asked, Refusal> {
         let mut rest = args.iter();
         let stray = loop {
@@ -118,10 +135,11 @@ impl Settings {
         let known: BTreeSet<String> = Target::all().map(Target::env).collect();
         let variables =
             env.iter().map(|(variable, _)| variable).filter(|variable| known.contains(*variable)).cloned();
-        let is_file = |name: &str| matches!(name.trim_start_matches('-'), "config-file" | "ETCD_CONFIG_FILE");
+        let file = table::CONFIG_FILE.row();
+        let is_file = |name: &str| name.trim_start_matches('-') == file.name || name == file.env();
         let ignored: Vec<String> =
             flags.chain(gates).chain(variables).filter(|name| !is_file(name)).collect();
-        *self = Settings { is_from_file: true, ..Settings::default() };
+        *self = Settings { is_from_file: true, ..Settings::new() };
         if !ignored.is_empty() {
             let line = "flags and environment variables are ignored, because there is a configuration file";
             self.warnings.push(Entry::new(Level::Warn, line).with("ignored", ignored.join(", ")));
@@ -130,11 +148,11 @@ impl Settings {
 
     /// Returns the syntax of a key of the configuration file, and its flag, if the key is not the old
     /// spelling of a gate.
-    pub(super) fn kind_of_key(&self, key: &str) -> Option<(Option<&'static Flag>, Kind)> {
+    pub(super) fn kind_of_key(&self, key: &str) -> Option<(Option<&'static FlagRow>, Kind)> {
         let target = Target::find(key).filter(|target| target.kind() != Kind::Ignored)?;
         let flag = match target {
             Target::Flag(flag) => Some(flag),
-            Target::Old(OldSpelling { successor: Successor::Flag(name), .. }) => find_flag(name),
+            Target::Old(OldSpelling { successor: Successor::Flag(flag), .. }) => Some(flag),
             Target::Old(_) => None,
         };
         Some((flag, target.kind()))
@@ -222,7 +240,7 @@ impl Settings {
         value: &str,
         spelling: String,
     ) -> Result<Result<(), Refusal>, ValueError> {
-        let setting = target.kind().parse(value)?;
+        let parsed = target.kind().parse(value)?;
         let flag = match target {
             Target::Flag(flag) => flag,
             Target::Old(old) => {
@@ -231,11 +249,11 @@ impl Settings {
                         .with("flag", spelling.as_str())
                         .with("successor", target.successor_text(value)),
                 );
-                match old.successor {
-                    Successor::Flag(name) => registered(name),
-                    Successor::Gate(name) => {
-                        let on = setting == Setting::Bool(true);
-                        self.old_gates.insert(name, OldGate { on, spelling });
+                match &old.successor {
+                    Successor::Flag(flag) => flag,
+                    Successor::Gate(gate) => {
+                        let on = parsed == Value::Bool(true);
+                        self.old_gates.insert(gate.name, OldGate { gate: *gate, on, spelling });
                         return Ok(Ok(()));
                     }
                 }
@@ -249,19 +267,20 @@ impl Settings {
             return Ok(Err(Refusal::invalid(text)));
         }
         let text = value.to_string();
-        self.given.insert(flag.name, Given { flag, setting, text, spelling });
+        self.values.insert(flag.name, parsed);
+        self.given.insert(flag.name, Given { flag, text, spelling });
         Ok(Ok(()))
     }
 
     pub(super) fn refuse_unsupported(&self) -> Result<(), Refusal> {
-        if self.text("discovery-fallback") == "proxy" {
+        if self.get(table::DISCOVERY_FALLBACK) == "proxy" {
             let text = "v2 proxy is deprecated, and --discovery-fallback can't be configured as \"proxy\"";
             return Err(Refusal::invalid(text));
         }
         let mut refused = Vec::new();
         for given in self.given.values() {
             let Status::NotYet(honoured) = given.flag.status else { continue };
-            if given.flag.kind.parse(honoured).as_ref() != Ok(&given.setting) {
+            if given.flag.kind.parse(honoured).ok().as_ref() != self.values.get(given.flag.name) {
                 let value = quote(&given.text);
                 let left = if honoured.is_empty() { "left out".to_string() } else { quote(honoured) };
                 refused.push(format!(
@@ -274,23 +293,21 @@ impl Settings {
     }
 
     pub(super) fn resolve_gates(&mut self) -> Result<FeatureGates, Refusal> {
-        let text = match self.setting("feature-gates") {
-            Setting::List(words) => words.concat(),
-            other => unreachable!("--feature-gates is a list, not {other:?}"),
-        };
-        let mut gates = feature_gate::parse(&text).map_err(|error| Refusal::invalid(error.to_string()))?;
+        let mut gates = feature_gate::parse(self.get(table::FEATURE_GATES))
+            .map_err(|error| Refusal::invalid(error.to_string()))?;
         for (name, old) in &self.old_gates {
-            let gate = FeatureGate::find(name).expect("old spellings name gates of the table");
-            if gates.is_set(gate) {
-                let (spelling, on, new_on) = (&old.spelling, old.on, gates.is_enabled(gate));
+            if gates.is_set(&old.gate) {
+                let (spelling, on, new_on) = (&old.spelling, old.on, gates.is_enabled(&old.gate));
                 return Err(Refusal::invalid(format!(
                     "cannot specify both flags: {spelling}={on} and --feature-gates={name}={new_on} at the same \
                      time, please just use --feature-gates={name}={new_on}"
                 )));
             }
-            gates.insert(gate, old.on);
+            gates.insert(&old.gate, old.on);
         }
-        if gates.is_on("LeaseCheckpointPersist") && !gates.is_on("LeaseCheckpoint") {
+        if gates.is_enabled(&feature_gate::LEASE_CHECKPOINT_PERSIST)
+            && !gates.is_enabled(&feature_gate::LEASE_CHECKPOINT)
+        {
             let text =
                 "enabling feature gate LeaseCheckpointPersist requires enabling feature gate LeaseCheckpoint";
             return Err(Refusal::invalid(text));
@@ -331,75 +348,25 @@ impl Settings {
     }
 
     /// Returns true if the flag was set in any way.
-    pub(super) fn is_set(&self, name: &str) -> bool {
-        self.given.contains_key(name)
+    pub(super) fn is_set<T>(&self, flag: Flag<T>) -> bool {
+        self.given.contains_key(flag.row().name)
     }
 
-    fn setting(&self, name: &'static str) -> Setting {
-        match self.given.get(name) {
-            Some(given) => given.setting.clone(),
-            None => default_of(registered(name)),
-        }
+    /// Returns the value of a flag: the one that was set, otherwise its default. As in etcd, a list of URLs
+    /// that was set to an empty value has its default.
+    pub(super) fn get<T: FlagValue>(&self, flag: Flag<T>) -> T::Ref<'_> {
+        let row = flag.row();
+        T::of(self.values.get(row.name), row.default)
     }
 
-    pub(super) fn text(&self, name: &'static str) -> String {
-        match self.setting(name) {
-            Setting::Text(text) => text,
-            other => unreachable!("--{name} is text, not {other:?}"),
-        }
-    }
-
-    pub(super) fn bool(&self, name: &'static str) -> bool {
-        match self.setting(name) {
-            Setting::Bool(value) => value,
-            other => unreachable!("--{name} is a truth value, not {other:?}"),
-        }
-    }
-
-    pub(super) fn uint(&self, name: &'static str) -> u64 {
-        match self.setting(name) {
-            Setting::Uint(value) => value,
-            other => unreachable!("--{name} is unsigned, not {other:?}"),
-        }
-    }
-
-    pub(super) fn int(&self, name: &'static str) -> i64 {
-        match self.setting(name) {
-            Setting::Int(value) => value,
-            other => unreachable!("--{name} is signed, not {other:?}"),
-        }
-    }
-
-    /// Returns the value of a duration flag in nanoseconds.
-    pub(super) fn duration(&self, name: &'static str) -> i64 {
-        match self.setting(name) {
-            Setting::Duration(nanos) => nanos,
-            other => unreachable!("--{name} is a duration, not {other:?}"),
-        }
-    }
-
-    pub(super) fn list(&self, name: &'static str) -> Vec<String> {
-        match self.setting(name) {
-            Setting::List(words) => words,
-            other => unreachable!("--{name} is a list, not {other:?}"),
-        }
+    /// Returns a text, such as the path of a file; `None` if it is empty.
+    pub(super) fn non_empty(&self, flag: Flag<String>) -> Option<&str> {
+        Some(self.get(flag)).filter(|text| !text.is_empty())
     }
 
     /// Returns the words of a list whose default is empty.
-    pub(super) fn words(&self, name: &'static str) -> Vec<String> {
-        if self.is_set(name) { self.list(name) } else { Vec::new() }
-    }
-
-    /// Returns the URLs. As in etcd, a flag set to an empty value has its default.
-    pub(super) fn urls(&self, name: &'static str) -> Vec<super::Url> {
-        let urls = match self.setting(name) {
-            Setting::Urls(None) => default_of(registered(name)),
-            urls => urls,
-        };
-        match urls {
-            Setting::Urls(urls) => urls.unwrap_or_default(),
-            other => unreachable!("--{name} is a list of URLs, not {other:?}"),
-        }
+    pub(super) fn words(&self, flag: Flag<Vec<String>>) -> Vec<String> {
+        if self.is_set(flag) { self.get(flag).to_vec() } else { Vec::new() }
     }
 }
 
@@ -408,8 +375,8 @@ impl Settings {
 /// # Errors
 ///
 /// The value is negative.
-pub(super) fn duration(settings: &Settings, name: &'static str) -> Result<Duration, Refusal> {
-    let nanos = settings.duration(name);
+pub(super) fn duration(settings: &Settings, flag: Flag<Nanoseconds>) -> Result<Duration, Refusal> {
+    let (name, Nanoseconds(nanos)) = (flag.row().name, settings.get(flag));
     u64::try_from(nanos).map(Duration::from_nanos).map_err(|_| {
         Refusal::invalid(format!("--{name} must not be negative (set to {})", nanoseconds(nanos)))
     })
@@ -434,7 +401,7 @@ impl Target {
     fn kind(self) -> Kind {
         match self {
             Target::Flag(flag) => flag.kind,
-            Target::Old(OldSpelling { successor: Successor::Flag(name), .. }) => registered(name).kind,
+            Target::Old(OldSpelling { successor: Successor::Flag(flag), .. }) => flag.kind,
             Target::Old(OldSpelling { successor: Successor::Gate(_), .. }) => Kind::Bool,
         }
     }
@@ -443,20 +410,15 @@ impl Target {
     fn successor_text(self, value: &str) -> String {
         match self {
             Target::Flag(flag) => format!("--{}", flag.name),
-            Target::Old(OldSpelling { successor: Successor::Flag(name), .. }) => format!("--{name}"),
-            Target::Old(OldSpelling { successor: Successor::Gate(name), .. }) => {
-                format!("--feature-gates={name}={value}")
+            Target::Old(OldSpelling { successor: Successor::Flag(flag), .. }) => format!("--{}", flag.name),
+            Target::Old(OldSpelling { successor: Successor::Gate(gate), .. }) => {
+                format!("--feature-gates={}={value}", gate.name)
             }
         }
     }
 }
 
-/// Returns the flag with this name, which must be in the table.
-fn registered(name: &'static str) -> &'static Flag {
-    find_flag(name).unwrap_or_else(|| unreachable!("--{name} is not in the table"))
-}
-
-fn default_of(flag: &'static Flag) -> Setting {
+fn default_of(flag: &FlagRow) -> Value {
     flag.kind.parse(flag.default).unwrap_or_else(|error| unreachable!("default of --{}: {error}", flag.name))
 }
 
@@ -470,4 +432,47 @@ fn same_name(a: &str, b: &str) -> bool {
         }
     };
     variable(a) == variable(b)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Reading a key whose type does not fit its kind would give the default.
+    #[test]
+    fn a_value_of_every_kind_is_read_with_the_type_of_its_key() {
+        let mut settings = Settings::new();
+        let words = [
+            "--name=a",
+            "--pre-vote=false",
+            "--max-txn-ops=7",
+            "--max-concurrent-streams=8",
+            "--quota-backend-bytes=-9",
+            "--raft-read-timeout=-1ns",
+            "--listen-metrics-urls=http://127.0.0.1:1",
+            "--log-outputs=b,a",
+            "--cipher-suites=b,a",
+            "--cors=http://a:1",
+            "--api-version=3.5",
+            "--v2-deprecation=gone",
+            "--feature-gates=AllAlpha=true",
+            "--vv",
+        ]
+        .map(str::to_owned);
+        assert!(settings.read_arguments(&words) == Ok(Asked::Run));
+        assert_eq!(settings.get(table::NAME), "a");
+        assert!(!settings.get(table::PRE_VOTE));
+        assert_eq!(settings.get(table::MAX_TXN_OPS), 7);
+        assert_eq!(settings.get(table::MAX_CONCURRENT_STREAMS), 8);
+        assert_eq!(settings.get(table::QUOTA_BACKEND_BYTES), -9);
+        assert_eq!(settings.get(table::RAFT_READ_TIMEOUT), Nanoseconds(-1));
+        assert_eq!(settings.get(table::LISTEN_METRICS_URLS)[0].as_str(), "http://127.0.0.1:1");
+        assert_eq!(settings.get(table::LOG_OUTPUTS), ["a", "b"]);
+        assert_eq!(settings.get(table::CIPHER_SUITES), ["b", "a"]);
+        assert_eq!(settings.get(table::CORS), ["http://a:1"]);
+        assert_eq!(settings.get(table::API_VERSION), "3.5");
+        assert_eq!(settings.get(table::V2_DEPRECATION), ["gone"]);
+        assert_eq!(settings.get(table::FEATURE_GATES), "AllAlpha=true");
+        assert_eq!(settings.get(table::VV), "true");
+    }
 }

@@ -4,8 +4,10 @@ use std::path::PathBuf;
 
 use tls::{Version, check_versions};
 
+use super::flag::Flag;
 use super::refusal::Refusal;
 use super::settings::Settings;
+use super::table;
 
 /// TLS options of one kind of listener, as set by flags. The files are not read yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,50 +23,50 @@ pub struct TlsOptions {
 /// Reads the TLS options for clients and for members.
 pub(super) fn read(settings: &Settings) -> Result<(TlsOptions, TlsOptions), Refusal> {
     let refused = |error: tls::LoadError| Refusal::invalid(error.to_string());
-    let version = |name| Version::parse(&settings.text(name)).map_err(refused);
-    let (min_version, max_version) = (version("tls-min-version")?, version("tls-max-version")?);
-    let cipher_suites = settings.words("cipher-suites");
+    let version = |flag| Version::parse(settings.get(flag)).map_err(refused);
+    let (min_version, max_version) = (version(table::TLS_MIN_VERSION)?, version(table::TLS_MAX_VERSION)?);
+    let cipher_suites = settings.words(table::CIPHER_SUITES);
     check_versions(min_version, max_version, &cipher_suites).map_err(refused)?;
-    let file = |name| Some(settings.text(name)).filter(|path| !path.is_empty()).map(PathBuf::from);
+    let file = |flag: Flag<String>| settings.non_empty(flag).map(PathBuf::from);
     let both = |settings: tls::Settings| tls::Settings {
         cipher_suites: cipher_suites.clone(),
         min_version,
         max_version,
         ..settings
     };
-    let years = settings.uint("self-signed-cert-validity");
+    let years = settings.get(table::SELF_SIGNED_CERT_VALIDITY);
     let clients = TlsOptions {
         settings: both(tls::Settings {
-            cert_file: file("cert-file"),
-            key_file: file("key-file"),
-            client_cert_file: file("client-cert-file"),
-            client_key_file: file("client-key-file"),
-            trusted_ca_file: file("trusted-ca-file"),
-            client_cert_auth: settings.bool("client-cert-auth"),
-            crl_file: file("client-crl-file"),
-            allowed_hostnames: settings.words("client-cert-allowed-hostname"),
+            cert_file: file(table::CERT_FILE),
+            key_file: file(table::KEY_FILE),
+            client_cert_file: file(table::CLIENT_CERT_FILE),
+            client_key_file: file(table::CLIENT_KEY_FILE),
+            trusted_ca_file: file(table::TRUSTED_CA_FILE),
+            client_cert_auth: settings.get(table::CLIENT_CERT_AUTH),
+            crl_file: file(table::CLIENT_CRL_FILE),
+            allowed_hostnames: settings.words(table::CLIENT_CERT_ALLOWED_HOSTNAME),
             allowed_cns: settings.client_allowed_cns.clone(),
             skip_client_san_verify: settings.client_skips_san,
             ..tls::Settings::default()
         }),
-        auto: settings.bool("auto-tls"),
+        auto: settings.get(table::AUTO_TLS),
         self_signed_years: years,
     };
     let members = TlsOptions {
         settings: both(tls::Settings {
-            cert_file: file("peer-cert-file"),
-            key_file: file("peer-key-file"),
-            client_cert_file: file("peer-client-cert-file"),
-            client_key_file: file("peer-client-key-file"),
-            trusted_ca_file: file("peer-trusted-ca-file"),
-            client_cert_auth: settings.bool("peer-client-cert-auth"),
-            crl_file: file("peer-crl-file"),
-            allowed_cns: settings.words("peer-cert-allowed-cn"),
-            allowed_hostnames: settings.words("peer-cert-allowed-hostname"),
-            skip_client_san_verify: settings.bool("peer-skip-client-san-verification"),
+            cert_file: file(table::PEER_CERT_FILE),
+            key_file: file(table::PEER_KEY_FILE),
+            client_cert_file: file(table::PEER_CLIENT_CERT_FILE),
+            client_key_file: file(table::PEER_CLIENT_KEY_FILE),
+            trusted_ca_file: file(table::PEER_TRUSTED_CA_FILE),
+            client_cert_auth: settings.get(table::PEER_CLIENT_CERT_AUTH),
+            crl_file: file(table::PEER_CRL_FILE),
+            allowed_cns: settings.words(table::PEER_CERT_ALLOWED_CN),
+            allowed_hostnames: settings.words(table::PEER_CERT_ALLOWED_HOSTNAME),
+            skip_client_san_verify: settings.get(table::PEER_SKIP_CLIENT_SAN_VERIFICATION),
             ..tls::Settings::default()
         }),
-        auto: settings.bool("peer-auto-tls"),
+        auto: settings.get(table::PEER_AUTO_TLS),
         self_signed_years: years,
     };
     Ok((clients, members))

@@ -3,22 +3,26 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::config::{
+    AuditLogOptions, AuthOptions, AutoCompaction, CheckOptions, ClientOptions, ClusterOptions,
+    CompactionOptions, Config, InitialClusterState, LimitOptions, ListenOptions, ObservabilityOptions,
+    RaftOptions, StorageOptions, TracingOptions,
+};
 use super::discovery::{self, Discovery};
 use super::feature_gate::FeatureGates;
+use super::flag::Flag;
 use super::refusal::Refusal;
 use super::settings::{Settings, duration};
-use super::table::find_flag;
-use super::tls_options;
-use super::{
-    AuditLogOptions, AutoCompaction, Config, InitialClusterState, MetricsDetail, TracingOptions, Url,
-};
+use super::{table, tls_options};
+use api::limits::QUOTA_BYTES_DEFAULT;
+use api::url::Url;
+use cli::Nanoseconds;
 use cli::go::{ValueError, nanoseconds, parse_duration, quote};
 use telemetry::logging::{Entry, Level, LogRotation, LogSettings};
+use telemetry::metrics::MetricsDetail;
 
 const DEFAULT_NAME: &str = "default";
 const ELECTION_TIMEOUT_MS_MAX: u64 = 50_000;
-/// Default of `--quota-backend-bytes`.
-pub const QUOTA_BYTES_DEFAULT: u64 = 2 << 30;
 const QUOTA_BYTES_SUGGESTED_MAX: u64 = 8 << 30;
 const REQUEST_BYTES_SUGGESTED_MAX: u64 = 10 << 20;
 const SNAPSHOT_COUNT_DEFAULT: u64 = 10_000;
@@ -40,12 +44,12 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
     let log = log_settings(settings)?;
     let urls = Urls::read(settings)?;
     let discovery = discovery::read(settings)?;
-    let heartbeat_ms = settings.uint("heartbeat-interval");
-    let election_ms = settings.uint("election-timeout");
+    let heartbeat_ms = settings.get(table::HEARTBEAT_INTERVAL);
+    let election_ms = settings.get(table::ELECTION_TIMEOUT);
     check_election(heartbeat_ms, election_ms)?;
     // As in etcd, a configuration file may leave the advertised URLs at their default.
-    if settings.is_set("listen-client-urls")
-        && !settings.is_set("advertise-client-urls")
+    if settings.is_set(table::LISTEN_CLIENT_URLS)
+        && !settings.is_set(table::ADVERTISE_CLIENT_URLS)
         && !settings.is_from_file
     {
         let error = |text: &str| Entry::new(Level::Warn, text).with("error", ADVERTISE_CLIENT_URLS_UNSET);
@@ -58,9 +62,9 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
     check_engine_options(settings)?;
 
     // As in etcd, the debug level enables profiles too.
-    let pprof = settings.bool("enable-pprof") || log.level == Level::Debug;
+    let pprof = settings.get(table::ENABLE_PPROF) || log.level == Level::Debug;
     let tracing = tracing(settings)?;
-    let name = settings.text("name");
+    let name = settings.get(table::NAME).to_owned();
     warn_of_risks(settings, &name, &urls);
     let (client_tls, mut peer_tls) = tls_options::read(settings)?;
     if let Some(Discovery::Srv { domain, .. }) = &discovery
@@ -69,103 +73,143 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
         // As in etcd: certificates of members found through a domain are issued for that domain.
         peer_tls.settings.server_name = Some(domain.clone());
     }
-    let data_dir = data_dir(settings, &name);
-    let initial_cluster = initial_cluster(settings, &name, &urls.initial_advertise_peer);
-    let initial_cluster_state = match settings.text("initial-cluster-state").as_str() {
-        "existing" => InitialClusterState::Existing,
-        _ => InitialClusterState::New,
+    let storage = StorageOptions {
+        data_dir: data_dir(settings, &name),
+        wal_dir: settings.non_empty(table::WAL_DIR).map(PathBuf::from),
+        import_etcd_data: settings.get(table::IMPORT_ETCD_DATA),
+        unsafe_no_fsync: settings.get(table::UNSAFE_NO_FSYNC),
+    };
+    // The groups are read in an order that reports the same error of several.
+    let observability = observability(settings, tracing, pprof)?;
+    let clients = clients(settings)?;
+    let cluster = ClusterOptions {
+        initial_cluster: initial_cluster(settings, &name, &urls.initial_advertise_peer),
+        initial_cluster_state: match settings.get(table::INITIAL_CLUSTER_STATE) {
+            "existing" => InitialClusterState::Existing,
+            _ => InitialClusterState::New,
+        },
+        initial_cluster_token: settings.get(table::INITIAL_CLUSTER_TOKEN).to_owned(),
+        discovery,
+        initial_advertise_peer_urls: urls.initial_advertise_peer,
+        advertise_client_urls: urls.advertise_client,
+        force_new_cluster: settings.get(table::FORCE_NEW_CLUSTER),
+        strict_reconfig_check: settings.get(table::STRICT_RECONFIG_CHECK),
+        max_learners: not_negative(settings, table::MAX_LEARNERS)?,
+    };
+    let downgrade_check_time = duration(settings, table::DOWNGRADE_CHECK_TIME)?;
+    let read_timeout = raft_timeout(settings, table::RAFT_READ_TIMEOUT)?;
+    let write_timeout = raft_timeout(settings, table::RAFT_WRITE_TIMEOUT)?;
+    let checks = CheckOptions {
+        corrupt_check_time: duration(settings, table::CORRUPT_CHECK_TIME)?,
+        compact_hash_check_time: compact_hash_check_time(settings)?,
+        downgrade_check_time,
+    };
+    let compaction = CompactionOptions {
+        auto: auto_compaction,
+        batch_limit: or_default(
+            not_negative(settings, table::COMPACTION_BATCH_LIMIT)?,
+            COMPACTION_BATCH_LIMIT_DEFAULT,
+        ),
+        sleep_interval: duration_or_default(
+            duration(settings, table::COMPACTION_SLEEP_INTERVAL)?,
+            COMPACTION_SLEEP_INTERVAL_DEFAULT,
+        ),
+    };
+    let raft = RaftOptions {
+        heartbeat_interval: Duration::from_millis(heartbeat_ms),
+        election_timeout: Duration::from_millis(election_ms),
+        initial_election_tick_advance: settings.get(table::INITIAL_ELECTION_TICK_ADVANCE),
+        pre_vote: settings.get(table::PRE_VOTE),
+        read_timeout,
+        write_timeout,
+        pipeline: settings.get(table::RAFT_PIPELINE),
+        batch_fsync_window: batch_fsync_window(settings)?,
+        snapshot_count: or_default(settings.get(table::SNAPSHOT_COUNT), SNAPSHOT_COUNT_DEFAULT),
+        snapshot_catchup_entries: or_default(
+            settings.get(table::SNAPSHOT_CATCHUP_ENTRIES),
+            SNAPSHOT_CATCHUP_ENTRIES_DEFAULT,
+        ),
     };
     Ok(Config {
         name,
-        data_dir,
-        wal_dir: Some(settings.text("wal-dir")).filter(|dir| !dir.is_empty()).map(PathBuf::from),
-        import_etcd_data: settings.bool("import-etcd-data"),
-        listen_peer_urls: urls.listen_peer,
-        listen_client_urls: urls.listen_client,
-        listen_client_http_urls: urls.listen_client_http,
-        listen_metrics_urls: urls.listen_metrics,
-        listen_console_urls: urls.listen_console,
-        initial_advertise_peer_urls: urls.initial_advertise_peer,
-        advertise_client_urls: urls.advertise_client,
-        initial_cluster,
-        discovery,
-        initial_cluster_state,
-        initial_cluster_token: settings.text("initial-cluster-token"),
+        zone: settings.get(table::ZONE).to_owned(),
+        api_version: release(settings.get(table::API_VERSION)),
+        feature_gates,
+        memory_mlock: settings.get(table::MEMORY_MLOCK),
+        storage,
+        listen: urls.listen,
+        cluster,
         client_tls,
         peer_tls,
-        quota_backend_bytes: quota(settings),
-        auto_compaction,
-        snapshot_count: or_default(settings.uint("snapshot-count"), SNAPSHOT_COUNT_DEFAULT),
-        snapshot_catchup_entries: or_default(
-            settings.uint("snapshot-catchup-entries"),
-            SNAPSHOT_CATCHUP_ENTRIES_DEFAULT,
-        ),
-        max_request_bytes: settings.uint("max-request-bytes"),
-        max_txn_ops: settings.uint("max-txn-ops"),
-        auth_token: settings.text("auth-token"),
-        auth_token_ttl: Duration::from_secs(settings.uint("auth-token-ttl")),
-        bcrypt_cost: settings.uint("bcrypt-cost"),
-        max_concurrent_streams: u32::try_from(settings.uint("max-concurrent-streams")).unwrap_or(u32::MAX),
-        heartbeat_interval: Duration::from_millis(heartbeat_ms),
-        election_timeout: Duration::from_millis(election_ms),
-        initial_election_tick_advance: settings.bool("initial-election-tick-advance"),
+        raft,
+        limits: limits(settings),
+        clients,
+        auth: auth(settings),
+        compaction,
+        checks,
         log,
+        audit_log: audit_log(settings),
+        observability,
+    })
+}
+
+fn observability(
+    settings: &mut Settings,
+    tracing: Option<TracingOptions>,
+    pprof: bool,
+) -> Result<ObservabilityOptions, Refusal> {
+    Ok(ObservabilityOptions {
         metrics: metrics_detail(settings),
-        heavy_hitters_in_metrics: settings.bool("metrics-heavy-hitters"),
+        heavy_hitters_in_metrics: settings.get(table::METRICS_HEAVY_HITTERS),
         tracing,
         pprof,
-        warning_apply_duration: duration(settings, "warning-apply-duration")?,
+        warning_apply_duration: duration(settings, table::WARNING_APPLY_DURATION)?,
         warning_unary_request_duration: duration_or_default(
-            duration(settings, "warning-unary-request-duration")?,
+            duration(settings, table::WARNING_UNARY_REQUEST_DURATION)?,
             WARNING_UNARY_REQUEST_DURATION_DEFAULT,
         ),
+    })
+}
+
+fn clients(settings: &Settings) -> Result<ClientOptions, Refusal> {
+    Ok(ClientOptions {
         watch_progress_notify_interval: duration_or_default(
-            duration(settings, "watch-progress-notify-interval")?,
+            duration(settings, table::WATCH_PROGRESS_NOTIFY_INTERVAL)?,
             WATCH_PROGRESS_NOTIFY_INTERVAL_DEFAULT,
         ),
-        grpc_keepalive_min_time: duration(settings, "grpc-keepalive-min-time")?,
-        grpc_keepalive_interval: duration(settings, "grpc-keepalive-interval")?,
-        grpc_keepalive_timeout: duration(settings, "grpc-keepalive-timeout")?,
-        pre_vote: settings.bool("pre-vote"),
-        strict_reconfig_check: settings.bool("strict-reconfig-check"),
-        max_learners: not_negative(settings, "max-learners")?,
-        host_whitelist: allowed(settings, "host-whitelist"),
-        enable_grpc_gateway: settings.bool("enable-grpc-gateway"),
-        cors: allowed(settings, "cors"),
-        max_connections_per_address: Some(settings.uint("max-connections-per-address"))
-            .filter(|max| *max > 0),
-        max_expensive_calls: settings.uint("max-expensive-calls"),
-        api_version: release(&settings.text("api-version")),
-        downgrade_check_time: duration(settings, "downgrade-check-time")?,
-        zone: settings.text("zone"),
-        audit_log: audit_log(settings),
-        client_memory_bytes: Some(settings.uint("client-memory-bytes")).filter(|bytes| *bytes > 0),
-        raft_read_timeout: raft_timeout(settings, "raft-read-timeout")?,
-        raft_write_timeout: raft_timeout(settings, "raft-write-timeout")?,
-        force_new_cluster: settings.bool("force-new-cluster"),
-        corrupt_check_time: duration(settings, "corrupt-check-time")?,
-        compact_hash_check_time: compact_hash_check_time(settings)?,
-        unsafe_no_fsync: settings.bool("unsafe-no-fsync"),
-        compaction_batch_limit: or_default(
-            not_negative(settings, "compaction-batch-limit")?,
-            COMPACTION_BATCH_LIMIT_DEFAULT,
-        ),
-        compaction_sleep_interval: duration_or_default(
-            duration(settings, "compaction-sleep-interval")?,
-            COMPACTION_SLEEP_INTERVAL_DEFAULT,
-        ),
-        socket_reuse_port: settings.bool("socket-reuse-port"),
-        socket_reuse_address: settings.bool("socket-reuse-address"),
-        raft_pipeline: settings.bool("raft-pipeline"),
-        batch_fsync_window: batch_fsync_window(settings)?,
-        memory_mlock: settings.bool("memory-mlock"),
-        feature_gates,
+        keepalive_min_time: duration(settings, table::GRPC_KEEPALIVE_MIN_TIME)?,
+        keepalive_interval: duration(settings, table::GRPC_KEEPALIVE_INTERVAL)?,
+        keepalive_timeout: duration(settings, table::GRPC_KEEPALIVE_TIMEOUT)?,
+        enable_grpc_gateway: settings.get(table::ENABLE_GRPC_GATEWAY),
+        host_whitelist: allowed(settings, table::HOST_WHITELIST),
+        cors: allowed(settings, table::CORS),
     })
+}
+
+fn limits(settings: &Settings) -> LimitOptions {
+    let if_set = |flag| Some(settings.get(flag)).filter(|max| *max > 0);
+    LimitOptions {
+        quota_backend_bytes: quota(settings),
+        max_request_bytes: settings.get(table::MAX_REQUEST_BYTES),
+        max_txn_ops: settings.get(table::MAX_TXN_OPS),
+        max_concurrent_streams: settings.get(table::MAX_CONCURRENT_STREAMS),
+        max_connections_per_address: if_set(table::MAX_CONNECTIONS_PER_ADDRESS),
+        max_expensive_calls: settings.get(table::MAX_EXPENSIVE_CALLS),
+        client_memory_bytes: if_set(table::CLIENT_MEMORY_BYTES),
+    }
+}
+
+fn auth(settings: &Settings) -> AuthOptions {
+    AuthOptions {
+        token: settings.get(table::AUTH_TOKEN).to_owned(),
+        token_ttl: Duration::from_secs(settings.get(table::AUTH_TOKEN_TTL)),
+        bcrypt_cost: settings.get(table::BCRYPT_COST),
+    }
 }
 
 /// Reads the tracing options. As in etcd, the rate is checked only if tracing is enabled.
 fn tracing(settings: &Settings) -> Result<Option<TracingOptions>, Refusal> {
-    if !settings.bool("enable-distributed-tracing") {
+    if !settings.get(table::ENABLE_DISTRIBUTED_TRACING) {
         return Ok(None);
     }
     let refused = |why: &str| {
@@ -173,22 +217,22 @@ fn tracing(settings: &Settings) -> Result<Option<TracingOptions>, Refusal> {
             "distributed tracing configurition is not valid: (tracing sampling rate must be {why})"
         ))
     };
-    let rate = settings.int("distributed-tracing-sampling-rate");
+    let rate = settings.get(table::DISTRIBUTED_TRACING_SAMPLING_RATE);
     let rate = u64::try_from(rate).map_err(|_| refused("positive"))?;
     if rate > 1_000_000 {
         return Err(refused("less than 1000000"));
     }
     Ok(Some(TracingOptions {
-        address: settings.text("distributed-tracing-address"),
-        service_name: settings.text("distributed-tracing-service-name"),
-        instance_id: settings.text("distributed-tracing-instance-id"),
+        address: settings.get(table::DISTRIBUTED_TRACING_ADDRESS).to_owned(),
+        service_name: settings.get(table::DISTRIBUTED_TRACING_SERVICE_NAME).to_owned(),
+        instance_id: settings.get(table::DISTRIBUTED_TRACING_INSTANCE_ID).to_owned(),
         rate,
     }))
 }
 
 /// Returns the entries of a list; `None` if it contains `*`. As in etcd, an empty list has one empty entry.
-fn allowed(settings: &Settings, flag: &'static str) -> Option<Vec<String>> {
-    let mut listed = settings.list(flag);
+fn allowed(settings: &Settings, flag: Flag<Vec<String>>) -> Option<Vec<String>> {
+    let mut listed = settings.get(flag).to_vec();
     if listed.is_empty() {
         listed.push(String::new());
     }
@@ -196,7 +240,7 @@ fn allowed(settings: &Settings, flag: &'static str) -> Option<Vec<String>> {
 }
 
 /// Returns a timeout for raft connections; at least rafthttp's own default.
-fn raft_timeout(settings: &Settings, flag: &'static str) -> Result<Duration, Refusal> {
+fn raft_timeout(settings: &Settings, flag: Flag<Nanoseconds>) -> Result<Duration, Refusal> {
     Ok(duration(settings, flag)?.max(RAFT_TIMEOUT_MIN))
 }
 
@@ -206,7 +250,7 @@ fn release(version: &str) -> &'static str {
     match version {
         "3.5" => "3.5.24",
         "3.6" => "3.6.9",
-        _ => crate::API_VERSION,
+        _ => api::API_VERSION,
     }
 }
 
@@ -214,7 +258,7 @@ fn release(version: &str) -> &'static str {
 const BATCH_FSYNC_WINDOW_MAX: Duration = Duration::from_millis(5);
 
 fn batch_fsync_window(settings: &Settings) -> Result<Duration, Refusal> {
-    let window = duration(settings, "batch-fsync-window")?;
+    let window = duration(settings, table::BATCH_FSYNC_WINDOW)?;
     if window > BATCH_FSYNC_WINDOW_MAX {
         return Err(Refusal::invalid(format!(
             "--batch-fsync-window must be at most 5ms (set to {window:?})"
@@ -224,7 +268,7 @@ fn batch_fsync_window(settings: &Settings) -> Result<Duration, Refusal> {
 }
 
 fn compact_hash_check_time(settings: &Settings) -> Result<Duration, Refusal> {
-    let time = duration(settings, "compact-hash-check-time")?;
+    let time = duration(settings, table::COMPACT_HASH_CHECK_TIME)?;
     if time.is_zero() {
         return Err(Refusal::invalid("--compact-hash-check-time must be >0 (set to 0s)"));
     }
@@ -232,32 +276,34 @@ fn compact_hash_check_time(settings: &Settings) -> Result<Duration, Refusal> {
 }
 
 struct Urls {
-    listen_peer: Vec<Url>,
-    listen_client: Vec<Url>,
-    listen_client_http: Vec<Url>,
-    listen_metrics: Vec<Url>,
-    listen_console: Vec<Url>,
+    listen: ListenOptions,
     initial_advertise_peer: Vec<Url>,
     advertise_client: Vec<Url>,
 }
 
 impl Urls {
     fn read(settings: &Settings) -> Result<Urls, Refusal> {
-        let urls = Urls {
-            listen_peer: settings.urls("listen-peer-urls"),
-            listen_client: settings.urls("listen-client-urls"),
-            listen_client_http: settings.urls("listen-client-http-urls"),
-            listen_metrics: settings.urls("listen-metrics-urls"),
-            listen_console: settings.urls("listen-console-urls"),
-            initial_advertise_peer: settings.urls("initial-advertise-peer-urls"),
-            advertise_client: settings.urls("advertise-client-urls"),
+        let listen = ListenOptions {
+            peer_urls: settings.get(table::LISTEN_PEER_URLS),
+            client_urls: settings.get(table::LISTEN_CLIENT_URLS),
+            client_http_urls: settings.get(table::LISTEN_CLIENT_HTTP_URLS),
+            metrics_urls: settings.get(table::LISTEN_METRICS_URLS),
+            console_urls: settings.get(table::LISTEN_CONSOLE_URLS),
+            reuse_port: settings.get(table::SOCKET_REUSE_PORT),
+            reuse_address: settings.get(table::SOCKET_REUSE_ADDRESS),
         };
+        let urls = Urls {
+            listen,
+            initial_advertise_peer: settings.get(table::INITIAL_ADVERTISE_PEER_URLS),
+            advertise_client: settings.get(table::ADVERTISE_CLIENT_URLS),
+        };
+        let listen = &urls.listen;
         let listening = [
-            &urls.listen_peer,
-            &urls.listen_client,
-            &urls.listen_client_http,
-            &urls.listen_metrics,
-            &urls.listen_console,
+            &listen.peer_urls,
+            &listen.client_urls,
+            &listen.client_http_urls,
+            &listen.metrics_urls,
+            &listen.console_urls,
         ];
         for url in listening.into_iter().flatten() {
             if !url.is_bindable() {
@@ -270,23 +316,24 @@ impl Urls {
         check_hosts(&urls.advertise_client, "--advertise-client-urls", forms)?;
         let is_both = |url: &&Url| {
             let address = |url: &Url| (url.host().to_owned(), url.port());
-            url.port() != 0 && urls.listen_client.iter().any(|other| address(other) == address(url))
+            url.port() != 0 && listen.client_urls.iter().any(|other| address(other) == address(url))
         };
-        if let Some(url) = urls.listen_client_http.iter().find(is_both) {
+        if let Some(url) = listen.client_http_urls.iter().find(is_both) {
             return Err(Refusal::start_failed(format!(
                 "cannot bind both --listen-client-urls and --listen-client-http-urls on the same url {url}"
             )));
         }
         // COMPAT-131: with `unixs`, members of etcd 3.7 cannot connect to each other either.
         let of_members = [
-            ("listen-peer-urls", &urls.listen_peer),
-            ("initial-advertise-peer-urls", &urls.initial_advertise_peer),
+            (table::LISTEN_PEER_URLS, &listen.peer_urls),
+            (table::INITIAL_ADVERTISE_PEER_URLS, &urls.initial_advertise_peer),
         ];
         for (flag, urls) in of_members {
             let is_unixs = |url: &&Url| url.scheme().is_unix() && url.scheme().is_secure();
             if let Some(url) = urls.iter().find(is_unixs) {
                 let text = format!(
-                    "--{flag} has {url}: members reach each other by http, https and unix URLs, and speak TLS by https only"
+                    "--{} has {url}: members reach each other by http, https and unix URLs, and speak TLS by https only",
+                    flag.row().name
                 );
                 return Err(Refusal::invalid(text));
             }
@@ -310,21 +357,21 @@ fn join(urls: &[Url]) -> String {
 }
 
 fn log_settings(settings: &Settings) -> Result<LogSettings, Refusal> {
-    match settings.text("logger").as_str() {
+    match settings.get(table::LOGGER) {
         "zap" => {}
         "capnslog" => return Err(Refusal::invalid("--logger=capnslog is removed in v3.5")),
         other => return Err(Refusal::invalid(format!("unknown logger option {}", quote(other)))),
     }
-    let level = settings.text("log-level");
+    let level = settings.get(table::LOG_LEVEL);
     // etcd panics here, which ends it with the exit code of a syntax error.
-    let level = Level::parse(&level)
-        .ok_or_else(|| Refusal::Syntax(format!("unrecognized level: {}", quote(&level))))?;
-    let outputs = settings.list("log-outputs");
+    let level = Level::parse(level)
+        .ok_or_else(|| Refusal::Syntax(format!("unrecognized level: {}", quote(level))))?;
+    let outputs = settings.get(table::LOG_OUTPUTS);
     let refused = |error: ValueError| Refusal::invalid(error.to_string());
-    let mut log = LogSettings::parse(level, &settings.text("log-format"), &outputs).map_err(refused)?;
-    if settings.bool("enable-log-rotation") {
-        let json = settings.text("log-rotation-config-json");
-        log.rotation = Some(LogRotation::parse(&json, &outputs).map_err(refused)?);
+    let mut log = LogSettings::parse(level, settings.get(table::LOG_FORMAT), outputs).map_err(refused)?;
+    if settings.get(table::ENABLE_LOG_ROTATION) {
+        let json = settings.get(table::LOG_ROTATION_CONFIG_JSON);
+        log.rotation = Some(LogRotation::parse(json, outputs).map_err(refused)?);
     }
     Ok(log)
 }
@@ -352,14 +399,14 @@ fn check_election(heartbeat_ms: u64, election_ms: u64) -> Result<(), Refusal> {
 }
 
 fn auto_compaction(settings: &mut Settings) -> Result<AutoCompaction, Refusal> {
-    let mode = settings.text("auto-compaction-mode");
-    let periodic = match mode.as_str() {
+    let mode = settings.get(table::AUTO_COMPACTION_MODE);
+    let periodic = match mode {
         "periodic" => true,
         "revision" => false,
         "" => return Err(Refusal::invalid("undefined auto-compaction-mode")),
-        _ => return Err(Refusal::invalid(format!("unknown auto-compaction-mode {}", quote(&mode)))),
+        _ => return Err(Refusal::invalid(format!("unknown auto-compaction-mode {}", quote(mode)))),
     };
-    let retention = settings.text("auto-compaction-retention");
+    let retention = settings.get(table::AUTO_COMPACTION_RETENTION).to_owned();
     let amount = retention_amount(&retention, periodic)
         .map_err(|reason| Refusal::start_failed(format!("error parsing CompactionRetention: {reason}")))?;
     if !periodic && amount > 0 && !is_plain_number(&retention) {
@@ -402,23 +449,23 @@ fn is_plain_number(text: &str) -> bool {
 
 /// Checks options that have no effect here with etcd's rules.
 fn check_engine_options(settings: &Settings) -> Result<(), Refusal> {
-    let check_time = settings.duration("compact-hash-check-time");
+    let Nanoseconds(check_time) = settings.get(table::COMPACT_HASH_CHECK_TIME);
     if check_time <= 0 {
         let text = nanoseconds(check_time);
         return Err(Refusal::invalid(format!("--compact-hash-check-time must be >0 (set to {text})")));
     }
-    let freelist = settings.text("backend-bbolt-freelist-type");
-    if !matches!(freelist.as_str(), "" | "map" | "array") {
+    let freelist = settings.get(table::BACKEND_BBOLT_FREELIST_TYPE);
+    if !matches!(freelist, "" | "map" | "array") {
         return Err(Refusal::invalid(format!(
             "--backend-bbolt-freelist-type must be map or array (set to {})",
-            quote(&freelist)
+            quote(freelist)
         )));
     }
-    let limit = settings.int("backend-batch-limit");
+    let limit = settings.get(table::BACKEND_BATCH_LIMIT);
     if limit < 0 {
         return Err(Refusal::invalid(format!("--backend-batch-limit must not be negative (set to {limit})")));
     }
-    let interval = settings.duration("backend-batch-interval");
+    let Nanoseconds(interval) = settings.get(table::BACKEND_BATCH_INTERVAL);
     if interval < 0 {
         let text = nanoseconds(interval);
         return Err(Refusal::invalid(format!(
@@ -440,7 +487,7 @@ fn warn_of_risks(settings: &mut Settings, name: &str, urls: &Urls) {
             .with("name", name),
         );
     }
-    let request_bytes = settings.uint("max-request-bytes");
+    let request_bytes = settings.get(table::MAX_REQUEST_BYTES);
     if request_bytes > REQUEST_BYTES_SUGGESTED_MAX {
         warnings.push(
             Entry::new(Level::Warn, "exceeded recommended request limit")
@@ -448,7 +495,7 @@ fn warn_of_risks(settings: &mut Settings, name: &str, urls: &Urls) {
                 .with("recommended-request-bytes", REQUEST_BYTES_SUGGESTED_MAX.to_string()),
         );
     }
-    let quota = settings.int("quota-backend-bytes");
+    let quota = settings.get(table::QUOTA_BACKEND_BYTES);
     if u64::try_from(quota).is_ok_and(|quota| quota > QUOTA_BYTES_SUGGESTED_MAX) {
         warnings.push(
             Entry::new(Level::Warn, "quota exceeds the maximum value")
@@ -456,23 +503,23 @@ fn warn_of_risks(settings: &mut Settings, name: &str, urls: &Urls) {
                 .with("quota-maximum-size-bytes", QUOTA_BYTES_SUGGESTED_MAX.to_string()),
         );
     }
-    if settings.bool("unsafe-no-fsync") {
+    if settings.get(table::UNSAFE_NO_FSYNC) {
         warnings.push(Entry::new(
             Level::Warn,
             "--unsafe-no-fsync is set: acknowledged writes are lost when the machine stops",
         ));
     }
-    let listens_everywhere = urls.listen_peer.iter().any(|url| matches!(url.host(), "0.0.0.0" | "::"));
-    let default_peer = find_flag("initial-advertise-peer-urls").map(|flag| flag.default);
-    if listens_everywhere && Some(join(&urls.initial_advertise_peer).as_str()) == default_peer {
+    let listens_everywhere = urls.listen.peer_urls.iter().any(|url| matches!(url.host(), "0.0.0.0" | "::"));
+    let default_peer = table::INITIAL_ADVERTISE_PEER_URLS.row().default;
+    if listens_everywhere && join(&urls.initial_advertise_peer) == default_peer {
         warnings.push(
             Entry::new(Level::Warn, "members on other machines cannot reach the advertised peer URL")
                 .with("initial-advertise-peer-urls", join(&urls.initial_advertise_peer)),
         );
     }
     let wants_certificates =
-        settings.bool("client-cert-auth") || !settings.text("trusted-ca-file").is_empty();
-    for url in urls.listen_console.iter().filter(|url| !url.scheme().is_secure()) {
+        settings.get(table::CLIENT_CERT_AUTH) || !settings.get(table::TRUSTED_CA_FILE).is_empty();
+    for url in urls.listen.console_urls.iter().filter(|url| !url.scheme().is_secure()) {
         let mut warn = |line: &str| {
             warnings.push(Entry::new(Level::Warn, line).with("listen-console-urls", url.as_str()));
         };
@@ -492,7 +539,7 @@ fn warn_of_risks(settings: &mut Settings, name: &str, urls: &Urls) {
 }
 
 fn data_dir(settings: &mut Settings, name: &str) -> PathBuf {
-    let given = settings.text("data-dir");
+    let given = settings.get(table::DATA_DIR);
     if !given.is_empty() {
         return PathBuf::from(given);
     }
@@ -506,23 +553,23 @@ fn data_dir(settings: &mut Settings, name: &str) -> PathBuf {
 /// Returns the initial cluster. If only the member's name was set, the cluster consists of that name with the
 /// advertised URLs.
 fn initial_cluster(settings: &Settings, name: &str, advertised: &[Url]) -> String {
-    let given = settings.text("initial-cluster");
-    let discovers = !settings.text("discovery-srv").is_empty()
-        || !settings.text("discovery-srv-name").is_empty()
-        || !settings.list("discovery-endpoints").is_empty();
-    if discovers && !settings.is_set("initial-cluster") {
+    let given = settings.get(table::INITIAL_CLUSTER);
+    let discovers = !settings.get(table::DISCOVERY_SRV).is_empty()
+        || !settings.get(table::DISCOVERY_SRV_NAME).is_empty()
+        || !settings.get(table::DISCOVERY_ENDPOINTS).is_empty();
+    if discovers && !settings.is_set(table::INITIAL_CLUSTER) {
         return String::new();
     }
-    let is_default = find_flag("initial-cluster").is_some_and(|flag| flag.default == given);
+    let is_default = given == table::INITIAL_CLUSTER.row().default;
     if !is_default || name == DEFAULT_NAME {
-        return given;
+        return given.to_owned();
     }
     let name = if name.is_empty() { DEFAULT_NAME } else { name };
     advertised.iter().map(|url| format!("{name}={url}")).collect::<Vec<_>>().join(",")
 }
 
 fn quota(settings: &Settings) -> Option<u64> {
-    match u64::try_from(settings.int("quota-backend-bytes")) {
+    match u64::try_from(settings.get(table::QUOTA_BACKEND_BYTES)) {
         Ok(0) => Some(QUOTA_BYTES_DEFAULT),
         Ok(bytes) => Some(bytes),
         Err(_) => None,
@@ -535,17 +582,16 @@ const AUDIT_LOG_MAX_BYTES_MIN: u64 = 1 << 20;
 const AUDIT_LOG_FILES_MAX: u64 = 1000;
 
 fn audit_log(settings: &Settings) -> Option<AuditLogOptions> {
-    let path = settings.text("audit-log");
-    (!path.is_empty()).then(|| AuditLogOptions {
+    settings.non_empty(table::AUDIT_LOG).map(|path| AuditLogOptions {
         path: path.into(),
-        file_bytes_max: settings.uint("audit-log-max-bytes").max(AUDIT_LOG_MAX_BYTES_MIN),
-        files_max: settings.uint("audit-log-files").clamp(1, AUDIT_LOG_FILES_MAX),
-        reads: settings.bool("audit-log-reads"),
+        file_bytes_max: settings.get(table::AUDIT_LOG_MAX_BYTES).max(AUDIT_LOG_MAX_BYTES_MIN),
+        files_max: settings.get(table::AUDIT_LOG_FILES).clamp(1, AUDIT_LOG_FILES_MAX),
+        reads: settings.get(table::AUDIT_LOG_READS),
     })
 }
 
 fn metrics_detail(settings: &mut Settings) -> MetricsDetail {
-    let given = settings.text("metrics");
+    let given = settings.get(table::METRICS).to_owned();
     if given == "extensive" {
         return MetricsDetail::Extensive;
     }
@@ -557,8 +603,8 @@ fn metrics_detail(settings: &mut Settings) -> MetricsDetail {
     MetricsDetail::Basic
 }
 
-fn not_negative(settings: &Settings, name: &'static str) -> Result<u64, Refusal> {
-    let value = settings.int(name);
+fn not_negative(settings: &Settings, flag: Flag<i64>) -> Result<u64, Refusal> {
+    let (name, value) = (flag.row().name, settings.get(flag));
     u64::try_from(value)
         .map_err(|_| Refusal::invalid(format!("--{name} must not be negative (set to {value})")))
 }

@@ -21,15 +21,18 @@ pub fn run(data: &[u8]) {
     let Ok(Invocation::Serve(parsed)) = read else { return };
     let config = &parsed.config;
     // These properties are documented for every accepted configuration.
-    assert!(!config.listen_peer_urls.is_empty() && !config.listen_client_urls.is_empty());
-    assert!(!config.initial_advertise_peer_urls.is_empty() && !config.advertise_client_urls.is_empty());
-    assert!(config.snapshot_count > 0 && config.snapshot_catchup_entries > 0);
-    assert!(!config.heartbeat_interval.is_zero());
-    assert!(config.election_timeout >= config.heartbeat_interval * 5);
-    assert!(config.election_timeout.as_secs() <= 50);
-    assert!(config.compaction_batch_limit > 0 && !config.compaction_sleep_interval.is_zero());
-    assert!(!config.warning_unary_request_duration.is_zero());
-    assert!(!config.watch_progress_notify_interval.is_zero());
+    assert!(!config.listen.peer_urls.is_empty() && !config.listen.client_urls.is_empty());
+    assert!(
+        !config.cluster.initial_advertise_peer_urls.is_empty()
+            && !config.cluster.advertise_client_urls.is_empty()
+    );
+    assert!(config.raft.snapshot_count > 0 && config.raft.snapshot_catchup_entries > 0);
+    assert!(!config.raft.heartbeat_interval.is_zero());
+    assert!(config.raft.election_timeout >= config.raft.heartbeat_interval * 5);
+    assert!(config.raft.election_timeout.as_secs() <= 50);
+    assert!(config.compaction.batch_limit > 0 && !config.compaction.sleep_interval.is_zero());
+    assert!(!config.observability.warning_unary_request_duration.is_zero());
+    assert!(!config.clients.watch_progress_notify_interval.is_zero());
     let _ = config.bootstrap();
 }
 

@@ -95,7 +95,7 @@ impl std::error::Error for Error {}
 ///
 /// When the other members cannot be found, or the member is told to stop.
 pub fn discover(config: &Config, logger: &Logger, stop_wanted: &dyn Fn() -> bool) -> Result<Config, Error> {
-    let Some(discovery) = &config.discovery else { return Ok(config.clone()) };
+    let Some(discovery) = &config.cluster.discovery else { return Ok(config.clone()) };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -105,21 +105,21 @@ pub fn discover(config: &Config, logger: &Logger, stop_wanted: &dyn Fn() -> bool
             Discovery::Srv { domain, name } => {
                 let records = Records { resolver: &Resolver::system(), resolve: &first_address };
                 let cluster = records.cluster(config, domain, name, logger).await?;
-                Ok(Config { initial_cluster: cluster, ..config.clone() })
+                let mut found = config.clone();
+                found.cluster.initial_cluster = cluster;
+                Ok(found)
             }
             Discovery::Service(service) => {
                 let own = own_entry(config);
-                let mut found = Config {
-                    initial_cluster: own.clone(),
-                    initial_cluster_token: service.token.clone(),
-                    ..config.clone()
-                };
+                let mut found = config.clone();
+                found.cluster.initial_cluster = own.clone();
+                found.cluster.initial_cluster_token = service.token.clone();
                 // A member that joins an existing cluster has to name the members itself; etcd does not
                 // discover them either.
-                if config.initial_cluster_state == InitialClusterState::New {
+                if config.cluster.initial_cluster_state == InitialClusterState::New {
                     let bootstrap = found.bootstrap().map_err(|error| Error::Client(error.to_string()))?;
                     let mut registry = Registry::open(service, bootstrap.local_id, logger)?;
-                    found.initial_cluster = registry.join(&own).await?;
+                    found.cluster.initial_cluster = registry.join(&own).await?;
                 }
                 Ok(found)
             }
@@ -139,7 +139,7 @@ pub fn discover(config: &Config, logger: &Logger, stop_wanted: &dyn Fn() -> bool
 
 /// Returns `NAME=URL` for each of this member's peer URLs, separated by commas.
 fn own_entry(config: &Config) -> String {
-    let mut urls: Vec<&str> = config.initial_advertise_peer_urls.iter().map(Url::as_str).collect();
+    let mut urls: Vec<&str> = config.cluster.initial_advertise_peer_urls.iter().map(Url::as_str).collect();
     urls.sort_unstable();
     urls.iter().map(|url| format!("{}={url}", config.name)).collect::<Vec<_>>().join(",")
 }
@@ -200,7 +200,7 @@ impl Records<'_> {
         domain: &str,
     ) -> Result<Result<Vec<String>, String>, Error> {
         let mut own = BTreeMap::new();
-        for url in &config.initial_advertise_peer_urls {
+        for url in &config.cluster.initial_advertise_peer_urls {
             match (self.resolve)(url.host(), url.port()) {
                 Some(address) => own.insert(address, url),
                 None => return Ok(Err(format!("lookup {}: no such host", url.host()))),
@@ -579,7 +579,8 @@ mod tests {
                 members.sort();
                 assert_eq!(members, ["0=http://two.d.example:2380", "m=http://one.d.example:2380"]);
             }
-            let all = Config { initial_cluster: members.join(","), ..config(&by_name) };
+            let mut all = config(&by_name);
+            all.cluster.initial_cluster = members.join(",");
             assert_eq!(all.bootstrap().expect("fits together").members.len(), 2);
 
             let mismatch = found(&resolver, &config(&by_name), "blue").await.expect_err("is https there");

@@ -131,7 +131,7 @@ fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> Ex
         "starting a member",
         &[
             ("name", Value::Str(&parsed.config.name)),
-            ("data-dir", Value::Str(&parsed.config.data_dir.display().to_string())),
+            ("data-dir", Value::Str(&parsed.config.storage.data_dir.display().to_string())),
             ("version", Value::Str(env!("CARGO_PKG_VERSION"))),
             ("api-version", Value::Str(parsed.config.api_version)),
         ],
@@ -145,7 +145,7 @@ fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> Ex
             }
         }
     }
-    let data_path = parsed.config.data_dir.clone();
+    let data_path = parsed.config.storage.data_dir.clone();
     let data_dir = data_path.display().to_string();
     let mut signal = None;
     let early = std::cell::Cell::new(None);

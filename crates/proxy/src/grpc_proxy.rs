@@ -87,9 +87,12 @@ impl GrpcProxy {
     /// The settings contradict each other, a file cannot be used, or an address is not available.
     pub fn start(options: &ProxyOptions, logger: &Logger) -> Result<GrpcProxy, StartError> {
         let listen_tls = listen_tls(options, logger)?;
-        let socket = listen(&options.listen)?;
+        let socket = listen(&options.listen.address)?;
         let address = socket.local_addr().map_err(fault)?;
-        logger.info("listening for gRPC proxy client requests", &[("address", Value::Str(&options.listen))]);
+        logger.info(
+            "listening for gRPC proxy client requests",
+            &[("address", Value::Str(&options.listen.address))],
+        );
         let endpoints = endpoints(options, logger)?;
         let member_tls = member_tls(options, logger)?;
         let upstream = upstream::settings(options, endpoints.clone(), member_tls.clone());
@@ -101,7 +104,7 @@ impl GrpcProxy {
         let namespace = Namespace::new(&options.namespace);
         let hub = {
             let upstream = upstream.clone();
-            let (client, limit) = (move || checked_client(upstream), options.renewal_limit);
+            let (client, limit) = (move || checked_client(upstream), options.members.renewal_limit);
             Hub::start(client, namespace.clone(), metrics.clone(), limit).map_err(fault)?
         };
         let shared = Arc::new(Shared {
@@ -130,7 +133,7 @@ impl GrpcProxy {
         let background = background(options, &shared, members.clone(), logger)?;
         let transport = Transport { tls: member_tls, ..Transport::default() };
         let metrics_of = endpoints.first().cloned().unwrap_or_default();
-        let auto_sync = options.auto_sync_interval;
+        let auto_sync = options.members.auto_sync_interval;
         let make = {
             let (shared, logger) = (shared.clone(), logger.clone());
             move |has_profiles: bool| -> Rc<dyn front::Service> {
@@ -162,7 +165,7 @@ impl GrpcProxy {
         let _ = shared.metrics.front.set(front.counters().to_vec());
         let mut fronts = vec![front];
         let mut pages_address = None;
-        if let Some(url) = &options.metrics {
+        if let Some(url) = &options.listen.metrics {
             let (secure, at) = page_address(url)?;
             let socket = listen(at)?;
             pages_address = Some(socket.local_addr().map_err(fault)?);
@@ -317,14 +320,14 @@ fn checked_client(settings: Settings) -> Client {
 /// Returns the endpoints from DNS, or those of the flags.
 fn endpoints(options: &ProxyOptions, logger: &Logger) -> Result<Vec<String>, StartError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(fault)?;
-    let found = runtime.block_on(options.discovery.find(logger)).map_err(fault)?;
+    let found = runtime.block_on(options.members.discovery.find(logger)).map_err(fault)?;
     let found: Vec<String> = found.into_iter().map(|(url, _)| url).collect();
-    Ok(if found.is_empty() { options.endpoints.clone() } else { found })
+    Ok(if found.is_empty() { options.members.endpoints.clone() } else { found })
 }
 
 /// Returns the TLS settings of connections to members.
 fn member_tls(options: &ProxyOptions, logger: &Logger) -> Result<Option<Tls>, StartError> {
-    let Some(files) = &options.member_tls else { return Ok(None) };
+    let Some(files) = &options.members.tls else { return Ok(None) };
     if let Some(cert) = &files.cert {
         // Members that authenticate by certificates would take every client for the user with that name.
         let name = tls::common_name_of(cert).map_err(fault)?;
@@ -345,16 +348,16 @@ fn member_tls(options: &ProxyOptions, logger: &Logger) -> Result<Option<Tls>, St
 
 /// Returns the TLS settings of connections to the proxy.
 fn listen_tls(options: &ProxyOptions, logger: &Logger) -> Result<Option<(tls::Tls, Reloader)>, StartError> {
-    let given = &options.listen_tls;
+    let given = &options.listen.tls;
     let mut settings = given.clone();
     if given.is_empty() && given.trusted_ca_file.is_none() {
-        if !options.auto_tls {
+        if !options.listen.auto_tls {
             return Ok(None);
         }
-        let dir = options.data_dir.join("fixtures").join("proxy");
-        let hosts = [options.listen.clone()];
-        let made =
-            SelfSigned::prepare(&dir, &hosts, options.self_signed_years, SystemTime::now()).map_err(fault)?;
+        let dir = options.listen.data_dir.join("fixtures").join("proxy");
+        let hosts = [options.listen.address.clone()];
+        let made = SelfSigned::prepare(&dir, &hosts, options.listen.self_signed_years, SystemTime::now())
+            .map_err(fault)?;
         settings = tls::Settings {
             cipher_suites: given.cipher_suites.clone(),
             min_version: given.min_version,
@@ -404,13 +407,13 @@ fn front_options(options: &ProxyOptions, logger: &Logger) -> front::Options {
     front::Options {
         methods: api::METHODS.len(),
         connections_max: (files.saturating_sub(OTHER_FILES)).clamp(16, defaults.connections_max),
-        message_bytes_max: MESSAGE_BYTES_MAX.max(options.send_bytes_max),
+        message_bytes_max: MESSAGE_BYTES_MAX.max(options.members.send_bytes_max),
         budget: Budget::new(BUDGET_BYTES),
-        max_concurrent_streams: options.max_concurrent_streams,
+        max_concurrent_streams: options.listen.max_concurrent_streams,
         // Source: grpc-go's default if etcd sets none.
-        keepalive_min_time: unless_zero(options.keepalive_min_time, Duration::from_secs(300)),
-        keepalive_interval: unless_zero(options.keepalive_interval, never),
-        keepalive_timeout: unless_zero(options.keepalive_timeout, defaults.keepalive_timeout),
+        keepalive_min_time: unless_zero(options.listen.keepalive_min_time, Duration::from_secs(300)),
+        keepalive_interval: unless_zero(options.listen.keepalive_interval, never),
+        keepalive_timeout: unless_zero(options.listen.keepalive_timeout, defaults.keepalive_timeout),
         rejected: Arc::new(move |rejected| {
             logger.warn(
                 "rejected connection on client endpoint",

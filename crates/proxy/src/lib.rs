@@ -50,7 +50,7 @@ use telemetry::logging::Logger;
 pub use commands::{GATEWAY, GRPC_PROXY};
 pub use gateway::{Gateway, GatewayOptions, Remote};
 pub use grpc_proxy::{GrpcProxy, StartError};
-pub use options::ProxyOptions;
+pub use options::{ListenOptions, MemberOptions, ProxyOptions};
 
 /// Called once when the proxy serves; notifies the service manager.
 pub type Ready<'a> = &'a dyn Fn(&Logger);

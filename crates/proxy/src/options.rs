@@ -13,37 +13,10 @@ use crate::discovery::Discovery;
 /// Settings of a gRPC proxy.
 #[derive(Clone, Debug)]
 pub struct ProxyOptions {
-    /// Address on which the proxy listens, `host:port`.
-    pub listen: String,
-    /// URL on which pages are served in addition.
-    pub metrics: Option<String>,
-    /// Endpoints of the members.
-    pub endpoints: Vec<String>,
-    /// Discovery by DNS, whose endpoints replace [`ProxyOptions::endpoints`].
-    pub discovery: Discovery,
-    /// Interval at which the endpoints are updated from the member list; zero: never.
-    pub auto_sync_interval: Duration,
-    /// Idle time after which connections to members are pinged; zero: never.
-    pub dial_keepalive_time: Duration,
-    /// Timeout of the response to a ping.
-    pub dial_keepalive_timeout: Duration,
-    /// If true, connections to members are pinged even without open calls.
-    pub permit_without_stream: bool,
-    /// Largest request to a member, in bytes.
-    pub send_bytes_max: usize,
-    /// Largest response of a member, in bytes.
-    pub receive_bytes_max: usize,
-    /// TLS files of connections to members; `None`: only endpoints with the scheme `https` use TLS, with the
-    /// system's authorities.
-    pub member_tls: Option<TlsFiles>,
-    /// TLS settings of connections to the proxy.
-    pub listen_tls: tls::Settings,
-    /// If true, a certificate for connections to the proxy is made if none is given.
-    pub auto_tls: bool,
-    /// Validity in years of a certificate made by [`ProxyOptions::auto_tls`].
-    pub self_signed_years: u64,
-    /// Directory of certificates made by [`ProxyOptions::auto_tls`].
-    pub data_dir: PathBuf,
+    /// Listeners of the proxy, and connections of clients.
+    pub listen: ListenOptions,
+    /// Connections to the members.
+    pub members: MemberOptions,
     /// URL that the member list shows; empty: the list is that of the cluster.
     pub advertise: String,
     /// Prefix below which the proxy registers itself, and finds the other proxies for its member list; empty:
@@ -53,16 +26,6 @@ pub struct ProxyOptions {
     pub resolver_ttl: i64,
     /// Prefix of all clients' keys in the cluster; empty for none.
     pub namespace: Vec<u8>,
-    /// Time within which a member has to answer lease renewals before another member is used.
-    pub renewal_limit: Duration,
-    /// Least allowed interval of clients' pings.
-    pub keepalive_min_time: Duration,
-    /// Interval of pings to idle clients; zero: never.
-    pub keepalive_interval: Duration,
-    /// Timeout of a client's response to a ping.
-    pub keepalive_timeout: Duration,
-    /// Largest number of open calls per client connection.
-    pub max_concurrent_streams: u32,
     /// Prefix, within the namespace, of the leasing keys by which the proxy owns keys that are read through
     /// it; empty: it owns none.
     pub leasing_prefix: Vec<u8>,
@@ -76,34 +39,89 @@ pub struct ProxyOptions {
     pub is_debug: bool,
 }
 
+/// Listeners of the proxy, and connections of clients.
+#[derive(Clone, Debug)]
+pub struct ListenOptions {
+    /// Address on which the proxy listens, `host:port`.
+    pub address: String,
+    /// URL on which pages are served in addition.
+    pub metrics: Option<String>,
+    /// TLS settings of connections to the proxy.
+    pub tls: tls::Settings,
+    /// If true, a certificate for connections to the proxy is made if none is given.
+    pub auto_tls: bool,
+    /// Validity in years of a certificate made by [`ListenOptions::auto_tls`].
+    pub self_signed_years: u64,
+    /// Directory of certificates made by [`ListenOptions::auto_tls`].
+    pub data_dir: PathBuf,
+    /// Least allowed interval of clients' pings.
+    pub keepalive_min_time: Duration,
+    /// Interval of pings to idle clients; zero: never.
+    pub keepalive_interval: Duration,
+    /// Timeout of a client's response to a ping.
+    pub keepalive_timeout: Duration,
+    /// Largest number of open calls per client connection.
+    pub max_concurrent_streams: u32,
+}
+
+/// Connections to the members.
+#[derive(Clone, Debug)]
+pub struct MemberOptions {
+    /// Endpoints of the members.
+    pub endpoints: Vec<String>,
+    /// Discovery by DNS, whose endpoints replace [`MemberOptions::endpoints`].
+    pub discovery: Discovery,
+    /// Interval at which the endpoints are updated from the member list; zero: never.
+    pub auto_sync_interval: Duration,
+    /// Idle time after which connections to members are pinged; zero: never.
+    pub keepalive_time: Duration,
+    /// Timeout of the response to a ping.
+    pub keepalive_timeout: Duration,
+    /// If true, connections to members are pinged even without open calls.
+    pub permit_without_stream: bool,
+    /// Largest request to a member, in bytes.
+    pub send_bytes_max: usize,
+    /// Largest response of a member, in bytes.
+    pub receive_bytes_max: usize,
+    /// TLS files of connections to members; `None`: only endpoints with the scheme `https` use TLS, with the
+    /// system's authorities.
+    pub tls: Option<TlsFiles>,
+    /// Time within which a member has to answer lease renewals before another member is used.
+    pub renewal_limit: Duration,
+}
+
 impl ProxyOptions {
     /// Returns default settings with these endpoints, and a listening address that the system chooses.
     pub fn of(endpoints: Vec<String>) -> ProxyOptions {
         ProxyOptions {
-            listen: "127.0.0.1:0".to_owned(),
-            metrics: None,
-            endpoints,
-            discovery: Discovery::default(),
-            auto_sync_interval: Duration::ZERO,
-            dial_keepalive_time: Duration::ZERO,
-            dial_keepalive_timeout: Duration::from_secs(20),
-            permit_without_stream: false,
-            send_bytes_max: 1_572_864,
-            receive_bytes_max: i32::MAX as usize,
-            member_tls: None,
-            listen_tls: tls::Settings::default(),
-            auto_tls: false,
-            self_signed_years: 1,
-            data_dir: PathBuf::from("default.proxy"),
+            listen: ListenOptions {
+                address: "127.0.0.1:0".to_owned(),
+                metrics: None,
+                tls: tls::Settings::default(),
+                auto_tls: false,
+                self_signed_years: 1,
+                data_dir: PathBuf::from("default.proxy"),
+                keepalive_min_time: Duration::from_secs(5),
+                keepalive_interval: Duration::from_secs(2 * 3600),
+                keepalive_timeout: Duration::from_secs(20),
+                max_concurrent_streams: u32::MAX,
+            },
+            members: MemberOptions {
+                endpoints,
+                discovery: Discovery::default(),
+                auto_sync_interval: Duration::ZERO,
+                keepalive_time: Duration::ZERO,
+                keepalive_timeout: Duration::from_secs(20),
+                permit_without_stream: false,
+                send_bytes_max: 1_572_864,
+                receive_bytes_max: i32::MAX as usize,
+                tls: None,
+                renewal_limit: Duration::from_secs(10),
+            },
             advertise: String::new(),
             resolver_prefix: String::new(),
             resolver_ttl: 0,
             namespace: Vec::new(),
-            renewal_limit: Duration::from_secs(10),
-            keepalive_min_time: Duration::from_secs(5),
-            keepalive_interval: Duration::from_secs(2 * 3600),
-            keepalive_timeout: Duration::from_secs(20),
-            max_concurrent_streams: u32::MAX,
             leasing_prefix: Vec::new(),
             orders_reads: false,
             pprof: false,
@@ -146,41 +164,47 @@ impl ProxyOptions {
             cipher_suites: matches.get(flags::LISTEN_CIPHER_SUITES).to_vec(),
             ..tls::Settings::default()
         };
-        let defaults = ProxyOptions::of(matches.get(flags::ENDPOINTS).to_vec());
+        let endpoints = matches.get(flags::ENDPOINTS).to_vec();
+        let defaults = ProxyOptions::of(endpoints).members;
         Ok(ProxyOptions {
-            listen: matches.get(flags::LISTEN_ADDR).to_owned(),
-            metrics: Some(matches.get(flags::METRICS_ADDR).to_owned()).filter(|url| !url.is_empty()),
-            discovery: Discovery {
-                domain: matches.get(flags::DISCOVERY_SRV).to_owned(),
-                name: matches.get(flags::DISCOVERY_SRV_NAME).to_owned(),
-                is_insecure_allowed: matches.get(flags::INSECURE_DISCOVERY),
-                trusted_ca: member_tls.cacert.clone(),
+            listen: ListenOptions {
+                address: matches.get(flags::LISTEN_ADDR).to_owned(),
+                metrics: Some(matches.get(flags::METRICS_ADDR).to_owned()).filter(|url| !url.is_empty()),
+                tls: listen_tls,
+                auto_tls,
+                self_signed_years,
+                data_dir: PathBuf::from(matches.get(flags::DATA_DIR)),
+                keepalive_min_time: matches.get(flags::GRPC_KEEPALIVE_MIN_TIME),
+                keepalive_interval: matches.get(flags::GRPC_KEEPALIVE_INTERVAL),
+                keepalive_timeout: matches.get(flags::GRPC_KEEPALIVE_TIMEOUT),
+                max_concurrent_streams: matches.get(flags::MAX_CONCURRENT_STREAMS),
             },
-            auto_sync_interval: matches.get(flags::AUTO_SYNC_INTERVAL),
-            dial_keepalive_time: matches.get(flags::DIAL_KEEPALIVE_TIME),
-            dial_keepalive_timeout: matches.get(flags::DIAL_KEEPALIVE_TIMEOUT),
-            permit_without_stream: matches.get(flags::PERMIT_WITHOUT_STREAM),
-            send_bytes_max: bytes(flags::MAX_SEND_BYTES, defaults.send_bytes_max),
-            receive_bytes_max: bytes(flags::MAX_RECV_BYTES, defaults.receive_bytes_max),
-            member_tls: Some(member_tls).filter(TlsFiles::is_given),
-            listen_tls,
-            auto_tls,
-            self_signed_years,
-            data_dir: PathBuf::from(matches.get(flags::DATA_DIR)),
+            members: MemberOptions {
+                endpoints: defaults.endpoints,
+                discovery: Discovery {
+                    domain: matches.get(flags::DISCOVERY_SRV).to_owned(),
+                    name: matches.get(flags::DISCOVERY_SRV_NAME).to_owned(),
+                    is_insecure_allowed: matches.get(flags::INSECURE_DISCOVERY),
+                    trusted_ca: member_tls.cacert.clone(),
+                },
+                auto_sync_interval: matches.get(flags::AUTO_SYNC_INTERVAL),
+                keepalive_time: matches.get(flags::DIAL_KEEPALIVE_TIME),
+                keepalive_timeout: matches.get(flags::DIAL_KEEPALIVE_TIMEOUT),
+                permit_without_stream: matches.get(flags::PERMIT_WITHOUT_STREAM),
+                send_bytes_max: bytes(flags::MAX_SEND_BYTES, defaults.send_bytes_max),
+                receive_bytes_max: bytes(flags::MAX_RECV_BYTES, defaults.receive_bytes_max),
+                tls: Some(member_tls).filter(TlsFiles::is_given),
+                renewal_limit: defaults.renewal_limit,
+            },
             advertise: matches.get(flags::ADVERTISE_CLIENT_URL).to_owned(),
             resolver_prefix: matches.get(flags::RESOLVER_PREFIX).to_owned(),
             resolver_ttl: matches.get(flags::RESOLVER_TTL),
             namespace: matches.get(flags::NAMESPACE).as_bytes().to_vec(),
-            keepalive_min_time: matches.get(flags::GRPC_KEEPALIVE_MIN_TIME),
-            keepalive_interval: matches.get(flags::GRPC_KEEPALIVE_INTERVAL),
-            keepalive_timeout: matches.get(flags::GRPC_KEEPALIVE_TIMEOUT),
-            max_concurrent_streams: matches.get(flags::MAX_CONCURRENT_STREAMS),
             leasing_prefix: matches.get(flags::LEASING_PREFIX).as_bytes().to_vec(),
             orders_reads: matches.get(flags::SERIALIZABLE_ORDERING),
             pprof: matches.get(flags::ENABLE_PPROF),
             logs_calls: matches.get(flags::GRPC_LOGGING),
             is_debug: matches.get(flags::DEBUG),
-            ..defaults
         })
     }
 }

@@ -22,11 +22,11 @@ const PASSED_ON: [&str; 4] = [CREDENTIALS[0], CREDENTIALS[1], "hasleader", "clie
 pub(crate) fn settings(options: &ProxyOptions, endpoints: Vec<String>, tls: Option<Tls>) -> Settings {
     Settings {
         dial_timeout: Some(DIAL_TIMEOUT),
-        keepalive_time: options.dial_keepalive_time,
-        keepalive_timeout: options.dial_keepalive_timeout,
-        keepalive_without_calls: options.permit_without_stream,
-        send_bytes_max: options.send_bytes_max,
-        receive_bytes_max: options.receive_bytes_max,
+        keepalive_time: options.members.keepalive_time,
+        keepalive_timeout: options.members.keepalive_timeout,
+        keepalive_without_calls: options.members.permit_without_stream,
+        send_bytes_max: options.members.send_bytes_max,
+        receive_bytes_max: options.members.receive_bytes_max,
         tls,
         ..Settings::of(endpoints)
     }

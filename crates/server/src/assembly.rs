@@ -127,13 +127,19 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
     let (hash_jobs, hash_queue) = sync_channel(compaction_hash::JOBS_MAX);
     let (fetches, fetch_queue) = sync_channel(FETCHES_MAX);
     let entries = log.entries();
-    let member_dir = config.data_dir.join("member");
-    let receiver =
-        transfer::Receiver::new(Arc::clone(&shared), storage::rules(config.max_learners), disk, &member_dir);
+    let member_dir = config.storage.data_dir.join("member");
+    let receiver = transfer::Receiver::new(
+        Arc::clone(&shared),
+        storage::rules(config.cluster.max_learners),
+        disk,
+        &member_dir,
+    );
     let peering = Arc::new(Peering::new(Arc::clone(&shared), Arc::clone(&logger), receiver));
     let (ready_sender, ready) = sync_channel(1);
-    let attributes =
-        (config.name.clone(), config.advertise_client_urls.iter().map(|u| u.as_str().to_owned()).collect());
+    let attributes = (
+        config.name.clone(),
+        config.cluster.advertise_client_urls.iter().map(|u| u.as_str().to_owned()).collect(),
+    );
     let core = Parts {
         shared: Arc::clone(&shared),
         logger,
@@ -179,13 +185,13 @@ fn id_seed(clock: &Clock, random: u64) -> u64 {
 
 /// Returns the diagnostics of a member that starts now.
 fn diagnostics(config: &Config, identity: &Identity, now: Instant) -> Diagnostics {
-    let metrics = Arc::new(Metrics::new(&api::Rpc::ALL, config.metrics));
+    let metrics = Arc::new(Metrics::new(&api::Rpc::ALL, config.observability.metrics));
     metrics.server.set_id(identity.member_id);
     metrics.server.set_features(config.feature_gates.states());
     metrics.set_version(config.api_version);
     Diagnostics {
-        heavy_hitters_in_metrics: config.heavy_hitters_in_metrics,
-        pprof: config.pprof,
+        heavy_hitters_in_metrics: config.observability.heavy_hitters_in_metrics,
+        pprof: config.observability.pprof,
         ..Diagnostics::new(metrics, now)
     }
 }
@@ -196,9 +202,12 @@ fn clients(config: &Config, credentials: Credentials) -> Clients {
     Clients {
         credentials: Arc::new(credentials),
         show_certificates: tls.client_cert_auth || tls.trusted_ca_file.is_some(),
-        browsers: Browsers { hosts: config.host_whitelist.clone(), origins: config.cors.clone() },
-        gateway: config.enable_grpc_gateway,
-        expensive: ExpensiveCalls::new(config.max_expensive_calls),
+        browsers: Browsers {
+            hosts: config.clients.host_whitelist.clone(),
+            origins: config.clients.cors.clone(),
+        },
+        gateway: config.clients.enable_grpc_gateway,
+        expensive: ExpensiveCalls::new(config.limits.max_expensive_calls),
         memory: OnceLock::new(),
     }
 }

@@ -109,15 +109,19 @@ pub fn start(
         segment_bytes: None,
         seed: None,
         switches: opening::Switches::default(),
-        begin: &|| match config.discovery {
+        begin: &|| match config.cluster.discovery {
             Some(_) => Ok(joining::begin(&discover(&config)?, Some(&tls.dialing()), &logger)?),
             None => joining::begin(&config, Some(&tls.dialing()), &logger).map_err(Into::into),
         },
     })?;
     opened.report(&logger, began.elapsed());
-    warn_of_file_systems(&logger, &*disk, [Some(config.data_dir.as_path()), config.wal_dir.as_deref()]);
+    warn_of_file_systems(
+        &logger,
+        &*disk,
+        [Some(config.storage.data_dir.as_path()), config.storage.wal_dir.as_deref()],
+    );
     let shards = processors();
-    let thresholds = Thresholds::of(config.snapshot_count, opened.log.segment_bytes());
+    let thresholds = Thresholds::of(config.raft.snapshot_count, opened.log.segment_bytes());
     let mut random = [0; 8];
     identity::system_entropy()(&mut random);
     let random = u64::from_le_bytes(random);
@@ -195,9 +199,9 @@ fn serve(
     } = assembled;
     let logger = Arc::clone(&parts.logger);
     let audit_log = config.audit_log.clone();
-    let console_hosts = config.host_whitelist.clone().unwrap_or_default();
+    let console_hosts = config.clients.host_whitelist.clone().unwrap_or_default();
     // A member without data has nothing to compare with the other members.
-    let checks = had_data && config.feature_gates.is_on("InitialCorruptCheck");
+    let checks = had_data && config.feature_gates.is_enabled(&config::feature_gate::INITIAL_CORRUPT_CHECK);
     let checkpointer = spawn("checkpointer", "the checkpointer thread", move || checkpointer.run(&orders))?;
     let hashing = Arc::clone(&shared);
     let hasher =
@@ -215,10 +219,10 @@ fn serve(
     warn_of_raised_memory(&logger, &config, &front_options);
     shared.data.readers.charge_to(&front_options.budget);
     audit::start(&shared, audit_log, &logger)?;
-    let exporting = tracing::start(&shared, config.tracing.clone(), &logger)?;
+    let exporting = tracing::start(&shared, config.observability.tracing.clone(), &logger)?;
     front_options.rejected =
         audit::rejections(&shared, member_tls::rejections(&shared.diagnostics.metrics, &logger));
-    let data_dir = config.data_dir.clone();
+    let data_dir = config.storage.data_dir.clone();
     let (core, ended) = start_core(parts)?;
     let core = await_cluster(core, &shared, &ready, stop_wanted, data_dir)?;
     let checked = check_release(&shared).and_then(|()| match checks {
@@ -292,11 +296,16 @@ fn start_peers(
     let options = peer::Options {
         local_id: shared.member.identity.member_id,
         cluster_id: shared.member.identity.cluster_id,
-        peer_urls: config.initial_advertise_peer_urls.iter().map(|url| url.as_str().to_owned()).collect(),
+        peer_urls: config
+            .cluster
+            .initial_advertise_peer_urls
+            .iter()
+            .map(|url| url.as_str().to_owned())
+            .collect(),
         server_version: shared.member.api_version,
         min_cluster_version: api::MIN_CLUSTER_VERSION,
-        read_timeout: config.raft_read_timeout,
-        write_timeout: config.raft_write_timeout,
+        read_timeout: config.raft.read_timeout,
+        write_timeout: config.raft.write_timeout,
         listeners,
         tls: Some(tls),
         local_address: config.peer_local_address(),
@@ -363,7 +372,7 @@ fn warn_of_file_systems(logger: &Logger, disk: &dyn Disk, dirs: [Option<&Path>; 
 
 /// Warns if the memory budget for clients is larger than the operator configured.
 fn warn_of_raised_memory(logger: &Logger, config: &Config, options: &front::Options) {
-    if let Some(told) = config.client_memory_bytes
+    if let Some(told) = config.limits.client_memory_bytes
         && (options.budget.bytes_max() as u64) > told
     {
         logger.warn(
@@ -510,10 +519,10 @@ fn front_options(config: &Config, shards: usize, segments: usize) -> Result<fron
     if connections_max < CONNECTIONS_MIN {
         return Err(StartError::OpenFiles { limit: files, needed: reserved + CONNECTIONS_MIN });
     }
-    let message_bytes_max = usize::try_from(config.max_request_bytes)
+    let message_bytes_max = usize::try_from(config.limits.max_request_bytes)
         .unwrap_or(usize::MAX)
         .saturating_add(api::limits::GRPC_OVERHEAD_BYTES);
-    let budget_bytes = client_memory_bytes(config.client_memory_bytes, message_bytes_max);
+    let budget_bytes = client_memory_bytes(config.limits.client_memory_bytes, message_bytes_max);
     Ok(front::Options {
         shards,
         budget: accounting::Budget::new(budget_bytes),
@@ -523,10 +532,10 @@ fn front_options(config: &Config, shards: usize, segments: usize) -> Result<fron
         connections_per_address_max: connections_per_address_max(config, connections_max),
         methods: api::Rpc::ALL.len(),
         message_bytes_max,
-        max_concurrent_streams: config.max_concurrent_streams,
-        keepalive_interval: config.grpc_keepalive_interval,
-        keepalive_timeout: config.grpc_keepalive_timeout,
-        keepalive_min_time: config.grpc_keepalive_min_time,
+        max_concurrent_streams: config.limits.max_concurrent_streams,
+        keepalive_interval: config.clients.keepalive_interval,
+        keepalive_timeout: config.clients.keepalive_timeout,
+        keepalive_min_time: config.clients.keepalive_min_time,
         ..defaults
     })
 }
@@ -540,7 +549,8 @@ fn request_bytes_max(default: usize, budget_bytes: usize, message_bytes_max: usi
 /// Returns the number of connections that one address may have: the configured number, or three quarters of
 /// all connections.
 fn connections_per_address_max(config: &Config, connections_max: usize) -> usize {
-    let told = config.max_connections_per_address.map(|max| usize::try_from(max).unwrap_or(usize::MAX));
+    let told =
+        config.limits.max_connections_per_address.map(|max| usize::try_from(max).unwrap_or(usize::MAX));
     told.unwrap_or(connections_max - connections_max / 4)
 }
 

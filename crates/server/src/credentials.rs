@@ -167,12 +167,12 @@ pub(crate) fn credentials(
     logger: &Logger,
     threads: usize,
 ) -> Result<(Credentials, Option<KeyFiles>), CredentialError> {
-    let tokens = TokenKind::parse(&config.auth_token).map_err(|error| {
+    let tokens = TokenKind::parse(&config.auth.token).map_err(|error| {
         let (message, detail) = error.logged();
         logger.error(message, &[("error", Value::Str(detail))]);
         CredentialError::Option(error)
     })?;
-    let cost = Cost::new(config.bcrypt_cost).unwrap_or_else(|InvalidCost { given }| {
+    let cost = Cost::new(config.auth.bcrypt_cost).unwrap_or_else(|InvalidCost { given }| {
         let fields = [
             ("min-cost", Value::Uint(u64::from(COST_MIN))),
             ("max-cost", Value::Uint(u64::from(COST_MAX))),
@@ -198,7 +198,7 @@ pub(crate) fn credentials(
         }
         TokenKind::None | TokenKind::Simple => None,
     };
-    let options = CredentialOptions { tokens, token_ttl: config.auth_token_ttl, cost };
+    let options = CredentialOptions { tokens, token_ttl: config.auth.token_ttl, cost };
     let random = Box::new(identity::system_entropy());
     let keys = files.as_ref().map(|files| files.loaded.bytes()).unwrap_or_default();
     let made = Credentials::new(&options, keys, Clock::real(), random, threads);

@@ -102,7 +102,7 @@ impl std::error::Error for JoinError {}
 /// The options contradict each other, or the cluster does not have this member.
 pub fn begin(config: &Config, tls: Option<&ClientTls>, logger: &Logger) -> Result<Beginning, JoinError> {
     let bootstrap = config.bootstrap().map_err(JoinError::Options)?;
-    match config.initial_cluster_state {
+    match config.cluster.initial_cluster_state {
         InitialClusterState::New => form(&bootstrap, tls, logger),
         InitialClusterState::Existing => join(config, &bootstrap, tls, logger),
     }

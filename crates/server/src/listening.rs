@@ -59,7 +59,7 @@ impl Listeners {
     pub(crate) fn bind(config: &Config, tls: &MemberTls) -> Result<Listeners, StartError> {
         let mut files = Vec::new();
         let mut peers = Vec::new();
-        for url in &config.listen_peer_urls {
+        for url in &config.listen.peer_urls {
             let tls = tls.for_peers(url)?;
             let socket = listen(url, config, &mut files)?;
             peers.push(peer::Listener { socket, tls });
@@ -74,13 +74,13 @@ impl Listeners {
                 serves,
             })
         };
-        let has_pages_apart = !config.listen_client_http_urls.is_empty();
+        let has_pages_apart = !config.listen.client_http_urls.is_empty();
         let mut clients: Vec<front::Listener> = Vec::new();
         let (mut addresses, mut client_of_url) = (Vec::new(), Vec::new());
         let of_all = if has_pages_apart { Protocols::Grpc } else { Protocols::All };
-        let urls = config.listen_client_urls.iter().map(|url| (url, of_all));
+        let urls = config.listen.client_urls.iter().map(|url| (url, of_all));
         for (url, serves) in
-            urls.chain(config.listen_client_http_urls.iter().map(|url| (url, Protocols::Pages)))
+            urls.chain(config.listen.client_http_urls.iter().map(|url| (url, Protocols::Pages)))
         {
             // As in etcd, one socket serves all URLs of one address, even if one URL uses TLS and another does not.
             let address = (url.scheme().is_unix(), url.host(), url.port(), serves);
@@ -98,13 +98,13 @@ impl Listeners {
             clients.push(bind(url, tls.for_clients(url), serves, false)?);
         }
         let mut metrics = Vec::new();
-        for url in &config.listen_metrics_urls {
+        for url in &config.listen.metrics_urls {
             // As in etcd, only the listeners for metrics compare names in clients' certificates with the
             // client's address.
             metrics.push(bind(url, tls.for_metrics(url), Protocols::All, true)?);
         }
         let mut console = Vec::new();
-        for url in &config.listen_console_urls {
+        for url in &config.listen.console_urls {
             let tls = tls.for_console(url)?;
             let socket = listen(url, config, &mut files)?;
             console.push(console::Listener { socket, tls, host: url.host().to_owned() });
@@ -122,13 +122,13 @@ impl Listeners {
             ListenerSocket::Unix(_) => url.as_str().to_owned(),
         };
         let of_client = |(url, at): (&Url, &usize)| taken(url, &self.clients[*at].socket);
-        let urls = config.listen_client_urls.iter().chain(&config.listen_client_http_urls);
+        let urls = config.listen.client_urls.iter().chain(&config.listen.client_http_urls);
         let mut clients: Vec<String> = urls.zip(&self.client_of_url).map(of_client).collect();
-        let pages = clients.split_off(config.listen_client_urls.len().min(clients.len()));
+        let pages = clients.split_off(config.listen.client_urls.len().min(clients.len()));
         let of_peer = |(url, listener): (&Url, &peer::Listener)| taken(url, &listener.socket);
-        let peers = config.listen_peer_urls.iter().zip(&self.peers).map(of_peer).collect();
+        let peers = config.listen.peer_urls.iter().zip(&self.peers).map(of_peer).collect();
         let of_console = |(url, listener): (&Url, &console::Listener)| taken(url, &listener.socket);
-        let console = config.listen_console_urls.iter().zip(&self.console).map(of_console).collect();
+        let console = config.listen.console_urls.iter().zip(&self.console).map(of_console).collect();
         Listening { clients, pages, peers, console }
     }
 }
@@ -150,7 +150,7 @@ fn listen_tcp(url: &Url, config: &Config) -> Result<TcpListener, StartError> {
         let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
         // Go sets this option for every listener, so the flag for it changes nothing.
         socket.set_reuse_address(true)?;
-        if config.socket_reuse_port {
+        if config.listen.reuse_port {
             socket.set_reuse_port(true)?;
         }
         socket.bind(&address.into())?;

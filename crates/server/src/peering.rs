@@ -143,6 +143,7 @@ async fn promote(
     let promotion = async {
         is_root.await?;
         shared
+            .core
             .ask(move |request_id| {
                 ClientRequest::ChangeMembers(request_id, MemberChange::Promote(id), ChangeAttempt::Final)
             })
@@ -207,6 +208,7 @@ async fn time_to_live(shared: &Shared, body: Bytes) -> Response<Bytes> {
     };
     let detail = LeaseDetail::of(keys);
     let reply = match shared
+        .core
         .ask(move |request_id| ClientRequest::TimeToLive(request_id, LeaseId(id), detail))
         .await
     {

@@ -158,7 +158,7 @@ fn serve(
 fn credentials(config: &Config, clock: Clock, seed: u64) -> Credentials {
     let mut random = stdx::Random::new(seed);
     let random = move |bytes: &mut [u8]| bytes.iter_mut().for_each(|byte| *byte = random.below(256) as u8);
-    if config.auth_token.starts_with("jwt") {
+    if config.auth.token.starts_with("jwt") {
         signed_credentials(config, clock, random)
     } else {
         Credentials::simple(clock, Box::new(random))
@@ -172,7 +172,7 @@ fn signed_credentials(
     clock: Clock,
     random: impl FnMut(&mut [u8]) + Send + 'static,
 ) -> Credentials {
-    let tokens = TokenKind::parse(&config.auth_token).expect("the simulator's own option");
+    let tokens = TokenKind::parse(&config.auth.token).expect("the simulator's own option");
     let options =
         CredentialOptions { tokens, cost: identity::passwords::Cost::LOWEST, ..CredentialOptions::default() };
     let secret = b"a secret of all members";

@@ -114,31 +114,31 @@ impl MemberTls {
     /// Reads the options and files of both sides. The peer side comes first, as in etcd.
     pub(crate) fn load(config: &Config, logger: &Logger, clock: &Clock) -> Result<MemberTls, TlsError> {
         let mut watched = Vec::new();
-        let fixtures = config.data_dir.join("fixtures");
+        let fixtures = config.storage.data_dir.join("fixtures");
 
         let options = &config.peer_tls;
         let now = clock.wall();
         let mut settings =
-            settings_of(options, Side::Peer, (&fixtures, now), &config.listen_peer_urls, logger)?;
+            settings_of(options, Side::Peer, (&fixtures, now), &config.listen.peer_urls, logger)?;
         settings.dials = true;
         settings.alpn = vec![b"http/1.1".to_vec()];
         if !settings.is_empty() {
             log_settings(logger, "starting with peer TLS", &settings);
         }
-        warn_of_plain(Side::Peer, &config.listen_peer_urls, &settings, logger);
+        warn_of_plain(Side::Peer, &config.listen.peer_urls, &settings, logger);
         let peers = load(settings, Side::Peer, &mut watched, logger)?;
 
         let options = &config.client_tls;
         let urls: Vec<Url> =
-            config.listen_client_urls.iter().chain(&config.listen_client_http_urls).cloned().collect();
-        let hosts: Vec<Url> = urls.iter().chain(&config.listen_console_urls).cloned().collect();
+            config.listen.client_urls.iter().chain(&config.listen.client_http_urls).cloned().collect();
+        let hosts: Vec<Url> = urls.iter().chain(&config.listen.console_urls).cloned().collect();
         let mut settings = settings_of(options, Side::Client, (&fixtures, now), &hosts, logger)?;
         settings.alpn = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         let client_settings = Some(settings.clone()).filter(|settings| !settings.is_empty());
         warn_of_plain(Side::Client, &urls, &settings, logger);
-        let listens = hosts.iter().chain(&config.listen_metrics_urls).any(is_secure);
+        let listens = hosts.iter().chain(&config.listen.metrics_urls).any(is_secure);
         // The console connects to other members, even if the listeners of this member use no TLS.
-        let dials = !config.listen_console_urls.is_empty();
+        let dials = !config.listen.console_urls.is_empty();
         let clients = match listens && !settings.is_empty() || dials {
             true => Some(load(settings, Side::Client, &mut watched, logger)?),
             false => None,

@@ -236,10 +236,10 @@ pub fn parse_int(text: &str) -> Result<i64, ValueError> {
         Some(b'+') => (false, &text[1..]),
         _ => (false, text),
     };
-    let refused = |why: &str| ValueError(format!("strconv.ParseInt: parsing {}: {why}", quote(text)));
-    let magnitude = magnitude(digits).map_err(refused)?;
+    let refused = |why| ValueError(format!("strconv.ParseInt: parsing {}: {why}", quote(text)));
+    let magnitude = parse_magnitude(digits).map_err(refused)?;
     let value = if negative { 0i64.checked_sub_unsigned(magnitude) } else { i64::try_from(magnitude).ok() };
-    value.ok_or_else(|| refused("value out of range"))
+    value.ok_or_else(|| refused(IntegerError::Range))
 }
 
 /// Parses an unsigned number as Go's `strconv.ParseUint` does with base 0 and 64 bits.
@@ -248,7 +248,8 @@ pub fn parse_int(text: &str) -> Result<i64, ValueError> {
 ///
 /// Returns Go's error text.
 pub fn parse_uint(text: &str) -> Result<u64, ValueError> {
-    magnitude(text).map_err(|why| ValueError(format!("strconv.ParseUint: parsing {}: {why}", quote(text))))
+    parse_magnitude(text)
+        .map_err(|why| ValueError(format!("strconv.ParseUint: parsing {}: {why}", quote(text))))
 }
 
 /// Parses an unsigned number as Go's `strconv.ParseUint` does with base 0 and 32 bits.
@@ -257,10 +258,34 @@ pub fn parse_uint(text: &str) -> Result<u64, ValueError> {
 /// Returns Go's error text.
 pub fn parse_uint32(text: &str) -> Result<u32, ValueError> {
     let fault = |why| ValueError(format!("strconv.ParseUint: parsing {}: {why}", quote(text)));
-    u32::try_from(magnitude(text).map_err(fault)?).map_err(|_| fault("value out of range"))
+    u32::try_from(parse_magnitude(text).map_err(fault)?).map_err(|_| fault(IntegerError::Range))
 }
 
-fn magnitude(text: &str) -> Result<u64, &'static str> {
+/// Reason why a text is not a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IntegerError {
+    /// The text has a wrong syntax.
+    Syntax,
+    /// The number does not fit into its type.
+    Range,
+}
+
+impl fmt::Display for IntegerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            IntegerError::Syntax => "invalid syntax",
+            IntegerError::Range => "value out of range",
+        })
+    }
+}
+
+/// Parses a number without sign as Go does with base 0: decimal, `0x`, `0o`, `0` and `0b`, with underscores
+/// between digits.
+///
+/// # Errors
+///
+/// Returns an error if the text is not a number of 64 bits.
+pub fn parse_magnitude(text: &str) -> Result<u64, IntegerError> {
     let lower = text.to_ascii_lowercase();
     let (base, digits) = match lower.as_bytes() {
         [b'0', b'x', ..] => (16, &lower[2..]),
@@ -274,9 +299,9 @@ fn magnitude(text: &str) -> Result<u64, &'static str> {
     let is_misplaced =
         digits.ends_with('_') || digits.contains("__") || digits.starts_with('_') && base == 10;
     if plain.is_empty() || is_misplaced || !plain.chars().all(|c| c.is_digit(base)) {
-        return Err("invalid syntax");
+        return Err(IntegerError::Syntax);
     }
-    u64::from_str_radix(&plain, base).map_err(|_| "value out of range")
+    u64::from_str_radix(&plain, base).map_err(|_| IntegerError::Range)
 }
 
 /// Formats bytes as go-humanize's `Bytes` does, in powers of 1000: `25 kB`, `2.1 GB`, `12 B`.

@@ -291,7 +291,7 @@ impl<'a> Rebuild<'a> {
     ///
     /// The text says what prevents the rebuild, and what to do.
     pub fn prepare(mut self) -> Result<Lock, RebuildError> {
-        let data_dir = self.config.data_dir.clone();
+        let data_dir = self.config.storage.data_dir.clone();
         let journal_path = journal_path(&data_dir);
         let (whole, member_lock) = self.lock(&data_dir)?;
         let journal = journal::read(&journal_path)?;
@@ -387,7 +387,8 @@ impl<'a> Rebuild<'a> {
 
     /// Returns the flags' peer URLs in one line, in sorted order.
     fn peer_urls(&self) -> String {
-        let urls: BTreeSet<&str> = self.config.initial_advertise_peer_urls.iter().map(Url::as_str).collect();
+        let urls: BTreeSet<&str> =
+            self.config.cluster.initial_advertise_peer_urls.iter().map(Url::as_str).collect();
         urls.into_iter().collect::<Vec<_>>().join(",")
     }
 
@@ -414,7 +415,7 @@ impl<'a> Rebuild<'a> {
     fn identify(&self, member_dir: &Path) -> Option<(u64, u64)> {
         let path = member_dir.join(log::ShutdownRecord::FILE_NAME);
         let record = log::ShutdownRecord::read(&*self.disk, &path).ok().flatten();
-        let log_dirs = match &self.config.wal_dir {
+        let log_dirs = match &self.config.storage.wal_dir {
             Some(dir) => vec![dir.join(BESIDE_ETCD), dir.clone()],
             None => {
                 let noted = log_dir::known(&*self.disk, member_dir).ok().flatten();
@@ -430,8 +431,9 @@ impl<'a> Rebuild<'a> {
 
     /// Requests the list of members, confirmed by a quorum, from the other members.
     fn find_cluster(&self) -> Result<Cluster, RebuildError> {
-        let own: BTreeSet<&str> = self.config.initial_advertise_peer_urls.iter().map(Url::as_str).collect();
-        let pairs = self.config.initial_cluster.split(',').filter_map(|pair| pair.split_once('='));
+        let own: BTreeSet<&str> =
+            self.config.cluster.initial_advertise_peer_urls.iter().map(Url::as_str).collect();
+        let pairs = self.config.cluster.initial_cluster.split(',').filter_map(|pair| pair.split_once('='));
         let peers: Vec<&str> = pairs
             .filter(|(name, url)| *name != self.config.name && !own.contains(url))
             .map(|(_, url)| url)
@@ -501,7 +503,7 @@ impl<'a> Rebuild<'a> {
         let urls = self.peer_urls_given();
         let here = other_members::member_at(members, |member| &member.peer_urls, &urls);
         let by_id = members.iter().find(|member| Some(member.id) == known);
-        let data_dir = self.config.data_dir.display();
+        let data_dir = self.config.storage.data_dir.display();
         let refused = |text: String| Err(RebuildError::Refused(text));
         match (here, by_id) {
             (Some(here), Some(by_id)) if here.id != by_id.id => refused(format!(
@@ -560,7 +562,7 @@ impl<'a> Rebuild<'a> {
 
     /// Returns the flags' peer URLs.
     fn peer_urls_given(&self) -> Vec<String> {
-        self.config.initial_advertise_peer_urls.iter().map(|url| url.as_str().to_owned()).collect()
+        self.config.cluster.initial_advertise_peer_urls.iter().map(|url| url.as_str().to_owned()).collect()
     }
 
     fn remove(&self, contact: &str, id: u64) -> Result<(), RebuildError> {
@@ -648,10 +650,10 @@ impl<'a> Rebuild<'a> {
             // Uses the id in place of the name: a member that has not been started has no name.
             pairs.extend(member.peer_urls.iter().map(|url| format!("member-{:x}={url}", member.id)));
         }
-        self.config.initial_cluster = pairs.join(",");
-        self.config.initial_cluster_state = InitialClusterState::Existing;
-        self.config.force_new_cluster = false;
-        self.config.discovery = None;
+        self.config.cluster.initial_cluster = pairs.join(",");
+        self.config.cluster.initial_cluster_state = InitialClusterState::Existing;
+        self.config.cluster.force_new_cluster = false;
+        self.config.cluster.discovery = None;
     }
 
     fn say(&self, what: &str, id: u64) {

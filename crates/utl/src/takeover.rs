@@ -66,9 +66,10 @@ pub struct TakeOver<'t> {
 /// Returns an error that says which file of etcd has which problem, or that the disk is full; nothing has
 /// changed then.
 pub fn take_over(wanted: &TakeOver<'_>) -> Result<(), Failure> {
-    let member_dir = &wanted.config.data_dir.join("member");
+    let member_dir = &wanted.config.storage.data_dir.join("member");
     let is_begun = there(&member_dir.join(COMPLETE))?;
-    let is_wanted = || Ok::<bool, Failure>(wanted.config.import_etcd_data && is_etcds(wanted, member_dir)?);
+    let is_wanted =
+        || Ok::<bool, Failure>(wanted.config.storage.import_etcd_data && is_etcds(wanted, member_dir)?);
     // If the directory is to be left alone, nothing is written to it, not even a lock file.
     let _lock = if is_begun || is_wanted()? {
         Some(lock_member(&RealDisk, member_dir).map_err(Failure::error)?)
@@ -85,7 +86,7 @@ pub fn take_over(wanted: &TakeOver<'_>) -> Result<(), Failure> {
         }
         wanted.logger.warn(
             "etcd has run since its data was imported, and Mainstay has not: what was imported is removed",
-            &[("data-dir", Value::Str(&wanted.config.data_dir.display().to_string()))],
+            &[("data-dir", Value::Str(&wanted.config.storage.data_dir.display().to_string()))],
         );
         discard(member_dir)?;
     }
@@ -93,7 +94,7 @@ pub fn take_over(wanted: &TakeOver<'_>) -> Result<(), Failure> {
         if mark.files != Files::Dropped {
             wanted.logger.info(
                 "etcd's files are kept beside Mainstay's; `mainstay utl drop-etcd` deletes them",
-                &[("data-dir", Value::Str(&wanted.config.data_dir.display().to_string()))],
+                &[("data-dir", Value::Str(&wanted.config.storage.data_dir.display().to_string()))],
             );
         }
         return Ok(());
@@ -103,7 +104,7 @@ pub fn take_over(wanted: &TakeOver<'_>) -> Result<(), Failure> {
     }
     wanted.logger.warn(
         "the data directory was written by etcd: taking this member over; etcd's files are not changed",
-        &[("data-dir", Value::Str(&wanted.config.data_dir.display().to_string()))],
+        &[("data-dir", Value::Str(&wanted.config.storage.data_dir.display().to_string()))],
     );
     // Locked until etcd is prevented from starting.
     let _etcd = make(wanted, member_dir)?;
@@ -114,7 +115,7 @@ pub fn take_over(wanted: &TakeOver<'_>) -> Result<(), Failure> {
 
 /// Reports what was done, what it means for etcd's files, and how to go back.
 fn tell(wanted: &TakeOver<'_>, what: &str) {
-    let data_dir = wanted.config.data_dir.display().to_string();
+    let data_dir = wanted.config.storage.data_dir.display().to_string();
     wanted.logger.warn(
         what,
         &[
@@ -148,7 +149,7 @@ fn is_etcds(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<bool, Failure> {
     {
         return Ok(false);
     }
-    let found = EtcdFiles::find(&RealDisk, member_dir, wanted.config.wal_dir.as_deref());
+    let found = EtcdFiles::find(&RealDisk, member_dir, wanted.config.storage.wal_dir.as_deref());
     Ok(found.map_err(Failure::error)?.is_some())
 }
 
@@ -167,7 +168,7 @@ fn cannot(data_dir: &Path, wal_dir: Option<&Path>, why: &str) -> Failure {
 
 /// Makes all files and renames the directory, which completes the decision. Returns etcd's files, locked.
 fn make(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<Import, Failure> {
-    let (data_dir, wal_dir) = (&wanted.config.data_dir, wanted.config.wal_dir.as_deref());
+    let (data_dir, wal_dir) = (&wanted.config.storage.data_dir, wanted.config.storage.wal_dir.as_deref());
     let failed = |error: &dyn std::fmt::Display| cannot(data_dir, wal_dir, &error.to_string());
     let import = Import::open(data_dir, wal_dir, LeaveOut::default()).map_err(|failure| failed(&failure))?;
     let target = Target::begin(&member_dir.join(COMPLETE))?;
@@ -198,7 +199,7 @@ fn make(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<Import, Failure> {
         }
     }
     .map_err(|error| failed(&error))?;
-    restoration.set_rules(rules(wanted.config.max_learners));
+    restoration.set_rules(rules(wanted.config.cluster.max_learners));
     let total = import.source.base.bolt().size_bytes().max(1);
     let mut told = 0;
     let mut notices = Notices::in_log(wanted.logger);
@@ -221,7 +222,7 @@ fn make(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<Import, Failure> {
         })
         .map_err(|error| failed(&error))?;
     // Read the result back as a start would.
-    let made = Stopped::open_with(&disk, target.making(), None, rules(wanted.config.max_learners));
+    let made = Stopped::open_with(&disk, target.making(), None, rules(wanted.config.cluster.max_learners));
     let made = made.map_err(|error| failed(&error))?;
     let source = &import.source;
     let hard_state = made.hard_state;
@@ -345,7 +346,7 @@ fn finish(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<(), Failure> {
     }
     if let Some(mark) = TakenOver::read(&RealDisk, &complete).map_err(Failure::error)? {
         mark.guard(&RealDisk, member_dir).map_err(Failure::error)?;
-        if let Err(why) = etcd_beside::put_sign(&RealDisk, &wanted.config.data_dir) {
+        if let Err(why) = etcd_beside::put_sign(&RealDisk, &wanted.config.storage.data_dir) {
             // The file only informs people; the guard files keep etcd out. The next start tries again to
             // write it.
             wanted.logger.warn(

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
+use mainstay_config::feature_gate::INITIAL_CORRUPT_CHECK;
 use mainstay_config::{Config, InitialClusterState, Invocation, Parsed, Refusal, parse};
 use testkit::TempDir;
 
@@ -53,35 +54,41 @@ fn refused(lines: &str) -> String {
 fn values_have_the_forms_that_etcd_takes() {
     for number in ["200", "200.0", "2e2", "0xc8", "0310", "2_00", "\t200", "!!int \"200\"", "!!float '200'"] {
         let config = with(&format!("heartbeat-interval: {number}"));
-        assert_eq!(config.heartbeat_interval, Duration::from_millis(200), "{number}");
+        assert_eq!(config.raft.heartbeat_interval, Duration::from_millis(200), "{number}");
     }
     // Null means not set, and keys may be in upper case; of equal keys the last one counts.
-    assert_eq!(with("heartbeat-interval:").heartbeat_interval, Duration::from_millis(100));
-    assert_eq!(with("Heartbeat-INTERVAL: 50").heartbeat_interval, Duration::from_millis(50));
+    assert_eq!(with("heartbeat-interval:").raft.heartbeat_interval, Duration::from_millis(100));
+    assert_eq!(with("Heartbeat-INTERVAL: 50").raft.heartbeat_interval, Duration::from_millis(50));
     assert_eq!(
-        with("heartbeat-interval: 60\nheartbeat-interval: 70").heartbeat_interval,
+        with("heartbeat-interval: 60\nheartbeat-interval: 70").raft.heartbeat_interval,
         Duration::from_millis(70)
     );
     for nanoseconds in ["10000000000", "1e10"] {
         let config = with(&format!("corrupt-check-time: {nanoseconds}"));
-        assert_eq!(config.corrupt_check_time, Duration::from_secs(10));
+        assert_eq!(config.checks.corrupt_check_time, Duration::from_secs(10));
     }
     for no in ["false", "no", "Off", "n"] {
-        assert!(!with(&format!("strict-reconfig-check: {no}")).strict_reconfig_check, "{no}");
+        assert!(!with(&format!("strict-reconfig-check: {no}")).cluster.strict_reconfig_check, "{no}");
     }
-    assert_eq!(with("initial-cluster-token: '123'").initial_cluster_token, "123");
-    assert_eq!(with("initial-cluster-state: existing").initial_cluster_state, InitialClusterState::Existing);
-    assert_eq!(with("initial-cluster-state: ''").initial_cluster_state, InitialClusterState::New);
+    assert_eq!(with("initial-cluster-token: '123'").cluster.initial_cluster_token, "123");
+    assert_eq!(
+        with("initial-cluster-state: existing").cluster.initial_cluster_state,
+        InitialClusterState::Existing
+    );
+    assert_eq!(with("initial-cluster-state: ''").cluster.initial_cluster_state, InitialClusterState::New);
     assert_eq!(with("log-outputs: [stderr, stdout]").log.outputs.len(), 2);
-    assert_eq!(with("quota-backend-bytes: 9223372036854775807").quota_backend_bytes, Some(i64::MAX as u64));
-    assert_eq!(with("cors: http://a:1").cors.unwrap(), ["http://a:1"]);
-    assert!(with("feature-gates: InitialCorruptCheck=true").feature_gates.is_on("InitialCorruptCheck"));
-    assert!(with("socket-options: {reuse-port: true}").socket_reuse_port);
+    assert_eq!(
+        with("quota-backend-bytes: 9223372036854775807").limits.quota_backend_bytes,
+        Some(i64::MAX as u64)
+    );
+    assert_eq!(with("cors: http://a:1").clients.cors.unwrap(), ["http://a:1"]);
+    assert!(with("feature-gates: InitialCorruptCheck=true").feature_gates.is_enabled(&INITIAL_CORRUPT_CHECK));
+    assert!(with("socket-options: {reuse-port: true}").listen.reuse_port);
     // Mainstay's own flags are keys, and so are flags of etcd that its configuration file lacks.
     let config =
         with("zone: a\nmax-expensive-calls: 7\nraft-read-timeout: 7000000000\nclient-crl-file: /crl");
-    assert_eq!((config.zone.as_str(), config.max_expensive_calls), ("a", 7));
-    assert_eq!(config.raft_read_timeout, Duration::from_secs(7));
+    assert_eq!((config.zone.as_str(), config.limits.max_expensive_calls), ("a", 7));
+    assert_eq!(config.raft.read_timeout, Duration::from_secs(7));
     assert_eq!(config.client_tls.settings.crl_file.unwrap(), Path::new("/crl"));
 }
 
@@ -225,8 +232,8 @@ fn a_discovery_service_has_a_block_of_its_own() {
     let text = "name: m\ndiscovery-config:\n  token: t\n  client:\n    endpoints: [a:1, b:2]\n    request-timeout: 7000000000\n    \
                 secure: {cacert: /ca, insecure-transport: false}\n    auth: {username: u, password: p}\n";
     let config = read(text).expect("is good").config;
-    let Some(mainstay_config::Discovery::Service(service)) = &config.discovery else {
-        panic!("{:?}", config.discovery)
+    let Some(mainstay_config::Discovery::Service(service)) = &config.cluster.discovery else {
+        panic!("{:?}", config.cluster.discovery)
     };
     assert_eq!(
         (service.token.as_str(), &service.endpoints[..]),
@@ -236,7 +243,7 @@ fn a_discovery_service_has_a_block_of_its_own() {
     assert_eq!(service.dial_timeout, Duration::from_secs(2), "the default");
     assert_eq!(service.cacert.as_deref(), Some(Path::new("/ca")));
     assert_eq!(service.user, Some(("u".to_owned(), "p".to_owned())));
-    assert!(!service.insecure_transport && config.initial_cluster.is_empty());
+    assert!(!service.insecure_transport && config.cluster.initial_cluster.is_empty());
     assert!(!format!("{service:?}").contains("\"p\""));
 }
 
@@ -263,7 +270,7 @@ fn keys_without_effect_are_named() {
     // Old spellings are accepted.
     let parsed =
         read(&format!("{MEMBER}experimental-corrupt-check-time: 10000000000\nmax-snapshots: 5\n")).unwrap();
-    assert_eq!(parsed.config.corrupt_check_time, Duration::from_secs(10));
+    assert_eq!(parsed.config.checks.corrupt_check_time, Duration::from_secs(10));
     let warned = |words: &str| parsed.warnings.iter().any(|entry| entry.to_string().contains(words));
     assert!(warned("experimental-corrupt-check-time") && warned("--max-snapshots is deprecated in 3.6"));
 }
@@ -278,7 +285,7 @@ fn a_file_leaves_flags_and_environment_without_effect() {
     else {
         panic!("it is taken");
     };
-    assert_eq!((parsed.config.name.as_str(), parsed.config.listen_client_urls.len()), ("m", 1));
+    assert_eq!((parsed.config.name.as_str(), parsed.config.listen.client_urls.len()), ("m", 1));
     let ignored = parsed.warnings.iter().flat_map(|entry| &entry.fields).find(|(key, _)| *key == "ignored");
     assert_eq!(ignored.unwrap().1, "--listen-client-urls, --log-level, --name, ETCD_NAME");
     assert!(
@@ -310,14 +317,14 @@ fn defaults_are_those_of_the_flags() {
     for empty in ["", "# nothing\n", "null", "{}", "---\n"] {
         let config = read(empty).unwrap_or_else(|refusal| panic!("{empty:?}: {refusal}")).config;
         assert_eq!(
-            (config.name.as_str(), config.listen_client_urls[0].as_str()),
+            (config.name.as_str(), config.listen.client_urls[0].as_str()),
             ("default", "http://localhost:2379")
         );
     }
     // As in etcd, a file that names listeners may leave the advertised URLs at the default.
     let config = read("listen-client-urls: http://127.0.0.1:5\n").unwrap().config;
-    assert_eq!(config.advertise_client_urls[0].as_str(), "http://localhost:2379");
+    assert_eq!(config.cluster.advertise_client_urls[0].as_str(), "http://localhost:2379");
     let json = r#"{"name": "j", "initial-cluster": "j=http://localhost:2380", "max-txn-ops": 7}"#;
     let config = read(json).unwrap().config;
-    assert_eq!((config.name.as_str(), config.max_txn_ops), ("j", 7));
+    assert_eq!((config.name.as_str(), config.limits.max_txn_ops), ("j", 7));
 }

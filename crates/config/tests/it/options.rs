@@ -292,21 +292,23 @@ fn the_flags_of_tls_are_those_of_clients_and_those_of_members() {
 fn a_cluster_may_be_found_by_records_or_a_service() {
     let srv = config("--name=a --data-dir=/d --discovery-srv=example.com --discovery-srv-name=blue");
     let expected = Discovery::Srv { domain: "example.com".to_owned(), name: "blue".to_owned() };
-    assert_eq!(srv.discovery, Some(expected));
-    assert_eq!(srv.initial_cluster, "", "nobody is named");
+    assert_eq!(srv.cluster.discovery, Some(expected));
+    assert_eq!(srv.cluster.initial_cluster, "", "nobody is named");
     assert_eq!(srv.peer_tls.settings.server_name.as_deref(), Some("example.com"));
     let with_ca = config("--discovery-srv=example.com --peer-trusted-ca-file=/ca");
     assert_eq!(with_ca.peer_tls.settings.server_name, None, "as in etcd");
     let found = config("--discovery-token=t --discovery-endpoints=b:1,a:1 --discovery-user=u:p --wal-dir=/w");
-    let Some(Discovery::Service(service)) = &found.discovery else { panic!("{:?}", found.discovery) };
+    let Some(Discovery::Service(service)) = &found.cluster.discovery else {
+        panic!("{:?}", found.cluster.discovery)
+    };
     assert_eq!(
         (&service.token[..], &service.endpoints[..]),
         ("t", &["a:1".to_owned(), "b:1".to_owned()][..])
     );
     assert_eq!(service.user, Some(("u".to_owned(), "p".to_owned())));
-    assert_eq!(found.wal_dir.as_deref(), Some(Path::new("/w")));
+    assert_eq!(found.storage.wal_dir.as_deref(), Some(Path::new("/w")));
     let plain = config("--initial-cluster=default=http://localhost:2380");
-    assert!(plain.discovery.is_none() && plain.wal_dir.is_none());
+    assert!(plain.cluster.discovery.is_none() && plain.storage.wal_dir.is_none());
 }
 
 #[test]
@@ -388,10 +390,11 @@ fn the_table_is_consistent() {
     }
     for old in OLD_SPELLINGS {
         match old.successor {
-            Successor::Flag(name) => assert!(find_flag(name).is_some(), "{name}"),
-            Successor::Gate(name) => assert!(
-                matches!(run(&format!("--feature-gates={name}=false")), Ok(Invocation::Serve(_))),
-                "{name}"
+            Successor::Flag(flag) => assert!(find_flag(flag.name).is_some(), "{}", flag.name),
+            Successor::Gate(gate) => assert!(
+                matches!(run(&format!("--feature-gates={}=false", gate.name)), Ok(Invocation::Serve(_))),
+                "{}",
+                gate.name
             ),
         }
         assert!(find_flag(old.name).is_none(), "{}", old.name);
@@ -430,36 +433,40 @@ fn defaults_are_those_of_etcd() {
     let texts =
         |urls: &[mainstay_config::Url]| urls.iter().map(|url| url.as_str().to_string()).collect::<Vec<_>>();
     assert_eq!(config.name, "default");
-    assert_eq!(config.data_dir, Path::new("default.etcd"));
-    assert_eq!(texts(&config.listen_client_urls), ["http://localhost:2379"]);
-    assert_eq!(texts(&config.listen_peer_urls), ["http://localhost:2380"]);
-    assert_eq!(texts(&config.advertise_client_urls), ["http://localhost:2379"]);
-    assert_eq!(texts(&config.initial_advertise_peer_urls), ["http://localhost:2380"]);
-    assert!(config.listen_metrics_urls.is_empty());
-    assert!(config.listen_console_urls.is_empty());
-    assert_eq!(config.initial_cluster_state, InitialClusterState::New);
-    assert_eq!(config.quota_backend_bytes, Some(2 << 30));
-    assert_eq!(config.auto_compaction, AutoCompaction::Off);
-    assert_eq!((config.snapshot_count, config.snapshot_catchup_entries), (10_000, 5_000));
-    assert_eq!((config.max_request_bytes, config.max_txn_ops), (1_572_864, 128));
-    assert_eq!(config.max_concurrent_streams, u32::MAX);
-    assert_eq!(config.heartbeat_interval, Duration::from_millis(100));
-    assert_eq!(config.election_timeout, Duration::from_millis(1000));
+    assert_eq!(config.storage.data_dir, Path::new("default.etcd"));
+    assert_eq!(texts(&config.listen.client_urls), ["http://localhost:2379"]);
+    assert_eq!(texts(&config.listen.peer_urls), ["http://localhost:2380"]);
+    assert_eq!(texts(&config.cluster.advertise_client_urls), ["http://localhost:2379"]);
+    assert_eq!(texts(&config.cluster.initial_advertise_peer_urls), ["http://localhost:2380"]);
+    assert!(config.listen.metrics_urls.is_empty());
+    assert!(config.listen.console_urls.is_empty());
+    assert_eq!(config.cluster.initial_cluster_state, InitialClusterState::New);
+    assert_eq!(config.limits.quota_backend_bytes, Some(2 << 30));
+    assert_eq!(config.compaction.auto, AutoCompaction::Off);
+    assert_eq!((config.raft.snapshot_count, config.raft.snapshot_catchup_entries), (10_000, 5_000));
+    assert_eq!((config.limits.max_request_bytes, config.limits.max_txn_ops), (1_572_864, 128));
+    assert_eq!(config.limits.max_concurrent_streams, u32::MAX);
+    assert_eq!(config.raft.heartbeat_interval, Duration::from_millis(100));
+    assert_eq!(config.raft.election_timeout, Duration::from_millis(1000));
     assert_eq!(config.log.level, Level::Info);
     assert_eq!(config.log.format, Format::Json);
     assert_eq!(config.log.outputs, [LogOutput::Stderr]);
-    assert_eq!(config.metrics, MetricsDetail::Basic);
-    assert_eq!(config.warning_apply_duration, Duration::from_millis(100));
-    assert_eq!(config.warning_unary_request_duration, Duration::from_millis(300));
-    assert_eq!(config.watch_progress_notify_interval, Duration::from_secs(600));
-    assert_eq!(config.grpc_keepalive_min_time, Duration::from_secs(5));
-    assert_eq!(config.grpc_keepalive_interval, Duration::from_secs(7200));
-    assert_eq!(config.grpc_keepalive_timeout, Duration::from_secs(20));
-    assert_eq!((config.compaction_batch_limit, config.max_learners), (1000, 1));
+    assert_eq!(config.observability.metrics, MetricsDetail::Basic);
+    assert_eq!(config.observability.warning_apply_duration, Duration::from_millis(100));
+    assert_eq!(config.observability.warning_unary_request_duration, Duration::from_millis(300));
+    assert_eq!(config.clients.watch_progress_notify_interval, Duration::from_secs(600));
+    assert_eq!(config.clients.keepalive_min_time, Duration::from_secs(5));
+    assert_eq!(config.clients.keepalive_interval, Duration::from_secs(7200));
+    assert_eq!(config.clients.keepalive_timeout, Duration::from_secs(20));
+    assert_eq!((config.compaction.batch_limit, config.cluster.max_learners), (1000, 1));
     // COMPAT-9: etcd's default is 10 ms.
-    assert_eq!(config.compaction_sleep_interval, Duration::from_millis(1));
-    assert!(config.pre_vote && config.strict_reconfig_check && config.initial_election_tick_advance);
-    assert!(!config.unsafe_no_fsync && !config.socket_reuse_port && !config.socket_reuse_address);
+    assert_eq!(config.compaction.sleep_interval, Duration::from_millis(1));
+    assert!(
+        config.raft.pre_vote
+            && config.cluster.strict_reconfig_check
+            && config.raft.initial_election_tick_advance
+    );
+    assert!(!config.storage.unsafe_no_fsync && !config.listen.reuse_port && !config.listen.reuse_address);
     let bootstrap = config.bootstrap().unwrap();
     assert_eq!(bootstrap.local_id, 0x8e9e_05c5_2164_694d);
     assert_eq!(bootstrap.cluster_id, 0xcdf8_1819_4e3a_8c32);
@@ -470,41 +477,41 @@ fn every_form_of_a_flag_sets_it() {
     for line in
         ["--max-txn-ops=7", "--max-txn-ops 7", "-max-txn-ops=7", "-max-txn-ops 7", "ETCD_MAX_TXN_OPS=7"]
     {
-        assert_eq!(config(line).max_txn_ops, 7, "{line}");
+        assert_eq!(config(line).limits.max_txn_ops, 7, "{line}");
     }
     for line in ["--unsafe-no-fsync", "-unsafe-no-fsync", "--unsafe-no-fsync=T", "ETCD_UNSAFE_NO_FSYNC=1"] {
-        assert!(config(line).unsafe_no_fsync, "{line}");
+        assert!(config(line).storage.unsafe_no_fsync, "{line}");
     }
-    assert!(!config("--pre-vote=false").pre_vote);
-    assert_eq!(config("--max-txn-ops=7 --max-txn-ops=8").max_txn_ops, 8, "the last one counts");
+    assert!(!config("--pre-vote=false").raft.pre_vote);
+    assert_eq!(config("--max-txn-ops=7 --max-txn-ops=8").limits.max_txn_ops, 8, "the last one counts");
     assert_eq!(config("--name --pre-vote").name, "--pre-vote", "a value is taken as it is");
-    assert_eq!(config("--max-txn-ops=7 --").max_txn_ops, 7);
-    assert_eq!(config("--max-txn-ops=0x10").max_txn_ops, 16);
+    assert_eq!(config("--max-txn-ops=7 --").limits.max_txn_ops, 7);
+    assert_eq!(config("--max-txn-ops=0x10").limits.max_txn_ops, 16);
 }
 
 #[test]
 fn values_mean_what_they_mean_to_etcd() {
     let hour = Duration::from_secs(3600);
-    assert_eq!(config("--auto-compaction-retention=5").auto_compaction, AutoCompaction::Periodic(hour * 5));
-    assert_eq!(config("--auto-compaction-retention=30m").auto_compaction, AutoCompaction::Periodic(hour / 2));
-    assert_eq!(config("--auto-compaction-retention=0s").auto_compaction, AutoCompaction::Off);
+    assert_eq!(config("--auto-compaction-retention=5").compaction.auto, AutoCompaction::Periodic(hour * 5));
+    assert_eq!(config("--auto-compaction-retention=30m").compaction.auto, AutoCompaction::Periodic(hour / 2));
+    assert_eq!(config("--auto-compaction-retention=0s").compaction.auto, AutoCompaction::Off);
     let line = "--auto-compaction-mode=revision --auto-compaction-retention=1000";
-    assert_eq!(config(line).auto_compaction, AutoCompaction::Revision(1000));
-    assert_eq!(config("--quota-backend-bytes=-1").quota_backend_bytes, None);
-    assert_eq!(config("--quota-backend-bytes=4096").quota_backend_bytes, Some(4096));
-    assert_eq!(config("--snapshot-count=0").snapshot_count, 10_000);
-    assert_eq!(config("--metrics=extensive").metrics, MetricsDetail::Extensive);
+    assert_eq!(config(line).compaction.auto, AutoCompaction::Revision(1000));
+    assert_eq!(config("--quota-backend-bytes=-1").limits.quota_backend_bytes, None);
+    assert_eq!(config("--quota-backend-bytes=4096").limits.quota_backend_bytes, Some(4096));
+    assert_eq!(config("--snapshot-count=0").raft.snapshot_count, 10_000);
+    assert_eq!(config("--metrics=extensive").observability.metrics, MetricsDetail::Extensive);
     let log = config("--log-outputs=stdout,/tmp/x.log,stderr --log-level=DEBUG --log-format=console").log;
     assert_eq!(log.outputs, [LogOutput::File("/tmp/x.log".into()), LogOutput::Stderr, LogOutput::Stdout]);
     assert_eq!((log.level, log.format), (Level::Debug, Format::Console));
     assert!(config("--log-outputs=/dev/null,stderr").log.outputs.is_empty());
     let urls =
         config("--listen-client-urls=http://[::1]:5,http://127.0.0.1:4 --advertise-client-urls=http://x:1");
-    let urls: Vec<&str> = urls.listen_client_urls.iter().map(|url| url.as_str()).collect();
+    let urls: Vec<&str> = urls.listen.client_urls.iter().map(|url| url.as_str()).collect();
     assert_eq!(urls, ["http://127.0.0.1:4", "http://[::1]:5"], "sorted, as in etcd");
     let line = "--listen-client-urls= --advertise-client-urls=http://x:1";
     assert_eq!(
-        config(line).listen_client_urls[0].as_str(),
+        config(line).listen.client_urls[0].as_str(),
         "http://localhost:2379",
         "empty leaves the default"
     );
@@ -513,7 +520,7 @@ fn values_mean_what_they_mean_to_etcd() {
 #[test]
 fn a_name_alone_makes_a_cluster_of_that_name() {
     let config = config("--name=a --initial-advertise-peer-urls=http://h:1,http://h:2");
-    assert_eq!(config.initial_cluster, "a=http://h:1,a=http://h:2");
+    assert_eq!(config.cluster.initial_cluster, "a=http://h:1,a=http://h:2");
     assert_eq!(config.bootstrap().unwrap().members.len(), 1);
 }
 
@@ -557,8 +564,8 @@ fn no_argument_makes_the_parser_panic() {
 /// and origins are URLs.
 #[test]
 fn hosts_and_origins_are_those_of_etcd() {
-    let hosts = |line: &str| config(line).host_whitelist;
-    let origins = |line: &str| config(line).cors;
+    let hosts = |line: &str| config(line).clients.host_whitelist;
+    let origins = |line: &str| config(line).clients.cors;
     let some = |words: &[&str]| Some(words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>());
     assert_eq!((hosts(""), origins("")), (None, None));
     assert_eq!(hosts("--host-whitelist=a.example,b,a.example"), some(&["a.example", "b"]));

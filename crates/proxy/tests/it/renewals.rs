@@ -66,10 +66,8 @@ fn a_member_that_answers_no_renewal_is_given_up() {
     };
     let _member = front::start(options, vec![socket.into()], make).unwrap();
     let logger = Logger::to(Level::Error, Format::Json, Vec::new());
-    let options = ProxyOptions {
-        renewal_limit: Duration::from_millis(100),
-        ..ProxyOptions::of(vec![member.to_string()])
-    };
+    let mut options = ProxyOptions::of(vec![member.to_string()]);
+    options.members.renewal_limit = Duration::from_millis(100);
     let proxy = GrpcProxy::start(&options, &logger).unwrap();
     testkit::block_on(Duration::from_secs(30), async {
         let client = Client::new(Settings::of([proxy.address.to_string()])).unwrap();

@@ -6,10 +6,9 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use api::authpb::Permission;
 use clock::Clock;
-use config::MetricsDetail;
 use telemetry::audit::Lines;
 use telemetry::logging::{Format, Level, Logger};
-use telemetry::metrics::Metrics;
+use telemetry::metrics::{Metrics, MetricsDetail};
 
 use serde_json::Value;
 

@@ -10,6 +10,8 @@ use api::etcdserverpb::{
     MemberPromoteRequest, MemberPromoteResponse, MemberRemoveRequest, MemberRemoveResponse,
     MemberUpdateRequest, MemberUpdateResponse, ResponseHeader,
 };
+use api::identity;
+use api::url::Url;
 use bytes::Bytes;
 use front::{Answer, Head};
 use http::HeaderValue;
@@ -20,7 +22,6 @@ use super::call::Call;
 use super::principal::presented;
 use super::{decode, whole};
 use crate::forwarding;
-use config::{Url, identity};
 use replica::core::{ChangeAttempt, ClientRequest, MemberChange, ReplyBody};
 use replica::shared::Published;
 

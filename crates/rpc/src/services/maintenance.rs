@@ -17,7 +17,7 @@ use api::etcdserverpb::{
 };
 use api::health::health_check_response::ServingStatus;
 use api::health::{HealthCheckRequest, HealthCheckResponse, HealthListResponse};
-use api::limits::SNAPSHOT_BLOB_BYTES;
+use api::limits::{QUOTA_BYTES_DEFAULT, SNAPSHOT_BLOB_BYTES};
 use api::{Code, Status};
 use bytes::Bytes;
 use front::{Answer, Inbound, Outbound};
@@ -31,7 +31,6 @@ use super::call::Call;
 use super::choose::read_at_once;
 use super::principal::Principal;
 use super::{NO_REQUEST, Services, decode, decode_streamed, whole};
-use config::QUOTA_BYTES_DEFAULT;
 use replica::core::{ClientRequest, ReplyBody};
 use replica::long_reads::Reader;
 use storage::etcd_database::{EtcdDatabase, EtcdDatabaseError};

@@ -52,7 +52,7 @@ impl Rebuild<'_> {
     ///
     /// When a directory that has to be moved is a mount point.
     pub(super) fn log_place(&self, member_dir: &Path) -> Result<LogPlace, RebuildError> {
-        if let Some(wal_dir) = &self.config.wal_dir {
+        if let Some(wal_dir) = &self.config.storage.wal_dir {
             return Ok(LogPlace::Apart(wal_dir.clone()));
         }
         let wal = member_dir.join("wal");
@@ -107,7 +107,7 @@ impl Rebuild<'_> {
     pub(super) fn refuse_other_log_dir(&self, member_dir: &Path) -> Result<(), RebuildError> {
         // A damaged record is moved aside with the rest.
         let Ok(Some(noted)) = log_dir::known(&*self.disk, member_dir) else { return Ok(()) };
-        let given = self.config.wal_dir.iter().flat_map(|dir| [dir.clone(), dir.join(BESIDE_ETCD)]);
+        let given = self.config.storage.wal_dir.iter().flat_map(|dir| [dir.clone(), dir.join(BESIDE_ETCD)]);
         // If etcd's log was behind a link or on a mounted disk, no flag names its directory.
         let given = given.chain([member_dir.join("wal").join(BESIDE_ETCD)]);
         if given.into_iter().any(|dir| log_dir::same(&*self.disk, &noted, &dir).unwrap_or(false)) {
@@ -115,7 +115,7 @@ impl Rebuild<'_> {
         }
         // The data directory was renamed after the path was recorded, and the log is lost.
         let is_lost = !log::Log::is_in(&*self.disk, &noted).unwrap_or(true);
-        if self.config.wal_dir.is_none() && log_dir::is_beside_link(&noted) && is_lost {
+        if self.config.storage.wal_dir.is_none() && log_dir::is_beside_link(&noted) && is_lost {
             return Ok(());
         }
         Err(RebuildError::Refused(format!(

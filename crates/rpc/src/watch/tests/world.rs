@@ -25,13 +25,12 @@ use numbers::{ClusterId, Index, LeaseId, MemberId, Revision, Seconds, Term};
 use prost::Message as _;
 
 use crate::watch::{Anyone, Hub, Permit, Requests, Responses};
-use config::MetricsDetail;
 use replica::shared::{Clients, CoreQueues, Data, Diagnostics, Limits, Member, Published, Shared};
 use storage::Identity;
 use storage::readers::{Readers, Reading, place_of};
 use storage::values::Source;
 use telemetry::callers::Caller;
-use telemetry::metrics::Metrics;
+use telemetry::metrics::{Metrics, MetricsDetail};
 
 /// Values that repeat one byte, which depends on the location.
 #[derive(Default)]
