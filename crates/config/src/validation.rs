@@ -478,13 +478,13 @@ fn warn_of_risks(settings: &mut Settings, name: &str, urls: &Urls) {
         };
         if !url.is_local() {
             warn(
-                "passwords and data travel in clear to the console's listener: make it https, or an address of the loopback",
+                "passwords and data are sent in clear text to the console's listener: use an https URL, or a loopback address",
             );
         }
         if wants_certificates {
             warn(
-                "clients have to show a certificate, and the console's listener asks for none: whoever reaches it acts with the \
-                 certificate of this member",
+                "clients must show a certificate, but the console's listener asks for none: anyone who can \
+                 reach it acts with this member's certificate",
             );
         }
     }

@@ -185,7 +185,7 @@ async fn examine(matches: &Matches, io: &Io) -> Result<(), Failure> {
             ));
         }
         let extra = cli::go::quote(extra);
-        return Err(Failure::error(format!("unknown argument {extra}: endpoints go behind --endpoints")));
+        return Err(Failure::error(format!("unknown argument {extra}: give endpoints with --endpoints")));
     }
     if matches.get(LIST) {
         let lines: Vec<String> =

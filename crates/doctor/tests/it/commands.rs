@@ -219,7 +219,7 @@ fn what_cannot_be_done_is_refused() {
         "Error: nothing of the name \"nonsense\" is looked for: mainstay doctor --list\n"
     );
     assert!(refused(&["--nonsense"]).starts_with("Error: unknown flag: --nonsense\n"));
-    assert!(refused(&["10.0.0.1:2379"]).contains("endpoints go behind --endpoints"));
+    assert!(refused(&["10.0.0.1:2379"]).contains("give endpoints with --endpoints"));
     assert_eq!(
         refused(&["--json", "migrate"]),
         "Error: migrate comes before the flags: mainstay doctor migrate --endpoints=...\n"
