@@ -497,7 +497,7 @@ def never_had(run):
         member.serves(run, etcd)
         member.stop()
         said = member.is_refused(run, start)
-        run.equal("etcd's store is empty" in said and "Mainstay's data are as they were" in said, True, said[-800:])
+        run.equal("etcd's store is empty" in said and "Mainstay's data is unchanged" in said, True, said[-800:])
         run.bash(re.search("`(mkdir [^`]+)`", said)[1])
         member.serves(run, start)
         run.equal(member.told(revisions), expected, "behind what etcd began")

@@ -47,7 +47,7 @@ impl fmt::Display for Event {
             Event::Kept { error } => {
                 write!(f, "cannot use changed TLS files, those loaded before stay in use: {error}")
             }
-            Event::Restored => f.write_str("TLS files are again those in use"),
+            Event::Restored => f.write_str("the TLS files match those in use again"),
         }
     }
 }

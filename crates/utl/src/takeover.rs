@@ -183,7 +183,7 @@ fn make(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<Import, Failure> {
             let log_dir = log_dir::beside_etcd(wal_dir).map_err(Failure::error)?;
             if there(&log_dir)? {
                 return Err(Failure::error(format!(
-                    "{} is there already, and belongs to no member: move it away",
+                    "{} already exists, and belongs to no member: move it away",
                     log_dir.display()
                 )));
             }

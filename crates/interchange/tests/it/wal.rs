@@ -273,7 +273,7 @@ pub fn make_with(
 fn a_directory_cut_off_by_a_power_cut_is_no_member() {
     let whole = MemDisk::new(1);
     make(&whole).expect("is made");
-    assert!(make(&whole).is_err_and(|e| e.to_string().contains("is there already")));
+    assert!(make(&whole).is_err_and(|e| e.to_string().contains("already exists")));
     let mut finished = 0;
     for op in 1..=whole.ops() {
         for seed in 0..10 {

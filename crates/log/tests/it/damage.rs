@@ -246,7 +246,7 @@ fn a_lost_sector_that_holds_all_of_the_last_batch_is_told_by_a_noted_end_alone()
     // A valid record of any later batch proves that the lost data had been synced.
     disk.plant(&path, proven_damaged);
     let said = open(&disk).err().unwrap().to_string();
-    assert!(said.contains("was only written after this had been synced"), "{said}");
+    assert!(said.contains("was written only after this one had been synced"), "{said}");
 }
 
 #[test]

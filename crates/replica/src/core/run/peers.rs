@@ -117,8 +117,8 @@ impl Core {
             Err(error) => {
                 let why = error.to_string();
                 self.logger.error(
-                    "cannot read old entries for a follower, which gets a snapshot instead; rebuild this member from \
-                     the others with `mainstay rebuild`",
+                    "cannot read old entries for a follower, which gets a snapshot instead; rebuild this \
+                     member, whose log is damaged, from the others with `mainstay rebuild`",
                     &[("follower", Value::Id(fetch.to.0)), ("error", Value::Str(&why))],
                 );
                 self.step(Event::Discarded(fetch.last))?;
@@ -299,12 +299,13 @@ impl Core {
             None => {}
             Some(Leaves::HandsOver) => {
                 if let Some(to) = self.successor() {
-                    self.logger.warn("handing leadership over: the disk stalls", &[("to", Value::Id(to.0))]);
+                    self.logger
+                        .warn("transferring leadership because the disk stalls", &[("to", Value::Id(to.0))]);
                     self.transfer_to(to);
                 }
             }
             Some(Leaves::GivesUp) => {
-                self.logger.warn("giving leadership up: the disk stalls", &[]);
+                self.logger.warn("giving up leadership because the disk stalls", &[]);
                 self.step(Event::StepDownRequested)?;
             }
         }
@@ -318,7 +319,7 @@ impl Core {
             return;
         }
         let Some(to) = self.successor() else { return };
-        self.logger.info("handing leadership over before stopping", &[("to", Value::Id(to.0))]);
+        self.logger.info("transferring leadership before stopping", &[("to", Value::Id(to.0))]);
         self.resigned = true;
         self.transfer_to(to);
     }
@@ -329,7 +330,7 @@ impl Core {
         if let Err(why) = self.node.request(Request::Transfer(to)) {
             let why = why.to_string();
             self.logger.debug(
-                "leadership is not handed over",
+                "leadership was not transferred",
                 &[("to", Value::Id(to.0)), ("reason", Value::Str(&why))],
             );
         }
@@ -393,7 +394,7 @@ impl Core {
         if !self.leadership.has_ended(id, self.node.standing()) {
             return Ok(());
         }
-        self.logger.warn("the leader's process has ended", &[("leader", Value::Id(id.0))]);
+        self.logger.warn("the leader's process has exited", &[("leader", Value::Id(id.0))]);
         for _ in 0..self.election_ticks() {
             self.step(Event::Ticked)?;
         }
@@ -486,7 +487,7 @@ impl Core {
     /// because etcd's error text does not contain it.
     fn refuse_change(&mut self, request_id: RequestId, status: Status) {
         if status == error::TOO_MANY_LEARNERS && self.membership.is_held_back(&self.node) {
-            let reason = "a voter runs etcd or has not been heard of, or a learner runs etcd: --max-learners does not count";
+            let reason = "a voter runs etcd or has not reported yet, or a learner runs etcd; --max-learners has no effect";
             self.logger.warn("refused a learner", &[("reason", Value::Str(reason))]);
         }
         self.refuse(request_id, status);
@@ -512,7 +513,7 @@ impl Core {
         match step {
             membership::Step::Nothing => {}
             membership::Step::HandOver(to) => {
-                self.logger.info("handing leadership over before being removed", &[("to", Value::Id(to.0))]);
+                self.logger.info("transferring leadership before being removed", &[("to", Value::Id(to.0))]);
                 self.transfer_to(to);
             }
             membership::Step::ProposeNext => self.propose_next_change(),
@@ -717,8 +718,9 @@ impl Core {
             return;
         }
         self.logger.error(
-            "raising the CORRUPT alarm: the cluster takes no writes until it is disarmed; replace the member that it \
-             names (remove it, delete its data directory, add it again), then disarm the alarm",
+            "raising the CORRUPT alarm; the cluster accepts no writes until it is disarmed; replace the \
+             member that it names (remove it, delete its data directory, add it again), then disarm the \
+             alarm",
             &[("member-id", Value::Id(member_id))],
         );
         let alarm = AlarmRequest { action: AlarmAction::Activate as i32, member_id, alarm: CORRUPT };
@@ -738,7 +740,7 @@ impl Core {
         }
         let Some(to) = self.successor() else { return };
         self.logger.warn(
-            "handing leadership over: this member's state differs from the others'",
+            "transferring leadership because this member's state differs from the others'",
             &[("to", Value::Id(to.0))],
         );
         self.transfer_to(to);
