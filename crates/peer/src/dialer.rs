@@ -92,7 +92,7 @@ impl Dialer {
         Err(fault.unwrap_or_else(|| {
             io::Error::new(
                 io::ErrorKind::AddrNotAvailable,
-                format!("{host} has no address that {local} can reach"),
+                format!("{host} has no address that is reachable from {local}"),
             )
         }))
     }
