@@ -41,7 +41,7 @@ pub const ALL_ALPHA: &str = "AllAlpha";
 /// Gate that sets all beta gates that are not set by name.
 pub const ALL_BETA: &str = "AllBeta";
 
-const LEASES_NOTED: &str = "while no member may run etcd, the leader notes the remaining times of leases in the log, and every member keeps them";
+const LEASES_NOTED: &str = "while no member may run etcd, the leader records the remaining times of leases in the log, and every member keeps them";
 
 /// All feature gates, sorted by name.
 pub const FEATURE_GATES: &[FeatureGate] = &[
@@ -79,7 +79,7 @@ pub const FEATURE_GATES: &[FeatureGate] = &[
         name: "PriorityRequest",
         stage: Stage::Alpha,
         default: false,
-        effect: Effect::NoDifference("no limit on requests holds up revocations of leases that have expired"),
+        effect: Effect::NoDifference("no limit on requests delays the revocation of expired leases"),
     },
     FeatureGate {
         name: "SetMemberLocalAddr",

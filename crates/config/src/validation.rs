@@ -286,7 +286,7 @@ impl Urls {
             let is_unixs = |url: &&Url| url.scheme().is_unix() && url.scheme().is_secure();
             if let Some(url) = urls.iter().find(is_unixs) {
                 let text = format!(
-                    "--{flag} has {url}: members reach each other by http, https and unix URLs, and speak TLS by https only"
+                    "--{flag} has {url}: peer URLs must be http, https or unix URLs; TLS is used with https only"
                 );
                 return Err(Refusal::invalid(text));
             }
@@ -368,7 +368,7 @@ fn auto_compaction(settings: &mut Settings) -> Result<AutoCompaction, Refusal> {
         settings.warnings.push(
             Entry::new(
                 Level::Warn,
-                "auto-compaction-retention is a duration where a number of revisions belongs",
+                "auto-compaction-retention is a duration, but must be a number of revisions",
             )
             .with("auto-compaction-retention", retention)
             .with("revisions", amount.to_string()),
@@ -551,7 +551,8 @@ fn metrics_detail(settings: &mut Settings) -> MetricsDetail {
     }
     if given != "basic" {
         settings.warnings.push(
-            Entry::new(Level::Warn, "unknown detail of metrics; using basic").with("metrics", given.as_str()),
+            Entry::new(Level::Warn, "unknown level of detail of metrics; using basic")
+                .with("metrics", given.as_str()),
         );
     }
     MetricsDetail::Basic
