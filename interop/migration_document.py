@@ -384,7 +384,7 @@ def back(run, apart):
         # An export from before is in the way: it is out of date.
         earlier_export(new)
         said = member.is_refused(run, chain)
-        run.equal("if it is an earlier export, do not use it but remove it" in said, True, f"{what}, an older export: {said[-500:]}")
+        run.equal("if it is an earlier export, remove it" in said, True, f"{what}, an older export: {said[-500:]}")
         run.equal(listing(new), ["member", "member/snap", "member/snap/db"], f"{what}, an older export: it stays as it is")
         stays("an older export")
         shutil.rmtree(new)
@@ -828,7 +828,7 @@ def mirror(run):
         run.equal(found in may_be, True, f"the last write that was acknowledged: {found}, not of {may_be}")
         run.equal("CORRUPT" in run.does("etcdctl --endpoints OLD alarm list", {"OLD": old}), True, "the alarm stays")
         said = run.does(CUT_OVER, sides, expected=1)
-        run.equal("has a CORRUPT alarm already" in said, True, f"a source that was left is not cut over again: {said[-500:]}")
+        run.equal("already has a CORRUPT alarm" in said, True, f"a source that was left is not cut over again: {said[-500:]}")
         try:
             urllib.request.urlopen(f"{old}/health", timeout=5).close()
             healthy = "healthy"

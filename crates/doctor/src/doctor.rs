@@ -105,7 +105,7 @@ pub(crate) const PROGRAM: Program<Run> = Program {
     root: Command {
         name: "doctor",
         usage: "doctor [flags]",
-        about: "Says why a cluster is slow or about to fail",
+        about: "Finds out why a cluster is slow or about to fail",
         long: LONG,
         example: EXAMPLE,
         run: Some(Run(|matches, io| Box::pin(examine(matches, io)))),

@@ -191,7 +191,7 @@ pub(crate) fn cpu(
     profile.value_type(field::PERIOD_TYPE, ("cpu", "nanoseconds"));
     profile.message.number(field::PERIOD, nanos(period)).number(field::DURATION_NS, nanos(took));
     if lost > 0 {
-        let comment = profile.string(&format!("{lost} more samples found no room"));
+        let comment = profile.string(&format!("{lost} more samples were dropped for lack of space"));
         profile.message.number(field::COMMENT, comment);
     }
     let mappings = mappings();

@@ -45,7 +45,7 @@ impl fmt::Display for Event {
                 write!(f, "reloaded TLS files (generation {generation}): {}", changed.join(", "))
             }
             Event::Kept { error } => {
-                write!(f, "cannot use changed TLS files, those loaded before stay in use: {error}")
+                write!(f, "cannot use changed TLS files; those loaded before stay in use: {error}")
             }
             Event::Restored => f.write_str("the TLS files match those in use again"),
         }

@@ -448,7 +448,7 @@ impl Cluster {
         let message = request.encode_to_vec().into();
         let whom = (at, Identity::Root, OPERATOR);
         let answer = self.runtime.block_on(self.context.call(whom, rpc, message, time))?;
-        A::decode(answer).map_err(|error| Status::with(Code::Internal, format!("not an answer: {error}")))
+        A::decode(answer).map_err(|error| Status::with(Code::Internal, format!("invalid answer: {error}")))
     }
 
     /// Connects to a member with only these TLS settings.

@@ -90,7 +90,7 @@ fn what_cannot_come_over_is_refused_and_leaves_nothing() {
     );
     drop(lock);
     std::fs::write(&to, b"something").expect("is written");
-    assert!(refused(&args, 1).contains("is there already"));
+    assert!(refused(&args, 1).contains("already exists"));
     std::fs::remove_file(&to).expect("is removed");
     let nothing = dir.join("nothing");
     assert!(
