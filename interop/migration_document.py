@@ -631,7 +631,7 @@ def downgrade(run):
         run.equal(("downgrade enable 3.6" in said, there), (True, [True, False, False]), f"back to an older release: {said[-600:]}")
         first.serve(run.args.mainstay)
         run.does("etcdctl --endpoints HOST:2379 downgrade enable 3.6", {"HOST:2379": f"127.0.0.1:{first.port}"})
-        until("a downgrade is under way", lambda: first.status().get("downgradeInfo", {}).get("enabled"))
+        until("a downgrade is in progress", lambda: first.status().get("downgradeInfo", {}).get("enabled"))
         comes_to(first, older)
         # It knows on its disk, too, what is committed once something is written behind it.
         first.put("behind", "1")
