@@ -119,6 +119,6 @@ mod tests {
             drop(stream);
         }
         let why = dial(Some("::1")).expect_err("cannot reach it").to_string();
-        assert_eq!(why, "127.0.0.1 has no address that ::1 can reach");
+        assert_eq!(why, "127.0.0.1 has no address that is reachable from ::1");
     }
 }

@@ -147,7 +147,7 @@ mod tests {
         assert_eq!(Endpoint::dialable("https://a.example", true).unwrap(), secure);
         assert_eq!(
             Endpoint::dialable("https://a:2380", false).unwrap_err().to_string(),
-            "peer URL \"https://a:2380\": this member has no TLS settings to dial it with"
+            "peer URL \"https://a:2380\": this member has no TLS settings to dial it"
         );
         assert!(check_url("https://a:2380").is_ok());
         for (url, path) in

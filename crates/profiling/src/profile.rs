@@ -283,7 +283,11 @@ mod tests {
         let told = decoded(&cpu(&stacks, 2, Duration::from_millis(10), Duration::from_secs(1), UNIX_EPOCH));
         assert_eq!(told.samples, 3);
         assert_eq!(told.strings[0], "");
-        assert!(told.strings.contains(&"2 more samples found no room".to_owned()), "{:?}", told.strings);
+        assert!(
+            told.strings.contains(&"2 more samples were dropped for lack of space".to_owned()),
+            "{:?}",
+            told.strings
+        );
         assert!(told.strings.contains(&"[unknown]".to_owned()));
     }
 }

@@ -308,6 +308,9 @@ mod tests {
     fn a_path_that_is_too_long_is_refused_with_its_length() {
         let path = PathBuf::from(format!("/{}", "x".repeat(107)));
         let error = listen_unix(&path).unwrap_err();
-        assert_eq!(error.to_string(), "the path of a Unix socket has 107 bytes at most, this one 108");
+        assert_eq!(
+            error.to_string(),
+            "the path of a Unix socket may have at most 107 bytes; this one has 108"
+        );
     }
 }

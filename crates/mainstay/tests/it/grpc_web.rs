@@ -197,14 +197,14 @@ fn what_is_no_call_is_told_so() {
             "KV/Range",
             None,
             b"====",
-            "13\r\ngrpc-message:mainstay: the body is no base64: Invalid symbol 61, offset 0.",
+            "13\r\ngrpc-message:mainstay: the body is not valid base64: Invalid symbol 61, offset 0.",
         ),
         (
             TEXT,
             "KV/Range",
             None,
             &in_base64.as_bytes()[1..],
-            "13\r\ngrpc-message:mainstay: the body is no base64: ",
+            "13\r\ngrpc-message:mainstay: the body is not valid base64: ",
         ),
     ] {
         let answer = sent(address, method, kind, more.as_slice(), body);

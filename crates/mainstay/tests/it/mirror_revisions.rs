@@ -539,7 +539,7 @@ fn a_source_that_refuses_the_alarm_is_not_said_to_be_stopped() {
         })
         .await;
         let output = ended(between(&left.url, &target.url, &["--cut-over"])).await;
-        refused(&output, "the source refuses to stop writes, and goes on: etcdserver: permission denied");
+        refused(&output, "the source refuses to stop writes, and continues: etcdserver: permission denied");
         assert!(!String::from_utf8_lossy(&output.stderr).contains("accepts no writes"), "{output:?}");
     });
 }

@@ -196,9 +196,9 @@ fn options_of_a_migration_are_checked() {
         args.extend_from_slice(flags);
         refused(&args, 128)
     };
-    assert!(args(&["--v2-prefix=x"]).contains("--v2-prefix is for --migrate-v2"));
-    assert!(args(&["--v2-ttl=lease"]).contains("--v2-ttl is for --migrate-v2"));
-    assert!(args(&["--v2-dirs"]).contains("--v2-dirs is for --migrate-v2"));
+    assert!(args(&["--v2-prefix=x"]).contains("--v2-prefix requires --migrate-v2"));
+    assert!(args(&["--v2-ttl=lease"]).contains("--v2-ttl requires --migrate-v2"));
+    assert!(args(&["--v2-dirs"]).contains("--v2-dirs requires --migrate-v2"));
     assert!(args(&["--migrate-v2", "--v2-ttl=x"]).contains("--v2-ttl is lease, drop or skip, not \"x\""));
     assert!(args(&["--migrate-v2", "--without-old-store"]).contains("give one of them"));
     // If the image is torn and the log does not reach back far enough, the import names the image and makes
