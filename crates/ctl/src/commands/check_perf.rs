@@ -233,7 +233,7 @@ mod tests {
         assert_eq!(Offered { writes: 899_000, missed: 1000, interrupted: false }.warning(workload), None);
         let slow = Offered { writes: 500_000, missed: 400_000, interrupted: false };
         assert!(
-            slow.warning(workload).unwrap().contains("too slow to offer 15000 writes/s: 400000 of 900000")
+            slow.warning(workload).unwrap().contains("too slow to generate 15000 writes/s: 400000 of 900000")
         );
     }
 }

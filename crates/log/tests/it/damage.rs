@@ -273,7 +273,7 @@ fn a_file_that_is_missing_cut_short_doubled_or_a_stranger_is_refused() {
     let second = disk.contents(&segment_path(1)).unwrap();
     disk.plant(&segment_path(1), first.clone());
     let error = open(&disk).err().unwrap().to_string();
-    assert!(error.contains("its file's name says 1"), "{error}");
+    assert!(error.contains("its file name says 1"), "{error}");
     disk.plant(&segment_path(1), second);
     disk.plant(&segment_path(0xffff_ffff), first);
     assert!(open(&disk).is_err());

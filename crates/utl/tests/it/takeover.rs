@@ -618,7 +618,7 @@ fn what_cannot_be_taken_over_is_refused_and_unharmed() {
         ("there is no", |member| std::fs::remove_file(member.join("snap/db")).expect("is removed")),
         ("db", |member| edit(&member.join("snap/db"), |db| db.truncate(db.len() / 2))),
         ("db", |member| edit(&member.join("snap/db"), |db| db.fill(0x5a))),
-        ("the log does not say whose", |member| std::fs::remove_file(member.join(WAL)).expect("is removed")),
+        ("the log does not identify", |member| std::fs::remove_file(member.join(WAL)).expect("is removed")),
         ("does not match its checksum", |member| edit(&member.join(WAL), |wal| wal[600] ^= 1)),
         ("the log ends with entry", |member| edit(&member.join(WAL), |wal| wal.truncate(400))),
     ];

@@ -203,7 +203,7 @@ fn a_database_that_is_none_is_refused_and_nothing_is_lost() {
         (1, "connection reset"),
         (2, "the database ends after"),
         (3, "page 5"),
-        (4, "no head of a database is valid"),
+        (4, "no header of the database is valid"),
         (5, ""),
         (6, "holds the state at entry"),
         (7, "is not in its member list"),
