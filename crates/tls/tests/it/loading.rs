@@ -360,9 +360,9 @@ fn certificates_for_the_wrong_purpose_are_warned_of() {
     };
     assert_eq!(warned(&for_servers, false), Vec::<String>::new());
     let warning = &warned(&for_servers, true)[0];
-    assert!(warning.contains("server.crt: the certificate is not for clients"), "{warning}");
+    assert!(warning.contains("server.crt: the certificate is not valid for clients"), "{warning}");
     let warning = &warned(&for_clients, false)[0];
-    assert!(warning.contains("server.crt: the certificate is not for servers"), "{warning}");
+    assert!(warning.contains("server.crt: the certificate is not valid for servers"), "{warning}");
 }
 
 #[test]
