@@ -109,7 +109,7 @@ def plant_slow_client(cluster):
 
 
 def find_slow_client(session):
-    session.read("Watches do not keep up", "m2: 3 watches lag behind", "127.0.0.31: 3 of its 3 watches", within=".problems li")
+    session.read("Watches do not keep up", "m2: 3 watches have fallen behind", "127.0.0.31: 3 of its 3 watches", within=".problems li")
     session.follow("Watches do not keep up", "Requests")
     session.read("127.0.0.31", "m2", within="[aria-labelledby=heavyClients-title] tbody tr:first-child")
 

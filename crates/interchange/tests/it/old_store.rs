@@ -147,7 +147,7 @@ fn what_cannot_be_rebuilt_is_refused() {
         assert!(why.contains("the list of members is unknown") && why.contains(what), "{why}");
     }
     refused(changed(|snapshot| snapshot.data = Some("{".into())), "EOF while parsing");
-    refused(rewritten("\"CurrentVersion\":2", "\"CurrentVersion\":3"), "it is of version 3");
+    refused(rewritten("\"CurrentVersion\":2", "\"CurrentVersion\":3"), "it has version 3");
     refused(rewritten("\"CurrentVersion\":2", "\"CurrentVersion\":2.5"), "the image has no CurrentVersion");
     refused(rewritten("\"Root\":{", "\"Root\":null,\"Other\":{"), "it has no members");
     refused(rewritten("\"Root\":{", "\"Roots\":{"), "it has no members");

@@ -364,7 +364,7 @@ fn flags_that_do_not_fit_are_refused_before_the_member_is_removed() {
         ];
         let said = refused(&moved);
         assert!(
-            said.contains(&format!("which the cluster knows at {own}, and the flags name {free}")),
+            said.contains(&format!("which the cluster lists at {own}, but the flags name {free}")),
             "{said}"
         );
         // The log belongs to another member.
@@ -389,7 +389,7 @@ fn flags_that_do_not_fit_are_refused_before_the_member_is_removed() {
         std::fs::write(data_dir.join("rebuild"), format!("{id:x} voter 0 new {free}\n"))
             .expect("it can be written");
         let said = refused(&moved);
-        assert!(said.contains(&format!("which the cluster knows at {own} now")), "{said}");
+        assert!(said.contains(&format!("which the cluster now lists at {own}")), "{said}");
         // One of the addresses belongs to another member.
         let urls = if own < others { format!("{own},{others}") } else { format!("{others},{own}") };
         std::fs::write(data_dir.join("rebuild"), format!("dead voter 0 new {urls}\n"))

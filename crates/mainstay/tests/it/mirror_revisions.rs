@@ -425,7 +425,7 @@ fn one_of_two_cut_overs_at_once_gives_way() {
         let output = cut_over.await.expect("no panic");
         refused(
             &output,
-            "the source has another CORRUPT alarm (77), perhaps of a cut-over to another destination",
+            "the source has another CORRUPT alarm (77), possibly from a cut-over to another destination",
         );
         assert!(
             !String::from_utf8_lossy(&output.stdout).contains("has taken the source's place"),

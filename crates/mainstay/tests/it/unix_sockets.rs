@@ -158,7 +158,7 @@ fn a_socket_that_cannot_be_is_named() {
     for (path, words) in [
         (file.display().to_string(), "is a file that is not a socket".to_owned()),
         (format!("{}/no/s", dir.path().display()), "No such file or directory".to_owned()),
-        (format!("/{}", "x".repeat(200)), "has 107 bytes at most, this one 201".to_owned()),
+        (format!("/{}", "x".repeat(200)), "may have at most 107 bytes; this one has 201".to_owned()),
     ] {
         let said = Setup::new(dir.path()).flag(format!("--listen-client-urls=unix://{path}")).refused();
         assert!(said.contains(&format!("cannot listen on unix://{path}")) && said.contains(&words), "{said}");

@@ -158,7 +158,8 @@ fn the_log_goes_to_a_directory_of_its_own() {
     let below = to.join("log");
     let inside = [&args[..], &["--to-wal-dir", text(&below)]].concat();
     assert!(
-        refused(&inside, 128).contains("--to-wal-dir lies in --to: name a directory below its \"member\"")
+        refused(&inside, 128)
+            .contains("--to-wal-dir is inside --to: choose a directory below its \"member\"")
     );
     assert_eq!(names(&dir), ["3.6.etcd"]);
     done(&apart);

@@ -239,8 +239,8 @@ fn a_log_apart_comes_to_be_with_its_data_directory_or_not_at_all() {
     }
     for (wal, expected) in [
         (to.join("wal"), "choose a directory below its \"member\""),
-        (to.clone(), "lies in"),
-        (dir.join(""), "--data-dir lies in --wal-dir"),
+        (to.clone(), "is inside"),
+        (dir.join(""), "--data-dir is inside --wal-dir"),
         (to.join("member/../wal"), "without \"..\""),
     ] {
         let refusal = utl(&with(&args, &wal)).err;

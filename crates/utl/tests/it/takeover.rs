@@ -196,7 +196,8 @@ fn a_log_behind_a_link_is_found_when_the_data_directory_has_another_name() {
     let to = dir.join("to");
     let refusal = refused(&["export", "--data-dir", text(&renamed), "--to", text(&to)], 1);
     let noted = data.join("member/wal/log");
-    for words in ["member/wal-dir notes that the log of this member is in", text(&noted), "mount its disk"] {
+    for words in ["member/wal-dir records that the log of this member is in", text(&noted), "mount its disk"]
+    {
         assert!(refusal.contains(words), "no {words:?} in {refusal}");
     }
 }
@@ -210,7 +211,10 @@ fn etcds_files_are_not_taken_for_dropped_where_their_directory_has_another_name(
     start(&data, &["--wal-dir", text(&wal)]);
     std::fs::rename(&wal, &renamed).expect("is renamed");
     let refusal = refused(&["drop-etcd", "--data-dir", text(&data)], 1);
-    assert!(refusal.contains(&format!("etcd's log was in {}, which is not there", text(&wal))), "{refusal}");
+    assert!(
+        refusal.contains(&format!("etcd's log was in {}, which does not exist", text(&wal))),
+        "{refusal}"
+    );
     assert!(data.join("member/snap/db").exists() && !wal.exists());
     std::os::unix::fs::symlink(&renamed, &wal).expect("is made");
     done(&["drop-etcd", "--data-dir", text(&data)]);

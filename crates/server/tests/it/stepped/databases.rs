@@ -209,7 +209,7 @@ fn a_database_that_is_none_is_refused_and_nothing_is_lost() {
         (7, "is not in its member list"),
         (8, "the database lists the members"),
         (9, "no space left on device"),
-        (10, "the state is of version 9.0.0"),
+        (10, "the state has version 9.0.0"),
         (11, "refused: a snapshot in the middle of a joint conf change"),
     ] {
         let seen = refusals(&world, "").len();
