@@ -619,7 +619,7 @@ fn what_cannot_be_taken_over_is_refused_and_unharmed() {
     type Harm = fn(&Path);
     const WAL: &str = "wal/0000000000000000-0000000000000000.wal";
     let harms: [(&str, Harm); 6] = [
-        ("there is no", |member| std::fs::remove_file(member.join("snap/db")).expect("is removed")),
+        ("it lacks", |member| std::fs::remove_file(member.join("snap/db")).expect("is removed")),
         ("db", |member| edit(&member.join("snap/db"), |db| db.truncate(db.len() / 2))),
         ("db", |member| edit(&member.join("snap/db"), |db| db.fill(0x5a))),
         ("the log does not identify", |member| std::fs::remove_file(member.join(WAL)).expect("is removed")),
