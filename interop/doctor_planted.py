@@ -506,7 +506,7 @@ class Delayed:
 CASES = []
 
 # What Mainstay's own page lets the doctor say beside the name.
-SAID = {"expensive-ranges": "127.0.0.1 asked", "large-values": "127.0.0.1 put", "fsync-stall": "stood still",
+SAID = {"expensive-ranges": "127.0.0.1 made", "large-values": "127.0.0.1 put", "fsync-stall": "stalled",
         "crowded-connections": "127.0.0.1: "}
 
 

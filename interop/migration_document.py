@@ -384,7 +384,7 @@ def back(run, apart):
         # An export from before is in the way: it is out of date.
         earlier_export(new)
         said = member.is_refused(run, chain)
-        run.equal("if it is an earlier export, do not use it but remove it" in said, True, f"{what}, an older export: {said[-500:]}")
+        run.equal("if it is an earlier export, remove it" in said, True, f"{what}, an older export: {said[-500:]}")
         run.equal(listing(new), ["member", "member/snap", "member/snap/db"], f"{what}, an older export: it stays as it is")
         stays("an older export")
         shutil.rmtree(new)
@@ -497,7 +497,7 @@ def never_had(run):
         member.serves(run, etcd)
         member.stop()
         said = member.is_refused(run, start)
-        run.equal("etcd's store is empty" in said and "Mainstay's data are as they were" in said, True, said[-800:])
+        run.equal("etcd's store is empty" in said and "Mainstay's data is unchanged" in said, True, said[-800:])
         run.bash(re.search("`(mkdir [^`]+)`", said)[1])
         member.serves(run, start)
         run.equal(member.told(revisions), expected, "behind what etcd began")
@@ -631,7 +631,7 @@ def downgrade(run):
         run.equal(("downgrade enable 3.6" in said, there), (True, [True, False, False]), f"back to an older release: {said[-600:]}")
         first.serve(run.args.mainstay)
         run.does("etcdctl --endpoints HOST:2379 downgrade enable 3.6", {"HOST:2379": f"127.0.0.1:{first.port}"})
-        until("a downgrade is under way", lambda: first.status().get("downgradeInfo", {}).get("enabled"))
+        until("a downgrade is in progress", lambda: first.status().get("downgradeInfo", {}).get("enabled"))
         comes_to(first, older)
         # It knows on its disk, too, what is committed once something is written behind it.
         first.put("behind", "1")
@@ -828,7 +828,7 @@ def mirror(run):
         run.equal(found in may_be, True, f"the last write that was acknowledged: {found}, not of {may_be}")
         run.equal("CORRUPT" in run.does("etcdctl --endpoints OLD alarm list", {"OLD": old}), True, "the alarm stays")
         said = run.does(CUT_OVER, sides, expected=1)
-        run.equal("has a CORRUPT alarm already" in said, True, f"a source that was left is not cut over again: {said[-500:]}")
+        run.equal("already has a CORRUPT alarm" in said, True, f"a source that was left is not cut over again: {said[-500:]}")
         try:
             urllib.request.urlopen(f"{old}/health", timeout=5).close()
             healthy = "healthy"

@@ -844,7 +844,7 @@ def disk(args, tally, etcd, directory):
                     member.stop(signal.SIGKILL)
                 said = member.said()
                 tally.equal(code, 1, f"etcd {release}, {room} bytes are free: exit code")
-                tally.equal("whose files are unchanged: the disk has no room" in said, True,
+                tally.equal("whose files are unchanged: the disk has no space" in said, True,
                             f"etcd {release}, {room} bytes are free: it says so: {said[-600:]}")
                 tally.equal(member.etcds(), left, f"etcd {release}, {room} bytes are free: etcd's files")
                 os.remove(filler)

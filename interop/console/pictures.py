@@ -23,7 +23,7 @@ BYTES_MAX = 3_000_000
 COLOURS = 128
 
 # What a page says that has no data yet, in both languages. Columns of charts need not all have some.
-WAITING = ["Asking the members", "正在询问各成员", "Looking", "正在查询", "measuring", "测量中"]
+WAITING = ["Querying the members", "正在询问各成员", "Loading", "正在查询", "measuring", "测量中"]
 # Nothing of that is on the page, and each member has answered.
 SETTLED = f"document.querySelector('.cluster-state')?.dataset.kind === 'good' && !{WAITING!r}.some((text) => document.querySelector('main').innerText.includes(text))"
 

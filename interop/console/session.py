@@ -56,7 +56,7 @@ class Session:
 
     def follow(self, problem, page):
         """Goes where the problem's own link leads."""
-        self.page.click(".problems a", f"See {page}, for: {problem}")
+        self.page.click(".problems a", f"See {page}: {problem}")
         self.page.wait(f"document.querySelector('.page-{page.lower()}')", f"the page {page}")
 
     def picture(self):
@@ -109,7 +109,7 @@ def plant_slow_client(cluster):
 
 
 def find_slow_client(session):
-    session.read("Watches do not keep up", "m2: 3 watches lag behind", "127.0.0.31: 3 of its 3 watches", within=".problems li")
+    session.read("Watches do not keep up", "m2: 3 watches have fallen behind", "127.0.0.31: 3 of its 3 watches", within=".problems li")
     session.follow("Watches do not keep up", "Requests")
     session.read("127.0.0.31", "m2", within="[aria-labelledby=heavyClients-title] tbody tr:first-child")
 
@@ -141,8 +141,8 @@ def plant_full_quota(cluster):
 
 def find_full_quota(session):
     session.read("Alarm NOSPACE: the quota is used up", "Alarm NOSPACE of member m1", "of 24.0 MiB", within=".problems li")
-    session.read("Most bytes are read and written below /logs/billing/", within=".problems li")
-    session.follow("Most bytes are read and written below /logs/billing/", "Requests")
+    session.read("Most bytes are read and written under /logs/billing/", within=".problems li")
+    session.follow("Most bytes are read and written under /logs/billing/", "Requests")
     session.page.click("button", "By bytes")
     session.read("/logs/billing/", within="[aria-labelledby=heavy-prefix] tbody tr:first-child")
     session.read("127.0.0.51", within="[aria-labelledby=heavy-client] tbody tr:first-child")

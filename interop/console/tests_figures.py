@@ -11,7 +11,7 @@ from world import check, console_of, same, settle, test
 def only_the_machine(page):
     """Nothing is wrong, or only that this machine, which others use too, is slow."""
     told = "[...document.querySelectorAll('.problems li')].map((each) => each.querySelector('.rule')?.innerText ?? each.innerText)"
-    page.wait(f"({told}).length > 0 && ({told}).every((each) => ['slow-disk', 'fsync-stall', 'slow-peer-link', 'cpu', 'leader-changes', 'slow-reads'].includes(each) || each.includes('Nothing is wrong'))",
+    page.wait(f"({told}).length > 0 && ({told}).every((each) => ['slow-disk', 'fsync-stall', 'slow-peer-link', 'cpu', 'leader-changes', 'slow-reads'].includes(each) || each.includes('No problems found'))",
               "a cluster without problems", 40)
 
 
@@ -27,7 +27,7 @@ def overview_of_three_members(world):
         rows = page.js("[...document.querySelectorAll('.page-overview tbody tr')].map((row) => [...row.children].map((cell) => cell.innerText.trim()))")
         leader = world.three.leader().name
         agrees = [row[0].split()[0] for row in rows if row[2] == "leader"] == [leader] and leader in page.text(".facts")
-        return rows if agrees and all("not told" not in " ".join(row) for row in rows) else None
+        return rows if agrees and all("not reported" not in " ".join(row) for row in rows) else None
 
     rows = wait_for("the page tells all, and who leads", told)
     same(sorted(row[0].split() for row in rows), [[name, "zone", "north"] for name in ("m1", "m2", "m3")], "members and their zones")
@@ -47,7 +47,7 @@ def problems_name_a_full_quota(world):
     page.wait_text("Alarm NOSPACE of member m1", ".problems")
     world.show(page, "space")
     page.wait_text("Alarm NOSPACE of member m1", ".page-space")
-    page.click("button", "Take back the alarm")
+    page.click("button", "Disarm the alarm")
     page.wait("document.querySelector('dialog')")
     page.click("dialog button[type=submit]")
     page.wait("!document.querySelector('dialog')")

@@ -138,11 +138,11 @@ def swap_is_refused_when_somebody_was_faster(world):
     page.click(".detail button", "Save")
     page.wait("document.querySelector('dialog .diff .plus')")
     page.click("dialog button[type=submit]")
-    page.wait_text("somebody else changed the key", ".conflict")
+    page.wait_text("someone else changed the key", ".conflict")
     same(member.get("/swap"), b"theirs\nline\n", "the value of the other")
     check("theirs" in page.text(".conflict"), "what they changed is shown")
     same(page.js("document.querySelector('textarea').value"), "mine\nline\n", "what was typed")
-    page.click("button", "Go on with my text")
+    page.click("button", "Continue with my text")
     page.click(".detail button", "Save")
     page.wait("document.querySelector('dialog')")
     page.click("dialog button[type=submit]")
@@ -169,7 +169,7 @@ def drafts_are_kept_while_looking_elsewhere(world):
 def key_is_created_and_deleted(world):
     member = world.small[0]
     page = world.page(console_of(world, "small"), "keys?prefix=%2Fmade%2F")
-    page.wait_text("No keys begin so", ".listing")
+    page.wait_text("No keys start with this prefix", ".listing")
     page.click("button", "New key")
     page.wait("document.querySelector('dialog input')")
     page.fill("dialog input", r"/made/\x00\xff")
@@ -187,7 +187,7 @@ def key_is_created_and_deleted(world):
     page.wait("document.querySelector('dialog')")
     page.click("dialog button[type=submit]")
     wait_for("its end", lambda: member.get(b"/made/\x00\xff") is None, 10)
-    page.wait_text("No keys begin so", ".listing")
+    page.wait_text("No keys start with this prefix", ".listing")
 
 
 @test
@@ -202,7 +202,7 @@ def prefix_is_deleted_after_its_number_was_typed(world):
     check(page.js("document.querySelector('dialog button[type=submit]').disabled"), "the button waits for the number")
     page.fill("dialog input[name=word]", "7")
     page.click("dialog button[type=submit]")
-    page.wait_text("No keys begin so", ".listing")
+    page.wait_text("No keys start with this prefix", ".listing")
     same(member.get("/gone/3"), None, "a key of it")
 
 
@@ -252,7 +252,7 @@ def history_goes_past_a_deletion(world):
     world.show(page, "keys?key=%2Flives")
     page.wait_text("third", ".value")
     page.click("button", "History")
-    page.click("button", "What was before")
+    page.click("button", "Show earlier history")
     page.wait_text("6 changes since revision", ".detail")
     page.wait_text("all that is kept", ".detail")
     member.call("kv/compaction", {"revision": str(gone)})
@@ -261,6 +261,6 @@ def history_goes_past_a_deletion(world):
     world.show(page, "keys?key=%2Flives")
     page.wait_text("third", ".value")
     page.click("button", "History")
-    page.click("button", "What was before")
-    page.wait_text("Nothing is kept of it", ".detail")
+    page.click("button", "Show earlier history")
+    page.wait_text("No history is kept", ".detail")
     page.wait_text("Older history was compacted", ".detail")

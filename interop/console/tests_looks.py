@@ -131,7 +131,7 @@ def clock_that_is_off_is_said(world):
     world.pages.append(page)
     page.call("Page.addScriptToEvaluateOnNewDocument", {"source": "const now = Date.now; Date.now = () => now() + 7200000;"})
     page.open(console_of(world, "small"))
-    page.wait_text("The clock of this browser is 2\u00a0h", "body")
+    page.wait_text("This browser's clock is 2\u00a0h", "body")
 
 
 @test
@@ -205,7 +205,7 @@ def accessible_by_axe(world):
         page.wait_text("The value is empty", ".detail")
         page.click("button", "History")
         page.wait_text("since the key was created", ".detail")
-        page.click("button", "What was before")
+        page.click("button", "Show earlier history")
         page.wait_text("all that is kept", ".detail")
         found += [f"a key's past, {scheme}: {each}" for each in violations(page, source)]
         world.show(page, "watch?prefix=%2Fconfig%2F&revision=2")
@@ -227,9 +227,9 @@ def members_of_etcd_are_shown_as_far_as_they_tell(world):
     settle(page, "overview")
     page.wait_text("1 of 1 answer", ".page-overview")
     world.show(page, "space")
-    page.wait_text("this member does not tell", ".page-space")
+    page.wait_text("not reported by this member", ".page-space")
     world.show(page, "charts")
-    page.wait_text("The members do not tell.", ".page-charts", 40)
+    page.wait_text("The members do not report this.", ".page-charts", 40)
     world.show(page, "keys?key=%2Fconfig%2Fapp")
     page.wait_text("replicas", ".value")
     page.click("button", "History")
@@ -254,8 +254,8 @@ def members_of_etcd_are_shown_as_far_as_they_tell(world):
     cluster[0].put("/e/1", "x")
     page.wait_text("/e/1", ".page-watch tbody")
     world.show(page, "requests")
-    page.wait_text("does not tell", ".page-requests")
-    page.wait_text("Not told by m1: members of etcd", ".heavy")
+    page.wait_text("not reported by this member", ".page-requests")
+    page.wait_text("Not reported by m1: members of etcd", ".heavy")
     world.show(page, "space")
     page.wait_text("Defragment", ".page-space")
     world.show(page, "members")

@@ -18,7 +18,7 @@ import (
 
 // faultNames are the faults that can be asked for, with what they do.
 var faultNames = map[string]string{
-	"kill-leader": "kill -9 the leader, start it again after a while",
+	"kill-leader": "kill -9 the leader, and restart it after a while",
 	"kill-any":    "kill -9 some member, start it again",
 	"kill-all":    "kill -9 all members at once, start them again",
 	"restart":     "SIGTERM some member, wait for its end, start it again",

@@ -105,8 +105,8 @@ impl fmt::Display for Error {
             Error::LatencyPut(error) => write!(f, "Failed to Put for watch latency benchmark: {error}"),
             Error::WatchCanceled(reason) => write!(f, "a watch was canceled: {reason}"),
             Error::WatchEnded(status) => write!(f, "a watch stream ended: {}", status.text()),
-            Error::NoEvent => f.write_str("no event came for a minute"),
-            Error::UnknownWatch => f.write_str("an event of a watch that nobody asked for"),
+            Error::NoEvent => f.write_str("no event arrived for a minute"),
+            Error::UnknownWatch => f.write_str("an event of a watch that was not created"),
             Error::Index(error) => write!(f, "{error:?}"),
             Error::At { place, error } => write!(f, "{place}: {error}"),
             Error::Program { name, path, error } => write!(f, "{name}: {path}: {error}"),
@@ -114,10 +114,10 @@ impl fmt::Display for Error {
             Error::Tls(error) => write!(f, "{error}"),
             Error::ThreadGone(work) => write!(f, "{work} is gone"),
             Error::BesideFailed(operations) => {
-                write!(f, "{operations} operations of the load beside failed")
+                write!(f, "{operations} operations of the background load failed")
             }
             Error::NotOurs => {
-                f.write_str("authentication would have to be enabled on a server that others may use")
+                f.write_str("this would enable authentication on a server that others may be using")
             }
         }
     }
@@ -126,7 +126,7 @@ impl fmt::Display for Error {
 impl fmt::Display for TlsError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            TlsError::HalfPair => f.write_str("--cert and --key have to be given together"),
+            TlsError::HalfPair => f.write_str("--cert and --key must be given together"),
             TlsError::Client(error) => write!(f, "{error}"),
             TlsError::Server(error) => write!(f, "{error}"),
             TlsError::Pair { cert, key, error } => write!(f, "{cert} and {key}: {error}"),

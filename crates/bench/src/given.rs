@@ -68,18 +68,21 @@ pub(crate) static GLOBALS: &[FlagRow] = &[
 ];
 
 // Flags of several commands.
-pub(crate) const DURATION: Flag<Duration> =
-    Flag::duration("duration", "0s", "Begin operations for so long, instead of a total number of them");
-pub(crate) const REPEAT: Flag<u64> = Flag::uint("repeat", "1", "Measure so many times, and give the medians");
+pub(crate) const DURATION: Flag<Duration> = Flag::duration(
+    "duration",
+    "0s",
+    "Duration for which operations are started, instead of a total number of them",
+);
+pub(crate) const REPEAT: Flag<u64> = Flag::uint("repeat", "1", "Number of runs; the medians are reported");
 pub(crate) const SCHEDULE: Flag<String> = Flag::text(
     "schedule",
     "open",
-    "With --rate: open (operations begin at fixed times, and latency counts from the time each was meant to begin) or \
-     paced (as etcd's tool: a client that waits for the server begins nothing meanwhile)",
+    "With --rate: open (operations start at fixed times, and latency counts from the scheduled start) or \
+     paced (like etcd's tool: a client that waits for the server starts nothing in the meantime)",
 );
 pub(crate) const THREADS: Flag<u64> = Flag::uint("threads", "1", "Threads that generate the load");
 pub(crate) const WARMUP: Flag<Duration> =
-    Flag::duration("warmup", "0s", "Run the load for so long before it is measured");
+    Flag::duration("warmup", "0s", "Warm-up time of the load before it is measured");
 
 /// Flags of every command that measures single operations: duration, repetitions, schedule, and number of
 /// threads. Such a command also has a `--total` and a `--rate` flag with its own help text; see [`total`] and
@@ -122,7 +125,7 @@ pub fn size(matches: &Matches, flag: Flag<i64>) -> Result<usize, Failure> {
     // More than a gigabyte in one request is surely a typing error.
     match natural(matches, flag)? {
         bytes if bytes <= 1 << 30 => Ok(bytes as usize),
-        bytes => Err(Failure::error(format!("--{} of {bytes} is more than any server takes", flag.name()))),
+        bytes => Err(Failure::error(format!("--{} of {bytes} is more than any server accepts", flag.name()))),
     }
 }
 
@@ -131,7 +134,7 @@ pub fn consistency(matches: &Matches) -> Result<(&'static str, bool), Failure> {
     match matches.get(CONSISTENCY) {
         "l" => Ok(("bench with linearizable range\n", false)),
         "s" => Ok(("bench with serializable range\n", true)),
-        other => Err(Failure::usage(format!("--consistency is l or s, not {other:?}"))),
+        other => Err(Failure::usage(format!("--consistency must be l or s, not {other:?}"))),
     }
 }
 
@@ -152,7 +155,7 @@ pub fn open_target(matches: &Matches) -> Result<Target, Failure> {
         endpoints.iter().map(|text| Endpoint::parse(text.trim(), config.as_ref())).collect();
     let parsed = parsed.map_err(Failure::error)?;
     if parsed.is_empty() {
-        return Err(Failure::error("--endpoints names none"));
+        return Err(Failure::error("--endpoints is empty"));
     }
     let mut target = Target::new(parsed);
     let dial = matches.get(DIAL_TIMEOUT);
@@ -213,12 +216,12 @@ pub fn plan(matches: &Matches, total: Flag<i64>) -> Result<Plan, Failure> {
         ("open" | "paced", 0.0) => Schedule::Flat,
         ("open", rate) => Schedule::Open(rate),
         ("paced", rate) => Schedule::Paced(rate),
-        (other, _) => return Err(Failure::usage(format!("--schedule is open or paced, not {other:?}"))),
+        (other, _) => return Err(Failure::usage(format!("--schedule must be open or paced, not {other:?}"))),
     };
     let count = |flag: Flag<u64>| match (matches.get(flag), flag.name()) {
         (0, name) => Err(Failure::error(format!("expected positive --{name}, got (0)"))),
         (value, name) if value > 1_000_000 => {
-            Err(Failure::error(format!("--{name} of {value} is beyond any machine")))
+            Err(Failure::error(format!("--{name} of {value} is too large for any machine")))
         }
         (value, _) => Ok(value as usize),
     };

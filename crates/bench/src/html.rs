@@ -28,11 +28,11 @@ pub fn html(document: &Document) -> String {
         }
     }
     if !document.warnings.is_empty() {
-        page.warning("What spoils these figures", &document.warnings);
+        page.warning("Disturbances of these figures", &document.warnings);
     }
     page.heading("All figures");
     page.table(&table(document));
-    page.heading("Latency, and the course of each load");
+    page.heading("Latency and progress of each load");
     for workload in workloads(document) {
         plots_of(document, &servers, workload, &mut page);
     }
@@ -40,12 +40,12 @@ pub fn html(document: &Document) -> String {
     let mut facts = vec![("Time".to_owned(), document.time.clone())];
     facts.extend(document.facts.iter().cloned());
     page.facts(&facts);
-    page.paragraph("To repeat it:");
+    page.paragraph("To repeat the measurement:");
     page.command(&document.command);
     page.note(
-        "Without a held rate, clients wait for an answer before they ask again: a server that stalls is asked less, and \
-         its latencies look better than users would find them. With a held rate, latency counts from the time each \
-         operation was meant to begin.",
+        "Without a fixed rate, clients wait for an answer before the next request: a server that stalls \
+         gets fewer requests, and its latencies look better than users would experience them. With a fixed \
+         rate, latency counts from the scheduled start of each operation.",
     );
     page.html()
 }
@@ -96,12 +96,12 @@ pub fn ratio(
 fn said_of_bars(document: &Document) -> String {
     let mut said = "Medians.".to_owned();
     if let Some(reference) = &document.reference {
-        said += &format!(" The last column is how many times the figure of {reference} it is.");
+        said += &format!(" The last column is the ratio to the figure of {reference}.");
     }
     if let Some(baseline) = &document.baseline {
         said += &format!(
-            " {baseline} does nothing: its grey bar is the bare limit, which generator, network and kernel set; it is cut \
-             (broken end) where it would dwarf the others."
+            " {baseline} does nothing: its grey bar is the limit set by load generator, network and \
+             kernel; it is cut (broken end) where it would dwarf the others."
         );
     }
     said

@@ -45,12 +45,13 @@ pub fn checks() -> Vec<String> {
         && load > count * 0.5
     {
         warnings.push(format!(
-            "the machine is busy already: a load of {load:.1} on {count} CPUs; stop what else runs"
+            "the machine is already busy: load {load:.1} on {count} CPUs; stop other programs"
         ));
     }
     if cfg!(debug_assertions) {
         warnings.push(
-            "this load generator is a debug build, which costs many times what a release costs".to_owned(),
+            "this load generator is a debug build, which costs many times as much as a release build"
+                .to_owned(),
         );
     }
     warnings
@@ -61,7 +62,7 @@ pub fn checks() -> Vec<String> {
 pub fn path_check(server: &str, segment_bytes: Option<u32>) -> Option<String> {
     let bytes = segment_bytes.filter(|bytes| *bytes < 1400)?;
     Some(format!(
-        "{server}: TCP segments of {bytes} bytes only: look at the MTU along the path (1500 gives about 1448)"
+        "{server}: TCP segments have only {bytes} bytes: check the MTU along the path (1500 gives about 1448)"
     ))
 }
 
@@ -70,8 +71,8 @@ pub fn rate_check(row: &Row, wanted: f64) -> Option<String> {
     let got = row.median.rate;
     (got < wanted * 0.95).then(|| {
         format!(
-            "{}: the rate was not held: {got:.0} per second instead of {wanted:.0}; latencies contain the waiting for a \
-             free client, give more --clients if the server can do more",
+            "{}: the rate was not reached: {got:.0} per second instead of {wanted:.0}; latencies include \
+             waiting for a free client; raise --clients if the server can do more",
             row.workload
         )
     })
@@ -87,8 +88,8 @@ pub fn starved(row: &Row) -> Option<f64> {
 pub fn starved_check(row: &Row) -> Option<String> {
     starved(row).map(|part| {
         format!(
-            "{}: the load generator waited for a CPU {:.0} % of the time: latencies contain that; it shares its machine with \
-             the server or with other work",
+            "{}: the load generator waited for a CPU {:.0} % of the time, which latencies include; it \
+             shares its machine with the server or other programs",
             row.workload,
             part * 100.0
         )

@@ -56,7 +56,7 @@ pub fn programs(words: &[String]) -> Result<Vec<Contestant>, Failure> {
                 Some(Source::Program(_, flags)) => flags.push(word.clone()),
                 _ => {
                     return Err(Failure::usage(format!(
-                        "--server: the flag {word:?} belongs to no server; give NAME=PATH first"
+                        "--server: the flag {word:?} does not belong to a server; give NAME=PATH first"
                     )));
                 }
             }
@@ -74,12 +74,12 @@ pub fn running(words: &[String]) -> Result<Vec<Contestant>, Failure> {
     for word in words {
         if let Some(number) = word.strip_prefix("pid=") {
             let parsed =
-                number.parse().map_err(|_| Failure::usage(format!("--at: {number:?} is no process")))?;
+                number.parse().map_err(|_| Failure::usage(format!("--at: {number:?} is not a process")))?;
             match all.last_mut().map(|one| &mut one.source) {
                 Some(Source::Running { pid, .. }) => *pid = Some(parsed),
                 _ => {
                     return Err(Failure::usage(format!(
-                        "--at: {word:?} belongs to no server; give NAME=ENDPOINT first"
+                        "--at: {word:?} does not belong to a server; give NAME=ENDPOINT first"
                     )));
                 }
             }

@@ -111,7 +111,7 @@ impl Session {
             return Err(Failure::error(format!("--pid: there is no process {pid}")));
         }
         if let Some(flag) = command.unused.iter().find(|flag| matches.is_given(**flag)) {
-            let text = format!("{} has no use for --{}", matches.path.join(" "), flag.name);
+            let text = format!("{} does not support --{}", matches.path.join(" "), flag.name);
             return Err(Failure::usage(text));
         }
         if !matches.get(AUTO_SYNC_INTERVAL).is_zero() {

@@ -195,13 +195,13 @@ pub(crate) fn parse<R: Copy>(
             matches.args.push(word);
             continue;
         }
-        let text = String::from_utf8(word).map_err(|_| refuse("flags have to be UTF-8".to_owned()))?;
+        let text = String::from_utf8(word).map_err(|_| refuse("flags must be UTF-8".to_owned()))?;
         let mut value_of = |flag: &FlagRow, given: Option<&str>, shown: &str| match given {
             Some(value) => Ok(value.to_owned()),
             None if flag.kind == Kind::Bool => Ok("true".to_owned()),
             None => {
                 let next = words.next().ok_or_else(|| format!("flag needs an argument: {shown}"))?;
-                String::from_utf8(next).map_err(|_| format!("the value of {shown} has to be UTF-8"))
+                String::from_utf8(next).map_err(|_| format!("the value of {shown} must be UTF-8"))
             }
         };
         if let Some(long) = text.strip_prefix("--") {

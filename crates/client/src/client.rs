@@ -328,10 +328,9 @@ impl Client {
             Ok(answer) => {
                 let answer: AuthenticateResponse = decode(&answer)?;
                 let token = sensitive(&answer.token);
-                Some(
-                    token
-                        .map_err(|_| Status::new(Code::Internal, "the server's token is no header value"))?,
-                )
+                Some(token.map_err(|_| {
+                    Status::new(Code::Internal, "the server's token is not a valid header value")
+                })?)
             }
             Err(status) if status.message == error::AUTH_NOT_ENABLED.message => None,
             Err(status) => return Err(status),

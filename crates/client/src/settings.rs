@@ -118,7 +118,9 @@ impl fmt::Display for SettingsError {
                 f,
                 "gRPC message recv limit ({receive} bytes) must be greater than send limit ({send} bytes)"
             ),
-            SettingsError::BadToken => f.write_str("the auth token holds bytes that no header may hold"),
+            SettingsError::BadToken => {
+                f.write_str("the auth token contains bytes that are not allowed in a header")
+            }
         }
     }
 }

@@ -168,7 +168,7 @@ impl Watcher {
             return Ok(Some(WatchUpdate::Progress(header)));
         }
         if self.id != Some(response.watch_id) {
-            return Err(Status::new(Code::Internal, "events of a watch that was not asked for"));
+            return Err(Status::new(Code::Internal, "events of a watch that was not created"));
         }
         let fragment = response.fragment;
         let whole = match self.partial.take() {

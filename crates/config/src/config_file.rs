@@ -113,7 +113,7 @@ fn read_file(path: &str) -> Result<Vec<u8>, String> {
         .read_to_end(&mut bytes)
         .map_err(|error| format!("read {path}: {}", why(error)))?;
     if bytes.len() as u64 > FILE_BYTES_MAX {
-        return Err(format!("read {path}: a configuration has {FILE_BYTES_MAX} bytes at most"));
+        return Err(format!("read {path}: a configuration file may have at most {FILE_BYTES_MAX} bytes"));
     }
     Ok(bytes)
 }

@@ -40,7 +40,7 @@ pub const ALL_ALPHA: &str = "AllAlpha";
 /// Gate that sets all beta gates that are not set by name.
 pub const ALL_BETA: &str = "AllBeta";
 
-const LEASES_NOTED: &str = "while no member may run etcd, the leader notes the remaining times of leases in the log, and every member keeps them";
+const LEASES_NOTED: &str = "while no member may run etcd, the leader records the remaining times of leases in the log, and every member keeps them";
 
 const fn alpha(name: &'static str, effect: Effect) -> FeatureGate {
     FeatureGate { name, stage: Stage::Alpha, default: false, effect }
@@ -65,7 +65,7 @@ pub const LEASE_CHECKPOINT_PERSIST: FeatureGate =
 /// The gate `PriorityRequest`.
 pub const PRIORITY_REQUEST: FeatureGate = alpha(
     "PriorityRequest",
-    Effect::NoDifference("no limit on requests holds up revocations of leases that have expired"),
+    Effect::NoDifference("no limit on requests delays the revocation of expired leases"),
 );
 /// The gate `SetMemberLocalAddr`.
 pub const SET_MEMBER_LOCAL_ADDR: FeatureGate = alpha("SetMemberLocalAddr", Effect::Implemented);

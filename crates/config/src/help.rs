@@ -34,8 +34,8 @@ pub fn usage() -> String {
   etcd -h | --help
     Print all flags.
 
-A flag is written --name=value, --name value or with one dash; every flag can be set by an environment
-variable instead: --data-dir is ETCD_DATA_DIR.
+Flags are written --name=value or --name value; a single dash works too. Each can also be set by an environment variable:
+--data-dir is ETCD_DATA_DIR.
 "
     .to_string()
 }
@@ -59,7 +59,7 @@ pub fn flag_help() -> String {
             }
         }
     }
-    out.push_str("\nUnsafe features can break what the consensus protocol guarantees.\n");
+    out.push_str("\nUnsafe features can break the guarantees of the consensus protocol.\n");
     out
 }
 
@@ -71,7 +71,7 @@ fn note(flag: &FlagRow) -> Option<String> {
         Status::Legacy(_) => Some("Accepted and ignored, with a warning.".to_string()),
         Status::NoEffect(why) => Some(format!("Accepted without effect: {why}.")),
         Status::NotYet(honoured) => {
-            Some(format!("Not supported by this version: only '{honoured}' is accepted."))
+            Some(format!("Not supported by this version; only '{honoured}' is accepted."))
         }
     }
 }
@@ -96,11 +96,11 @@ pub fn version_text(commit: Option<&str>) -> String {
 pub fn flags_page() -> String {
     let mut out = String::from(
         "# Server flags\n\n\
-         Generated from the flag table in `crates/config/src/table.rs`; a test holds it up to date\n\
-         (`UPDATE_EXPECT=1 cargo test -p mainstay-server` rewrites it).\n\n\
-         A flag is written `--name=value`, `--name value` or with one dash. Every flag can be set by the environment\n\
-         variable beside it instead; setting both is an error. Status: *implemented*; *no effect* (accepted, and the\n\
-         log says why it makes no difference here); *legacy* (etcd ignores it too; accepted with a warning); *not\n\
+         Generated from the flag table in `crates/config/src/table.rs`; a test keeps it up to date\n\
+         (`UPDATE_EXPECT=1 cargo test -p mainstay-config` rewrites it).\n\n\
+         Flags are written `--name=value` or `--name value`; a single dash works too. Every flag can also be set by its\n\
+         environment variable; setting both is an error. Status: *implemented*; *no effect* (accepted; the log says why\n\
+         it has no effect here); *legacy* (etcd ignores it too; accepted with a warning); *not\n\
          yet* (refused at start unless set to the value given).\n",
     );
     for group in HELP_GROUPS.into_iter().chain([Group::Legacy]) {
@@ -125,13 +125,13 @@ pub fn flags_page() -> String {
     out.push_str("\n## Feature gates\n\n| Gate | Stage | Default | When set |\n|---|---|---|---|\n");
     for gate in FEATURE_GATES {
         let effect = match gate.effect {
-            Effect::NoDifference(why) => format!("no difference: {why}"),
+            Effect::NoDifference(why) => format!("no effect: {why}"),
             Effect::Implemented => "implemented".to_string(),
         };
         let _ = writeln!(out, "| `{}` | {} | {} | {effect} |", gate.name, gate.stage.as_str(), gate.default);
     }
     out.push_str(
-        "\n`AllAlpha` and `AllBeta` set every gate of their stage that is not named itself.\n\n\
+        "\n`AllAlpha` and `AllBeta` set every gate of their stage that is not set explicitly.\n\n\
          ## Old spellings\n\nAccepted with a warning, as etcd did until 3.6.\n\n| Flag | Now |\n|---|---|\n",
     );
     for old in OLD_SPELLINGS {

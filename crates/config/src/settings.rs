@@ -141,7 +141,7 @@ impl Settings {
             flags.chain(gates).chain(variables).filter(|name| !is_file(name)).collect();
         *self = Settings { is_from_file: true, ..Settings::new() };
         if !ignored.is_empty() {
-            let line = "flags and environment variables are ignored, because there is a configuration file";
+            let line = "flags and environment variables are ignored because a configuration file is used";
             self.warnings.push(Entry::new(Level::Warn, line).with("ignored", ignored.join(", ")));
         }
     }
@@ -185,7 +185,7 @@ impl Settings {
                 (UNSUPPORTED_ARCH, _) => self.notices.push(
                     Entry::new(
                         Level::Info,
-                        "environment variable has no effect: no architecture is unsupported",
+                        "environment variable has no effect: all architectures are supported",
                     )
                     .with("environment-variable", UNSUPPORTED_ARCH),
                 ),
@@ -316,7 +316,7 @@ impl Settings {
             match gate.effect {
                 Effect::Implemented => {}
                 Effect::NoDifference(why) => self.notices.push(
-                    Entry::new(Level::Info, "feature gate makes no difference")
+                    Entry::new(Level::Info, "feature gate has no effect")
                         .with("feature-gate", format!("{}={on}", gate.name))
                         .with("reason", why),
                 ),

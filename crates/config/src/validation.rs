@@ -415,7 +415,7 @@ fn auto_compaction(settings: &mut Settings) -> Result<AutoCompaction, Refusal> {
         settings.warnings.push(
             Entry::new(
                 Level::Warn,
-                "auto-compaction-retention is a duration where a number of revisions belongs",
+                "auto-compaction-retention is a duration, but must be a number of revisions",
             )
             .with("auto-compaction-retention", retention)
             .with("revisions", amount.to_string()),
@@ -525,13 +525,13 @@ fn warn_of_risks(settings: &mut Settings, name: &str, urls: &Urls) {
         };
         if !url.is_local() {
             warn(
-                "passwords and data travel in clear to the console's listener: make it https, or an address of the loopback",
+                "passwords and data are sent in clear text to the console's listener: use an https URL, or a loopback address",
             );
         }
         if wants_certificates {
             warn(
-                "clients have to show a certificate, and the console's listener asks for none: whoever reaches it acts with the \
-                 certificate of this member",
+                "clients must show a certificate, but the console's listener asks for none: anyone who can \
+                 reach it acts with this member's certificate",
             );
         }
     }
@@ -597,7 +597,8 @@ fn metrics_detail(settings: &mut Settings) -> MetricsDetail {
     }
     if given != "basic" {
         settings.warnings.push(
-            Entry::new(Level::Warn, "unknown detail of metrics; using basic").with("metrics", given.as_str()),
+            Entry::new(Level::Warn, "unknown level of detail of metrics; using basic")
+                .with("metrics", given.as_str()),
         );
     }
     MetricsDetail::Basic

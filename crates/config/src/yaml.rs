@@ -105,7 +105,7 @@ impl OpenMap {
             Some(Key::Merge) => self.merges.push(next),
             Some(Key::Named(key, line)) => self.entries.push((key, line, next)),
             None if is_merge => self.key = Some(Key::Merge),
-            None => self.key = Some(Key::Named(key_text(next).ok_or("a key that is no text")?, line)),
+            None => self.key = Some(Key::Named(key_text(next).ok_or("a key that is not text")?, line)),
         }
         Ok(())
     }
@@ -180,7 +180,7 @@ pub(super) fn read(text: &str) -> Result<Yaml, YamlError> {
             }
             Event::Alias(anchor) => {
                 let value =
-                    anchors.get(&anchor).ok_or_else(|| failed("an alias within what it stands for"))?;
+                    anchors.get(&anchor).ok_or_else(|| failed("an alias inside its own definition"))?;
                 bounded(&open, &mut nodes, value.nodes(), value.depth()).map_err(failed)?;
                 (value.clone(), 0)
             }
@@ -314,7 +314,7 @@ mod tests {
             ("-.inf", "json: unsupported value: -Inf"),
             ("!!float '.nan'", "json: unsupported value: NaN"),
             ("\"a\u{1}\"", "control characters are not allowed"),
-            ("~: a", "a key that is no text"),
+            ("~: a", "a key that is not text"),
         ] {
             assert_eq!(read(written).unwrap_err().why, why, "{written}");
         }

@@ -80,7 +80,7 @@ impl fmt::Display for HashError {
             HashError::Overtaken(error) => error.fmt(f),
             HashError::Read(status) => f.write_str(&status.message),
             HashError::Stopped => f.write_str("stopped"),
-            HashError::NoThread(error) => write!(f, "no thread could be started: {error}"),
+            HashError::NoThread(error) => write!(f, "cannot start a thread: {error}"),
             HashError::ThreadEnded => f.write_str("the hash could not be computed"),
         }
     }
@@ -222,7 +222,7 @@ pub fn read_hash(answer: Result<Response<Bytes>, RequestError>) -> HashAnswer {
         status => return HashAnswer::Nothing(format!("{status}: {}", text.trim_end())),
     }
     let Ok(told) = serde_json::from_str::<Value>(&text) else {
-        return HashAnswer::Nothing("the answer is no JSON".to_owned());
+        return HashAnswer::Nothing("the answer is not JSON".to_owned());
     };
     // Go omits fields that are 0.
     let hash = told.get("hash").map_or(Some(0), Value::as_u64).and_then(|hash| u32::try_from(hash).ok());
@@ -241,7 +241,7 @@ pub fn read_hash(answer: Result<Response<Bytes>, RequestError>) -> HashAnswer {
                 current_revision: Revision(current_revision),
             })
         }
-        _ => HashAnswer::Nothing("the answer is no hash".to_owned()),
+        _ => HashAnswer::Nothing("the answer is not a hash".to_owned()),
     }
 }
 

@@ -342,7 +342,7 @@ impl CorruptionChecks {
             Ok(running) => self.running = Some(running),
             Err(why) => {
                 let fields = [("error", Value::Display(&why))];
-                self.checker.logger.warn("cannot start the thread that looks for corruption", &fields);
+                self.checker.logger.warn("cannot start the thread that checks for corruption", &fields);
             }
         }
     }

@@ -135,7 +135,7 @@ impl LeaderChecks {
         let shed = budget.connections_shed();
         if shed > self.shed && now >= self.next_shed {
             self.logger.warn(
-                "closed connections of clients that held most of the memory for clients (--client-memory-bytes)",
+                "closed connections of the clients that held most of the clients' memory (--client-memory-bytes)",
                 &[
                     ("connections", Value::Uint(shed - self.shed)),
                     ("bytes-held", Value::Uint(budget.held_bytes() as u64)),
@@ -180,7 +180,7 @@ impl LeaderChecks {
                 self.shared.core.inbox.send(ControlRequest::ClusterVersion(version.to_string()))
             }
             Err(from) => self.logger.error(
-                "cannot downgrade to the target: it is not the release before",
+                "cannot downgrade to the target: it is not the previous release",
                 &[
                     ("downgrade-target", Value::Display(&target.unwrap_or(Minor(0, 0)))),
                     ("cluster-version", Value::Str(&members.cluster_version)),

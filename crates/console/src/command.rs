@@ -15,21 +15,22 @@ use crate::{Console, Limits, Listener, ListenerSocket, Options, Source};
 
 const ENDPOINTS: Flag<Vec<String>> =
     Flag::list("endpoints", "127.0.0.1:2379", "client URLs of members; the others are found through them");
-const LISTEN: Flag<String> = Flag::text("listen", "http://127.0.0.1:2382", "`URL` to serve the console at");
+const LISTEN: Flag<String> =
+    Flag::text("listen", "http://127.0.0.1:2382", "`URL` at which to serve the console");
 const HOSTS: Flag<Vec<String>> = Flag::list(
     "host-whitelist",
     "",
-    "host names under which it is served without TLS, besides addresses and localhost",
+    "host names under which the console is served without TLS, besides IP addresses and localhost",
 );
 const REQUESTS_PER_ADDRESS: Flag<u64> = Flag::uint(
     "requests-per-address",
     "24",
-    "requests of one address that are passed on to members at a time, of 48 in all: raise it behind a reverse proxy",
+    "concurrent requests of one address that are passed on to members, of 48 in all; raise it behind a reverse proxy",
 );
 const CERT_FILE: Flag<String> = Flag::text("cert-file", "", "certificate `file` (PEM) of an https --listen");
 const KEY_FILE: Flag<String> = Flag::text("key-file", "", "key `file` (PEM) of --cert-file");
 const TRUSTED_CA_FILE: Flag<String> =
-    Flag::text("trusted-ca-file", "", "CA `file`: browsers have to show a certificate that it vouches for");
+    Flag::text("trusted-ca-file", "", "CA `file`: browsers must show a certificate signed by it");
 const CACERT: Flag<String> =
     Flag::text("cacert", "", "verify certificates of TLS-enabled secure servers using this CA bundle");
 const CERT: Flag<String> = Flag::text("cert", "", "identify secure client using this TLS certificate file");
@@ -50,10 +51,10 @@ const SHARED_FLAGS: &[FlagRow] =
     &[ENDPOINTS.row(), CACERT.row(), CERT.row(), KEY.row(), INSECURE_SKIP_TLS_VERIFY.row()];
 
 const LONG: &str = "\
-Serves a web page that shows a cluster, Mainstay's or etcd's, and lets those who may change it. Whoever opens the page logs in as
-a user of the cluster, if the cluster has users.
+Serves a web page that shows a cluster of Mainstay or etcd and lets authorized users change it. If the cluster has users,
+visitors log in as one of them.
 
-Whoever reaches --listen acts with the certificate of --cert. Keep it on the loopback, or serve it over https.";
+Anyone who can reach --listen acts with the certificate of --cert. Keep it on the loopback interface, or serve it over https.";
 
 const EXAMPLE: &str = "  mainstay console --endpoints=10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379
   mainstay console --cacert=ca.crt --cert=client.crt --key=client.key --endpoints=https://etcd.example:2379
@@ -113,7 +114,7 @@ fn run_in(args: &[OsString], io: &Io, wait: &dyn Fn(&Logger)) -> u8 {
 fn serve(matches: &Matches, io: &Io, wait: &dyn Fn(&Logger)) -> Result<(), Failure> {
     if let Some(extra) = matches.arg_text(0) {
         let extra = cli::go::quote(extra);
-        return Err(Failure::error(format!("unknown argument {extra}: endpoints go behind --endpoints")));
+        return Err(Failure::error(format!("unknown argument {extra}: give endpoints with --endpoints")));
     }
     let path =
         |flag: Flag<String>| Some(matches.get(flag)).filter(|text| !text.is_empty()).map(PathBuf::from);
@@ -158,8 +159,7 @@ fn serve(matches: &Matches, io: &Io, wait: &dyn Fn(&Logger)) -> Result<(), Failu
 }
 
 /// Warning about a listener without TLS that other machines can reach.
-const EXPOSED: &str =
-    "passwords and data travel in clear to the console's listener: serve it over https, or on the loopback";
+const EXPOSED: &str = "passwords and data are sent in clear text to the console's listener: serve it over https, or on the loopback interface";
 
 /// Returns true if other machines can reach a listener that uses plain HTTP.
 fn is_exposed(url: &Url) -> bool {
@@ -200,13 +200,11 @@ fn endpoints(given: &[String], is_secure: bool) -> Result<Vec<Url>, Failure> {
 /// Listens at a URL; also returns the URL to open in a browser.
 fn listen(url: &Url, serving: &Tls) -> Result<(Listener, String), Failure> {
     if url.scheme().is_unix() {
-        return Err(Failure::error("--listen: the console by itself listens at http and https URLs only"));
+        return Err(Failure::error("--listen: `mainstay console` listens only at http and https URLs"));
     }
     let tls = match (url.scheme().is_secure(), serving.server()) {
         (true, None) => {
-            return Err(Failure::error(
-                "--listen is https: it needs a certificate (--cert-file, --key-file)",
-            ));
+            return Err(Failure::error("--listen with https needs a certificate (--cert-file, --key-file)"));
         }
         (is_secure, tls) => tls.filter(|_| is_secure),
     };

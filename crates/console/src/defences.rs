@@ -19,7 +19,8 @@ const OWN_HEADER: &str = "x-mainstay-console";
 /// # Errors
 /// There is none, or more than one, or the request is meant for a proxy.
 pub(crate) fn host<B>(request: &Request<B>) -> Result<&str, Refused> {
-    let malformed = || Refused::new(StatusCode::BAD_REQUEST, "the request needs one Host header and a path");
+    let malformed =
+        || Refused::new(StatusCode::BAD_REQUEST, "the request must have exactly one Host header and a path");
     if request.uri().authority().is_some() || request.version() < Version::HTTP_10 {
         return Err(malformed());
     }
@@ -68,10 +69,10 @@ pub(crate) fn check_caller<B>(request: &Request<B>, host: &str) -> Result<(), Re
         return refused("requests need the header X-Mainstay-Console: 1");
     }
     if headers.get_all("sec-fetch-site").iter().any(|site| site != "same-origin") {
-        return refused("the console is not for pages from elsewhere");
+        return refused("the console does not serve pages of other origins");
     }
     if !is_origin_own(headers, host) {
-        return refused("the console is not for pages from elsewhere");
+        return refused("the console does not serve pages of other origins");
     }
     Ok(())
 }

@@ -47,7 +47,7 @@ fn path_at_member(method: &Method, rest: &str, query: Option<&str>) -> Result<St
         return Err(Refused::new(StatusCode::NOT_FOUND, format!("{rest} is not passed on to members")));
     }
     if *method != if is_call { Method::POST } else { Method::GET } {
-        return Err(Refused::new(StatusCode::METHOD_NOT_ALLOWED, "calls are POST, pages are GET"));
+        return Err(Refused::new(StatusCode::METHOD_NOT_ALLOWED, "calls use POST, pages use GET"));
     }
     let query = query.filter(|_| is_page).map(|query| format!("?{query}")).unwrap_or_default();
     Ok(format!("/{rest}{query}"))
@@ -107,7 +107,8 @@ pub(crate) async fn forward(
         Err(UpstreamError::Late(text)) => return Err(Refused::new(StatusCode::GATEWAY_TIMEOUT, text)),
         Err(UpstreamError::Unreachable(text)) => return Err(Refused::new(StatusCode::BAD_GATEWAY, text)),
         Err(UpstreamError::Broken(text)) => {
-            let text = format!("the member gave no answer, and may have done what it was asked: {text}");
+            let text =
+                format!("the member gave no answer; it may or may not have carried out the request: {text}");
             return Err(Refused::new(StatusCode::BAD_GATEWAY, text));
         }
     };

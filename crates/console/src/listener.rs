@@ -50,7 +50,7 @@ pub(crate) async fn accept(
                     tokio::task::spawn_local(serving);
                 }
                 None => service.logger.warn_of_strangers(
-                    "closed a connection to the console: all others have requests under way",
+                    "closed a connection to the console: all others have requests in progress",
                     &[("connections", Value::Uint(service.dialer.limits.connections_max as u64))],
                 ),
             },

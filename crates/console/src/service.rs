@@ -57,7 +57,7 @@ impl Service {
     /// # Errors
     /// The limit is reached, or this address has its share.
     pub(crate) fn permit(&self, address: Option<IpAddr>) -> Result<Permit, Refused> {
-        let text = "the console has too many requests under way: close some of its pages";
+        let text = "the console has too many requests in progress: close some of its pages";
         self.forwarded.take(address).ok_or_else(|| Refused::new(StatusCode::SERVICE_UNAVAILABLE, text))
     }
 
@@ -74,23 +74,22 @@ impl Service {
         let Some(call) = path.strip_prefix("/api/") else {
             let file = if path == "/" { Some("index.html") } else { path.strip_prefix("/assets/") };
             let file = file.and_then(assets::find);
-            let file = file.ok_or_else(|| Refused::new(StatusCode::NOT_FOUND, "there is no such page"))?;
+            let file = file.ok_or_else(|| Refused::new(StatusCode::NOT_FOUND, "no such page"))?;
             if !is_read {
-                return Err(Refused::new(StatusCode::METHOD_NOT_ALLOWED, "pages are GET"));
+                return Err(Refused::new(StatusCode::METHOD_NOT_ALLOWED, "pages use GET"));
             }
             return Ok(assets::answer(file, request.headers()));
         };
         defences::check_caller(&request, host)?;
         if call == "members" {
             if !is_read {
-                return Err(Refused::new(StatusCode::METHOD_NOT_ALLOWED, "the list of members is GET"));
+                return Err(Refused::new(StatusCode::METHOD_NOT_ALLOWED, "the list of members uses GET"));
             }
             return self.endpoints.list(self, request.headers(), phase.address).await;
         }
         let found = call.strip_prefix("endpoint/").and_then(|rest| rest.split_once('/'));
         let found = found.and_then(|(id, rest)| Some((self.endpoints.find(id)?, rest.to_owned())));
-        let (target, rest) =
-            found.ok_or_else(|| Refused::new(StatusCode::NOT_FOUND, "there is no such endpoint"))?;
+        let (target, rest) = found.ok_or_else(|| Refused::new(StatusCode::NOT_FOUND, "no such endpoint"))?;
         forward::forward(self, target, &rest, request, phase).await
     }
 }

@@ -212,9 +212,9 @@ impl Call {
 /// Returns a hint at the cause of a connection error, if its text does not name the cause.
 fn hint(error: &str) -> &'static str {
     if error.contains("InvalidContentType") {
-        " (the server does not speak TLS at this port: http://, or another port)"
+        " (the server does not use TLS at this port: try http://, or another port)"
     } else if error.contains("EOF") || error.contains("connection reset by peer") {
-        " (the server hangs up: it may speak TLS at this port (https://), or this is not the port for clients)"
+        " (the server closed the connection: it may require TLS at this port (https://), or this is not the client port)"
     } else {
         ""
     }

@@ -68,7 +68,7 @@ const DISCOVERY_SRV_NAME: Flag<String> =
     Flag::text("discovery-srv-name", "", "service name to query when using DNS discovery");
 // This flag is not in etcd's etcdctl; it is hidden, so that the list of options equals etcdctl's.
 const ZONE: Flag<String> =
-    Flag::text("zone", "", "use endpoints of members in this zone while one of them answers").hidden();
+    Flag::text("zone", "", "use endpoints of members in this zone as long as one of them answers").hidden();
 
 /// The rows of the flags that every command has.
 pub(crate) static FLAGS: &[FlagRow] = &[

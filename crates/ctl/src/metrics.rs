@@ -37,8 +37,8 @@ impl fmt::Display for MetricsError {
         match self {
             MetricsError::NotPlain(endpoint) => write!(
                 f,
-                "fetch error: {endpoint}/metrics: only plain http is read here; give the endpoint of a plain listener \
-                 (--listen-client-http-urls or --listen-metrics-urls of the server)"
+                "fetch error: {endpoint}/metrics: only plain http is supported here; use the endpoint of a \
+                 plain listener (--listen-client-http-urls or --listen-metrics-urls of the server)"
             ),
             MetricsError::Fetch { address, error } => {
                 write!(f, "fetch error: Get \"http://{address}/metrics\": {error}")

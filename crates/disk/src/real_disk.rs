@@ -326,7 +326,7 @@ impl File for RealFile {
             let written =
                 unsafe { libc::pwritev(self.file.as_raw_fd(), first, count as libc::c_int, offset) };
             match written {
-                0 => return Err(io::Error::new(io::ErrorKind::WriteZero, "the file took no bytes")),
+                0 => return Err(io::Error::new(io::ErrorKind::WriteZero, "the file accepted no bytes")),
                 n if n > 0 => {
                     at += n as u64;
                     IoSlice::advance_slices(&mut pieces, n as usize);

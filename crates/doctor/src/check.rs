@@ -14,7 +14,7 @@ use crate::doctor::{Run, launch};
 pub(crate) const PROGRAM: Program<Run> = Program {
     root: Command {
         name: "check",
-        about: "Measures what a member runs on",
+        about: "Measures the machine and the network under a member",
         subcommands: &[DISK, NETWORK, PERF, DATASCALE],
         ..Command::EMPTY
     },

@@ -15,25 +15,25 @@ use crate::exposition::Exposition;
 use crate::{connection, doctor, http1, show};
 
 const PATH: Flag<String> =
-    Flag::text("path", "", "the directory to write in: a member's data directory, or one on the same disk");
+    Flag::text("path", "", "directory to write to: a member's data directory, or one on the same disk");
 const SIZE: Flag<u64> = Flag::uint(
     "size",
     "0",
-    "bytes of a record; 0: as the member at --endpoints writes them, if given, otherwise 2300",
+    "size of a record in bytes; 0: as written by the member at --endpoints, if given, otherwise 2300",
 );
-const COUNT: Flag<u64> = Flag::uint("count", "0", "end after so many records; 0: write for the whole time");
+const COUNT: Flag<u64> = Flag::uint("count", "0", "number of records to write; 0: write for the whole time");
 const FOR: Flag<Duration> =
-    Flag::duration("for", "1m0s", "how long to write; burst credits end after minutes");
-const LIMIT: Flag<Duration> = Flag::duration("limit", "10ms", "p99 of a sync that passes");
+    Flag::duration("for", "1m0s", "how long to write; burst credits run out after minutes");
+const LIMIT: Flag<Duration> = Flag::duration("limit", "10ms", "maximum p99 of a sync");
 
 pub(crate) const DISK: Command<Run> = Command {
                 name: "disk",
                 usage: "disk --path=DIR [flags]",
                 about: "Measures the disk as the log uses it",
                 long: "\
-Writes records one after the other into a file in DIR, each followed by fdatasync, as a member's log does, and passes when
-the p99 of the syncs is below 10 ms. The file has no name and is gone when the command ends. Write for minutes on disks with
-a burst credit: the beginning and the end are compared.
+Writes records one after the other to a file in DIR, each followed by fdatasync, as a member's log does, and passes if the
+p99 of the syncs is below 10 ms. The file has no name and is gone when the command ends. On disks with a burst credit,
+write for minutes: the beginning and the end are compared.
 
 Exit codes: 0 passed; 1 failed, or could not be measured.",
                 example: "  mainstay check disk --path=/var/lib/mainstay
@@ -68,7 +68,8 @@ async fn run(matches: &Matches, io: &Io) -> Result<(), Failure> {
     progress.finish();
     if result.syncs.count() < SYNCS_MIN {
         let made = result.syncs.count();
-        let text = format!("only {made} records were written, {SYNCS_MIN} are needed: give a longer --for");
+        let text =
+            format!("only {made} records were written, but {SYNCS_MIN} are needed: give a longer --for");
         return Err(Failure::error(text));
     }
     let limit = matches.get(LIMIT).as_secs_f64();
@@ -104,7 +105,7 @@ async fn record_size(matches: &Matches) -> Result<(usize, &'static str), Failure
             Err(error) => why = format!("{endpoint}: {error}"),
         }
     }
-    Err(Failure::error(format!("the size of a member's records is not known ({why}): give --size")))
+    Err(Failure::error(format!("the size of a member's records is unknown ({why}): give --size")))
 }
 
 /// Returns the average bytes per write of the log; `None` if there are too few writes.
@@ -137,12 +138,12 @@ pub fn text(result: &DiskResult, path: &str, source: &str, limit: f64) -> String
     line(format!("  {}/s in large sequential writes with one sync", show::bytes(result.bandwidth)));
     line(match result.pace() {
         Pace::TooShort => {
-            "  too short to tell whether a burst credit ends: --for=5m on cloud disks".to_owned()
+            "  too short to detect the end of a burst credit: use --for=5m on cloud disks".to_owned()
         }
         Pace::Steady => "  as fast at the end as at the beginning".to_owned(),
         Pace::Slower { first, last } => format!(
-            "  slower at the end ({}) than at the beginning ({}): a burst credit that ended, most likely; what counts is \
-             the end",
+            "  slower at the end ({}) than at the beginning ({}): most likely a burst credit ran out; the \
+             end is what counts",
             show::rate(last),
             show::rate(first)
         ),
@@ -153,16 +154,16 @@ pub fn text(result: &DiskResult, path: &str, source: &str, limit: f64) -> String
             .iter()
             .map(|window| format!("{} {}", show::rate(window.rate), show::seconds(window.p99)))
             .collect();
-        line(format!("  rate and p99 by tenths of the time: {}", parts.join(", ")));
+        line(format!("  rate and p99 in each tenth of the time: {}", parts.join(", ")));
     }
     match result.reserved {
         ReservedRoom::Kept => {}
         ReservedRoom::Zeros => line(
-            "  reserves no room by itself: a member writes zeros ahead, so that its log is written twice"
+            "  does not reserve space by itself: a member writes zeros ahead, so its log is written twice"
                 .to_owned(),
         ),
         ReservedRoom::Nowhere(file_system) => line(format!(
-            "  {file_system} keeps no room for a full disk: leave some free, or keep the data on ext4 or XFS"
+            "  {file_system} cannot reserve space for a full disk: leave some space free, or keep the data on ext4 or XFS"
         )),
     }
     let advice = result.advice();
@@ -239,9 +240,9 @@ mod tests {
              \x20 a sync takes 1.0 ms (median), 12.0 ms (p99), 12.0 ms (p99.9), 12.0 ms (longest)\n\
              \x20 25/s records one after the other\n\
              \x20 150 MB/s in large sequential writes with one sync\n\
-             \x20 slower at the end (150/s) than at the beginning (900/s): a burst credit that ended, most likely; what counts \
-             is the end\n\
-             \x20 rate and p99 by tenths of the time: 900/s 12.0 ms, 900/s 12.0 ms, 200/s 12.0 ms, 100/s 12.0 ms\n\
+             \x20 slower at the end (150/s) than at the beginning (900/s): most likely a burst credit ran out; the end is \
+             what counts\n\
+             \x20 rate and p99 in each tenth of the time: 900/s 12.0 ms, 900/s 12.0 ms, 200/s 12.0 ms, 100/s 12.0 ms\n\
              \x20 suits this disk: gathering writes for 0 ms per sync; --heartbeat-interval=100 --election-timeout=1000 at \
              least\n\
              FAIL: the p99 of a sync is 12.0 ms, the limit 10.0 ms\n"
@@ -264,9 +265,9 @@ mod tests {
                 DiskResult { syncs: Quantiles::of(vec![0.001; 100]), reserved, ..DiskResult::default() };
             text(&result, "/data", "as given", 0.01)
         };
-        assert!(said(ReservedRoom::Nowhere("zfs")).contains("  zfs keeps no room for a full disk"));
+        assert!(said(ReservedRoom::Nowhere("zfs")).contains("  zfs cannot reserve space for a full disk"));
         assert!(said(ReservedRoom::Zeros).contains("writes zeros ahead"));
-        assert!(!said(ReservedRoom::Kept).contains("room"));
+        assert!(!said(ReservedRoom::Kept).contains("space"));
     }
 
     #[test]

@@ -17,21 +17,21 @@ use crate::network_trial::{NetworkResult, NetworkTrial};
 use crate::{doctor, http1, show};
 
 const CLUSTER: Flag<bool> =
-    Flag::on("cluster", "measure to all client URLs of all members, not only to --endpoints");
+    Flag::on("cluster", "measure all client URLs of all members, not only --endpoints");
 const COUNT: Flag<u64> = Flag::uint("count", "100", "round trips to measure per endpoint");
 const FOR: Flag<Duration> = Flag::duration("for", "2s", "how long to send, and to receive, per endpoint");
-const LIMIT_RTT: Flag<Duration> = Flag::duration("limit-rtt", "100ms", "p99 of a round trip that passes");
-const LIMIT_LOSS: Flag<f64> = Flag::float("limit-loss", "0.01", "share of segments sent again that passes");
+const LIMIT_RTT: Flag<Duration> = Flag::duration("limit-rtt", "100ms", "maximum p99 of a round trip");
+const LIMIT_LOSS: Flag<f64> = Flag::float("limit-loss", "0.01", "maximum share of retransmitted segments");
 
 pub(crate) const NETWORK: Command<Run> = Command {
                 name: "network",
                 usage: "network --endpoints=HOST:PORT,... [flags]",
-                about: "Measures the network to the members, and between them as far as they tell",
+                about: "Measures the network to the members, and reports the links between them",
                 long: "\
-Measures from here to each client URL: connecting, round trips, segments lost, bandwidth in both directions, the path's MTU;
-with and without TLS where a member has URLs of both kinds. What members say of the round trips between them follows. To
-measure between two machines, run it on one of them. Nothing is written: what is sent goes to the health service, which
-looks at none of it.
+Measures from here to each client URL: connection time, round trips, lost segments, bandwidth in both directions and the
+path's MTU, with and without TLS if a member has URLs of both kinds. Then it shows the round trips that the members report
+between each other. To measure between two machines, run it on one of them. Nothing is written: the data is sent to the
+health service, which ignores it.
 
 Exit codes: 0 passed; 1 failed, or could not be measured.",
                 example: "  mainstay check network --endpoints=10.0.0.1:2379
@@ -185,12 +185,13 @@ impl NetworkReport {
             if let Some(loss) = result.loss().filter(|loss| *loss > limits.loss) {
                 let (loss, limit) = (share(loss), share(limits.loss));
                 complaints
-                    .push(format!("{at}: {loss} of the segments were sent again, the limit is {limit}"));
+                    .push(format!("{at}: {loss} of the segments were retransmitted, the limit is {limit}"));
             }
             if result.is_black_hole {
                 complaints.push(format!(
-                    "{at}: large segments vanish, small ones arrive: a device on the path drops what is larger than its MTU \
-                     and says nothing; lower the interface's MTU, or let ICMP \"fragmentation needed\" through"
+                    "{at}: large segments are lost, small ones arrive: a device on the path silently drops \
+                     packets larger than its MTU; lower the interface's MTU, or allow ICMP \"fragmentation \
+                     needed\""
                 ));
             } else if let Some(Err(why)) = &result.upload {
                 complaints.push(format!("{at}: sending large messages failed: {why}"));
@@ -227,17 +228,19 @@ impl NetworkReport {
             if result.call.count() > 0 {
                 let (p50, p99) = (show::seconds(result.call.at(0.5)), show::seconds(result.call.at(0.99)));
                 line(format!("  a call takes {p50} (median), {p99} (p99)"));
-                line(format!("  HTTP/2 and TLS, if any, take {} to begin", show::seconds(result.handshake)));
+                line(format!(
+                    "  setting up HTTP/2 and TLS, if any, takes {}",
+                    show::seconds(result.handshake)
+                ));
                 line(match result.loss() {
                     Some(loss) => format!(
-                        "  {} of {} segments sent again ({})",
+                        "  {} of {} segments retransmitted ({})",
                         result.figures.resent,
                         result.figures.data_segments_sent,
                         share(loss)
                     ),
-                    None => {
-                        "  loss not measured: the kernel does not count segments, or few were sent".to_owned()
-                    }
+                    None => "  loss not measured: the kernel does not count segments, or too few were sent"
+                        .to_owned(),
                 });
             }
             for (word, rate) in [("sending", &result.upload), ("receiving", &result.download)] {
@@ -248,12 +251,12 @@ impl NetworkReport {
                 }
             }
             if let Some(mtu) = result.mtu {
-                line(format!("  MTU of the path {mtu}, segments of {} bytes", result.figures.segment_bytes));
+                line(format!("  path MTU {mtu}, segments of {} bytes", result.figures.segment_bytes));
             }
         }
         for (tls, plain) in self.pairs() {
             line(format!(
-                "{} beside {}: TLS costs {} per call in the median, {} to begin",
+                "{} compared with {}: TLS costs {} per call (median), {} to set up",
                 tls.endpoint,
                 plain.endpoint,
                 show::seconds(tls.call.at(0.5) - plain.call.at(0.5)),
@@ -261,7 +264,7 @@ impl NetworkReport {
             ));
         }
         if !self.links.is_empty() {
-            line("between members, since their start:".to_owned());
+            line("between members, since they started:".to_owned());
         }
         for link in &self.links {
             line(format!(
@@ -275,7 +278,7 @@ impl NetworkReport {
             ));
         }
         for (endpoint, why) in &self.silent {
-            line(format!("{endpoint} does not tell of its links to other members: {why}"));
+            line(format!("{endpoint} does not report its links to other members: {why}"));
         }
         let complaints = self.complaints(limits);
         for complaint in &complaints {
@@ -385,7 +388,7 @@ mod tests {
             handshake: 0.0005,
             call: Quantiles::of(vec![0.0004; 100]),
             upload: Some(Ok(1e8)),
-            download: Some(Err("the store's first keys weigh only 0 bytes, too little to read".into())),
+            download: Some(Err("the store's first keys have only 0 bytes, too few to measure".into())),
             figures: TcpFigures {
                 segment_bytes: 1448,
                 path_mtu: 1500,
@@ -424,23 +427,23 @@ mod tests {
             "http://10.0.0.1:2379
   connecting takes 200 µs (median), 200 µs (p99)
   a call takes 400 µs (median), 400 µs (p99)
-  HTTP/2 and TLS, if any, take 500 µs to begin
-  5 of 1000 segments sent again (0.50 %)
+  setting up HTTP/2 and TLS, if any, takes 500 µs
+  5 of 1000 segments retransmitted (0.50 %)
   sending 100 MB/s
-  receiving not measured: the store's first keys weigh only 0 bytes, too little to read
-  MTU of the path 1500, segments of 1448 bytes
+  receiving not measured: the store's first keys have only 0 bytes, too few to measure
+  path MTU 1500, segments of 1448 bytes
 https://10.0.0.1:2380 (TLS 1.3)
   connecting takes 200 µs (median), 200 µs (p99)
   a call takes 450 µs (median), 450 µs (p99)
-  HTTP/2 and TLS, if any, take 2.5 ms to begin
-  5 of 1000 segments sent again (0.50 %)
+  setting up HTTP/2 and TLS, if any, takes 2.5 ms
+  5 of 1000 segments retransmitted (0.50 %)
   sending 100 MB/s
-  receiving not measured: the store's first keys weigh only 0 bytes, too little to read
-  MTU of the path 1500, segments of 1448 bytes
-https://10.0.0.1:2380 beside http://10.0.0.1:2379: TLS costs 50 µs per call in the median, 2.0 ms to begin
-between members, since their start:
+  receiving not measured: the store's first keys have only 0 bytes, too few to measure
+  path MTU 1500, segments of 1448 bytes
+https://10.0.0.1:2380 compared with http://10.0.0.1:2379: TLS costs 50 µs per call (median), 2.0 ms to set up
+between members, since they started:
   m1 to m2: 300 µs (median), 900 µs (p99) of 40 probes, 1 messages not sent
-10.0.0.3:2379 does not tell of its links to other members: HTTP status 404
+10.0.0.3:2379 does not report its links to other members: HTTP status 404
 PASS
 "
         );
@@ -468,7 +471,7 @@ PASS
         assert_eq!(complaints(&|result| result.figures.resent = 10), Vec::<String>::new());
         assert_eq!(
             complaints(&|result| result.figures.resent = 11),
-            ["a:1: 1.10 % of the segments were sent again, the limit is 1.00 %"]
+            ["a:1: 1.10 % of the segments were retransmitted, the limit is 1.00 %"]
         );
         assert_eq!(complaints(&|result| result.call = Quantiles::of(vec![0.1; 9])), Vec::<String>::new());
         assert_eq!(
@@ -481,7 +484,7 @@ PASS
             result.upload = Some(Err("late".into()));
             result.is_black_hole = true;
         });
-        assert!(lost.len() == 1 && lost[0].contains("large segments vanish"));
+        assert!(lost.len() == 1 && lost[0].contains("large segments are lost"));
     }
 
     #[test]

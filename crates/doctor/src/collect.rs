@@ -76,7 +76,7 @@ impl Plan {
         let Targets { mut seen, unseen, mut complete } = self.targets(&client).await;
         if seen.len() > MEMBERS_MAX {
             let all = seen.len();
-            complete = Err(format!("there are {all} members, of which {MEMBERS_MAX} are looked at").into());
+            complete = Err(format!("there are {all} members, of which {MEMBERS_MAX} are examined").into());
             seen.truncate(MEMBERS_MAX);
         }
         let looking: Vec<JoinHandle<Member>> = seen
@@ -112,7 +112,7 @@ impl Plan {
             metrics.filter_map(|metrics| metrics.now("etcd_debugging_mvcc_keys_total")).fold(0.0, f64::max);
         if keys > sampling::KEYS_MAX {
             let keys = crate::show::count(keys);
-            let why = format!("there are {keys} keys, and with so many even a page of them is dear");
+            let why = format!("there are {keys} keys, too many to read even one page of them cheaply");
             return Err(Unseen::left_out(why));
         }
         sampling::sample(client, self.sample_keys).await
@@ -152,8 +152,7 @@ impl Plan {
         };
         if targets.iter().all(|target| target.id == 0) {
             let complete = incomplete(
-                "no endpoint says whose it is, so that no member was asked for the list of members"
-                    .to_owned(),
+                "no endpoint identifies its member, so no member was asked for the member list".to_owned(),
             );
             return Targets { seen: targets, unseen, complete };
         }
@@ -162,7 +161,7 @@ impl Plan {
         let (list, complete) = match list {
             Ok(list) => (list.members, Ok(())),
             Err(status) => {
-                let why = format!("the list of members was not to be had: {}", shown(&status));
+                let why = format!("the member list could not be read: {}", shown(&status));
                 (Vec::new(), incomplete(why))
             }
         };
@@ -176,7 +175,7 @@ impl Plan {
                 target.name = listed.name;
             } else if self.whole_cluster {
                 let Some(url) = first_that_answers(client, &listed.client_urls).await else {
-                    let why = "it has not started yet: the member list has no client URL of it";
+                    let why = "it has not started yet: the member list has no client URL for it";
                     unseen.push(Member::unseen("", &listed.name, listed.id, why));
                     continue;
                 };
@@ -310,7 +309,7 @@ async fn look(plan: Plan, client: Client, target: Target) -> Member {
     member.metrics = metrics(&first, &second);
     member.page = match &own {
         Ok(answer) => Page::read(&answer.body),
-        Err(GetError::Status(404)) => Err(Unseen::left_out("this server has none")),
+        Err(GetError::Status(404)) => Err(Unseen::left_out("this server does not have it")),
         Err(error) => Err(Unseen::because(error)),
     };
     if let (Ok(answer), Ok(page)) = (&own, &member.page) {
@@ -320,7 +319,7 @@ async fn look(plan: Plan, client: Client, target: Target) -> Member {
         }));
     }
     member.versions = versions.map_err(Unseen::from).and_then(|answer| read_versions(&answer.body));
-    member.clock = meet(&clocks).ok_or_else(|| Unseen::left_out("its pages bear no date"));
+    member.clock = meet(&clocks).ok_or_else(|| Unseen::left_out("its pages have no date"));
     member.round_trips = match round_trips.call.is_empty() {
         true => Err("no call was answered".into()),
         false => Ok(round_trips),
@@ -363,7 +362,7 @@ async fn certificate(
         }
     };
     let since = end.and_then(|end| end.duration_since(std::time::UNIX_EPOCH).ok());
-    let since = since.ok_or("it shows none that can be read")?;
+    let since = since.ok_or("it shows no readable certificate")?;
     Ok(Some(Certificate { not_after_unix: since.as_secs_f64() }))
 }
 

@@ -41,9 +41,9 @@ pub(crate) const REFUSALS: &[api::Status] = &[
 ];
 
 /// Advice if a member returns one of [`REFUSALS`].
-pub(crate) const WITH_USERS: &str = "users are switched on (auth enable): say who asks, best root: \
-    --user=root:PASSWORD (or --user=root --password=PASSWORD), --auth-jwt-token=TOKEN, or --cert and --key of a certificate \
-    whose common name is a user";
+pub(crate) const WITH_USERS: &str = "authentication is on (auth enable): give a user, preferably root: \
+    --user=root:PASSWORD (or --user=root --password=PASSWORD), --auth-jwt-token=TOKEN, or --cert and --key \
+    of a certificate whose common name is a user";
 
 /// Longest response in bytes; allows a list of some millions of leases.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
@@ -156,7 +156,7 @@ pub(crate) fn wants_json(matches: &Matches) -> Result<bool, Failure> {
         "simple" => Ok(matches.get(JSON)),
         "json" => Ok(true),
         other => Err(Failure::error(format!(
-            "unknown output format {}: simple and json are known",
+            "unknown output format {}: use simple or json",
             cli::go::quote(other)
         ))),
     }

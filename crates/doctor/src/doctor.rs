@@ -35,25 +35,25 @@ const MIGRATE: &str = "migrate";
 /// Shortest time between the two readings that rates need.
 const WINDOW_MIN: Duration = Duration::from_millis(10);
 
-const FOR: Flag<Duration> = Flag::duration("for", "10s", "how long to watch rates; the longer, the surer");
-const CLUSTER: Flag<bool> =
-    Flag::on("cluster", "look at all members of the cluster, not only at --endpoints");
+const FOR: Flag<Duration> =
+    Flag::duration("for", "10s", "how long to observe rates; longer is more reliable");
+const CLUSTER: Flag<bool> = Flag::on("cluster", "examine all members of the cluster, not only --endpoints");
 pub(crate) const METRICS_ENDPOINTS: Flag<Vec<String>> = Flag::list(
     "metrics-endpoints",
     "",
-    "where the metrics of each of --endpoints are, in their order, if elsewhere",
+    "URLs of the metrics of each of --endpoints, in the same order, if they are served elsewhere",
 );
 const SAMPLE: Flag<i64> = Flag::int(
     "sample",
     "200",
-    "how many keys to look at for large values, in few small serializable reads; 0 for none",
+    "number of keys to sample for large values, in a few small serializable reads; 0 for none",
 );
-const ONLY: Flag<Vec<String>> = Flag::list("only", "", "look for nothing but these (names as in the output)");
-const SKIP: Flag<Vec<String>> = Flag::list("skip", "", "do not look for these");
-const LIST: Flag<bool> = Flag::bool("list", "print what is looked for, and end");
+const ONLY: Flag<Vec<String>> = Flag::list("only", "", "check only these (names as in the output)");
+const SKIP: Flag<Vec<String>> = Flag::list("skip", "", "do not check these");
+const LIST: Flag<bool> = Flag::bool("list", "list the checks and exit");
 
 const HTML: Flag<String> =
-    Flag::text("html", "", "also write the report to this `file`, as a page that needs nothing else");
+    Flag::text("html", "", "also write the report to this `file`, as a self-contained page");
 
 const OWN_FLAGS: &[FlagRow] = &[
     FOR.row(),
@@ -67,14 +67,14 @@ const OWN_FLAGS: &[FlagRow] = &[
 ];
 
 const LONG: &str = "\
-Looks at a running cluster, Mainstay's or etcd's, and says why it is slow or about to fail: each finding with the figures
-and the member it is about, what it leads to, and what to do. What cannot be looked at is said too, with the reason.
-The cluster is only read, with a few small requests a second.
+Examines a running cluster of Mainstay or etcd and finds out why it is slow or about to fail. Each finding has its
+figures, the member it is about, its consequences, and what to do. Checks that are not possible are listed too, with the
+reason. The doctor only reads, with a few small requests a second.
 
-mainstay doctor migrate says whether a cluster can be taken from etcd to Mainstay, or back, and which step is next.
+mainstay doctor migrate says whether a cluster can be migrated from etcd to Mainstay, or back, and which step is next.
 
-Exit codes: 0 nothing was found; 1 nothing could be looked at; 5 errors were found; 6 only warnings were found; 7 no errors
-were found, but not everything could be read, so that an error may be hidden.";
+Exit codes: 0 nothing was found; 1 nothing could be examined; 5 errors were found; 6 only warnings were found; 7 no errors
+were found, but not everything could be read, so an error may be hidden.";
 
 const EXAMPLE: &str = "  mainstay doctor --endpoints=10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379
   mainstay doctor --cacert=ca.crt --cert=client.crt --key=client.key --endpoints=https://etcd.example:2379 --for=1m
@@ -105,7 +105,7 @@ pub(crate) const PROGRAM: Program<Run> = Program {
     root: Command {
         name: "doctor",
         usage: "doctor [flags]",
-        about: "Says why a cluster is slow or about to fail",
+        about: "Finds out why a cluster is slow or about to fail",
         long: LONG,
         example: EXAMPLE,
         run: Some(Run(|matches, io| Box::pin(examine(matches, io)))),
@@ -185,7 +185,7 @@ async fn examine(matches: &Matches, io: &Io) -> Result<(), Failure> {
             ));
         }
         let extra = cli::go::quote(extra);
-        return Err(Failure::error(format!("unknown argument {extra}: endpoints go behind --endpoints")));
+        return Err(Failure::error(format!("unknown argument {extra}: give endpoints with --endpoints")));
     }
     if matches.get(LIST) {
         let lines: Vec<String> =
@@ -197,11 +197,11 @@ async fn examine(matches: &Matches, io: &Io) -> Result<(), Failure> {
     let connection = Connection::of(matches).await?;
     let metrics_endpoints = metrics_endpoints(matches, &connection)?;
     let sample_keys =
-        usize::try_from(matches.get(SAMPLE)).map_err(|_| Failure::error("--sample is below zero"))?;
+        usize::try_from(matches.get(SAMPLE)).map_err(|_| Failure::error("--sample must not be negative"))?;
     let window = matches.get(FOR);
     if window < WINDOW_MIN {
         let least = cli::go::duration(WINDOW_MIN);
-        return Err(Failure::error(format!("--for is at least {least}")));
+        return Err(Failure::error(format!("--for must be at least {least}")));
     }
     let whole_cluster = matches.get(CLUSTER);
     let plan = Plan { connection, metrics_endpoints, whole_cluster, window, sample_keys };
@@ -239,7 +239,7 @@ async fn examine(matches: &Matches, io: &Io) -> Result<(), Failure> {
 fn write_page(file: &Path, page: &str) -> io::Result<()> {
     let name = file.file_name().ok_or(io::ErrorKind::IsADirectory)?;
     if fs::symlink_metadata(file).is_ok_and(|there| !there.is_file()) {
-        return Err(io::Error::other("something is there that is no regular file"));
+        return Err(io::Error::other("it exists and is not a regular file"));
     }
     let mut making = OsString::from(".");
     making.push(name);
@@ -268,7 +268,7 @@ fn write_page(file: &Path, page: &str) -> io::Result<()> {
 pub(crate) fn metrics_endpoints(matches: &Matches, connection: &Connection) -> Result<Vec<String>, Failure> {
     let given = matches.get(METRICS_ENDPOINTS).to_vec();
     if !given.is_empty() && given.len() != connection.settings.endpoints.len() {
-        return Err(Failure::error("--metrics-endpoints has to name one for each of --endpoints"));
+        return Err(Failure::error("--metrics-endpoints must name one URL for each of --endpoints"));
     }
     Ok(given)
 }
@@ -292,7 +292,7 @@ fn chosen(matches: &Matches) -> Result<Vec<&'static Rule>, Failure> {
     for name in only.iter().chain(skip) {
         if !RULES.iter().any(|rule| rule.name == name) {
             let name = cli::go::quote(name);
-            let text = format!("nothing of the name {name} is looked for: mainstay doctor --list");
+            let text = format!("there is no check named {name}: see mainstay doctor --list");
             return Err(Failure::error(text));
         }
     }

@@ -55,8 +55,8 @@ impl fmt::Display for GetError {
             GetError::Late(within) => write!(f, "no answer within {}", cli::go::duration(*within)),
             GetError::Status(status) => write!(f, "HTTP status {status}"),
             GetError::HeadTooLong => f.write_str("its head is too long"),
-            GetError::HungUp => f.write_str("the server hung up without an answer"),
-            GetError::NotHttp => f.write_str("the answer is no HTTP/1.1"),
+            GetError::HungUp => f.write_str("the server closed the connection without an answer"),
+            GetError::NotHttp => f.write_str("the answer is not HTTP/1.1"),
             GetError::BrokenOff => f.write_str("the answer breaks off"),
             GetError::TooLarge => write!(f, "larger than {BODY_BYTES_MAX} bytes"),
         }

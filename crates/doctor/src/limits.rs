@@ -63,7 +63,7 @@ const LIMIT_STALL: Flag<Duration> = Flag::duration("limit-stall", "1s", "a singl
 const LIMIT_PEER_RTT: Flag<Duration> =
     Flag::duration("limit-peer-rtt", "100ms", "p99 of the round trip between members");
 const LIMIT_LEADER_CHANGES: Flag<f64> =
-    Flag::float("limit-leader-changes", "3", "changes of leader within a quarter of an hour");
+    Flag::float("limit-leader-changes", "3", "leader changes within a quarter of an hour");
 const LIMIT_RANGE_KEYS: Flag<f64> = Flag::float("limit-range-keys", "5000", "keys in one answer");
 const LIMIT_RANGE_BYTES: Flag<f64> = Flag::float("limit-range-bytes", "1048576", "bytes in one answer");
 const LIMIT_RANGE_TIME: Flag<Duration> = Flag::duration("limit-range-time", "100ms", "p99 of a range");
@@ -78,13 +78,13 @@ const LIMIT_AUTHENTICATIONS: Flag<f64> =
 const LIMIT_WATCHES: Flag<f64> = Flag::float("limit-watches", "5000", "watches on one connection");
 const LIMIT_LEASES: Flag<f64> = Flag::float("limit-leases", "5000", "leases of one client");
 const LIMIT_IMBALANCE: Flag<f64> =
-    Flag::float("limit-imbalance", "2", "requests at one member, in multiples of an even share");
+    Flag::float("limit-imbalance", "2", "requests at one member, in multiples of an equal share");
 const LIMIT_IMBALANCE_RATE: Flag<f64> =
-    Flag::float("limit-imbalance-rate", "50", "requests per second from which on their balance is judged");
+    Flag::float("limit-imbalance-rate", "50", "requests per second from which on their balance is checked");
 const LIMIT_CLOCK: Flag<Duration> =
     Flag::duration("limit-clock", "500ms", "difference between the clocks of members");
 const LIMIT_CERTIFICATE: Flag<Duration> =
-    Flag::duration("limit-certificate", "720h0m0s", "time left to a certificate");
+    Flag::duration("limit-certificate", "720h0m0s", "remaining time of a certificate");
 const LIMIT_BACKLOG: Flag<f64> =
     Flag::float("limit-backlog", "500", "entries committed and not applied, or proposals waiting");
 const LIMIT_CPU: Flag<f64> = Flag::float("limit-cpu", "0.85", "share of the processors in use");
@@ -94,7 +94,7 @@ const LIMIT_BEHIND: Flag<f64> = Flag::float("limit-behind", "5000", "entries a m
 const LIMIT_ANSWER: Flag<Duration> = Flag::duration(
     "limit-answer",
     "50ms",
-    "median of a call that needs no work, beyond the network's own time",
+    "median of a call that needs no work, beyond the time of the network",
 );
 
 /// The flags of the limits, with the default values.

@@ -94,7 +94,7 @@ impl NetworkTrial {
         result: &mut NetworkResult,
     ) -> Result<(), Unseen> {
         let Address::Tcp(address) = &endpoint.address else {
-            return Err("a socket in the file system has no network".into());
+            return Err("a Unix socket has no network".into());
         };
         let found =
             tokio::net::lookup_host(address).await.map_err(|error| format!("{address}: {error}"))?.next();
@@ -192,7 +192,7 @@ impl NetworkTrial {
             request.limit *= 2;
         }
         if page_bytes < READ_BYTES.0 {
-            let why = format!("the store's first keys weigh only {page_bytes} bytes, too little to read");
+            let why = format!("the store's first keys have only {page_bytes} bytes, too few to measure");
             return Err(why.into());
         }
         let begun = Instant::now();

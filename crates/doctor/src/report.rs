@@ -100,7 +100,7 @@ impl Report {
     /// Formats the report as text for people.
     pub fn text(&self) -> String {
         let members = counted(self.members.len(), "member");
-        let mut out = format!("Looked at {members} for {:.0} s:\n", self.seconds);
+        let mut out = format!("Examined {members} for {:.0} s:\n", self.seconds);
         for (label, about) in &self.members {
             out.push_str(&folded(&format!("{label}: {about}"), "  ", "    "));
             out.push('\n');
@@ -131,7 +131,7 @@ impl Report {
                 put(&mut out, &folded(remedy, "  Do: ", "    "));
             }
         }
-        for (heading, is_failure) in [("Could not be read:", true), ("Not looked at:", false)] {
+        for (heading, is_failure) in [("Could not be read:", true), ("Not checked:", false)] {
             let lines = self.not_looked_at(is_failure);
             if lines.is_empty() {
                 continue;
@@ -162,7 +162,7 @@ impl Report {
         }
         if says("no metrics: ") {
             remedies.push(
-                "metrics that are served elsewhere (--listen-metrics-urls, --listen-client-http-urls): \
+                "if metrics are served elsewhere (--listen-metrics-urls, --listen-client-http-urls): give \
                  --metrics-endpoints, one for each of --endpoints",
             );
         }
@@ -181,7 +181,7 @@ impl Report {
         let rules = counted(self.rules, "rule");
         match self.health() {
             Health::Unknown => format!(
-                "{summary}, by {rules}, but not everything could be read: whether the cluster is healthy is not known."
+                "{summary}, by {rules}, but not everything could be read: it is unknown whether the cluster is healthy."
             ),
             Health::Healthy | Health::Warnings | Health::Errors => format!("{summary}, by {rules}."),
         }
@@ -213,7 +213,7 @@ impl Report {
         let mut page = Page::new("What the doctor found");
         let members = counted(self.members.len(), "member");
         page.paragraph(&format!(
-            "{} Looked at {members} for {:.0} s, until {taken}.",
+            "{} Examined {members} for {:.0} s, until {taken}.",
             self.summary(),
             self.seconds
         ));
@@ -233,7 +233,7 @@ impl Report {
                 0,
                 Found {
                     level: Level::Warning,
-                    title: "Not everything could be read: whether the cluster is healthy is not known"
+                    title: "Not everything could be read: it is unknown whether the cluster is healthy"
                         .to_owned(),
                     facts: self.not_looked_at(true),
                     meaning: String::new(),
@@ -249,13 +249,13 @@ impl Report {
                 remedies: Vec::new(),
             });
         }
-        page.heading("Findings, the worst first");
+        page.heading("Findings, worst first");
         page.findings(&findings);
         page.heading("Members");
         page.facts(&self.members);
         if !self.blind.is_empty() {
-            page.heading("Not looked at");
-            page.note("What could not be looked at does not count as healthy.");
+            page.heading("Not checked");
+            page.note("A check that was not possible does not count as healthy.");
             page.list(&[self.not_looked_at(true), self.not_looked_at(false)].concat());
         }
         page.html()

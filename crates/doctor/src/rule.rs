@@ -111,7 +111,7 @@ pub fn out_of_sight(evidence: &Evidence) -> Vec<Blind> {
         is_failure: true,
     };
     let unreached = evidence.members.iter().filter(|member| member.reached.is_err());
-    let unreached = unreached.map(|member| at(member.label(), "it was not reached".to_owned()));
+    let unreached = unreached.map(|member| at(member.label(), "it could not be reached".to_owned()));
     let unknown = evidence.complete.as_ref().err();
     unreached.chain(unknown.map(|why| at("other members".to_owned(), why.to_string()))).collect()
 }
@@ -119,7 +119,7 @@ pub fn out_of_sight(evidence: &Evidence) -> Vec<Blind> {
 fn too_few(family: &str, count: f64, least: f64, what_to_do: &str) -> Unseen {
     let (count, least) = (show::count(count), show::count(least));
     Unseen::left_out(format!(
-        "too few observations in {family} to judge: {count} since the start, of {least}; {what_to_do}"
+        "too few observations in {family}: {count} since the start, {least} needed; {what_to_do}"
     ))
 }
 
@@ -157,7 +157,7 @@ impl Need {
                 let unknown = peers.iter().filter(|peer| metrics.probed(family, &[("To", peer)]).is_none());
                 let counts = unknown.filter_map(|peer| metrics.after.histogram(family, &[("To", peer)]));
                 let least = counts.map(|all| all.count).reduce(f64::min)?;
-                Some(too_few(family, least, PROBES_OF_LIFE_MIN, "repeat later or with a longer --for"))
+                Some(too_few(family, least, PROBES_OF_LIFE_MIN, "repeat later, or with a longer --for"))
             }),
             Need::Observations(family) => of_metrics(&|metrics| {
                 if metrics.observed(family, &[]).is_some() {
@@ -183,9 +183,9 @@ impl Need {
                 Need::Observations(family).missing(member, evidence)
             }
             Need::Versions => member.versions.as_ref().err().map(|why| behind("no /version", why)),
-            Need::Clock => member.clock.as_ref().err().map(|why| behind("its clock was not read", why)),
+            Need::Clock => member.clock.as_ref().err().map(|why| behind("its clock could not be read", why)),
             Need::Certificate => {
-                member.certificate.as_ref().err().map(|why| behind("its certificate was not seen", why))
+                member.certificate.as_ref().err().map(|why| behind("its certificate could not be read", why))
             }
             Need::RoundTrips => member.round_trips.as_ref().err().map(|why| behind("no round trips", why)),
             Need::Alarms => evidence.alarms.as_ref().err().map(|why| behind("no list of alarms", why)),

@@ -74,22 +74,21 @@ impl Command {
         let data = entry.data.clone().unwrap_or_default();
         match entry.r#type() {
             EntryType::EntryConfChange => {
-                let change =
-                    ConfChange::decode(data).map_err(|_| wrong("a change of members that is none"))?;
+                let change = ConfChange::decode(data).map_err(|_| wrong("an invalid membership change"))?;
                 return Ok(Command::ConfChange(change));
             }
             EntryType::EntryConfChangeV2 => {
-                return Err(wrong("a change of members of a kind that etcd does not make"));
+                return Err(wrong("a membership change of a kind that etcd does not make"));
             }
             EntryType::EntryNormal => {}
         }
         if data.is_empty() {
             return Ok(Command::Nothing);
         }
-        if let Some(old) = OldRequest::find(&data).map_err(|()| wrong("a request that is none"))? {
+        if let Some(old) = OldRequest::find(&data).map_err(|()| wrong("an invalid request"))? {
             return old.command().map_err(wrong);
         }
-        InternalRaftRequest::decode(data.clone()).map_err(|_| wrong("a request that is none"))?;
+        InternalRaftRequest::decode(data.clone()).map_err(|_| wrong("an invalid request"))?;
         Ok(Command::Request(data))
     }
 }
@@ -145,7 +144,7 @@ impl OldRequest {
                 request.cluster_version_set = Some(ClusterVersionSetRequest { ver: self.value });
             }
             ("PUT", _, Some(id)) => {
-                let wrong = "the attributes of a member that are none";
+                let wrong = "invalid attributes of a member";
                 let member_id = u64::from_str_radix(id, 16).map_err(|_| wrong)?;
                 let attributes = attributes(&self.value).ok_or(wrong)?;
                 let set = ClusterMemberAttrSetRequest { member_id, member_attributes: Some(attributes) };

@@ -212,7 +212,7 @@ impl DataDir {
         for index in index + 1..=self.end {
             let Some(entry) = self.wal.entry(index)? else {
                 let what =
-                    format!("entry {index}, which is younger than the old store's image, is not in the log");
+                    format!("entry {index}, which is newer than the old store's image, is not in the log");
                 return Err(Error::damaged(0, what));
             };
             tree.apply(&entry).map_err(|malformed| {
@@ -246,12 +246,12 @@ impl DataDir {
     fn check_log(&self) -> Result<(), Error> {
         let (base, committed) = (self.base_index(), self.committed());
         if base == u64::MAX {
-            return Err(Error::damaged(0, "the database names an entry that cannot be").in_file("db"));
+            return Err(Error::damaged(0, "the database names an impossible entry").in_file("db"));
         }
         // Entries are durable in the log before the database has them, unless the leader sent a whole state.
         if self.wal.last() < base && !self.wal.snapshots.iter().any(|snapshot| snapshot.index >= base) {
             let what = format!(
-                "the log ends with entry {}, and the database has entries up to {base}: a part of the log is missing",
+                "the log ends with entry {}, but the database contains entries up to {base}: a part of the log is missing",
                 self.wal.last()
             );
             return Err(Error::damaged(self.wal.end.offset, what).in_file(&self.wal.end.file));
@@ -284,9 +284,9 @@ impl DataDir {
                     _ => String::new(),
                 };
                 return Err(Error::Members(format!(
-                    "nothing says who the members are: no image of the old store that a snapshot mark of the log names can be \
-                     read{why}, and the log begins with entry {} only. Start etcd once more and stop it in order, or restore a \
-                     snapshot",
+                    "the list of members is unknown: none of the images of the old store named by the \
+                     log's snapshot marks can be read{why}, and the log starts only with entry {}. Start \
+                     etcd once more and stop it cleanly, or restore a snapshot",
                     self.wal.first()
                 )));
             }
@@ -362,8 +362,8 @@ impl DataDir {
         else {
             return match begins.is_empty() {
                 true => Err(Error::Members(
-                    "nothing says who has a vote: neither the log's snapshot marks nor its entries go back far enough. Start \
-                     etcd once more and stop it in order, or restore a snapshot"
+                    "the voting members are unknown: neither the log's snapshot marks nor its entries go \
+                     back far enough. Start etcd once more and stop it cleanly, or restore a snapshot"
                         .to_owned(),
                 )),
                 false => Ok(()),
@@ -403,8 +403,9 @@ impl DataDir {
         let members = roster.conf_state();
         if is_sure && !roster.knows(me) {
             return Err(Error::Members(format!(
-                "this is the log of member {me:x}, which is not one of the members at entry {}: {}. If it was only just added, \
-                 start etcd until it has caught up; otherwise it is the directory of another member or cluster",
+                "this is the log of member {me:x}, which is not one of the members at entry {}: {}. If it \
+                 was added recently, run etcd until it has caught up; otherwise this is the directory of \
+                 another member or cluster",
                 self.end,
                 named(&members)
             )));
@@ -466,16 +467,16 @@ fn agree(
     }
     Err(Error::Members(format!(
         "it is not certain who the members are: at entry {index}, {whose} has {}, and raft's configuration by {by} has {}. A \
-         member that counts other votes than the rest of its cluster could lead beside their leader. Start the newest etcd of \
-         this release once more on the directory, which mends a promotion that was lost, stop it in order, and try again; or \
-         remove this member from the cluster and add it again",
+         member that counts different votes than the rest of its cluster could become a second leader. \
+         Start the newest etcd of this release once more on the directory, which repairs a lost promotion, \
+         stop it cleanly, and try again; or remove this member from the cluster and add it again",
         named(members),
         named(raft)
     )))
 }
 
 fn missing(index: u64) -> Error {
-    Error::damaged(0, format!("entry {index} is committed and not in the log"))
+    Error::damaged(0, format!("entry {index} is committed but not in the log"))
 }
 
 fn open_database(disk: &dyn Disk, path: &Path) -> Result<Backend<SharedFile>, Error> {

@@ -40,7 +40,7 @@ fn member<'t>(text: &'t [u8], name: &str) -> Result<&'t [u8], &'static str> {
     }
     match scan.peek() {
         None => found.ok_or("it has no members"),
-        Some(_) => Err("something is behind its end"),
+        Some(_) => Err("there is data after its end"),
     }
 }
 
@@ -61,7 +61,7 @@ impl<'t> Scan<'t> {
     fn expect(&mut self, byte: u8) -> Result<(), &'static str> {
         let is_there = self.peek() == Some(byte);
         self.at += 1;
-        if is_there { Ok(()) } else { Err("it is no JSON, or an object is missing in it") }
+        if is_there { Ok(()) } else { Err("it is not JSON, or it lacks an object") }
     }
 
     /// Skips a value and returns it: a string, a number or word, or everything between two brackets.

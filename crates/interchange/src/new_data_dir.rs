@@ -78,7 +78,7 @@ impl<'d> NewDataDir<'d> {
         }
         let root = dir.join("member");
         if disk.exists(&root)? {
-            return Err(WriteError::Refused(format!("{} is there already", root.display())));
+            return Err(WriteError::Refused(format!("{} already exists", root.display())));
         }
         disk.create_dir_all(&root.join("snap"))?;
         disk.create_dir_all(wal_dir)?;

@@ -91,7 +91,7 @@ impl Roster {
         match command {
             Command::ConfChange(change) => self.change(&change, was_taken),
             Command::Request(data) => {
-                let request = InternalRaftRequest::decode(data).map_err(|_| "a request that is none")?;
+                let request = InternalRaftRequest::decode(data).map_err(|_| "an invalid request")?;
                 if let Some(set) = request.cluster_version_set {
                     self.cluster_version = set.ver;
                 }
@@ -120,7 +120,7 @@ impl Roster {
         }
         let context: Value = match change.context.as_deref().unwrap_or_default() {
             [] => Value::Null,
-            json => serde_json::from_slice(json).map_err(|_| "a change of members whose member is none")?,
+            json => serde_json::from_slice(json).map_err(|_| "a membership change with an invalid member")?,
         };
         let wanted = member_of(id, &context);
         let urls = &wanted.peer_urls;

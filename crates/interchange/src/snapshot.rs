@@ -51,8 +51,7 @@ pub fn open<S: Source>(source: S) -> Result<(Backend<S>, Parts), Error> {
     if parts.has_digest {
         verify(&source, parts.database_bytes)?;
     } else if bytes % ALIGN_BYTES != 0 {
-        let what =
-            "the snapshot is cut off: it has neither the size of a database nor that of one with a digest";
+        let what = "the snapshot is truncated: it has neither the size of a database nor that of a database with a digest";
         return Err(Error::damaged(bytes, what));
     }
     Ok((Backend::new(Bolt::open(source, parts.database_bytes)?)?, parts))
@@ -72,7 +71,7 @@ pub fn open_unverified<S: Source>(source: S) -> Result<(Backend<S>, Parts), Erro
 fn verify(source: &impl Source, len: u64) -> Result<(), Error> {
     let digests = Digests::of(source, len, &mut |_| {})?;
     if digests.expected != digests.found {
-        return Err(Error::damaged(len, "the snapshot is not what its SHA-256 at the end was made of"));
+        return Err(Error::damaged(len, "the snapshot does not match the SHA-256 at its end"));
     }
     Ok(())
 }

@@ -50,19 +50,19 @@ impl OldStore {
     /// Returns a description of the data that would be lost with the store; `None` if there is none.
     pub fn loss(&self) -> Option<String> {
         if let Some(why) = &self.unreadable {
-            return Some(format!("its image {why} cannot be read, so nobody knows what is in it"));
+            return Some(format!("its image {why} cannot be read, so its content is unknown"));
         }
         if let Some(bytes) = self.large {
-            return Some(format!("its image has {bytes} bytes, as none has without keys"));
+            return Some(format!("its image has {bytes} bytes, too many for an image without keys"));
         }
         if self.keys > 0 {
-            return Some(format!("it has {} keys or directories right below its root", self.keys));
+            return Some(format!("it has {} keys or directories directly below its root", self.keys));
         }
         if self.users {
-            return Some("it has users, roles or rights".to_owned());
+            return Some("it has users, roles or permissions".to_owned());
         }
         self.write.as_ref().map(|(index, what)| {
-            format!("entry {index}, which is younger than its newest image, asks for {what}")
+            format!("entry {index}, which is newer than its newest image, requests {what}")
         })
     }
 }
@@ -214,8 +214,8 @@ pub(crate) fn newest_tree(
         unreadable(
             name,
             format!(
-                "the image of the old store cannot be read: {why}. etcd takes the image before one that it cannot read: move \
-                 this file away to have the same, if the log still has the entries behind that"
+                "the image of the old store cannot be read: {why}. etcd uses the previous image instead: \
+                 move this file away to do the same, if the log still has the entries after that image"
             ),
         )
     };
@@ -225,8 +225,8 @@ pub(crate) fn newest_tree(
         Newest::Unreadable { name, why: why @ ImageError::Depth } => Err(unreadable(
             &name,
             format!(
-                "the image of the old store is not read: {why}. Start etcd once more, move what lies deeper to shorter \
-                 paths, stop etcd, and import again"
+                "the image of the old store is not read: {why}. Start etcd once more, move deeper keys to \
+                 shorter paths, stop etcd, and import again"
             ),
         )),
         Newest::Unreadable { name, why } => Err(damaged(&name, why.to_string())),
@@ -280,7 +280,7 @@ impl fmt::Display for ImageError {
             ImageError::Io(error) => error.fmt(f),
             ImageError::Protobuf(error) => error.fmt(f),
             ImageError::Checksum => f.write_str("its checksum does not match"),
-            ImageError::OtherEntry => f.write_str("it is of another entry than its name says"),
+            ImageError::OtherEntry => f.write_str("it belongs to a different entry than its name says"),
             ImageError::Json(error) => error.fmt(f),
             ImageError::Depth => {
                 f.write_str("it has a key or directory that is more than some 60 directories deep")
@@ -326,7 +326,7 @@ pub fn members_of_image(image: &[u8]) -> Result<Membership, Error> {
     let cluster =
         json_scan::member_at(image, &["Root", "Children", "0"]).map_err(|why| damaged(why.to_owned()))?;
     if cluster.len() as u64 > MEMBERS_BYTES_MAX {
-        return Err(damaged(format!("what it says about members has {} bytes", cluster.len())));
+        return Err(damaged(format!("its data about members has {} bytes", cluster.len())));
     }
     let cluster: Value = serde_json::from_slice(cluster).map_err(|error| damaged(error.to_string()))?;
     members_of_cluster(&cluster).map_err(damaged)
@@ -348,7 +348,7 @@ fn members_of_cluster(directory: &Value) -> Result<Membership, String> {
             .into_iter()
             .flatten()
     };
-    let id = |name: &str| u64::from_str_radix(name, 16).map_err(|_| format!("{name:?} is no id"));
+    let id = |name: &str| u64::from_str_radix(name, 16).map_err(|_| format!("{name:?} is not an id"));
     let mut membership = Membership::default();
     for (name, node) in children("members") {
         let parts = |part: &str| {

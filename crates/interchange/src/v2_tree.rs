@@ -97,16 +97,14 @@ impl V2Tree {
     pub(crate) fn of_image(image: &Value) -> Result<V2Tree, String> {
         let version = number(image, "CurrentVersion", "the image")?;
         if version != IMAGE_VERSION {
-            return Err(format!(
-                "it is of version {version}, and the only one that is known is {IMAGE_VERSION}"
-            ));
+            return Err(format!("it has version {version}, but only {IMAGE_VERSION} is supported"));
         }
         let index = number(image, "CurrentIndex", "the image")?;
         let root = image.get("Root").ok_or("it has no root")?;
         let mut tree = V2Tree { nodes: Vec::new(), free: Vec::new(), expiring: BTreeSet::new(), index };
         let read = read_node(root, "", ROOT)?;
         if let Content::Value(_) = read.content {
-            return Err("its root is no directory".to_owned());
+            return Err("its root is not a directory".to_owned());
         }
         tree.place(read);
         let mut open = vec![(root, ROOT)];
@@ -138,19 +136,18 @@ impl V2Tree {
         let data = entry.data.clone().unwrap_or_default();
         match entry.r#type() {
             EntryType::EntryConfChange => {
-                let change =
-                    ConfChange::decode(data).map_err(|_| wrong("a change of members that is none"))?;
+                let change = ConfChange::decode(data).map_err(|_| wrong("an invalid membership change"))?;
                 return self.change_members(&change).map_err(wrong);
             }
             EntryType::EntryConfChangeV2 => {
-                return Err(wrong("a change of members of a kind that etcd does not make"));
+                return Err(wrong("a membership change of a kind that etcd does not make"));
             }
             EntryType::EntryNormal => {}
         }
-        if let Some(request) = OldRequest::find(&data).map_err(|()| wrong("a request that is none"))? {
+        if let Some(request) = OldRequest::find(&data).map_err(|()| wrong("an invalid request"))? {
             return self.request(&request).map_err(wrong);
         }
-        let request = InternalRaftRequest::decode(data).map_err(|_| wrong("a request that is none"))?;
+        let request = InternalRaftRequest::decode(data).map_err(|_| wrong("an invalid request"))?;
         // etcd 3.5 uses requests of version 3 for these facts, and stores them here too.
         if let Some(set) = request.cluster_version_set {
             self.set("/0/version", false, set.ver, None, false);
@@ -392,7 +389,7 @@ impl V2Tree {
 
     /// Applies a membership change to the store, if etcd's server accepts it.
     fn change_members(&mut self, change: &ConfChange) -> Result<(), &'static str> {
-        let wrong = "a change of members whose member is none";
+        let wrong = "a membership change with an invalid member";
         let id = format!("{:x}", change.node_id());
         let (member, removed) = (format!("/0/members/{id}"), format!("/0/removed_members/{id}"));
         let attributes = format!("{member}/raftAttributes");
@@ -586,7 +583,7 @@ fn number(from: &Value, field: &str, of: &str) -> Result<u64, String> {
 
 /// Decodes a node of an image, without the nodes below it.
 fn read_node(from: &Value, name: &str, parent: usize) -> Result<Node, String> {
-    let fields = from.as_object().ok_or_else(|| format!("{name:?} is no node"))?;
+    let fields = from.as_object().ok_or_else(|| format!("{name:?} is not a node"))?;
     let text = |field: &str| fields.get(field).and_then(Value::as_str);
     let of = format!("{:?}", text("Path").unwrap_or(name));
     let lacks = |what: &str| format!("{of} has no {what}");

@@ -134,10 +134,10 @@ impl ShutdownRecord {
 
     fn decode(bytes: &[u8]) -> Result<ShutdownRecord, &'static str> {
         if bytes.len() != RECORD_BYTES {
-            return Err("the file has not the length of a witness");
+            return Err("the file has a wrong length for a witness");
         }
         if bytes[..8] != MAGIC {
-            return Err("the file does not begin as a witness does");
+            return Err("the file has a wrong header for a witness");
         }
         let (body, crc) = bytes.split_at(RECORD_BYTES - 4);
         if crc32c::crc32c(body) != u32_at(crc, 0) {

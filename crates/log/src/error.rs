@@ -8,25 +8,25 @@ use std::sync::Arc;
 use crate::{Batch, Owner};
 
 /// End of an error message: tells the operator what to do about damage.
-pub const REMEDY: &str = "what this member had acknowledged may be missing here: do not delete the file by itself; \
-     rebuild the member from the others with `mainstay rebuild` and the flags it was started with or, if it is the \
-     only one, restore its data directory from a backup";
+pub const REMEDY: &str = "data that this member acknowledged may be missing: do not just delete the file; \
+     rebuild the member from the others with `mainstay rebuild` and the flags it was started with or, if \
+     it is the only one, restore its data directory from a backup";
 
 /// Returns advice for the operator about an error of the operating system.
 fn io_remedy(error: &io::Error) -> &'static str {
     if disk::is_full(error) {
-        return "free some room, and start the member again";
+        return "free some space, and start the member again";
     }
     match error.kind() {
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-            "the user that runs the member has to be allowed to read and write it; nothing was changed"
+            "the user that runs the member must be allowed to read and write it; nothing was changed"
         }
         io::ErrorKind::IsADirectory | io::ErrorKind::NotADirectory => {
-            "put back what belongs there, or rebuild the member from the others with `mainstay rebuild` and the flags \
-             it was started with"
+            "put the original file back, or rebuild the member from the others with `mainstay rebuild` and \
+             the flags it was started with"
         }
         _ => {
-            "check the disk; if it does not give the file back, rebuild the member from the others with `mainstay \
+            "check the disk; if the file remains unreadable, rebuild the member from the others with `mainstay \
              rebuild` and the flags it was started with or, if it is the only one, restore its data directory from \
              a backup"
         }
@@ -113,7 +113,7 @@ impl fmt::Display for OpenError {
             OpenError::InTheWay { path } => {
                 write!(
                     f,
-                    "{} is in the way of a file that the member makes: move it elsewhere",
+                    "{} is in the way of a file that the member must create: move it elsewhere",
                     path.display()
                 )
             }
@@ -125,8 +125,8 @@ impl fmt::Display for OpenError {
             ),
             OpenError::Foreign { path, found, expected } => write!(
                 f,
-                "{} belongs to member {:x} of cluster {:x}, not to member {:x} of cluster {:x}: check the data \
-                 directory and the flags, and put back what belongs there",
+                "{} belongs to member {:x} of cluster {:x}, not to member {:x} of cluster {:x}: check the \
+                 data directory and the flags, and put the original file back",
                 path.display(),
                 found.member_id,
                 found.cluster_id,
@@ -163,8 +163,8 @@ impl fmt::Display for Fatal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "cannot {} {}: {}; the member stops, because what the disk now holds is unknown: check the disk, then \
-             start it again",
+            "cannot {} {}: {}; the member stops, because the content of the disk is now unknown: check the \
+             disk, then start the member again",
             self.doing,
             self.path.display(),
             self.error

@@ -159,7 +159,7 @@ impl SegmentHeader {
             return Err("the file is shorter than a segment header");
         }
         if bytes[..8] != MAGIC {
-            return Err("the file does not begin as a log segment does");
+            return Err("the file does not start with a log segment header");
         }
         let body = &bytes[..SEGMENT_HEADER_BYTES - 4];
         if crc32c::crc32c(body) != u32_at(bytes, SEGMENT_HEADER_BYTES - 4) {
@@ -216,7 +216,7 @@ impl RecordHeader {
     /// Encodes the header of a record that will be written at `offset`.
     pub fn encode(&self, identity: Identity, offset: u32, payload: &[&[u8]]) -> [u8; RECORD_HEADER_BYTES] {
         let len: usize = payload.iter().map(|part| part.len()).sum();
-        assert!(len < PAYLOAD_BYTES_MAX, "a record of {len} bytes is beyond the format");
+        assert!(len < PAYLOAD_BYTES_MAX, "a record of {len} bytes exceeds the format's limit");
         let mut bytes = [0; RECORD_HEADER_BYTES];
         bytes[4..8].copy_from_slice(&(len as u32).to_le_bytes());
         bytes[8] = self.kind as u8;

@@ -152,10 +152,10 @@ impl Log {
         on_event: OnEvent,
     ) -> Result<(Log, Recovered), OpenError> {
         if !(SEGMENT_BYTES_MIN..=1 << 30).contains(&options.segment_bytes) {
-            return Err(OpenError::Option("the log's segments must have from 16 KiB to 1 GiB"));
+            return Err(OpenError::Option("the log's segments must have 16 KiB to 1 GiB"));
         }
         if options.spare_files_max == 0 {
-            return Err(OpenError::Option("the log needs room for one spare file at least"));
+            return Err(OpenError::Option("the log needs space for at least one spare file"));
         }
         let mut opened = recovery::open(&options, &*disk, from_index, replay)?;
         make_real(&options, &*disk, &mut opened)?;

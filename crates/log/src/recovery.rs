@@ -155,7 +155,7 @@ pub(crate) fn open(
         let OpenError::Damaged { path, offset, .. } = error else { continue };
         // The segment had been prepared and was never written to.
         disk.remove(&path).map_err(|error| OpenError::io("remove", &path, error))?;
-        let found = "the segment was not in use yet, and is made anew";
+        let found = "the segment was not in use yet; it was recreated";
         repairs.push(Repair { file: path, offset, found });
     }
     refuse_strangers(options, disk, &candidates, &unused)?;
@@ -176,8 +176,7 @@ pub(crate) fn open(
         if unused.iter().all(|candidate| candidate.seq != end.segment) {
             return Err(missing(disk, path));
         }
-        let found =
-            "the segment's first record is not valid, though it was there when the member last started";
+        let found = "the segment's first record is not valid, but it was when the member last started";
         return Err(OpenError::damaged(&path, SEGMENT_HEADER_BYTES as u64, found));
     }
     reading.clear_unused(&unused)?;
@@ -217,7 +216,8 @@ fn split_unused(disk: &dyn Disk, candidates: &mut Vec<Candidate>) -> Result<Vec<
     }
     match unused.as_slice() {
         [first, _, _, ..] => {
-            let what = "the segment's first record is not valid, though later files show that it was in use";
+            let what =
+                "the segment's first record is not valid, but later files show that the segment was in use";
             Err(OpenError::damaged(&first.path, SEGMENT_HEADER_BYTES as u64, what))
         }
         _ => Ok(unused),
@@ -266,7 +266,7 @@ fn check_closed(
     match used.last() {
         Some(last) if last.seq == end.segment => Ok(()),
         _ if unused.iter().any(|candidate| candidate.seq == end.segment) => {
-            let found = "the segment's first record is not valid, though the member had stopped in order";
+            let found = "the segment's first record is not valid, but the member had shut down cleanly";
             Err(OpenError::damaged(&path, SEGMENT_HEADER_BYTES as u64, found))
         }
         _ => Err(missing(disk, path)),
@@ -274,7 +274,8 @@ fn check_closed(
 }
 
 /// Part of an error message: why damage at the end of the log is no torn write.
-const NO_TORN_WRITE: &str = "a write that was cut off leaves whole sectors of 512 bytes as they were, and a part of this one was written";
+const NO_TORN_WRITE: &str =
+    "an interrupted write leaves whole sectors of 512 bytes unchanged, but a part of this one was written";
 
 /// State of the log as read from the records so far.
 struct Reading {
@@ -393,7 +394,8 @@ impl Reading {
             kept
         });
         if let Some(bad) = candidates.iter().find(|candidate| candidate.start.is_none()) {
-            let what = "the segment's first record is not valid, though later files show that it was in use";
+            let what =
+                "the segment's first record is not valid, but later files show that the segment was in use";
             return Err(OpenError::damaged(&bad.path, SEGMENT_HEADER_BYTES as u64, what));
         }
         self.live = live;
@@ -434,12 +436,13 @@ impl Reading {
         let file = &*candidate.file;
         let remains = scan::remains(file, candidate.header.identity(), candidate.len, ending.offset)
             .map_err(|error| OpenError::io("read", path, error))?;
-        let why = ending.invalid.unwrap_or("the record was never written, though parts of its batch were");
+        let why = ending.invalid.unwrap_or("the record was never written, although parts of its batch were");
         let believes_zeros = ending.invalid.is_none() && planted::is(planted::Bug::HoleTakenForEnd);
         let looks_behind = !planted::is(planted::Bug::DamageTakenForTornEnd) && !believes_zeros;
         if let Some(later) = remains.later_batch.filter(|_| looks_behind) {
-            let found =
-                format!("{why}; what follows at offset {later} was only written after this had been synced");
+            let found = format!(
+                "{why}; the record at offset {later} was written only after this one had been synced"
+            );
             return Err(OpenError::damaged(path, ending.offset, found));
         }
         let is_torn = !scan::is_no_torn_write(
@@ -455,15 +458,18 @@ impl Reading {
             return Err(OpenError::damaged(path, ending.offset, format!("{why}; {NO_TORN_WRITE}")));
         }
         if self.next_begun && (ending.invalid.is_some() || remains.end.is_some()) {
-            let found = format!("{why}; the next segment was only begun after this had been synced");
+            let found = format!("{why}; the next segment was started only after this record had been synced");
             return Err(OpenError::damaged(path, ending.offset, found));
         }
         if let Some(end) = self.closed_at.filter(|end| u64::from(end.offset) > ending.offset) {
             let found = match ending.invalid {
                 Some(why) => {
-                    format!("{why}; the log went on to offset {} when the member stopped", end.offset)
+                    format!("{why}; the log reached to offset {} when the member stopped", end.offset)
                 }
-                None => format!("the log ends here, but at offset {} when the member stopped", end.offset),
+                None => format!(
+                    "the log ends here, but it reached to offset {} when the member stopped",
+                    end.offset
+                ),
             };
             return Err(OpenError::damaged(path, ending.offset, found));
         }
@@ -519,7 +525,7 @@ impl Reading {
             }
             Kind::HardState => {
                 if payload.len() != 8 {
-                    return bad("a hard state of a wrong length".to_owned());
+                    return bad("a hard state with a wrong length".to_owned());
                 }
                 let (term, vote, commit) =
                     (Term(header.term), MemberId(u64_at(&payload, 0)), Index(header.index));
@@ -538,7 +544,7 @@ impl Reading {
             }
             Kind::Value => {
                 if payload.len() < VALUE_HEAD_BYTES {
-                    return bad("a value of a wrong length".to_owned());
+                    return bad("a value with a wrong length".to_owned());
                 }
                 let id = ValueId { main: header.index as i64, sub: u64_at(&payload, 0) as i64 };
                 let mut location = payload_location(candidate.seq, offset as u32);
@@ -549,7 +555,7 @@ impl Reading {
                 let start =
                     Start::decode(&header, &payload).filter(|_| offset == SEGMENT_HEADER_BYTES as u64);
                 let Some(start) = start else {
-                    return bad("a segment's first record where none can be".to_owned());
+                    return bad("a segment's first record at an impossible place".to_owned());
                 };
                 if adjacent && start.next_index != self.index.next {
                     let (next, expected) = (start.next_index, self.index.next);
@@ -573,7 +579,10 @@ impl Reading {
         if u64::from(start.end_before) == *end {
             return Ok(());
         }
-        let found = format!("the records end here, but at {} when the next segment began", start.end_before);
+        let found = format!(
+            "the records end here, but reached to {} when the next segment was started",
+            start.end_before
+        );
         Err(OpenError::damaged(&candidate.path, *end, found))
     }
 
@@ -599,8 +608,8 @@ impl Reading {
                 .map_err(|error| OpenError::io("read", path, error))?;
             if let Some(later) = remains.later_batch {
                 let found = format!(
-                    "the segment's first record is not valid; what follows at offset {later} was only written \
-                     after it had been synced"
+                    "the segment's first record is not valid; the record at offset {later} was written \
+                     only after it had been synced"
                 );
                 return Err(OpenError::damaged(path, from, found));
             }
@@ -621,15 +630,13 @@ impl Reading {
                 continue;
             }
             if let Some(end) = &self.closed_at {
-                let found = format!(
-                    "something was written here, but the member had stopped in segment {}",
-                    end.segment
-                );
+                let found =
+                    format!("data was written here, but the member had stopped in segment {}", end.segment);
                 return Err(OpenError::damaged(path, from, found));
             }
             if nth > 0 {
-                let found = "the segment's first record is not valid; the next segment was only begun after it had \
-                             been synced";
+                let found = "the segment's first record is not valid; the next segment was started only \
+                             after it had been synced";
                 return Err(OpenError::damaged(&unused[0].path, from, found));
             }
             self.next_begun = true;
@@ -723,14 +730,15 @@ impl Candidate {
         bytes.truncate(read);
         let header = SegmentHeader::decode(&bytes).map_err(|why| OpenError::damaged(&path, 0, why))?;
         if header.seq != seq {
-            let found = format!("the segment is number {}, but its file's name says {seq}", header.seq);
+            let found = format!("the segment has number {}, but its file name says {seq}", header.seq);
             return Err(OpenError::damaged(&path, 12, found));
         }
         if len > u64::from(u32::MAX) {
             return Err(OpenError::damaged(&path, 0, "the file is longer than a segment can be"));
         }
         if len < header.capacity {
-            let found = format!("the file is cut short: it had {} bytes when it was made", header.capacity);
+            let found =
+                format!("the file is truncated: it had {} bytes when it was created", header.capacity);
             return Err(OpenError::damaged(&path, len, found));
         }
         let offset = SEGMENT_HEADER_BYTES as u64;

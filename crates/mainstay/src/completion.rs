@@ -49,13 +49,13 @@ pub fn tree() -> Tree {
         Tree { name: "server", about: "Run a member", flags: server_flags(), below: Vec::new() },
         Tree {
             name: "rebuild",
-            about: "Bring a damaged or lost member back with what the others have",
+            about: "Restore a damaged or lost member from the others",
             flags: server_flags().into_iter().chain([endpoints]).collect(),
             below: Vec::new(),
         },
         named(ctl, "ctl", "etcdctl"),
         named(Tree::of(&utl::PROGRAM), "utl", "etcdutl"),
-        named(Tree::of(&bench::PROGRAM), "bench", "etcd's benchmark, held rates, comparisons"),
+        named(Tree::of(&bench::PROGRAM), "bench", "etcd's benchmark, with fixed rates and comparisons"),
         doctor,
         check,
         Tree::of(&console::PROGRAM),
@@ -69,7 +69,7 @@ pub fn tree() -> Tree {
         flags,
         below: SHELLS.map(shell).into(),
     });
-    below.push(Tree { name: "man", about: "Print a page of the manual", ..Tree::default() });
+    below.push(Tree { name: "man", about: "Print a manual page", ..Tree::default() });
     let commands =
         below.iter().map(|command| Tree { name: command.name, about: command.about, ..Tree::default() });
     let commands = commands.collect();

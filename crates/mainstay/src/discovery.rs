@@ -75,7 +75,7 @@ impl fmt::Display for Error {
             Error::NotInRecords { name } => {
                 return write!(f, "cannot find local etcd member {name:?} in SRV records");
             }
-            Error::Stopped => return f.write_str("stopped while it looked for the others"),
+            Error::Stopped => return f.write_str("stopped during discovery of the other members"),
             Error::Client(why) => why.as_str(),
             Error::SizeNotFound => "discovery: size key not found",
             Error::BadSize => "discovery: size key is bad",

@@ -92,7 +92,7 @@ fn dispatch(arguments: &[OsString]) -> ExitCode {
         Some("check") => doctor::check(rest),
         Some(verb) if !verb.starts_with('-') => {
             eprintln!(
-                "{verb:?} is none of the commands {}; to run a member, give flags only (see --help){}",
+                "{verb:?} is not a command; the commands are {}. To run a member, give flags only (see --help){}",
                 COMMANDS.join(", "),
                 cli::did_you_mean(&cli::near_names(verb, COMMANDS)).trim_end()
             );
@@ -133,7 +133,7 @@ fn plant() {
     }
     let Ok(name) = std::env::var("MAINSTAY_PLANTED") else { return };
     let bug = planted::Bug::ALL.iter().copied().find(|bug| bug.name() == name);
-    assert!(bug.is_some(), "MAINSTAY_PLANTED: there is no bug {name:?}");
+    assert!(bug.is_some(), "MAINSTAY_PLANTED: unknown bug {name:?}");
     planted::plant(bug);
 }
 

@@ -10,12 +10,12 @@ use crate::completion::{print, tree};
 const RELEASE: &str = concat!("Mainstay ", env!("CARGO_PKG_VERSION"));
 const MEMBER: &[&str] = &[
     "A member of a cluster that serves etcd's API, version 3. Its flags, environment variables and configuration file are etcd's.",
-    "Without a command it runs a member. Each flag can be given as an environment variable, too: ETCD_ and the flag's name in \
-     capitals, with underscores in place of hyphens. With --config-file all flags are read from that file instead.",
-    "Started on a data directory of etcd it goes on as the same member, and leaves etcd's files as they are.",
+    "Without a command, it runs a member. Each flag can also be given as an environment variable: ETCD_ \
+     and the flag's name in capitals, with underscores in place of hyphens. With --config-file, all flags \
+     are read from that file instead.",
+    "Started on a data directory of etcd, it continues as the same member and leaves etcd's files unchanged.",
 ];
-const TOOL: &[&str] =
-    &["It is used as the tool of etcd is; flags and environment variables have the same names."];
+const TOOL: &[&str] = &["It is used like etcd's tool; flags and environment variables have the same names."];
 
 /// Prints the manual page of the member, or of the command that the only argument names. If the page does not
 /// exist, lists the pages that do.
@@ -27,7 +27,7 @@ pub fn run(arguments: &[OsString]) -> ExitCode {
     };
     let Some(page) = page else {
         let names: Vec<&str> = tree().below.iter().map(|below| below.name).collect();
-        eprintln!("man takes nothing, for the page of a member, or one of {}", names.join(", "));
+        eprintln!("man takes no argument, for the page of the server, or one of {}", names.join(", "));
         return ExitCode::from(2);
     };
     print(&page)

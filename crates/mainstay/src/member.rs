@@ -33,7 +33,7 @@ pub fn run(arguments: &[OsString], purpose: Purpose) -> ExitCode {
         match word.to_str() {
             Some(word) => words.push(word.to_owned()),
             None => {
-                eprintln!("{}: arguments have to be UTF-8", word.to_string_lossy());
+                eprintln!("{}: arguments must be UTF-8", word.to_string_lossy());
                 return ExitCode::from(2);
             }
         }
@@ -68,17 +68,17 @@ pub fn run(arguments: &[OsString], purpose: Purpose) -> ExitCode {
 
 const OTHERS_USAGE: &str = "
   mainstay rebuild FLAGS [--endpoints HOST:PORT,...]
-    Bring a member whose data is damaged or lost back with what the others have: FLAGS are those it was started with.
-    Its data is moved aside, not deleted.
+    Restore a member whose data is damaged or lost from the other members: FLAGS are those it was started with. Its data
+    is moved aside, not deleted.
 
   mainstay ctl|utl|bench ...
-    etcdctl, etcdutl and etcd's benchmark; also by those names (etcdctl, etcdutl, etcd-bench or benchmark: a link will do).
+    etcdctl, etcdutl and etcd's benchmark, also under those names (etcdctl, etcdutl, etcd-bench or benchmark: a link is enough).
 
   mainstay doctor [--endpoints HOST:PORT,...]
-    Say why a cluster is slow or about to fail.
+    Find out why a cluster is slow or about to fail.
 
   mainstay console [--endpoints HOST:PORT,...] [--listen URL]
-    Serve a web console for a cluster, Mainstay's or etcd's.
+    Serve a web console for a cluster of Mainstay or etcd.
 
   mainstay check perf|datascale|disk|network ...
     Measure what a cluster, a disk or the network between members can do.
@@ -87,7 +87,7 @@ const OTHERS_USAGE: &str = "
     Print this, or the help of a command.
 
   mainstay completion bash|zsh|fish|powershell
-    Print a script that lets a shell complete commands and flags.
+    Print a completion script for a shell.
 ";
 
 /// Splits `--endpoints`, which only a rebuild knows, from the other arguments.
@@ -138,7 +138,7 @@ fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> Ex
     );
     if parsed.config.memory_mlock {
         match memory_lock::lock() {
-            Ok(()) => logger.info("the memory of this process is locked", &[]),
+            Ok(()) => logger.info("locked the memory of this process", &[]),
             Err(error) => {
                 logger.fatal("cannot start the member", &[("error", Value::Str(&error.to_string()))]);
                 return ExitCode::FAILURE;
@@ -178,7 +178,7 @@ fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> Ex
         let started = boot::start(parsed.config, Arc::clone(&logger), &discover, &stop_wanted)?;
         if rebuilding.is_some() {
             rebuild::finish(&data_path)?;
-            logger.info("the member is rebuilt", &[]);
+            logger.info("the member was rebuilt", &[]);
         }
         Ok(started)
     });
@@ -188,7 +188,7 @@ fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> Ex
             if let Some(signal) = early.get() {
                 if rebuilding.is_some() {
                     // The next line says what the operator can do.
-                    logger.warn("the member is not rebuilt", &[("error", Value::Str(&error.to_string()))]);
+                    logger.warn("the member was not rebuilt", &[("error", Value::Str(&error.to_string()))]);
                 }
                 logger
                     .info("received signal; shutting down", &[("signal", Value::Str(signals::name(signal)))]);
@@ -220,7 +220,7 @@ fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> Ex
     match running.stop() {
         Ok(()) => {}
         Err(error) => {
-            logger.fatal("the member cannot go on", &[("error", Value::Str(&error.to_string()))]);
+            logger.fatal("the member cannot continue", &[("error", Value::Str(&error.to_string()))]);
             return ExitCode::FAILURE;
         }
     }

@@ -24,8 +24,8 @@ impl fmt::Display for MemoryLockError {
         match self {
             MemoryLockError::Limited(bytes) => write!(
                 f,
-                "--memory-mlock: this process may lock {bytes} bytes of memory only; it has to be without a limit \
-                 (ulimit -l unlimited, LimitMEMLOCK=infinity) or to have the capability CAP_IPC_LOCK"
+                "--memory-mlock: this process may lock only {bytes} bytes of memory; remove the limit \
+                 (ulimit -l unlimited, LimitMEMLOCK=infinity) or grant the capability CAP_IPC_LOCK"
             ),
             MemoryLockError::Refused(error) => write!(f, "--memory-mlock: mlock error: {error}"),
         }

@@ -41,11 +41,11 @@ pub fn wait(patience: Duration, logger: &Logger) -> Option<i32> {
     match signal {
         libc::SIGUSR1 => {
             logger.set_level(Some(Level::Debug));
-            logger.info("received SIGUSR1: the log has all lines now, until SIGUSR2", &[]);
+            logger.info("received SIGUSR1: logging all lines until SIGUSR2", &[]);
             None
         }
         libc::SIGUSR2 => {
-            logger.info("received SIGUSR2: the log has lines of --log-level again", &[]);
+            logger.info("received SIGUSR2: logging at --log-level again", &[]);
             logger.set_level(None);
             None
         }

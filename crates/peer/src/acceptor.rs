@@ -23,7 +23,7 @@ impl Acceptor {
     pub(crate) fn new(listener: Listener) -> io::Result<Acceptor> {
         let Listener { socket, tls } = listener;
         if matches!(socket, ListenerSocket::Unix(_)) && tls.is_some() {
-            let text = "members speak no TLS through a Unix socket";
+            let text = "members do not use TLS over a Unix socket";
             return Err(io::Error::new(io::ErrorKind::Unsupported, text));
         }
         Ok(Acceptor { listener: transport::Listener::new(socket)?, tls })

@@ -92,7 +92,7 @@ impl Dialer {
         Err(fault.unwrap_or_else(|| {
             io::Error::new(
                 io::ErrorKind::AddrNotAvailable,
-                format!("{host} has no address that {local} can reach"),
+                format!("{host} has no address that is reachable from {local}"),
             )
         }))
     }
@@ -119,6 +119,6 @@ mod tests {
             drop(stream);
         }
         let why = dial(Some("::1")).expect_err("cannot reach it").to_string();
-        assert_eq!(why, "127.0.0.1 has no address that ::1 can reach");
+        assert_eq!(why, "127.0.0.1 has no address that is reachable from ::1");
     }
 }

@@ -41,7 +41,7 @@ impl Endpoint {
             && socket.scheme().is_unix()
         {
             if socket.scheme().is_secure() {
-                return Err(refused(UrlFault::Form("members speak no TLS through a Unix socket")));
+                return Err(refused(UrlFault::Form("members do not use TLS over a Unix socket")));
             }
             let address = Address::Unix { path: socket.host().into() };
             return Ok(Endpoint { address, is_tls: false, authority: UNIX_AUTHORITY.to_owned() });
@@ -54,7 +54,7 @@ impl Endpoint {
         };
         let authority = uri.authority().filter(|authority| !authority.as_str().contains('@'));
         let Some(authority) = authority else {
-            return Err(refused(UrlFault::Form("it must name a host and a port only")));
+            return Err(refused(UrlFault::Form("it must consist of a host and a port only")));
         };
         if uri.path() != "/" || uri.query().is_some() {
             return Err(refused(UrlFault::Form("it must not have a path")));
@@ -66,10 +66,10 @@ impl Endpoint {
         let default = if is_tls { 443 } else { 80 };
         let port = authority.port_u16().filter(|port| *port > 0).or((!says_port).then_some(default));
         let Some(port) = port else {
-            return Err(refused(UrlFault::Form("its port is none")));
+            return Err(refused(UrlFault::Form("its port is invalid")));
         };
         if host.is_empty() {
-            return Err(refused(UrlFault::Form("it names no host")));
+            return Err(refused(UrlFault::Form("it has no host")));
         }
         Ok(Endpoint {
             address: Address::Tcp { host, port },
@@ -147,7 +147,7 @@ mod tests {
         assert_eq!(Endpoint::dialable("https://a.example", true).unwrap(), secure);
         assert_eq!(
             Endpoint::dialable("https://a:2380", false).unwrap_err().to_string(),
-            "peer URL \"https://a:2380\": this member has no TLS settings to dial it with"
+            "peer URL \"https://a:2380\": this member has no TLS settings to dial it"
         );
         assert!(check_url("https://a:2380").is_ok());
         for (url, path) in

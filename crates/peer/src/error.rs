@@ -37,7 +37,7 @@ impl fmt::Display for UrlError {
         let UrlError { url, fault } = self;
         match fault {
             UrlFault::Syntax(error) => write!(f, "peer URL {url:?} is invalid: {error}"),
-            UrlFault::Tls => write!(f, "peer URL {url:?}: this member has no TLS settings to dial it with"),
+            UrlFault::Tls => write!(f, "peer URL {url:?}: this member has no TLS settings to dial it"),
             UrlFault::Form(what) => write!(f, "peer URL {url:?} is invalid: {what}"),
         }
     }
@@ -116,7 +116,7 @@ impl fmt::Display for RequestError {
             RequestError::NoUrl(id) => NoUrl { member_id: *id }.fmt(f),
             RequestError::Request(error) => error.fmt(f),
             RequestError::Failed { to, error } => write!(f, "{to}: {error}"),
-            RequestError::TooMany => f.write_str("too many requests to peers are under way"),
+            RequestError::TooMany => f.write_str("too many requests to peers are in progress"),
             RequestError::Stopping => f.write_str("the member is stopping"),
         }
     }
@@ -237,7 +237,7 @@ impl fmt::Display for PostError {
             PostError::Exchange(error) => error.fmt(f),
             PostError::Message(status, text) => write!(f, "{status} to POST /raft: {text}"),
             PostError::Snapshot(status, text) => write!(f, "the receiver answered {status}: {text}"),
-            PostError::Asking(error) => write!(f, "the receiver does not say what it has: {error}"),
+            PostError::Asking(error) => write!(f, "the receiver's answer cannot be read: {error}"),
             PostError::Left { member_id } => RequestError::UnknownMember(*member_id).fmt(f),
             PostError::Unknown => f.write_str("unknown member"),
             PostError::Stopping => f.write_str("the member is stopping"),

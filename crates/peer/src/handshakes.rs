@@ -83,7 +83,7 @@ impl fmt::Display for Failure {
             Failure::Handshake(error) => f.write_str(&tls::explain(error)),
             Failure::Refused(refusal) => refusal.fmt(f),
             Failure::TimedOut => f.write_str("TLS handshake timeout"),
-            Failure::NoThread(error) => write!(f, "cannot start the thread of handshakes: {error}"),
+            Failure::NoThread(error) => write!(f, "cannot start the handshake thread: {error}"),
         }
     }
 }

@@ -70,7 +70,12 @@ impl LocalMember {
     /// Reports once that this member was removed from the cluster, as the peer `by` says.
     pub(crate) fn report_removal(&self, by: u64) {
         if !self.removal_reported.replace(true) {
-            self.log_peer(Level::Error, "a peer says that this member was removed from the cluster", by, "");
+            self.log_peer(
+                Level::Error,
+                "a peer reports that this member was removed from the cluster",
+                by,
+                "",
+            );
             self.handler.removed();
         }
     }
@@ -89,8 +94,8 @@ impl LocalMember {
                 Finding::Closed => (Level::Warn, "closed a TLS connection between members"),
                 Finding::Expired => (
                     Level::Error,
-                    "the certificate of a connected member has ended: its connections stay, but new ones are refused; \
-                     replace the certificate",
+                    "the certificate of a connected member has expired; its open connections stay, but new \
+                     ones are refused; replace the certificate",
                 ),
             };
             self.log(level, text, &fields);

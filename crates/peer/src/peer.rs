@@ -236,12 +236,17 @@ impl Peer {
             (slot.generation, replaced)
         };
         if replaced {
-            local.log_peer(Level::Warn, "closed a stream that its reader dialed again", self.id, kind.name());
+            local.log_peer(
+                Level::Warn,
+                "closed a stream because its reader dialed again",
+                self.id,
+                kind.name(),
+            );
             self.writer_lost(local, kind);
         } else {
             self.link_up(local);
         }
-        local.log_peer(Level::Info, "a remote peer reads a stream", self.id, kind.name());
+        local.log_peer(Level::Info, "a remote peer connected to a stream", self.id, kind.name());
         self.presence.notify_waiters();
         generation
     }
@@ -256,7 +261,7 @@ impl Peer {
             slot.attached = false;
             slot.waker = None;
         }
-        local.log_peer(Level::Warn, "lost a stream that a remote peer reads", self.id, kind.name());
+        local.log_peer(Level::Warn, "lost a remote peer's connection to a stream", self.id, kind.name());
         self.writer_lost(local, kind);
         self.link_down(local, "the stream to the peer ended");
     }

@@ -86,7 +86,9 @@ impl Server {
                 Ok((stream, from)) => match self.slots.take(from.map(|from| from.ip().to_canonical())) {
                     Some((slot, made_way)) => {
                         if made_way {
-                            self.log_crowded("closed a connection of a stranger: too many are open");
+                            self.log_crowded(
+                                "closed a connection of an unidentified peer: too many are open",
+                            );
                         }
                         let (server, tls) = (Rc::clone(&self), listener.tls.clone());
                         tokio::task::spawn_local(async move {

@@ -44,7 +44,7 @@ impl TlsConnection {
     /// Returns an error if the connection must end now.
     pub(crate) fn check(&self, cx: &Context<'_>) -> io::Result<()> {
         if self.ended.get() {
-            let text = "the certificate of the other end is not good any more";
+            let text = "the peer's certificate is no longer valid";
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
         }
         let mut waker = self.waker.borrow_mut();

@@ -189,7 +189,7 @@ enum EnvelopeError {
     Broken(io::Error),
     /// The request ended before the message was complete.
     Ended,
-    /// Other messages use all the memory for messages of members.
+    /// Other messages use all the memory for messages from members.
     Crowded,
 }
 

@@ -124,7 +124,7 @@ impl fmt::Display for DialError {
             DialError::Exchange(error) => error.fmt(f),
             DialError::Path(_) => f.write_str("no path"),
             DialError::NotKnownYet(text) => write!(f, "the peer does not know this member yet: {text}"),
-            DialError::Removed => f.write_str("the peer says that this member was removed"),
+            DialError::Removed => f.write_str("the peer reports that this member was removed"),
             DialError::Refused(text) => write!(f, "the peer refused the stream: {text}"),
             DialError::Status(status, text) => write!(f, "unhandled status {status}: {text}"),
         }

@@ -31,22 +31,23 @@ const GO_PPROF: HeaderName = HeaderName::from_static("x-go-pprof");
 
 /// Profiles: name, description, and the reason why the profile is not available.
 const PROFILES: [(&str, &str, Option<&str>); 9] = [
-    ("allocs", "Memory that was allocated", Some(NO_ALLOCATIONS)),
+    ("allocs", "Memory allocations", Some(NO_ALLOCATIONS)),
     ("block", "Waiting for locks and channels", Some(NO_WAITING)),
     ("cmdline", "The command line of this process", None),
-    ("goroutine", "Threads of this process, by name; with debug=1 one by one", None),
-    ("heap", "Memory that is in use, by owner, as the owners count it; with debug=1 as text", None),
-    ("mutex", "Holders of locks that others wait for", Some(NO_WAITING)),
-    ("profile", "Processor time, for as many seconds as the parameter says", None),
+    ("goroutine", "Threads of this process, by name; one by one with debug=1", None),
+    ("heap", "Memory in use, by owner, as counted by the owners; as text with debug=1", None),
+    ("mutex", "Holders of contended locks", Some(NO_WAITING)),
+    ("profile", "Processor time, for the number of seconds in the parameter", None),
     ("threadcreate", "Threads of this process, by name", None),
-    ("trace", "What Go's scheduler does", Some("there is no Go scheduler whose work could be traced")),
+    ("trace", "Activity of Go's scheduler", Some("this server has no Go scheduler to trace")),
 ];
-const NO_ALLOCATIONS: &str = "the allocator of this server counts no allocations; a profile of the heap tells the memory in use by owner";
+const NO_ALLOCATIONS: &str =
+    "this server's allocator does not count allocations; a heap profile shows the memory in use by owner";
 /// Error for a request for the difference between two profiles of the heap.
 const NO_DIFFERENCE: &str =
-    "a profile of the heap is of one moment; take two and compare them with go tool pprof -base";
+    "a heap profile shows one moment; take two and compare them with go tool pprof -base";
 const NO_WAITING: &str =
-    "waiting is not recorded; a profile of processor time and /debug/requests tell where time goes";
+    "waiting is not recorded; a profile of processor time and /debug/requests show where the time goes";
 
 /// Parameters of a request for a page, without decoding; `None` if the request has no such parameter.
 #[derive(Clone, Copy, Debug, Default)]
@@ -87,7 +88,7 @@ pub async fn cpu<F: Future<Output = ()>>(
     wait: impl FnOnce(Duration) -> F,
 ) -> Response<Bytes> {
     let Some(seconds) = length(seconds) else {
-        let why = format!("a profile takes at most {SECONDS_MAX} seconds");
+        let why = format!("a profile may take at most {SECONDS_MAX} seconds");
         return failed(StatusCode::BAD_REQUEST, &why);
     };
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
@@ -130,8 +131,8 @@ async fn beside<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> 
         let _ = sender.send(run());
     });
     match spawned {
-        Ok(_) => done.await.map_err(|_| "the profile could not be put together"),
-        Err(_) => Err("no thread could be started"),
+        Ok(_) => done.await.map_err(|_| "the profile could not be built"),
+        Err(_) => Err("cannot start a thread"),
     }
 }
 

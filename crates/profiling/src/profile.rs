@@ -191,7 +191,7 @@ pub(crate) fn cpu(
     profile.value_type(field::PERIOD_TYPE, ("cpu", "nanoseconds"));
     profile.message.number(field::PERIOD, nanos(period)).number(field::DURATION_NS, nanos(took));
     if lost > 0 {
-        let comment = profile.string(&format!("{lost} more samples found no room"));
+        let comment = profile.string(&format!("{lost} more samples were dropped for lack of space"));
         profile.message.number(field::COMMENT, comment);
     }
     let mappings = mappings();
@@ -283,7 +283,11 @@ mod tests {
         let told = decoded(&cpu(&stacks, 2, Duration::from_millis(10), Duration::from_secs(1), UNIX_EPOCH));
         assert_eq!(told.samples, 3);
         assert_eq!(told.strings[0], "");
-        assert!(told.strings.contains(&"2 more samples found no room".to_owned()), "{:?}", told.strings);
+        assert!(
+            told.strings.contains(&"2 more samples were dropped for lack of space".to_owned()),
+            "{:?}",
+            told.strings
+        );
         assert!(told.strings.contains(&"[unknown]".to_owned()));
     }
 }

@@ -362,7 +362,7 @@ impl Driver {
                     return Ok(());
                 }
             };
-        let late = || Status::new(Code::Unavailable, "the member has not answered a renewal in time");
+        let late = || Status::new(Code::Unavailable, "the member did not answer a renewal in time");
         // Time of the member's last request or response.
         let mut waits_since: Option<tokio::time::Instant> = None;
         loop {

@@ -612,7 +612,7 @@ impl Leasing {
 }
 
 /// Error for a member's response that does not match its request.
-const MISFIT: Status = Status::new(Code::Internal, "the member's answer does not fit the transaction");
+const MISFIT: Status = Status::new(Code::Internal, "the member's answer does not match the transaction");
 
 /// Metadata with which a watch stream asks to be ended when its member has no leader.
 const LEADER: &str = "hasleader";

@@ -229,11 +229,11 @@ impl Resolver {
 
     fn add(&self, known: &mut BTreeMap<Bytes, Member>, kv: &KeyValue) {
         if kv.key.len() > ENTRY_BYTES_MAX || kv.value.len() > ENTRY_BYTES_MAX {
-            return self.logger.warn("a registration is too large, and left out", &[]);
+            return self.logger.warn("ignoring a registration that is too large", &[]);
         }
         match member_of(&kv.value) {
             Ok(_) if known.len() >= PROXIES_MAX && !known.contains_key(&kv.key) => {
-                self.logger.warn("too many proxies are registered; one is left out", &[]);
+                self.logger.warn("too many proxies are registered; ignoring one", &[]);
             }
             Ok(member) => drop(known.insert(Bytes::copy_from_slice(&kv.key), member)),
             Err(error) => self.logger.warn(

@@ -49,7 +49,7 @@ impl fmt::Display for AnswerError {
         match self {
             AnswerError::Request(error) => error.fmt(f),
             AnswerError::Status { from, status } => write!(f, "{from} answers {status}"),
-            AnswerError::NoCluster { from } => write!(f, "{from} names no cluster"),
+            AnswerError::NoCluster { from } => write!(f, "{from} does not name its cluster"),
             AnswerError::Body { from, error } => write!(f, "{from}: {error}"),
         }
     }
@@ -81,7 +81,7 @@ impl fmt::Display for BodyError {
         match self {
             BodyError::Json(error) => error.fmt(f),
             BodyError::Member(error) => error.fmt(f),
-            BodyError::NoVersion => f.write_str("it does not say which version it is"),
+            BodyError::NoVersion => f.write_str("it does not report its version"),
         }
     }
 }

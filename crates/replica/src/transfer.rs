@@ -166,23 +166,23 @@ impl fmt::Display for ReceiveError {
             ReceiveError::NotNow(None) => f.write_str("not now"),
             ReceiveError::NoRoom(Shortage { free_bytes, wanted_bytes }) => write!(
                 f,
-                "no space left on device: the state and what has to stay free behind it take {wanted_bytes} bytes on the \
-                 disk of the log, and {free_bytes} are free"
+                "no space left on device: the state, including the space that must stay free after it, \
+                 needs {wanted_bytes} bytes on the log's disk, and {free_bytes} are free"
             ),
             ReceiveError::RefusedBefore { reason, left } => {
                 write!(
                     f,
-                    "refused before ({reason}); the next attempt is looked at in {} s",
+                    "refused before ({reason}); the next attempt is accepted in {} s",
                     left.as_secs() + 1
                 )
             }
-            ReceiveError::LogFull => f.write_str("the log takes no values now"),
+            ReceiveError::LogFull => f.write_str("the log accepts no values at the moment"),
             ReceiveError::Lost => f.write_str("the log lost a value"),
             ReceiveError::Refused(reason) => write!(f, "refused: {reason}"),
             ReceiveError::NotSaved(reason) => write!(
                 f,
-                "the state is in place and not durable yet ({reason}): its checkpoint is tried again, and nothing has to be \
-                 rebuilt"
+                "the state is in place and not durable yet ({reason}): its checkpoint is retried; no \
+                 rebuild is needed"
             ),
             ReceiveError::Assemble(error) => error.fmt(f),
             ReceiveError::Database(error) => error.fmt(f),

@@ -25,7 +25,7 @@ const ETCDS_REFUSAL: &[u8] = b"Internal Server Error";
 /// Error for a caller that presented only a certificate, if the leader requires a token.
 const LEADER_WANTS_TOKEN: Status = Status::new(
     Code::FailedPrecondition,
-    "mainstay: the leader wants to see a token, and the caller has shown a certificate only: ask the leader itself, or with a token",
+    "mainstay: the leader requires a token, but the caller identified itself with a certificate only: call the leader directly, or use a token",
 );
 
 /// Posts a request to the leader, and retries until the leader answers or the request times out. A response
@@ -172,8 +172,9 @@ pub async fn promote(shared: &Shared, id: u64, token: Option<HeaderValue>) -> Re
     let is_final = |response: &Response<Bytes>| wants_token(response) || refusal(response).is_some();
     let response = ask_leader(shared, &path, Bytes::new(), token, is_final).await?;
     if response.status() == StatusCode::OK {
-        return replica::other_members::read_members(response.body())
-            .map_err(|e| Status::with(Code::Internal, format!("mainstay: the leader's answer: {e}")));
+        return replica::other_members::read_members(response.body()).map_err(|e| {
+            Status::with(Code::Internal, format!("mainstay: invalid answer from the leader: {e}"))
+        });
     }
     if wants_token(&response) {
         return Err(LEADER_WANTS_TOKEN);

@@ -38,7 +38,7 @@ const METADATA_CONTENT_TYPE: HeaderName = HeaderName::from_static("grpc-metadata
 const METADATA_PREFIX: &str = "grpc-metadata-";
 
 /// Error for a response of this server that cannot be decoded.
-const UNREADABLE: Status = Status::new(Code::Internal, "mainstay: an answer could not be written as JSON");
+const UNREADABLE: Status = Status::new(Code::Internal, "mainstay: an answer could not be encoded as JSON");
 
 /// Number of bytes of a large response, or of the responses of a stream, that are written at a time.
 const PIECE_BYTES: usize = 64 * 1024;

@@ -36,7 +36,7 @@ use crate::services::Services;
 const PIECE_BYTES: usize = 64 * 1024;
 
 /// Error for a response whose pieces have fewer bytes than announced.
-const CUT: Status = Status::new(Code::Internal, "mainstay: an answer ended before its time");
+const CUT: Status = Status::new(Code::Internal, "mainstay: an answer ended early");
 
 /// Answers a request for which [`Form::is_asked`] is true.
 pub(crate) async fn answer(services: Rc<Services>, exchange: Exchange) -> Response<ResponseBody> {

@@ -352,7 +352,7 @@ const CONNECTIONS_ADVISED: usize = 1000;
 fn warn_of_few_connections(logger: &Logger, options: &front::Options) {
     if options.connections_max < CONNECTIONS_ADVISED {
         logger.warn(
-            "the limit on open files leaves few connections for clients: raise it (ulimit -n, LimitNOFILE)",
+            "the limit on open files leaves few connections for clients; raise it (ulimit -n, LimitNOFILE)",
             &[("connections", Value::Uint(options.connections_max as u64))],
         );
     }
@@ -363,8 +363,8 @@ fn warn_of_file_systems(logger: &Logger, disk: &dyn Disk, dirs: [Option<&Path>; 
     for dir in dirs.into_iter().flatten() {
         let Some(file_system) = disk.writes_elsewhere(dir) else { continue };
         logger.warn(
-            "this file system writes what is there already to a new place, so that no room can be kept for a full disk: \
-             leave some free, or keep the data on ext4 or XFS",
+            "this file system never overwrites data in place, so no space can be reserved for a full disk; \
+             leave some space free, or keep the data on ext4 or XFS",
             &[("directory", Value::Display(&dir.display())), ("file-system", Value::Str(file_system))],
         );
     }
@@ -376,7 +376,7 @@ fn warn_of_raised_memory(logger: &Logger, config: &Config, options: &front::Opti
         && (options.budget.bytes_max() as u64) > told
     {
         logger.warn(
-            "--client-memory-bytes is less than 32 MiB or than four of the largest requests (--max-request-bytes): raised",
+            "--client-memory-bytes is below 32 MiB or below four times --max-request-bytes; it was raised",
             &[("told", Value::Uint(told)), ("bytes", Value::Uint(options.budget.bytes_max() as u64))],
         );
     }

@@ -111,7 +111,7 @@ impl KeyFiles {
             self.candidate = None;
             if self.failed.take().is_some() {
                 self.failed_contents = None;
-                logger.info("the key files of --auth-token are again those in use", &[]);
+                logger.info("the key files of --auth-token match those in use again", &[]);
             }
         } else if self.candidate.as_ref() != Some(&contents) {
             self.candidate = Some(contents);
@@ -119,7 +119,7 @@ impl KeyFiles {
             match credentials.replace_keys(self.options.method, contents.bytes()) {
                 Ok(()) => {
                     logger.info(
-                        "reloaded the key files of --auth-token: tokens of keys that are gone are refused from now on",
+                        "reloaded the key files of --auth-token; tokens signed with removed keys are refused from now on",
                         &[],
                     );
                     (self.failed, self.failed_contents) = (None, None);
@@ -137,7 +137,7 @@ impl KeyFiles {
         if self.failed.as_ref() != Some(&why) {
             let fields = [("error", Value::Str(&why))];
             logger.error(
-                "cannot use the changed key files of --auth-token: the keys read before stay in use",
+                "cannot use the changed key files of --auth-token; the keys loaded before stay in use",
                 &fields,
             );
             self.failed = Some(why);

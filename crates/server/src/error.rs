@@ -88,7 +88,7 @@ impl fmt::Display for StartError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             StartError::Resolve { url, error: Some(error) } => write!(f, "cannot resolve {url}: {error}"),
-            StartError::Resolve { url, error: None } => write!(f, "{url} has no address"),
+            StartError::Resolve { url, error: None } => write!(f, "{url} does not resolve to any address"),
             StartError::Listen { url, error } => {
                 write!(f, "cannot listen on {url}: {error}{}", listen_advice(error))
             }
@@ -96,14 +96,14 @@ impl fmt::Display for StartError {
             StartError::Thread { what, error } => write!(f, "cannot start {what}: {error}"),
             StartError::OpenFiles { limit, needed } => write!(
                 f,
-                "the limit on open files, {limit}, is too low: this member needs {needed} at least (ulimit -n, \
-                 LimitNOFILE)"
+                "the limit on open files, {limit}, is too low: this member needs at least {needed} (ulimit \
+                 -n, LimitNOFILE)"
             ),
-            StartError::Stopped => f.write_str("stopped before the cluster had heard of this member"),
+            StartError::Stopped => f.write_str("stopped before this member was registered with the cluster"),
             StartError::Core(fatal) => fatal.fmt(f),
             StartError::CorePanicked => f.write_str(
-                "the core's thread panicked before the member was ready, which is a bug: the panic's text is above in \
-                 the log or on standard error",
+                "the core thread panicked before the member was ready. This is a bug; the panic message is \
+                 above in the log or on standard error",
             ),
             StartError::InitialCheck(error) => error.fmt(f),
             StartError::Credentials(error) => error.fmt(f),
@@ -112,7 +112,7 @@ impl fmt::Display for StartError {
             StartError::TooOld { cluster_version, own } => write!(
                 f,
                 "invalid downgrade; server version is lower than determined cluster version: the cluster runs at \
-                 {cluster_version}, this member at {own} (--api-version); `etcdctl downgrade enable` comes first"
+                 {cluster_version}, this member at {own} (--api-version); run `etcdctl downgrade enable` first"
             ),
             StartError::AuditLog { path, error } => {
                 write!(f, "cannot open {}, named by --audit-log: {error}", path.display())
@@ -173,7 +173,7 @@ impl fmt::Display for EndError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             EndError::Core(fatal) => fatal.fmt(f),
-            EndError::CorePanicked => f.write_str("the core's thread panicked"),
+            EndError::CorePanicked => f.write_str("the core thread panicked"),
             EndError::CleanShutdown(error) => error.fmt(f),
         }
     }

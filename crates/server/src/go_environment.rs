@@ -30,7 +30,7 @@ impl GoEnvironment {
             logger.info("GOMAXPROCS limits the threads that serve clients", &fields);
         }
         if let Some(bytes) = self.memory_bytes_max {
-            let line = "GOMEMLIMIT counts as the memory of this machine: a quarter of it is for clients";
+            let line = "GOMEMLIMIT is taken as the memory of this machine; a quarter of it is for clients";
             logger.info(line, &[("bytes", Value::Uint(bytes))]);
         }
     }

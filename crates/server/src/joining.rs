@@ -83,7 +83,7 @@ impl fmt::Display for JoinError {
                 "error validating peerURLs {wanted:?}: unmatched member while checking PeerURLs ({existing:?})"
             ),
             JoinError::UnknownName { name } => {
-                write!(f, "the cluster does not know a member called {name:?}")
+                write!(f, "the cluster has no member named {name:?}")
             }
             JoinError::Incompatible { cluster_version, own } => write!(
                 f,
@@ -121,7 +121,7 @@ fn form(bootstrap: &Bootstrap, tls: Option<&ClientTls>, logger: &Logger) -> Resu
             Ok((_, members)) => members,
             // As in etcd: if no member can be asked, this member counts as new.
             Err(error) => {
-                let text = "cannot ask another member whether this one was there before";
+                let text = "cannot ask another member whether this member has been in the cluster before";
                 logger.warn(text, &[("address", Value::Str(&url)), ("error", Value::Display(&error))]);
                 continue;
             }

@@ -204,8 +204,9 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
 fn listen_unix(path: &Path) -> io::Result<(Socket, SocketFile)> {
     let bytes = path.as_os_str().as_bytes().len();
     if bytes > SOCKET_PATH_BYTES_MAX {
-        let text =
-            format!("the path of a Unix socket has {SOCKET_PATH_BYTES_MAX} bytes at most, this one {bytes}");
+        let text = format!(
+            "the path of a Unix socket may have at most {SOCKET_PATH_BYTES_MAX} bytes; this one has {bytes}"
+        );
         return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     }
     let address = SockAddr::unix(path)?;
@@ -227,7 +228,7 @@ fn remove_stale(path: &Path, address: &SockAddr) -> io::Result<()> {
     let in_use = |text: &str| Err(io::Error::new(io::ErrorKind::AddrInUse, text));
     match fs::symlink_metadata(path) {
         Ok(metadata) if !metadata.file_type().is_socket() => {
-            return in_use("there is a file that is not a socket: remove it, or name another path");
+            return in_use("the path is a file that is not a socket: remove it, or choose another path");
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(error),
@@ -240,7 +241,7 @@ fn remove_stale(path: &Path, address: &SockAddr) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
-        _ => in_use("another process listens on this socket"),
+        _ => in_use("another process is listening on this socket"),
     }
 }
 
@@ -280,14 +281,14 @@ mod tests {
         let error = listen_unix(&path).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "there is a file that is not a socket: remove it, or name another path"
+            "the path is a file that is not a socket: remove it, or choose another path"
         );
         assert_eq!(fs::read(&path).unwrap(), b"precious");
 
         let other = dir.path().join("other");
         let listener = UnixListener::bind(&other).unwrap();
         let error = listen_unix(&other).unwrap_err();
-        assert_eq!(error.to_string(), "another process listens on this socket");
+        assert_eq!(error.to_string(), "another process is listening on this socket");
         UnixStream::connect(&other).expect("it still does");
         drop(listener);
     }
@@ -307,6 +308,9 @@ mod tests {
     fn a_path_that_is_too_long_is_refused_with_its_length() {
         let path = PathBuf::from(format!("/{}", "x".repeat(107)));
         let error = listen_unix(&path).unwrap_err();
-        assert_eq!(error.to_string(), "the path of a Unix socket has 107 bytes at most, this one 108");
+        assert_eq!(
+            error.to_string(),
+            "the path of a Unix socket may have at most 107 bytes; this one has 108"
+        );
     }
 }

@@ -91,8 +91,8 @@ impl Peering {
     ) -> Result<(), ReceiveError> {
         self.receiver.receive_database(message, body).await.inspect_err(|error| {
             let what = match error {
-                ReceiveError::NotSaved(_) => "received a database of etcd's that is not durable yet",
-                _ => "could not receive a database of etcd's",
+                ReceiveError::NotSaved(_) => "received etcd's database file; its state is not durable yet",
+                _ => "could not receive etcd's database file",
             };
             self.tell(what, error);
         })

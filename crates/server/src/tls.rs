@@ -251,7 +251,7 @@ fn settings_of(
     let ignored = ignored(&options.settings, side);
     if !ignored.is_empty() {
         logger.warn(
-            "these flags have no effect, because without a certificate of its own the member makes one and lets everybody in",
+            "these flags have no effect: without a certificate of its own, the member generates one and accepts any client",
             &[("side", Value::Str(side.name())), ("flags", Value::List(&ignored))],
         );
     }
@@ -304,7 +304,7 @@ fn load(
 ) -> Result<Tls, TlsError> {
     if settings.client_cert_auth && settings.trusted_ca_file.is_none() {
         logger.warn(
-            "whoever has a certificate of one of the system's authorities is let in: name the authority of your own with \
+            "certificates of all the system's authorities are accepted; name your own authority with \
              --trusted-ca-file or --peer-trusted-ca-file",
             &[("side", Value::Str(side.name()))],
         );
@@ -353,7 +353,7 @@ fn log_warnings(logger: &Logger, side: Side, warnings: &[Warning]) {
     for warning in warnings {
         let file = warning.file.display();
         logger.warn(
-            "TLS file may not do what it should",
+            "TLS file may not work as intended",
             &[
                 ("side", Value::Str(side.name())),
                 ("file", Value::Display(&file)),
@@ -504,7 +504,7 @@ fn log_event(logger: &Logger, side: Side, event: &Event) {
             "cannot use changed TLS files; those loaded before stay in use",
             &[side_field, ("error", Value::Display(error))],
         ),
-        Event::Restored => logger.info("TLS files are again those in use", &[side_field]),
+        Event::Restored => logger.info("the TLS files match those in use again", &[side_field]),
     }
 }
 
@@ -525,7 +525,7 @@ fn warn_of_ends(logger: &Logger, watched: &Watched, now: SystemTime) {
         }
         let file = expiry.file.display();
         logger.warn(
-            "a certificate ends soon or has ended; clients and members refuse each other from then on",
+            "a certificate expires soon or has expired; once it has expired, clients and members refuse connections",
             &[
                 ("side", Value::Str(watched.side.name())),
                 ("certificate", Value::Str(name_of(expiry.of))),

@@ -73,7 +73,7 @@ fn export(tracer: &Tracer, address: &str, logger: &Logger) {
         let timeout = if tracer.is_over() { LAST_TIMEOUT } else { TIMEOUT };
         let sending = async {
             let sent = tokio::time::timeout(timeout, send(&mut channel, address, message)).await;
-            sent.unwrap_or_else(|_| Err("the collector does not answer in time".to_owned()))
+            sent.unwrap_or_else(|_| Err("the collector did not answer in time".to_owned()))
         };
         let sent = runtime.block_on(sending);
         tracer.sent(count, sent.is_ok());
@@ -83,7 +83,7 @@ fn export(tracer: &Tracer, address: &str, logger: &Logger) {
                 channel = None;
                 if !is_told {
                     let fields = [("address", Value::Str(address)), ("error", Value::Str(&why))];
-                    logger.warn("failed to send spans to the collector: they are dropped", &fields);
+                    logger.warn("failed to send spans to the collector; they are dropped", &fields);
                     is_told = true;
                 }
             }

@@ -47,12 +47,12 @@ impl fmt::Display for AloneError {
         match self {
             AloneError::Removed { own } => write!(
                 f,
-                "member {own:x} was removed from its cluster, and cannot go on as a cluster of its own: force the new \
-                 cluster of a member that was not"
+                "member {own:x} was removed from its cluster, and cannot form a new cluster: use \
+                 --force-new-cluster on a member that was not removed"
             ),
             AloneError::Refused { own, changed, status } => write!(
                 f,
-                "member {own:x} cannot be made a cluster of its own: a change of member {changed:x} is refused: {status}"
+                "member {own:x} cannot form a new cluster: the change of member {changed:x} is refused: {status}"
             ),
         }
     }

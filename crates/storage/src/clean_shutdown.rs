@@ -40,7 +40,7 @@ impl CleanShutdown {
             Err(OpenError::Damaged { path, offset, found }) => {
                 let path = path.display().to_string();
                 logger.warn(
-                    "the witness is damaged and is made anew; it cannot be told whether the log has lost its end",
+                    "the witness file is damaged and was recreated; a loss at the end of the log cannot be detected at this start",
                     &[
                         ("file", Value::Str(&path)),
                         ("offset", Value::Uint(offset)),

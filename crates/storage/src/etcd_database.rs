@@ -247,7 +247,12 @@ pub struct UnknownVersion(pub String);
 
 impl std::fmt::Display for UnknownVersion {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "the state is of version {}, and this program knows up to {}", self.0, api::CLUSTER_VERSION)
+        write!(
+            f,
+            "the state has version {}, but this program supports versions up to {}",
+            self.0,
+            api::CLUSTER_VERSION
+        )
     }
 }
 

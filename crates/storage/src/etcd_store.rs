@@ -54,24 +54,24 @@ impl fmt::Display for EtcdBeside {
         let data = data_dir.display();
         write!(
             f,
-            "etcd was started on {data}, which holds a member of Mainstay that etcd never had: it began a store of its own beside \
-             it. "
+            "etcd was started on {data}, which holds a Mainstay member that never ran etcd, and created a \
+             new store beside Mainstay's data. "
         )?;
         match newer {
             Some(Newer::Etcd(by)) => {
-                write!(f, "etcd's files are the newer ones, written {} later than Mainstay's", Span(*by))?;
+                write!(f, "etcd's files are newer, written {} after Mainstay's", Span(*by))?;
             }
             Some(Newer::Mainstay(by)) => {
-                write!(f, "Mainstay's files are the newer ones, written {} later than etcd's", Span(*by))?;
+                write!(f, "Mainstay's files are newer, written {} after etcd's", Span(*by))?;
             }
-            None => write!(f, "Nothing says which files are newer")?,
+            None => write!(f, "It is unknown which files are newer")?,
         }
         match holds {
             Holds::Nothing => write!(f, ", but etcd's store is empty: no client has written to it")?,
             Holds::Something => {
                 write!(
                     f,
-                    "; clients have written to etcd's store, and Mainstay's does not have what they wrote"
+                    "; clients have written to etcd's store, and Mainstay's data does not contain those writes"
                 )?;
             }
             Holds::Unreadable(why) => write!(f, "; etcd's store cannot be read ({why})")?,
@@ -80,8 +80,8 @@ impl fmt::Display for EtcdBeside {
         let member = in_shell(&aside.join("member"));
         write!(
             f,
-            ". Mainstay's data are as they were. To go on with them, stop etcd and move its files out of the way: `mkdir -p \
-             {member}/wal"
+            ". Mainstay's data is unchanged. To continue with it, stop etcd and move its files out of the \
+             way: `mkdir -p {member}/wal"
         )?;
         if let Some(snap) = &files.snap {
             write!(f, " && mv {} {member}/", in_shell(snap))?;
@@ -93,8 +93,8 @@ impl fmt::Display for EtcdBeside {
         if !matches!(holds, Holds::Nothing) {
             write!(
                 f,
-                "; what was written to etcd can be read there (etcd --data-dir {aside}, or `mainstay utl import --data-dir {aside} \
-                 --to NEW_DIR`)",
+                "; the data written to etcd can then be read there (etcd --data-dir {aside}, or `mainstay \
+                 utl import --data-dir {aside} --to NEW_DIR`)",
                 aside = in_shell(&aside)
             )?;
         }

@@ -348,8 +348,11 @@ pub fn read_note(disk: &dyn Disk, member_dir: &Path) -> Result<Option<PathBuf>, 
     decode(&bytes).map(Some).map_err(|found| OpenError::Damaged {
         path: path.clone(),
         offset: 0,
-        found: format!("{found}: it says in which directory the log of this member is; remove it, and name that directory \
-                        with --wal-dir if it is not {}", member_dir.join("log").display()),
+        found: format!(
+            "{found}: this file records the log directory of this member; remove it, and give \
+                        that directory with --wal-dir if it is not {}",
+            member_dir.join("log").display()
+        ),
     })
 }
 
@@ -390,10 +393,10 @@ fn decode(bytes: &[u8]) -> Result<PathBuf, &'static str> {
         return Err("the file is too short");
     };
     if sound[..8] != MAGIC {
-        return Err("the file does not begin as it should");
+        return Err("the file has a wrong header");
     }
     if sound[8..12] != VERSION.to_le_bytes() {
-        return Err("the file is of another version");
+        return Err("the file has an unknown version");
     }
     let path = &sound[HEAD_BYTES..];
     let length = u32::from_le_bytes([sound[12], sound[13], sound[14], sound[15]]);
@@ -401,7 +404,7 @@ fn decode(bytes: &[u8]) -> Result<PathBuf, &'static str> {
         || usize::try_from(length) != Ok(path.len())
         || crc32c::crc32c(sound) != u32::from_le_bytes(*crc)
     {
-        return Err("the checksum is wrong");
+        return Err("the checksum does not match");
     }
     Ok(PathBuf::from(std::ffi::OsString::from_vec(path.to_vec())))
 }

@@ -119,7 +119,7 @@ impl Opened {
     pub fn report(&self, logger: &Logger, took: Duration) {
         for repair in &self.recovered.repairs {
             logger.warn(
-                "repaired the end of the log: cut off what an interrupted write left",
+                "repaired the end of the log: cut off the remains of an interrupted write",
                 &[
                     ("file", Value::Str(&repair.file.display().to_string())),
                     ("offset", Value::Uint(repair.offset)),
@@ -240,9 +240,9 @@ pub fn open(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
     open_or_refuse(opening).inspect_err(|error| {
         if opening.options.unsafe_no_fsync && error.is_damage() {
             opening.logger.error(
-                "the member runs with --unsafe-no-fsync, which may leave files like this when the machine stops: what was \
-                 acknowledged may be lost; rebuild the member from the others with `mainstay rebuild`, or restore its data \
-                 directory from a backup if it is the only one",
+                "the member runs with --unsafe-no-fsync, which can leave files in this state when the \
+                 machine stops: acknowledged writes may be lost; rebuild the member from the others with \
+                 `mainstay rebuild`, or restore its data directory from a backup if it is the only one",
                 &[("found", Value::Str(&error.to_string()))],
             );
         }
@@ -254,7 +254,7 @@ fn open_or_refuse(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
     let member_dir = &options.data_dir.join("member");
     let lock = lock(&**disk, member_dir, options.wal_dir.as_deref(), &|why| {
         opening.logger.warn(
-            "etcd's database cannot be locked; the files beside etcd's log keep etcd from starting",
+            "cannot lock etcd's database; the files beside etcd's log keep etcd from starting",
             &[("error", Value::Str(&why.to_string()))],
         );
     })?;
@@ -272,7 +272,7 @@ fn open_or_refuse(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
     open_found(opening, found, lock).inspect_err(|_| {
         if is_new && let Err(why) = etcd_beside::let_in(&**disk, &options.data_dir, was_noted) {
             opening.logger.warn(
-                "the files that keep etcd from starting on this directory cannot be removed, though no member has begun there",
+                "cannot remove the files that keep etcd from starting on this directory, although it holds no member",
                 &[("error", Value::Str(&why.to_string()))],
             );
         }
@@ -345,7 +345,7 @@ fn keep_etcd_out(opening: &Opening<'_>, member_dir: &Path, lock: Lock) -> Result
     let Opening { options, disk, logger, .. } = *opening;
     let warn = |why: &log::OpenError| {
         logger.warn(
-            "the files that keep etcd from starting on this directory cannot be written",
+            "cannot write the files that keep etcd from starting on this directory",
             &[("error", Value::Str(&why.to_string()))],
         );
     };
@@ -359,7 +359,7 @@ fn keep_etcd_out(opening: &Opening<'_>, member_dir: &Path, lock: Lock) -> Result
     };
     if let KeptOut::Moved(to) = &kept.out {
         logger.warn(
-            "etcd was started here and left a directory in which nothing is: moved it aside",
+            "etcd was started here and left a directory without data; moved it aside",
             &[("to", Value::Str(&to.display().to_string()))],
         );
     }
@@ -461,7 +461,7 @@ fn replay(opening: &Opening<'_>, found: &mut Found<'_>) -> Result<Replay, DataDi
         }
         if let Some(why) = unusable {
             logger.warn(
-                "the checkpoint is damaged; the log holds everything since the first entry and is read instead",
+                "the checkpoint is damaged; the log is complete and is read instead",
                 &[("found", Value::Str(&why.to_string()))],
             );
         }

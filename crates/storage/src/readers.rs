@@ -244,7 +244,7 @@ impl Inner {
         }
     }
 
-    /// Returns true if no thread could be started, so that calls have to read themselves, which is slow but
+    /// Returns true if cannot start a thread, so that calls have to read themselves, which is slow but
     /// works.
     fn has_no_thread(&self, state: &State) -> bool {
         state.start_failed && state.threads == 0 && !self.by_hand

@@ -162,20 +162,20 @@ impl fmt::Display for RestorationError {
             RestorationError::Io { doing, path, error } => {
                 write!(f, "cannot {doing} {}: {error}", path.display())
             }
-            RestorationError::Exists { path } => write!(f, "{} is there already", path.display()),
+            RestorationError::Exists { path } => write!(f, "{} already exists", path.display()),
             RestorationError::NoSpace { log_dir } => write!(
                 f,
-                "the disk has no room for {}: a log takes its values and some 200 MB more",
+                "the disk has no space for {}: a log needs the size of its values and some 200 MB more",
                 log_dir.display()
             ),
             RestorationError::Refused(reason) => {
-                write!(f, "the log does not take what has to be written: {reason:?}")
+                write!(f, "the log refuses an entry that must be written: {reason:?}")
             }
             RestorationError::LogFailed(fatal) => fatal.fmt(f),
             RestorationError::Lost(what) => write!(f, "the log lost {what}"),
             RestorationError::Source(error) => error.fmt(f),
             RestorationError::CompactRevision(revision) => {
-                write!(f, "a state that was compacted at {revision} cannot be")
+                write!(f, "the state claims an impossible compaction at revision {revision}")
             }
             RestorationError::Bump { revision, by } => {
                 write!(f, "revision {revision} cannot be raised by {by}: the highest is {REVISION_MAX}")
@@ -183,7 +183,7 @@ impl fmt::Display for RestorationError {
             RestorationError::OutOfOrder { at, last } => {
                 write!(
                     f,
-                    "a version at revision {}.{} behind one at {}.{}",
+                    "a version at revision {}.{} follows one at {}.{}",
                     at.main, at.sub, last.main, last.sub
                 )
             }

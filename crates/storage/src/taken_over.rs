@@ -85,8 +85,8 @@ impl TakenOver {
             path: path.clone(),
             offset: 0,
             found: format!(
-                "{found}: it says that this member was taken over from etcd. If etcd has not run since, remove etcd's \
-                 files (snap, and the files that end in .wal) and this one"
+                "{found}: this file records that the member was taken over from etcd. If etcd has not run \
+                 since, remove etcd's files (snap, and the files that end in .wal) and this file"
             ),
         })
     }
@@ -249,17 +249,17 @@ fn decode(bytes: &[u8]) -> Result<TakenOver, &'static str> {
         return Err("the file is too short");
     };
     if sound[..8] != MAGIC {
-        return Err("the file does not begin as it should");
+        return Err("the file has a wrong header");
     }
     if sound[8..12] != VERSION.to_le_bytes() {
-        return Err("the file is of another version");
+        return Err("the file has an unknown version");
     }
     if crc32c::crc32c(sound) != u32::from_le_bytes(*crc) {
-        return Err("the checksum is wrong");
+        return Err("the checksum does not match");
     }
     let (head, rest) = sound.split_at(HEAD_BYTES);
     let number = |at: usize| u32::from_le_bytes(head[at..at + 4].try_into().unwrap_or_default());
-    let wrong = "a length or a state is wrong";
+    let wrong = "it contains an invalid length or state";
     let name = usize::try_from(number(32)).ok().and_then(|len| rest.get(..len)).ok_or(wrong)?;
     let files = match number(12) {
         0 => Files::Kept,

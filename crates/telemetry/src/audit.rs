@@ -292,14 +292,17 @@ impl Output {
         match self.lines.append(batch.as_bytes()) {
             Ok(()) => {
                 if std::mem::take(&mut self.is_failing) {
-                    logger.info("the audit log is written again", &[]);
+                    logger.info("writing to the audit log works again", &[]);
                 }
                 Ok(entries)
             }
             Err(error) => {
                 if !std::mem::replace(&mut self.is_failing, true) {
                     let fields = [("error", Value::Str(&error.to_string()))];
-                    logger.error("cannot write the audit log: entries are dropped until it can be", &fields);
+                    logger.error(
+                        "cannot write the audit log; entries are dropped until writing works again",
+                        &fields,
+                    );
                 }
                 Err(entries)
             }

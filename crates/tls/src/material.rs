@@ -318,12 +318,12 @@ impl Notes {
                 file,
                 match purpose {
                     Purpose::Server => {
-                        "the certificate is not for servers (TLS Web Server Authentication is not among \
-                                        its purposes): clients will refuse it"
+                        "the certificate is not valid for servers (it lacks the purpose TLS Web Server \
+                                        Authentication): clients will refuse it"
                     }
                     Purpose::Client => {
-                        "the certificate is not for clients (TLS Web Client Authentication is not among \
-                                        its purposes): servers that ask for a certificate will refuse it"
+                        "the certificate is not valid for clients (it lacks the purpose TLS Web Client \
+                                        Authentication): servers that request a certificate will refuse it"
                     }
                 },
             );
@@ -336,7 +336,10 @@ impl Notes {
             Certificate::parse(der).is_some_and(|certificate| certificate.can_sign())
         };
         if !certificates.iter().any(signs) {
-            self.warn(file, "none of the certificates may sign others: only these themselves are trusted");
+            self.warn(
+                file,
+                "none of the certificates may sign others: only these certificates themselves are trusted",
+            );
         }
         let algorithms = ring::default_provider().signature_verification_algorithms;
         let is_supported = |certificate: &Certificate<'_>| {
@@ -348,8 +351,8 @@ impl Notes {
                 .is_some_and(|certificate| certificate.can_sign() && !is_supported(&certificate))
         };
         if certificates.iter().any(unsupported) {
-            let text = "the key of an authority is of a kind that is not supported (such as P-521): certificates that it \
-                        has signed will be refused";
+            let text = "an authority's key type is not supported (such as P-521): certificates signed with \
+                        it will be refused";
             self.warn(file, text);
         }
     }
@@ -357,7 +360,7 @@ impl Notes {
     fn revocations(&mut self, file: &Path, revocations: &Revocations) {
         self.summary.push(format!("{}: {} serial numbers revoked", file.display(), revocations.len()));
         if let Some(due) = revocations.next_update.filter(|due| *due < self.now) {
-            self.warn(file, &format!("a newer list was due at {}; this one is used", date(due)));
+            self.warn(file, &format!("a newer list was due at {}; this one is still used", date(due)));
         }
     }
 

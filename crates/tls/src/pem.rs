@@ -28,7 +28,9 @@ fn labels(pem: &[u8]) -> Vec<String> {
 /// Describes an error in PEM data without showing any of its bytes, which may belong to a key.
 pub(crate) fn malformed(error: &pem::Error) -> &'static str {
     match error {
-        pem::Error::MissingSectionEnd { .. } => "malformed PEM: a section has no end; the file may be cut",
+        pem::Error::MissingSectionEnd { .. } => {
+            "malformed PEM: a section has no end; the file may be truncated"
+        }
         _ => "malformed PEM: a section cannot be decoded",
     }
 }

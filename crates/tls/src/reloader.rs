@@ -45,9 +45,9 @@ impl fmt::Display for Event {
                 write!(f, "reloaded TLS files (generation {generation}): {}", changed.join(", "))
             }
             Event::Kept { error } => {
-                write!(f, "cannot use changed TLS files, those loaded before stay in use: {error}")
+                write!(f, "cannot use changed TLS files; those loaded before stay in use: {error}")
             }
-            Event::Restored => f.write_str("TLS files are again those in use"),
+            Event::Restored => f.write_str("the TLS files match those in use again"),
         }
     }
 }

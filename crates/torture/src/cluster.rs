@@ -343,12 +343,12 @@ impl Cluster {
             let name = slot.name.clone();
             self.chronicle.is(at, State::Down);
             if slot.may_end {
-                self.chronicle.note(format!("{name} ended by itself ({ended}), as it may"));
+                self.chronicle.note(format!("{name} exited ({ended}), as expected"));
             } else {
                 let said = self.said(at, 0);
                 self.chronicle.trouble(
                     "member ended",
-                    format!("{name} ended by itself: {ended}. Its last words: {said}"),
+                    format!("{name} exited unexpectedly: {ended}. Its last output: {said}"),
                 );
             }
         }
@@ -448,7 +448,7 @@ impl Cluster {
         let message = request.encode_to_vec().into();
         let whom = (at, Identity::Root, OPERATOR);
         let answer = self.runtime.block_on(self.context.call(whom, rpc, message, time))?;
-        A::decode(answer).map_err(|error| Status::with(Code::Internal, format!("not an answer: {error}")))
+        A::decode(answer).map_err(|error| Status::with(Code::Internal, format!("invalid answer: {error}")))
     }
 
     /// Connects to a member with only these TLS settings.

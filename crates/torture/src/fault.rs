@@ -53,25 +53,25 @@ macro_rules! faults {
 
 faults! {
     /// The leader crashes.
-    KillLeader, "kill-leader", Nothing, "kill -9 the leader, start it again after a while";
+    KillLeader, "kill-leader", Nothing, "kill -9 the leader, and restart it after a while";
     /// A random member crashes.
-    KillAny, "kill-any", Nothing, "kill -9 some member, start it again after a while";
+    KillAny, "kill-any", Nothing, "kill -9 any member, and restart it after a while";
     /// All members crash at once, as in a power failure.
-    KillAll, "kill-all", Nothing, "kill -9 all members at once, start them in any order";
+    KillAll, "kill-all", Nothing, "kill -9 all members at once, and start them in any order";
     /// A member's process is stopped for a while.
-    Pause, "pause", Nothing, "SIGSTOP a member, the leader every other time, SIGCONT after a while";
+    Pause, "pause", Nothing, "SIGSTOP a member (every other time the leader), and SIGCONT after a while";
     /// A member restarts cleanly.
-    Restart, "restart", Nothing, "SIGTERM a member, wait for its end, start it again";
+    Restart, "restart", Nothing, "SIGTERM a member, wait for its exit, and start it again";
     /// All members restart cleanly, one after the other.
-    Rolling, "rolling", Nothing, "restart all members in order, each with the other build if there is a second one";
+    Rolling, "rolling", Nothing, "restart all members in turn, each with the other build if there is a second one";
     /// The leader hands over leadership.
     MoveLeader, "move-leader", Nothing, "move the leadership to another member";
     /// Old revisions are compacted.
-    Compact, "compact", Nothing, "compact, physically, close to the newest revision, then defragment every member";
+    Compact, "compact", Nothing, "compact physically, close to the newest revision, then defragment every member";
     /// A member loses its disk and is replaced.
-    Replace, "replace", Nothing, "kill -9 a member, lose its data, remove it, add a new one with its addresses";
+    Replace, "replace", Nothing, "kill -9 a member, delete its data, remove it, and add a new one with its addresses";
     /// A disk returns wrong data.
-    FlipBit, "flip-bit", OwnFiles, "kill -9 a member and turn over a bit of a sealed file: it has to refuse to start, and is replaced";
+    FlipBit, "flip-bit", OwnFiles, "kill -9 a member and flip a bit in a sealed file: it must refuse to start, and is replaced";
     /// The leader is cut off.
     PartitionLeader, "partition-leader", Network, "cut the leader off from all others";
     /// A minority is cut off.
@@ -79,31 +79,31 @@ faults! {
     /// No majority is connected.
     PartitionAll, "partition-all", Network, "cut every member off from every other";
     /// The network fails in one direction.
-    OneWay, "one-way", Network, "let nothing through from one member to another, or to all others; the other direction works";
+    OneWay, "one-way", Network, "block traffic from one member to another, or to all others; the other direction works";
     /// Links are slow.
-    SlowNet, "slow-net", Shaping, "delay what members say to each other by up to 80 ms, limit the rate of one of them";
+    SlowNet, "slow-net", Shaping, "delay traffic between members by up to 80 ms, and limit the rate of one of them";
     /// Links lose packets.
-    LossyNet, "lossy-net", Shaping, "lose up to 20 % of all packets between members, send some twice, others out of order";
+    LossyNet, "lossy-net", Shaping, "lose up to 20 % of all packets between members, and duplicate and reorder some";
     /// Syncs are slow.
     SlowDisk, "slow-disk", Disk, "freeze and thaw a member's file system several times a second";
     /// Syncs do not finish.
-    StalledDisk, "stalled-disk", Disk, "freeze a member's file system, the leader's every other time, for seconds";
+    StalledDisk, "stalled-disk", Disk, "freeze a member's file system for seconds, every other time the leader's";
     /// The disk is full.
-    FullDisk, "full-disk", Disk, "take all the room there is on a member's file system, give it back after a while";
+    FullDisk, "full-disk", Disk, "fill up a member's file system, and free the space after a while";
     /// Time jumps.
     Clock, "clock", Clock, "kill -9 a member and start it with monotonic and boot clocks that have jumped by up to 12 days, forward or back";
     /// Certificates are renewed.
-    RotateCerts, "rotate-certs", Certificates, "new certificates and keys of the same authorities for all members, and for clients";
+    RotateCerts, "rotate-certs", Certificates, "new certificates and keys from the same authorities for all members and clients";
     /// Certificate authorities are replaced.
-    RotateCa, "rotate-ca", Certificates, "new authorities: trusted beside the old ones, then they issue, then the old ones are trusted no longer";
+    RotateCa, "rotate-ca", Certificates, "new authorities: first trusted beside the old ones, then used to issue certificates, then the old ones are no longer trusted";
     /// A client's certificate is revoked.
-    RevokeCert, "revoke-cert", Certificates, "revoke the certificate of a client, which nobody may use from then on, over old connections either; every other time take that back";
+    RevokeCert, "revoke-cert", Certificates, "revoke a client's certificate, which must not work from then on, not even over existing connections; every other time undo it";
     /// A member's certificate is revoked.
-    RevokeMember, "revoke-member", Certificates, "revoke the certificates that a member shows and has shown the others, which do not take its connections until it has a new one";
+    RevokeMember, "revoke-member", Certificates, "revoke the certificates that a member uses with the others, which refuse its connections until it has a new one";
     /// A PEM file is broken.
-    BrokenPem, "broken-pem", Certificates, "garble a certificate, key, authority or list of a member that runs, and put it right after a while";
+    BrokenPem, "broken-pem", Certificates, "corrupt a certificate, key, authority or revocation list of a running member, and restore it after a while";
     /// Authentication is disabled for a while.
-    AuthOff, "auth-off", Users, "switch authentication off, and on again after a while";
+    AuthOff, "auth-off", Users, "disable authentication, and enable it again after a while";
 }
 
 /// Names of fault groups for the command line.

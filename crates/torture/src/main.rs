@@ -21,7 +21,7 @@ fn main() -> ExitCode {
     let arguments: Result<Vec<String>, _> =
         std::env::args_os().skip(1).map(|word| word.into_string()).collect();
     let Ok(arguments) = arguments else {
-        eprintln!("arguments have to be UTF-8");
+        eprintln!("arguments must be UTF-8");
         return ExitCode::from(2);
     };
     let options = match options::parse(&arguments) {

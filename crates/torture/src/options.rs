@@ -104,13 +104,13 @@ where
 {
     match text.parse() {
         Ok(number) if number >= least && number <= most => Ok(number),
-        _ => Err(format!("takes a number from {least} to {most}, not {text:?}")),
+        _ => Err(format!("must be a number from {least} to {most}, not {text:?}")),
     }
 }
 
 fn path(text: &str) -> Result<Option<PathBuf>, String> {
     if text.is_empty() {
-        return Err("takes a path, which is not empty".to_owned());
+        return Err("must be a path that is not empty".to_owned());
     }
     Ok(Some(PathBuf::from(text)))
 }
@@ -125,7 +125,7 @@ const FLAGS: &[Flag] = &[
     Flag {
         name: "second-build",
         value: "PATH",
-        text: "another build: rolling restarts change members from one to the other",
+        text: "another build: rolling restarts switch members between the two",
         set: |o, v| path(v).map(|path| o.second_build = path),
     },
     Flag {
@@ -134,55 +134,55 @@ const FLAGS: &[Flag] = &[
         text: "members of the cluster: 1, 3 or 5 (default 3)",
         set: |o, v| match v {
             "1" | "3" | "5" => number(v, 1, 5).map(|members| o.members = members),
-            _ => Err(format!("takes 1, 3 or 5, not {v:?}")),
+            _ => Err(format!("must be 1, 3 or 5, not {v:?}")),
         },
     },
     Flag {
         name: "seconds",
         value: "N",
-        text: "how long clients work and faults come (default 60)",
+        text: "duration of load and faults (default 60)",
         set: |o, v| number(v, 1, 7 * 86_400).map(|seconds| o.seconds = seconds),
     },
     Flag {
         name: "seed",
         value: "N",
-        text: "which faults come when, and what clients ask, follows from it (default: one at random)",
+        text: "determines the faults, their times and the clients' requests (default: random)",
         set: |o, v| number(v, 0, u64::MAX).map(|seed| o.seed = Some(seed)),
     },
     Flag {
         name: "every",
         value: "SECONDS",
-        text: "from all members' recovery to the next fault (default 4)",
+        text: "pause between the recovery of all members and the next fault (default 4)",
         set: |o, v| number(v, 0.1, 3600.0).map(|every| o.every = every),
     },
     Flag {
         name: "faults",
         value: "LIST",
-        text: "names with commas between them, see below; -NAME takes one away; none: \"\" (default: all that this machine allows)",
+        text: "comma-separated names, see below; -NAME excludes one; none: \"\" (default: all that this machine allows)",
         set: |o, v| Fault::parse_list(v).map(|faults| o.faults = Some(faults)),
     },
     Flag {
         name: "clients",
         value: "N",
-        text: "clients that read and write keys, spread over the members (default 12)",
+        text: "clients that read and write keys, spread across the members (default 12)",
         set: |o, v| number(v, 1, 1000).map(|clients| o.clients = clients),
     },
     Flag {
         name: "rate",
         value: "N",
-        text: "operations per second of all these clients together, at most (default 400)",
+        text: "maximum operations per second of all these clients together (default 400)",
         set: |o, v| number(v, 1, 100_000).map(|rate| o.rate = rate),
     },
     Flag {
         name: "timeout",
         value: "MS",
-        text: "how long one operation may take (default 3000)",
+        text: "timeout of one operation (default 3000)",
         set: |o, v| number(v, 10, 600_000).map(|timeout| o.timeout_ms = timeout),
     },
     Flag {
         name: "flags",
         value: "\"FLAGS\"",
-        text: "further flags for every member, with blanks between them",
+        text: "further flags for every member, separated by spaces",
         set: |o, v| {
             o.flags.extend(v.split_whitespace().map(str::to_owned));
             Ok(())
@@ -191,7 +191,7 @@ const FLAGS: &[Flag] = &[
     Flag {
         name: "tls",
         value: "",
-        text: "clients and members speak TLS and both show certificates; the faults of certificates need it",
+        text: "clients and members use TLS with certificates on both sides; required for certificate faults",
         set: |o, _| {
             o.tls = true;
             Ok(())
@@ -200,7 +200,7 @@ const FLAGS: &[Flag] = &[
     Flag {
         name: "users",
         value: "",
-        text: "clients are users, by password or certificate, and what some may do changes all the time",
+        text: "clients log in as users, by password or certificate, and the permissions of some change all the time",
         set: |o, _| {
             o.users = true;
             Ok(())
@@ -209,7 +209,7 @@ const FLAGS: &[Flag] = &[
     Flag {
         name: "bug",
         value: "NAME",
-        text: "plant a bug in all members; for builds of the server with --features planted",
+        text: "plant a bug in all members; requires a server built with --features planted",
         set: |o, v| {
             o.bug = Some(v.to_owned());
             Ok(())
@@ -223,7 +223,7 @@ const FLAGS: &[Flag] = &[
             o.network = Some(match v {
                 "namespaces" => NetworkKind::Namespaces,
                 "loopback" => NetworkKind::Loopback,
-                _ => return Err(format!("takes namespaces or loopback, not {v:?}")),
+                _ => return Err(format!("must be namespaces or loopback, not {v:?}")),
             });
             Ok(())
         },
@@ -231,13 +231,13 @@ const FLAGS: &[Flag] = &[
     Flag {
         name: "out",
         value: "DIR",
-        text: "where results go; must not exist or be empty (default: torture-TIME in the working directory)",
+        text: "output directory, which must not exist or be empty (default: torture-TIME in the working directory)",
         set: |o, v| path(v).map(|path| o.out = path),
     },
     Flag {
         name: "keep",
         value: "",
-        text: "keep the members' data directories too",
+        text: "also keep the members' data directories",
         set: |o, _| {
             o.keep = true;
             Ok(())
@@ -246,7 +246,7 @@ const FLAGS: &[Flag] = &[
     Flag {
         name: "verbose",
         value: "",
-        text: "say what is done to whom, on standard error",
+        text: "log each fault and its target to standard error",
         set: |o, _| {
             o.verbose = true;
             Ok(())
@@ -268,7 +268,7 @@ pub fn help() -> String {
         let usage = format!("--{} {}", flag.name, flag.value);
         out.push_str(&format!("  {usage:<22} {}\n", flag.text));
     }
-    out.push_str("  --judge PATH           run nothing: judge a history.jsonl that was kept\n");
+    out.push_str("  --judge PATH           do not run, but judge a saved history.jsonl\n");
     out.push_str("  --help                 this text\n\nFaults:\n");
     for fault in Fault::ALL {
         out.push_str(&format!("  {:<22} {}\n", fault.name(), fault.text()));
@@ -280,7 +280,7 @@ pub fn help() -> String {
     }
     out.push_str(
         "\nResults, in the output directory: timeline.html (what failed when), report.json, history.jsonl, members' logs.\n\
-         Exit code: 0 all is well; 1 violations were found; 2 wrong usage, or the run could not be set up; 3 this machine lacks what it needs.\n",
+         Exit code: 0 no violations; 1 violations were found; 2 wrong usage, or the run could not be set up; 3 this machine lacks something that the run needs.\n",
     );
     out
 }
@@ -297,7 +297,7 @@ pub fn parse(arguments: &[String]) -> Result<Invocation, String> {
             return Ok(Invocation::Help);
         }
         let Some(name) = word.strip_prefix("--").or_else(|| word.strip_prefix('-')) else {
-            return Err(format!("{word:?} is no flag; see --help"));
+            return Err(format!("{word:?} is not a flag; see --help"));
         };
         let (name, inline) = match name.split_once('=') {
             Some((name, value)) => (name, Some(value)),

@@ -211,7 +211,7 @@ fn default_server() -> Result<PathBuf, SetupError> {
         None => {
             let tried: Vec<String> = candidates.iter().map(|path| path.display().to_string()).collect();
             Err(SetupError::of(format!(
-                "no server's binary at {}: build it (cargo build --release) or name it with --server",
+                "no server binary at {}: build it (cargo build --release), or name it with --server",
                 tried.join(" nor ")
             )))
         }
@@ -258,13 +258,15 @@ fn choose(options: &Options, machine: &Machine, own: bool) -> Result<(Vec<Fault>
             why = Some("the server's files are not this project's".to_owned());
         }
         if options.members == 1 && matches!(fault, Fault::Replace | Fault::FlipBit | Fault::MoveLeader) {
-            why = Some("a single member has nobody to go on without it".to_owned());
+            why = Some("a cluster of one member cannot continue without it".to_owned());
         }
         match why {
             None => chosen.push(*fault),
             // A fault that was requested by name must not be skipped silently.
             Some(why) if options.faults.is_some() && options.network == Some(NetworkKind::Loopback) => {
-                return Err(SetupError::of(format!("the fault {fault} is not possible here: {why}")));
+                return Err(SetupError::of(format!(
+                    "the fault {fault} is not possible on this machine: {why}"
+                )));
             }
             Some(why) => skipped.push((*fault, why)),
         }
@@ -446,14 +448,14 @@ fn settle(
 ) -> Vec<Final> {
     if !cluster.block_on(load.rest(REST_TIME_MAX)) {
         chronicle
-            .trouble("client hangs", format!("clients did not end within {} s", REST_TIME_MAX.as_secs()));
+            .trouble("client hangs", format!("clients did not finish within {} s", REST_TIME_MAX.as_secs()));
     }
     let settled = settlement::settle(cluster, context, chronicle);
     if !load.drain(settled.revision, DRAIN_TIME_MAX) {
         chronicle.trouble(
             "watch hangs",
             format!(
-                "a watch did not come to revision {} within {} s",
+                "a watch did not reach revision {} within {} s",
                 settled.revision,
                 DRAIN_TIME_MAX.as_secs()
             ),

@@ -52,7 +52,7 @@ impl<M: Message> Encode for M {
 /// Returns an error if the message is no valid response to this request.
 pub fn answer(request: &Request, message: Bytes) -> Result<(Header, Response), String> {
     fn read<M: Message + Default>(message: Bytes) -> Result<M, String> {
-        M::decode(message).map_err(|error| format!("not an answer: {error}"))
+        M::decode(message).map_err(|error| format!("invalid answer: {error}"))
     }
     let (header, response) = match request {
         Request::Range(_) => {

@@ -76,8 +76,8 @@ fn explain(session: &mut Session<'_>, dir: &Path) -> Result<(), Failure> {
     let stopped = Stopped::open(&disk, dir).map_err(Failure::error)?;
     let (live, used, files) = stopped.log_use();
     session.notices.info(
-        "nothing to defragment: a data directory of Mainstay has no free pages. A running member empties the segments of \
-         its log that hold few live values and deletes them, without stopping",
+        "nothing to defragment: a data directory of Mainstay has no free pages. A running member deletes \
+         log segments with few live values after moving these values, without interruption",
         &[
             ("live-value-bytes", live.into()),
             ("live-values", cli::go::bytes(live).into()),

@@ -24,11 +24,11 @@ pub(crate) const DROP_ETCD: Command<Run> = Command {
     name: "drop-etcd",
     usage: "drop-etcd --data-dir {data dir}",
     about: "Deletes the files that etcd left in the data directory of a member that Mainstay took over",
-    long: "Deletes the files that etcd left in the data directory of a member that Mainstay took over where it is. They are out of
-date since Mainstay first served from that directory. The member may be running.
+    long: "Deletes the files that etcd left in the data directory of a member that Mainstay took over in place. They have
+been out of date since Mainstay first served from that directory. The member may be running.
 
-Two empty files stay where etcd had its log, and member/snap becomes a file: for them etcd refuses to start there, instead of
-beginning an empty member under the same id.
+Two empty files stay where etcd had its log, and member/snap becomes a file: because of them, etcd refuses to start there
+instead of creating an empty member with the same id.
 ",
     example: "  etcdutl drop-etcd --data-dir default.etcd",
     flags: &[DATA_DIR.row()],
@@ -45,7 +45,7 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     let Some(mark) = mark.filter(|mark| mark.files != Files::Dropped) else {
         places::refuse_other(&data_dir)?;
         return Err(Failure::error(format!(
-            "{} holds no member that was taken over from etcd, or etcd's files were dropped before",
+            "{} does not hold a member taken over from etcd, or etcd's files were already deleted",
             data_dir.display()
         )));
     };
@@ -53,8 +53,9 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
         && !RealDisk.exists(wal_dir).map_err(|error| looking(wal_dir, &error))?
     {
         return Err(Failure::error(format!(
-            "etcd's log was in {wal}, which is not there: mount its disk. If it was renamed, make {wal} a link to where it is now; if it \
-             is gone for good, make an empty directory of that name, and run this again",
+            "etcd's log was in {wal}, which does not exist: mount its disk. If it was renamed, make {wal} \
+             a link to its new place; if it is gone for good, create an empty directory with that name, \
+             and run this again",
             wal = wal_dir.display()
         )));
     }
@@ -88,12 +89,12 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
         // The guard files beside etcd's log still prevent a start of etcd, and the next start of the member
         // tries again.
         session.notices.warn(
-            "cannot put a file in the place of member/snap; the files where etcd had its log keep it from starting",
+            "cannot replace member/snap with a file; the files in etcd's log directory keep etcd from starting",
             &[("error", why.to_string().into())],
         );
     }
     session.notices.info(
-        "dropped the files of etcd",
+        "deleted etcd's files",
         &[("data-dir", data_dir.display().to_string().into()), ("files", files.into())],
     );
     Ok(())

@@ -45,7 +45,7 @@ impl WithoutLease {
         for (key, lease) in self.0.iter().take(NAMED_KEYS_MAX) {
             let key = cli::go::quote(key);
             notices.warn(
-                "the lease of a key does not exist: the key stays, without a lease",
+                "the lease of a key does not exist; the key is kept without a lease",
                 &[("key", key.into()), ("lease", format!("{lease:x}").into())],
             );
         }

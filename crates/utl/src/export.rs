@@ -25,24 +25,25 @@ use crate::places;
 use crate::session::{Run, required};
 use crate::target::{Target, refuse_taken};
 
-const DATA_DIR: Flag<String> = Flag::text("data-dir", "", "Required. Path to the data directory, not in use");
+const DATA_DIR: Flag<String> =
+    Flag::text("data-dir", "", "Required. Path to the data directory, which must not be in use");
 const RELEASE: Flag<String> =
-    Flag::text("release", "3.7", "Which etcd will serve the output (3.5, 3.6, 3.7)");
+    Flag::text("release", "3.7", "Release of etcd that will serve the output (3.5, 3.6, 3.7)");
 const TO: Flag<String> =
     Flag::text("to", "", "Required. Path to the output data directory, which must not exist or be empty");
 
 pub(crate) const EXPORT: Command<Run> = Command {
     name: "export",
     usage: "export --data-dir {Mainstay data dir} --to {output dir} [options]",
-    about: "Makes a data directory for etcd 3.5 to 3.7 of one of Mainstay, with the same member and cluster",
-    long: "Makes a data directory for etcd 3.5 to 3.7 of that of a stopped member.
+    about: "Converts a data directory of Mainstay into one for etcd 3.5 to 3.7, with the same member and cluster",
+    long: "Converts the data directory of a stopped member into one for etcd 3.5 to 3.7.
 
-Member, cluster, term, vote and index stay, and so do entries that are not known to be committed: the member goes on where
-Mainstay stopped, alone or among the others of its cluster. So does the cluster's version: a member of several is refused if
---release is below it, or may be once those entries are committed, unless the cluster is being taken down to that release
-(etcdctl downgrade). Only one of the two directories may be used from then on: a member that is started on the older one has
-forgotten what it promised and acknowledged. So Mainstay does not start on its directory again, nor is it exported again, as
-a file in it (member/exported) says, which may be removed if etcd never starts on the output.
+Member, cluster, term, vote and index stay the same, and so do entries that are not known to be committed: the member
+continues where Mainstay stopped, alone or with the others of its cluster. The cluster's version stays too: for a member
+of several, the export is refused if --release is below that version, or may be once those entries are committed, unless a
+downgrade to that release is in progress (etcdctl downgrade). From then on, use only one of the two directories: a member
+started on the older one would forget what it has promised and acknowledged. So Mainstay refuses to start on its directory
+or to export it again, because of a file in it (member/exported), which you may remove if etcd never starts on the output.
 ",
     example: "  etcdutl export --data-dir default.mainstay --to default.etcd && etcd --data-dir default.etcd",
     flags: &[
@@ -57,15 +58,15 @@ a file in it (member/exported) says, which may be removed if etcd never starts o
 
 /// Instructions for users who were referred to this command by the file in a data directory of Mainstay.
 const STEPS: &str = "\
-export makes a data directory for etcd of one of Mainstay: name both. To go back to etcd on one machine, DIR being the --data-dir,
+export converts a data directory of Mainstay into one for etcd: name both. To go back to etcd on one machine, where DIR is the --data-dir:
 
-  1. ask whether the cluster is ready, and which release of etcd it can go to: mainstay doctor migrate --to etcd --endpoints ...
+  1. check that the cluster is ready, and which release of etcd is possible: mainstay doctor migrate --to etcd --endpoints ...
   2. stop Mainstay (SIGTERM)
   3. mainstay utl export --data-dir DIR --to DIR.etcd --release 3.7 && mv DIR DIR.mainstay && mv DIR.etcd DIR
      (with --wal-dir=W also: mv W W.mainstay && mv DIR/member/wal W)
   4. start etcd with the flags that the member had
 
-One member after the other, and never both of its directories. Files of etcd's that are still in DIR are out of date";
+Convert one member after the other, and never use both directories of a member. Old files of etcd that are still in DIR are out of date";
 
 /// Number of versions measured, and of bytes written, between two progress updates.
 const MEASURED_AT_ONCE: usize = 16 << 10;
@@ -88,7 +89,7 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     };
     let (from, to) = (PathBuf::from(given.get(DATA_DIR)), PathBuf::from(given.get(TO)));
     let besides =
-        "; if it is an earlier export, do not use it but remove it: what the member did since is not in it";
+        "; if it is an earlier export, remove it: it lacks everything that the member has done since";
     refuse_taken(&to, besides)?;
     places::refuse_other(&from)?;
     session.notices.info(
@@ -164,12 +165,12 @@ fn place(target: &mut Target, member_dir: &Path, to: &Path) -> Result<(), Failur
     let mark = member_dir.join(exported::MARK_NAME);
     let undone = match target.remove() {
         Err(error) => Err(format!(
-            "cannot remove {}: {error}: this member may be used again once that directory is gone, and then {}",
+            "cannot remove {}: {error}: this member can be used again once that directory is gone, and then {}",
             target.making().display(),
             mark.display()
         )),
         Ok(()) => exported::unmark(&RealDisk, member_dir).map_err(|error| {
-            format!("{error}: this member may be used again once that file is gone for good")
+            format!("{error}: this member can be used again once that file is gone for good")
         }),
     };
     Err(match undone {
@@ -216,10 +217,11 @@ impl Agreed {
         let refused = |which: &str, version: &str, target: Option<&str>| {
             let under_way = target.map_or(String::new(), |target| format!(", and goes down to {target}"));
             Failure::error(format!(
-                "the cluster {which} of version {version}{under_way}, as far as this member knows what is committed, and etcd \
-                 {named} does not start in it. Start the member again, have the cluster go down with `etcdctl downgrade enable \
-                 {named}`, one version at a time, until `etcdctl endpoint status` says so of every member, and export again; \
-                 or name another --release"
+                "the cluster {which} of version {version}{under_way}, as far as this member knows what is \
+                 committed, and etcd {named} does not start in it. Start the member again, downgrade the \
+                 cluster with `etcdctl downgrade enable {named}`, one version at a time, until `etcdctl \
+                 endpoint status` shows that version for every member, and export again; or choose another \
+                 --release"
             ))
         };
         let version = members.cluster_version.as_str();

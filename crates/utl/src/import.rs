@@ -43,30 +43,31 @@ const TO: Flag<String> =
 const TO_WAL_DIR: Flag<String> = Flag::text(
     "to-wal-dir",
     "",
-    "Path to the output directory of the log, if mainstay will be given one (--wal-dir); must not exist",
+    "Path to the output directory of the log, if Mainstay will be started with --wal-dir; must not exist",
 );
-const WAL_DIR: Flag<String> = Flag::text("wal-dir", "", "Path to the WAL directory, if etcd was given one");
+const WAL_DIR: Flag<String> =
+    Flag::text("wal-dir", "", "Path to the WAL directory, if etcd had a separate one");
 const WITHOUT_OLD_STORE: Flag<bool> = Flag::bool(
     "without-old-store",
-    "Leave out keys of the old store (API version 2), which neither Mainstay nor etcd from 3.6 on has; --migrate-v2 keeps them",
+    "Leave out keys of the old store (API version 2), which neither Mainstay nor etcd 3.6 and later supports; --migrate-v2 keeps them",
 );
 const WITHOUT_USERS: Flag<bool> = Flag::bool(
     "without-users",
-    "Leave out users, roles and authentication: everybody may read and write then",
+    "Leave out users, roles and authentication: everyone can then read and write",
 );
 
 pub(crate) const IMPORT: Command<Run> = Command {
     name: "import",
     usage: "import --data-dir {etcd data dir} --to {output dir} [options]",
-    about: "Makes a data directory for Mainstay of one of etcd 3.4 to 3.7, with the same member and cluster",
-    long: "Makes a data directory for Mainstay of one of etcd 3.4 to 3.7: its database and the log behind it.
+    about: "Converts a data directory of etcd 3.4 to 3.7 into one for Mainstay, with the same member and cluster",
+    long: "Converts a data directory of etcd 3.4 to 3.7, with its database and its log, into one for Mainstay.
 
-Member, cluster, term and index stay, so the member goes on where etcd stopped; Mainstay is started with the flags that
-etcd had and the new --data-dir. (Started on etcd's own directory, Mainstay does the same by itself and takes the member over
-where it is.) What is read is not changed, and may be mounted read-only.
+Member, cluster, term and index stay the same, so the member continues where etcd stopped; start Mainstay with etcd's
+flags and the new --data-dir. (Started on etcd's own directory, Mainstay does the same by itself and takes the member over
+in place.) The source is not changed, and may be mounted read-only.
 
 Keys of the old store (API version 2, --enable-v2 of 3.4 and 3.5) are refused unless --migrate-v2 moves them or
---without-old-store leaves them out. To be moved, the member has to be the only one of its cluster.
+--without-old-store leaves them out. Moving them requires that the member is the only one of its cluster.
 ",
     example: "  etcdutl import --data-dir default.etcd --to default.mainstay && mainstay --data-dir default.mainstay",
     flags: &[
@@ -197,7 +198,7 @@ impl Options {
         let old_store = given.get(WITHOUT_OLD_STORE);
         if old_store && migration.is_some() {
             return Err(Failure::bad_args(
-                "--migrate-v2 keeps what --without-old-store leaves out: give one of them",
+                "--migrate-v2 and --without-old-store exclude each other: give one of them",
             ));
         }
         // Migrated keys are not lost, so requests to the old store in the log can be left out.
@@ -275,9 +276,9 @@ impl Import {
             && !leave_out.old_store
         {
             return Err(Failure::error(format!(
-                "the old store (API version 2) would be lost, and {loss}: Mainstay has no such store, nor has etcd from \
-                 3.6 on. Move it into the key space of version 3 with --migrate-v2, or leave it out with \
-                 --without-old-store"
+                "the old store (API version 2) would be lost, and {loss}: neither Mainstay nor etcd 3.6 \
+                 and later has such a store. Move it into the key space of version 3 with --migrate-v2, or \
+                 leave it out with --without-old-store"
             )));
         }
         Ok(Import { source, leave_out, guarded })
@@ -302,7 +303,7 @@ impl Import {
         let index = source.base_index();
         let term = source
             .base_term()
-            .ok_or_else(|| Failure::error(format!("nothing says in which term entry {index} was written")))?;
+            .ok_or_else(|| Failure::error(format!("the term of entry {index} is unknown")))?;
         let (mut machine, lease_ids) = self.fill_database(notices, &mut restoration, term, watching)?;
         let before = self.kept_before(index)?;
         let mut tail = Tail {
@@ -411,9 +412,9 @@ fn plan_migration(
     let me = source.wal.identity.member_id;
     if !source.voters.iter().eq([&me]) {
         return Err(Failure::error(format!(
-            "--migrate-v2 is for the only voting member of a cluster, and this one has {}: start etcd once on a copy of one \
-             member's directory with --force-new-cluster, stop it, import that, and add the other members again or restore \
-             a snapshot for each",
+            "--migrate-v2 requires a cluster with one voting member, but this one has {}: start etcd once \
+             on a copy of one member's directory with --force-new-cluster, stop it, import that directory, \
+             and add the other members again or restore a snapshot for each",
             source.voters.len()
         )));
     }
@@ -425,8 +426,8 @@ fn plan_migration(
     let found = stops.iter().find(|(kind, _)| alarms.iter().any(|(alarm, _)| *alarm == *kind as i32));
     if let Some((_, name)) = found {
         return Err(Failure::error(format!(
-            "the alarm {name} is raised, so that no key can be written: start etcd once more, mend the cause, disarm the alarm \
-             (etcdctl alarm disarm), stop etcd, and import again"
+            "the alarm {name} is raised, so no key can be written: start etcd once more, fix the cause, \
+             disarm the alarm (etcdctl alarm disarm), stop etcd, and import again"
         )));
     }
     Ok(migration)
@@ -473,8 +474,9 @@ fn move_old_store(
     if added == 0 {
         return Ok(());
     }
-    let high =
-        || Failure::error(format!("the log ends at entry {last} of term {}: none can follow", before.term));
+    let high = || {
+        Failure::error(format!("the log ends at entry {last} of term {}: no entry can follow", before.term))
+    };
     let term = Term(before.term.0.checked_add(2).ok_or_else(high)?);
     let commit = Index(last.checked_add(added).ok_or_else(high)?);
     let mut entries = (0..added).filter_map(|number| {
@@ -542,24 +544,25 @@ impl fmt::Display for TailError {
                 write!(f, "entry {index} is of term {term}, the one before it of {before}")
             }
             TailError::Unknown { index, error } => {
-                write!(f, "entry {index} is no request that this version knows: {error}")
+                write!(f, "entry {index} is not a request that this version knows: {error}")
             }
             TailError::OldStore { index, method, path } => write!(
                 f,
-                "entry {index} asks the old store (API version 2) for {method} {path}, which Mainstay does not have, \
-                 nor has etcd from 3.6 on: move its keys with --migrate-v2, or leave that out with --without-old-store"
+                "entry {index} is a request to the old store (API version 2), {method} {path}; neither \
+                 Mainstay nor etcd 3.6 and later has this store: move its keys with --migrate-v2, or leave \
+                 them out with --without-old-store"
             ),
             TailError::Password { index, change } => write!(
                 f,
-                "entry {index} asks for {change} with a password that is not hashed, as etcd before 3.5 wrote it, and is \
-                 not in etcd's database yet: start etcd on the directory once more and stop it in order (SIGTERM), which \
-                 writes the database, then try again"
+                "entry {index} requests {change} with an unhashed password, as written by etcd before 3.5, \
+                 and is not in etcd's database yet: start etcd on the directory once more and stop it \
+                 cleanly (SIGTERM), which writes the database, then try again"
             ),
             TailError::Guarded { index } => write!(
                 f,
-                "entry {index} is not in etcd's database yet, and whether its user was permitted to ask for it only etcd \
-                 can say: start etcd on the directory once more and stop it in order (SIGTERM), which writes the \
-                 database, then try again"
+                "entry {index} is not in etcd's database yet, and only etcd can decide whether its user \
+                 was permitted to make this request: start etcd on the directory once more and stop it \
+                 cleanly (SIGTERM), which writes the database, then try again"
             ),
             TailError::Ended(failure) => failure.fmt(f),
         }

@@ -9,7 +9,7 @@ use numbers::Index;
 pub const FLAG: Flag<u64> = Flag::uint(
     "max-learners",
     "1",
-    "Most learners in the cluster, as in the member's options; has to be given if an entry of etcd's adds a second one",
+    "Maximum number of learners in the cluster, as in the member's flags; required if an entry written by etcd adds a second one",
 );
 
 /// Returns the rules by which entries of the log are applied.
@@ -29,8 +29,8 @@ pub fn check(given: &Matches, refused: Option<Index>) -> Result<(), Failure> {
     match refused.filter(|_| !given.is_given(FLAG.row())) {
         None => Ok(()),
         Some(index) => Err(Failure::error(format!(
-            "entry {index} adds a learner while there is one already, and whether it was taken depends on the members' option: give \
-             --max-learners as the member had it, or --max-learners=1 if it had none"
+            "entry {index} adds a learner while there already is one, and whether it was accepted depends \
+             on the members' flag: give the member's --max-learners, or --max-learners=1 if it had none"
         ))),
     }
 }

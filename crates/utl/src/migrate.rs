@@ -53,7 +53,7 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     let dir = PathBuf::from(given.get(DATA_DIR));
     let path = dir.join("member").join("snap").join("db");
     if let Some(what) = places::holds_mainstays(&dir) {
-        let to_go = "it has no storage version; to go to another release of etcd, `mainstay utl export --release` makes a directory for it";
+        let to_go = "it has no storage version; for another release of etcd, create a directory with `mainstay utl export --release`";
         return Err(Failure::error(format!("{what}: {to_go}")));
     }
     stat(&path)?;
@@ -143,7 +143,7 @@ fn storage_version(meta: &Meta) -> Result<Option<Minor>, Failure> {
     let mut parts = version.split('.').map(str::parse);
     match (parts.next(), parts.next()) {
         (Some(Ok(major)), Some(Ok(minor))) => Ok(Some((major, minor))),
-        _ => Err(Failure::error(format!("the storage version {version:?} is none"))),
+        _ => Err(Failure::error(format!("the storage version {version:?} is invalid"))),
     }
 }
 
@@ -209,7 +209,7 @@ pub(crate) fn lock(path: &Path, patience: Duration) -> Result<Lock, Failure> {
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
                 if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                     return Err(Failure::error(format!(
-                        "timeout: {} is in use by another process, which has to be stopped first",
+                        "timeout: {} is in use by another process; stop it first",
                         path.display()
                     )));
                 }

@@ -22,21 +22,18 @@ use crate::notice::Notices;
 
 pub(crate) const MIGRATE: Flag<bool> = Flag::bool(
     "migrate-v2",
-    "Move keys of the old store (API version 2) into the key space of version 3: what is below /v2/keys, by its path",
+    "Move keys of the old store (API version 2) into the key space of version 3: those below /v2/keys, by their paths",
 );
-pub(crate) const PREFIX: Flag<String> = Flag::text(
-    "v2-prefix",
-    "",
-    "What the names of keys of the old store begin with (only with --migrate-v2)",
-);
+pub(crate) const PREFIX: Flag<String> =
+    Flag::text("v2-prefix", "", "Prefix for the names of keys of the old store (only with --migrate-v2)");
 pub(crate) const TTL: Flag<String> = Flag::text(
     "v2-ttl",
     "lease",
-    "What becomes of keys that expire: they get a lease (lease), stay for ever (drop), or are left out (skip)",
+    "Treatment of keys that expire: attach a lease (lease), keep them for ever (drop), or leave them out (skip)",
 );
 pub(crate) const DIRS: Flag<bool> = Flag::bool(
     "v2-dirs",
-    "Keep empty directories as keys without a value whose names end in a slash (only with --migrate-v2)",
+    "Keep empty directories as keys with an empty value and a name that ends in a slash (only with --migrate-v2)",
 );
 
 /// Maximum number of keys and directories named in a warning.
@@ -75,7 +72,7 @@ impl Options {
         if !given.get(MIGRATE) {
             for flag in [PREFIX.row(), TTL.row(), DIRS.row()] {
                 if given.is_given(flag) {
-                    return Err(Failure::bad_args(format!("--{} is for --migrate-v2", flag.name)));
+                    return Err(Failure::bad_args(format!("--{} requires --migrate-v2", flag.name)));
                 }
             }
             return Ok(None);
@@ -268,15 +265,15 @@ impl Migration {
         }
         if !refused.is_empty() {
             return Err(Failure::error(format!(
-                "{} keys of the old store (API version 2) were refused when they were written, and are not there: {}",
+                "{} keys of the old store (API version 2) were refused when they were written, and are missing: {}",
                 refused.len(),
                 named(&refused)
             )));
         }
         if !taken.is_empty() {
             return Err(Failure::error(format!(
-                "{} keys of the old store (API version 2) have names that keys of version 3 have already: {}; choose other \
-                 names for them with --v2-prefix",
+                "{} keys of the old store (API version 2) have the same names as keys of version 3: {}; \
+                 choose other names for them with --v2-prefix",
                 taken.len(),
                 named(&taken)
             )));
@@ -293,7 +290,7 @@ impl Migration {
                     .warn(what, &[("count", paths.len().into()), ("paths", Value::Array(shown.collect()))]);
             }
         };
-        named(notices, "left out what had expired in the old store", &self.expired);
+        named(notices, "left out expired keys of the old store", &self.expired);
         named(
             notices,
             "left out empty directories of the old store; --v2-dirs keeps them",
@@ -304,8 +301,8 @@ impl Migration {
         }
         if self.others > 0 {
             notices.warn(
-                "left out users, roles and rights of API version 2: those of version 3 are made with etcdctl user, role and \
-                 auth enable",
+                "left out users, roles and permissions of API version 2; create those of version 3 with \
+                 etcdctl user, role and auth enable",
                 &[("keys", self.others.into())],
             );
         }

@@ -27,7 +27,7 @@ pub fn refuse_other(data_dir: &Path) -> Result<(), Failure> {
         Some(above) if is_part => {
             let above = if above.as_os_str().is_empty() { Path::new(".") } else { above };
             Err(Failure::error(format!(
-                "{name} is a part of a data directory: name that one, --data-dir {}",
+                "{name} is part of a data directory: use that one, --data-dir {}",
                 above.display()
             )))
         }
@@ -58,14 +58,14 @@ pub fn refuse_without_database(data_dir: &Path) -> Result<(), Failure> {
     let (name, database) = (data_dir.display(), data_dir.join("member").join("snap").join("db"));
     if let Some(what) = holds_mainstays(data_dir) {
         return Err(Failure::error(format!(
-            "{what}: there is nothing of etcd to import. Start `mainstay` on it as it is, or make a directory for etcd of it with \
-             `mainstay utl export --data-dir {name} --to NEW`"
+            "{what}: there is no data of etcd to import. Start `mainstay` on it as it is, or convert it \
+             for etcd with `mainstay utl export --data-dir {name} --to NEW`"
         )));
     }
     match database.exists() {
         true => Ok(()),
         false => Err(Failure::error(format!(
-            "{name}: there is no {}, which a member of etcd has",
+            "{name}: it lacks {}, which every member of etcd has",
             database.display()
         ))),
     }
@@ -92,8 +92,9 @@ pub fn in_place_of_snap(path: &Path) -> Option<String> {
         snap.parent().and_then(Path::parent).map_or_else(|| "DIR".into(), Path::to_path_buf);
     let data_dir = if data_dir.as_os_str().is_empty() { Path::new(".") } else { &data_dir };
     Some(format!(
-        ": {} is a file that keeps etcd from starting on a directory of Mainstay, which has no database of etcd's. `etcdctl snapshot \
-         save` has the running member write one; `mainstay utl export --data-dir {} --to NEW` makes NEW/member/snap/db of a stopped one",
+        ": {} is a file that keeps etcd from starting on a directory of Mainstay, which has no etcd \
+         database. `etcdctl snapshot save` gets one from the running member; `mainstay utl export \
+         --data-dir {} --to NEW` creates NEW/member/snap/db from a stopped one",
         snap.display(),
         data_dir.display()
     ))

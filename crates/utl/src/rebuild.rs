@@ -153,8 +153,8 @@ impl fmt::Display for RebuildError {
             RebuildError::Locked { path, by } => write!(f, "{} is locked: {by}", path.display()),
             RebuildError::Journal { path } => write!(
                 f,
-                "{} is not what a rebuild writes: remove it, and the member at this address from the cluster if it is \
-                 listed there without a name; then run this again",
+                "{} was not written by a rebuild: remove it, and remove the member at this address from \
+                 the cluster if it is listed there without a name; then run this again",
                 path.display()
             ),
             RebuildError::NoAnswer { why, answered, asked } => write!(
@@ -164,13 +164,13 @@ impl fmt::Display for RebuildError {
             ),
             RebuildError::NoQuorum { contact, why } => write!(
                 f,
-                "{contact} answers, but the other members have no quorum without this one, so that it cannot be \
-                 replaced ({why}): start those that are missing and run this again; if a majority is lost for good, \
-                 go on with one that is sound, with --force-new-cluster"
+                "{contact} answers, but the other members have no quorum without this one, so it cannot be \
+                 replaced ({why}): start the missing members and run this again; if a majority is lost for \
+                 good, continue with one intact member and --force-new-cluster"
             ),
             RebuildError::Alive { member_id, name, url } => write!(
                 f,
-                "member {member_id:x} ({name}) answers at {url}: stop it first, if it is this member that has to be \
+                "member {member_id:x} ({name}) answers at {url}: stop it first if it is the member to be \
                  rebuilt"
             ),
             RebuildError::Unchanged { what, status, .. } if is_of_rights(status) => {
@@ -180,7 +180,7 @@ impl fmt::Display for RebuildError {
                 f,
                 "the member could not be {what}: {status}; nothing is lost, run the same command again"
             ),
-            RebuildError::Stopped => f.write_str("stopped; run the same command again to go on"),
+            RebuildError::Stopped => f.write_str("stopped; run the same command again to continue"),
             RebuildError::Refused(text) => f.write_str(text),
         }
     }
@@ -198,8 +198,8 @@ impl std::error::Error for RebuildError {
 }
 
 /// Advice if a cluster with authentication refuses to change its members.
-const WANTS_ROOT: &str = "authentication is on, and this command is a client of the others with the certificate that the \
-     member's client listeners have: issue it to root, or replace the member by hand (`member remove` and `member add` by \
+const WANTS_ROOT: &str = "authentication is on, and this command uses the certificate of the member's \
+     client listeners as a client of the other members: issue it to root, or replace the member by hand (`member remove` and `member add` by \
      root, the data directory moved aside, and a start with --initial-cluster-state=existing)";
 
 /// Returns true if the client was refused because of its identity or permissions.
@@ -209,8 +209,8 @@ fn is_of_rights(status: &Status) -> bool {
 }
 
 /// Message for a start of a member whose rebuild is not finished.
-pub const UNFINISHED: &str = "a rebuild of this member was begun and is not finished: run `mainstay rebuild` with the \
-     same flags to finish it";
+pub const UNFINISHED: &str = "a rebuild of this member was started and not finished: run `mainstay \
+     rebuild` with the same flags to finish it";
 
 /// Returns the path of the journal in a data directory.
 pub fn journal_path(data_dir: &Path) -> PathBuf {
@@ -301,8 +301,8 @@ impl<'a> Rebuild<'a> {
             && *begun != peer_urls
         {
             return refused(format!(
-                "a rebuild of the member at {begun} was begun in {}, and the flags name {peer_urls}: run it with the \
-                 flags of that member, or remove {} to begin anew",
+                "a rebuild of the member at {begun} was started in {}, but the flags name {peer_urls}: run \
+                 it with the flags of that member, or remove {} to start over",
                 data_dir.display(),
                 journal_path.display()
             ));
@@ -313,8 +313,8 @@ impl<'a> Rebuild<'a> {
             && cluster_id != cluster.id
         {
             return refused(format!(
-                "{} holds member {member_id:x} of cluster {cluster_id:x}, but the members that answer are of cluster \
-                 {:x}: check --initial-cluster and --endpoints",
+                "{} holds member {member_id:x} of cluster {cluster_id:x}, but the members that answer \
+                 belong to cluster {:x}: check --initial-cluster and --endpoints",
                 data_dir.display(),
                 cluster.id
             ));
@@ -323,8 +323,8 @@ impl<'a> Rebuild<'a> {
             && begun != cluster.id
         {
             return refused(format!(
-                "a rebuild of a member of cluster {begun:x} was begun in {}, but the members that answer are of cluster \
-                 {:x}: check --initial-cluster and --endpoints",
+                "a rebuild of a member of cluster {begun:x} was started in {}, but the members that answer \
+                 belong to cluster {:x}: check --initial-cluster and --endpoints",
                 data_dir.display(),
                 cluster.id
             ));
@@ -343,7 +343,7 @@ impl<'a> Rebuild<'a> {
         let logs = if next == Next::Continue { Vec::new() } else { self.old_logs(&place, known)? };
         let (mut journal, members) = match (next, own, journal) {
             (Next::Continue | Next::StartEmpty, Some(own), Some(journal)) => {
-                self.say("the new member had been added before; it is started", own.id);
+                self.say("the new member was already added; starting it", own.id);
                 if next == Next::StartEmpty {
                     self.move_aside(&data_dir, &place, logs)?;
                 }
@@ -397,7 +397,7 @@ impl<'a> Rebuild<'a> {
         self.disk.create_dir_all(data_dir).map_err(|error| RebuildError::io("create", data_dir, error))?;
         let taken = |path: &Path, by| RebuildError::Locked { path: path.to_path_buf(), by };
         let whole = self.disk.lock(data_dir).map_err(|error| match error.kind() {
-            io::ErrorKind::WouldBlock => taken(data_dir, "another rebuild is under way"),
+            io::ErrorKind::WouldBlock => taken(data_dir, "another rebuild is running"),
             _ => RebuildError::io("lock", data_dir, error),
         })?;
         let path = data_dir.join("member").join("lock");
@@ -440,9 +440,9 @@ impl<'a> Rebuild<'a> {
             .collect();
         if peers.is_empty() && self.endpoints.is_empty() {
             return Err(RebuildError::Refused(
-                "this is the only member that the flags name, so there is nobody to rebuild it from: name others with \
-                 --initial-cluster or --endpoints, or restore the data directory from a backup; an empty data \
-                 directory begins with no keys"
+                "the flags name no other member, so there is no source for a rebuild: name others with \
+                 --initial-cluster or --endpoints, or restore the data directory from a backup; an empty \
+                 data directory starts with no keys"
                     .to_owned(),
             ));
         }
@@ -516,16 +516,17 @@ impl<'a> Rebuild<'a> {
                 by_id.name
             )),
             (None, Some(by_id)) => refused(format!(
-                "{data_dir} holds member {:x} ({}), which the cluster knows at {}, and the flags name {}: give \
-                 --initial-advertise-peer-urls as the cluster has it, or change that with `etcdctl member update` first",
+                "{data_dir} holds member {:x} ({}), which the cluster lists at {}, but the flags name {}: \
+                 give --initial-advertise-peer-urls as listed in the cluster, or change the list with \
+                 `etcdctl member update` first",
                 by_id.id,
                 by_id.name,
                 by_id.peer_urls.join(","),
                 urls.join(",")
             )),
             (None, None) if known.is_none() && journal.is_none() => refused(format!(
-                "the cluster has no member at {}, and {data_dir} does not say which member it held: check \
-                 --initial-advertise-peer-urls and --data-dir; a member that was never there is added with `etcdctl \
+                "the cluster has no member at {}, and {data_dir} does not identify the member it held: \
+                 check --initial-advertise-peer-urls and --data-dir; to add a new member, use `etcdctl \
                  member add`",
                 urls.join(","),
             )),
@@ -537,9 +538,9 @@ impl<'a> Rebuild<'a> {
                         others.clone().find(|other| [begun.old, begun.new].contains(&other.id))
                 {
                     return refused(format!(
-                        "a rebuild of member {:x} ({}) was begun here, which the cluster knows at {} now, and the flags name {}: \
-                         give --initial-advertise-peer-urls as the cluster has it, or change that with `etcdctl member update` \
-                         first",
+                        "a rebuild of member {:x} ({}) was started here, which the cluster now lists at \
+                         {}, but the flags name {}: give --initial-advertise-peer-urls as listed in the \
+                         cluster, or change the list with `etcdctl member update` first",
                         other.id,
                         other.name,
                         other.peer_urls.join(","),
@@ -549,7 +550,7 @@ impl<'a> Rebuild<'a> {
                 let taken = |member: &&Member| member.peer_urls.iter().any(|url| urls.contains(url));
                 if let Some(other) = others.clone().find(taken) {
                     return refused(format!(
-                        "an address of member {:x} ({}) is among those of this one, {}: check --initial-advertise-peer-urls",
+                        "an address of member {:x} ({}) is also one of this member, {}: check --initial-advertise-peer-urls",
                         other.id,
                         other.name,
                         urls.join(",")
@@ -601,7 +602,7 @@ impl<'a> Rebuild<'a> {
         )?;
         if id == 0 {
             return Err(RebuildError::Refused(
-                "the cluster does not say which member it has added; run the same command again".to_owned(),
+                "the cluster did not report which member it added; run the same command again".to_owned(),
             ));
         }
         self.say("added the new member to the cluster", id);
@@ -629,7 +630,7 @@ impl<'a> Rebuild<'a> {
             if said.as_ref() != Some(&status) {
                 let error = status.to_string();
                 self.logger.warn(
-                    "the cluster does not change its members yet; trying again",
+                    "the cluster does not accept membership changes yet; retrying",
                     &[("error", Value::Str(&error))],
                 );
                 said = Some(status);
@@ -689,7 +690,7 @@ impl<'a> Rebuild<'a> {
             timed
                 .unwrap_or_else(|_| Err(Status::with(Code::DeadlineExceeded, "no answer in time".to_owned())))
         })?;
-        A::decode(answer).map_err(|error| Status::with(Code::Internal, format!("not an answer: {error}")))
+        A::decode(answer).map_err(|error| Status::with(Code::Internal, format!("invalid answer: {error}")))
     }
 }
 

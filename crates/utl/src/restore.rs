@@ -28,7 +28,7 @@ const BUMP_REVISION: Flag<u64> =
     Flag::uint("bump-revision", "0", "How much to increase the latest revision after restore");
 const DATA_DIR: Flag<String> = Flag::text("data-dir", "", "Path to the output data directory");
 const FORMAT: Flag<String> =
-    Flag::text("format", "mainstay", "Which program will serve the data directory (mainstay, etcd)");
+    Flag::text("format", "mainstay", "Program that will serve the data directory (mainstay, etcd)");
 const INITIAL_ADVERTISE_PEER_URLS: Flag<String> = Flag::text(
     "initial-advertise-peer-urls",
     "http://localhost:2380",
@@ -47,7 +47,7 @@ const INITIAL_CLUSTER_TOKEN: Flag<String> = Flag::text(
 const INITIAL_MEMORY_MAP_SIZE: Flag<u64> = Flag::uint(
     "initial-memory-map-size",
     "10737418240",
-    "Initial memory map size of the database in bytes (no effect: it is read and written piece by piece, not mapped)",
+    "Initial memory map size of the database in bytes (no effect: the database is not memory-mapped)",
 );
 const MARK_COMPACTED: Flag<bool> = Flag::bool(
     "mark-compacted",
@@ -62,7 +62,7 @@ const WAL_DIR: Flag<String> =
     Flag::text("wal-dir", "", "Path to the WAL directory (use --data-dir if none given)");
 const WITHOUT_USERS: Flag<bool> = Flag::bool(
     "without-users",
-    "Leave out users, roles and authentication: everybody may read and write then (only with --format mainstay)",
+    "Leave out users, roles and authentication: everyone can then read and write (only with --format mainstay)",
 );
 
 pub(crate) const RESTORE: Command<Run> = Command {
@@ -186,7 +186,7 @@ fn options(session: &mut Session<'_>) -> Result<Options, Failure> {
     let wal_dir = Some(given.get(WAL_DIR)).filter(|dir| !dir.is_empty()).map(PathBuf::from);
     let without_users = given.get(WITHOUT_USERS);
     if without_users && format == Format::Etcd {
-        return Err(Failure::bad_args("--without-users is for --format mainstay: etcd has users"));
+        return Err(Failure::bad_args("--without-users requires --format mainstay"));
     }
     let cluster = NewCluster::of(&ClusterOptions {
         name: given.get(NAME).to_owned(),
@@ -202,7 +202,7 @@ fn options(session: &mut Session<'_>) -> Result<Options, Failure> {
         let name = cli::go::quote(data_dir.display().to_string());
         let left = left_by_first_start(&data_dir).map_or(String::new(), |member_dir| {
             format!(
-                ": it holds what the first start of a member leaves that failed, and no member: `rm -r {}`, and try again",
+                ": it holds no member, only the remains of a failed first start: `rm -r {}`, and try again",
                 member_dir.display()
             )
         });
@@ -410,7 +410,7 @@ fn release_of(meta: &Meta) -> Result<Release, Failure> {
         None => Ok(Release::V3_5),
         Some(version) => Release::of_cluster_version(version).ok_or_else(|| {
             Failure::error(format!(
-                "the snapshot is of version {version}, and this program knows up to {}",
+                "the snapshot has version {version}, but this program supports versions up to {}",
                 api::CLUSTER_VERSION
             ))
         }),

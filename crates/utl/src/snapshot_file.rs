@@ -121,10 +121,7 @@ fn parts(file: &File, path: &Path) -> Result<Parts, Failure> {
         .len_bytes()
         .map_err(|error| Failure::error(format!("stat {}: {}", path.display(), spelled(&error))))?;
     if bytes < DIGEST_BYTES as u64 {
-        return Err(Failure::error(format!(
-            "{} has {bytes} bytes, which is too few for a snapshot",
-            path.display()
-        )));
+        return Err(Failure::error(format!("{} has {bytes} bytes, too few for a snapshot", path.display())));
     }
     Ok(Parts::of_size(bytes))
 }

@@ -74,8 +74,8 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
 /// Returns the error for a file that only `restore` accepts.
 pub(crate) fn own_format(path: &std::path::Path) -> Failure {
     Failure::error(format!(
-        "{} is a snapshot in a format that early versions of Mainstay sent: restore it (etcdutl snapshot restore), with --format \
-         etcd for a database that can be looked at",
+        "{} is a snapshot in a format used by early versions of Mainstay: restore it (etcdutl snapshot \
+         restore), with --format etcd to get a database that can be inspected",
         path.display()
     ))
 }

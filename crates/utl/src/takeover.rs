@@ -85,7 +85,7 @@ pub fn take_over(wanted: &TakeOver<'_>) -> Result<(), Failure> {
             return Ok(());
         }
         wanted.logger.warn(
-            "etcd has run since its data was imported, and Mainstay has not: what was imported is removed",
+            "etcd has run since its data was imported, and Mainstay has not; removing the imported data",
             &[("data-dir", Value::Str(&wanted.config.storage.data_dir.display().to_string()))],
         );
         discard(member_dir)?;
@@ -123,8 +123,8 @@ fn tell(wanted: &TakeOver<'_>, what: &str) {
             (
                 "etcd-files",
                 Value::Str(
-                    "kept, and out of date as soon as this member serves: etcd must not be started on them again, since \
-                     the member would forget what it promised and acknowledged",
+                    "kept, and out of date as soon as this member serves: never start etcd on them again, \
+                     because the member would forget what it has promised and acknowledged",
                 ),
             ),
             (
@@ -184,7 +184,7 @@ fn make(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<Import, Failure> {
             let log_dir = log_dir::beside_etcd(wal_dir).map_err(Failure::error)?;
             if there(&log_dir)? {
                 return Err(Failure::error(format!(
-                    "{} is there already, and belongs to no member: move it away",
+                    "{} already exists, and belongs to no member: move it away",
                     log_dir.display()
                 )));
             }
@@ -262,8 +262,9 @@ fn warn_of_snapshots_elsewhere(wanted: &TakeOver<'_>, member_dir: &Path) {
     let snap = member_dir.join("snap");
     if leads_elsewhere(&snap) {
         wanted.logger.warn(
-            "etcd's database is on another disk than its data directory: Mainstay's checkpoints, which hold keys and the index, come \
-             to the data directory; the log, which holds the values, is where etcd's log is",
+            "etcd's database is on a different disk than its data directory: Mainstay's checkpoints, which \
+             hold keys and the index, go to the data directory; the log, which holds the values, goes \
+             beside etcd's log",
             &[
                 ("etcd-database", Value::Str(&snap.display().to_string())),
                 ("checkpoints", Value::Str(&member_dir.join("checkpoint").display().to_string())),
@@ -350,7 +351,7 @@ fn finish(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<(), Failure> {
             // The file only informs people; the guard files keep etcd out. The next start tries again to
             // write it.
             wanted.logger.warn(
-                "cannot write the file that says whose the data directory is",
+                "cannot write the file that marks the data directory as Mainstay's",
                 &[("error", Value::Str(&why.to_string()))],
             );
         }

@@ -70,11 +70,11 @@ pub fn refuse_taken(path: &Path, besides: &str) -> Result<(), Failure> {
         Ok(false) => Ok(()),
         Ok(true) => Err(Failure::error(match left_by_first_start(path) {
             Some(member_dir) => format!(
-                "{name} is there already, with what the first start of a member leaves that failed, and no member: `rm -r {}`, and \
-                 try again",
+                "{name} already exists and holds no member, only the remains of a failed first start: `rm \
+                 -r {}`, and try again",
                 member_dir.display()
             ),
-            None => format!("{name} is there already, and not empty{besides}"),
+            None => format!("{name} already exists and is not empty{besides}"),
         })),
         Err(error) => Err(Failure::error(format!("cannot look into {name}: {error}"))),
     }
@@ -124,7 +124,7 @@ impl Target {
         };
         if !is_new && !is_own(&making).map_err(failed)? {
             return Err(Failure::error(format!(
-                "{} is there and was not begun by this program for this user: look at it, and move it away",
+                "{} exists and was not created by this program for this user: check it, and move it away",
                 making.display()
             )));
         }
@@ -160,7 +160,7 @@ impl Target {
     /// Returns an error if the path has no last component.
     pub fn making_of(path: &Path) -> Result<PathBuf, Failure> {
         let mut name = path.file_name().map(std::ffi::OsStr::to_os_string).ok_or_else(|| {
-            Failure::error(format!("{} is no name that a directory can get", path.display()))
+            Failure::error(format!("{} is not a valid name for a directory", path.display()))
         })?;
         name.push(".");
         name.push(UNFINISHED);

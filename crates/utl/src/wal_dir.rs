@@ -41,7 +41,7 @@ impl WalDir {
         }
         if data_dir.starts_with(&wal_dir) {
             return Err(Failure::bad_args(format!(
-                "--{data_flag} lies in --{wal_flag}: the log has a directory to itself"
+                "--{data_flag} is inside --{wal_flag}: the log needs a directory of its own"
             )));
         }
         match wal_dir.strip_prefix(&data_dir) {
@@ -49,7 +49,7 @@ impl WalDir {
                 Ok(WalDir::Inside(below.to_path_buf()))
             }
             Ok(_) => Err(Failure::bad_args(format!(
-                "--{wal_flag} lies in --{data_flag}: name a directory below its \"member\", or one outside of it"
+                "--{wal_flag} is inside --{data_flag}: choose a directory below its \"member\", or one outside of it"
             ))),
             Err(_) => Ok(WalDir::Apart(wal_dir)),
         }

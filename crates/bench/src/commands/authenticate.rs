@@ -11,7 +11,7 @@ const TOTAL: Flag<i64> = Flag::int("total", "100", "Total number of logins");
 const USERS: Flag<i64> = Flag::int(
     "users",
     "0",
-    "Log in as so many users in turn: the name in --user with 0, 1, ... behind it, and its password (0 is that user alone)",
+    "Number of users to log in as, in turn: the name in --user followed by 0, 1, ..., with its password (0 means only that user)",
 );
 const RATE: Flag<i64> = rate("Maximum logins per second (0 is no limit)");
 

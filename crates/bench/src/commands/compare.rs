@@ -22,23 +22,26 @@ use crate::{Error, given};
 const SERVER: Flag<Vec<String>> = Flag::list(
     "server",
     "",
-    "`NAME=PATH`: a server to be started, etcd of any version or Mainstay; flags for it follow, each behind a comma; may \
-         be given several times",
+    "`NAME=PATH`: a server to start, etcd of any version or Mainstay; its flags follow, each after a \
+         comma; may be given several times",
 );
 const AT: Flag<Vec<String>> = Flag::list(
     "at",
     "",
-    "`NAME=ENDPOINT`: a server that runs already, keys are written to it; pid=N behind a comma names its process",
+    "`NAME=ENDPOINT`: a running server, to which keys are written; pid=N after a comma names its process",
 );
 const RESPONDER: Flag<bool> = Flag::on("responder", "Include a server that does nothing, as the baseline");
 const REFERENCE: Flag<String> =
     Flag::text("reference", "", "Server that the others are compared with (default: the first)");
 const WORKLOAD: Flag<Vec<String>> =
-    Flag::list("workload", "", "Workloads to run (default: all); one that does not exist lists them");
-const SCALE: Flag<String> = Flag::text("scale", "small", "How much of each: small, medium or full");
-const REPEAT: Flag<u64> =
-    Flag::uint("repeat", "3", "Rounds; in each all servers take turns, and medians are given");
-const TLS: Flag<bool> = Flag::bool("tls", "Run all once more over TLS, with certificates made for it");
+    Flag::list("workload", "", "Workloads to run (default: all); an unknown name lists them");
+const SCALE: Flag<String> = Flag::text("scale", "small", "Size of each workload: small, medium or full");
+const REPEAT: Flag<u64> = Flag::uint(
+    "repeat",
+    "3",
+    "Number of rounds, in each of which all servers take turns; medians are reported",
+);
+const TLS: Flag<bool> = Flag::bool("tls", "Also run everything over TLS, with generated certificates");
 const DATA_DIR: Flag<String> = Flag::text(
     "data-dir",
     "",
@@ -96,7 +99,7 @@ fn measured(session: &Session) -> Result<Document, Failure> {
     let repeat = matches.get(REPEAT);
     let threads = matches.get(THREADS) as usize;
     if repeat == 0 || threads == 0 {
-        return Err(Failure::error("--repeat and --threads have to be positive"));
+        return Err(Failure::error("--repeat and --threads must be positive"));
     }
     let reference = match matches.get(REFERENCE) {
         "" => contestants.iter().find(|one| one.source != Source::Responder).map(|one| one.name.clone()),
@@ -193,7 +196,7 @@ fn choose(names: &[String]) -> Result<Vec<&'static Contest>, Failure> {
         .map(|name| {
             let found = CONTESTS.iter().find(|one| one.name == name);
             found.ok_or_else(|| {
-                Failure::error(format!("--workload: there is no {name:?}; there are:\n{}", list()))
+                Failure::error(format!("--workload: there is no {name:?}; known workloads:\n{}", list()))
             })
         })
         .collect()
@@ -270,8 +273,8 @@ fn gather(
     if let Some((workload, server, part)) = starved.iter().max_by(|a, b| a.2.total_cmp(&b.2)) {
         document.warnings.push(format!(
             "in {} of {} lines of the table the load generator waited for a CPU for more than a fifth of the time (most in \
-             {workload}, {server}: {:.0} %): latencies contain that; it shares its machine with the servers or with other \
-             work",
+             {workload}, {server}: {:.0} %): latencies contain that; it shares its machine with the \
+             servers or other programs",
             starved.len(),
             document.rows.len(),
             part * 100.0
@@ -318,8 +321,8 @@ fn conclusions(document: &Document) -> Vec<String> {
         _ => String::new(),
     };
     let situations: [Situation; 9] = [
-        ("Many clients that write", "put-1k", false, "puts per second", |row| Some(row.median.rate)),
-        ("Many clients that read", "range-l", false, "linearizable reads per second", |row| {
+        ("Many writing clients", "put-1k", false, "puts per second", |row| Some(row.median.rate)),
+        ("Many reading clients", "range-l", false, "linearizable reads per second", |row| {
             Some(row.median.rate)
         }),
         ("One client alone, writing", "put-one", true, "ms at p50", |row| Some(row.median.percentile("p50"))),
@@ -486,11 +489,11 @@ mod tests {
             row("put-1k", "b", 300.0, 10.0),
             row("put-1k", BASELINE, 9000.0, 1.0),
         ]));
-        assert_eq!(one[0], "Many clients that write: b with 300 puts per second, 3.00 times a's (100).");
+        assert_eq!(one[0], "Many writing clients: b with 300 puts per second, 3.00 times a's (100).");
         assert!(one.last().unwrap().contains("b (1.00), a (2.00)"), "{one:?}");
         let other =
             conclusions(&document(vec![row("put-1k", "a", 400.0, 5.0), row("put-1k", "b", 300.0, 10.0)]));
-        assert!(other[0].starts_with("Many clients that write: a with 400"), "{other:?}");
+        assert!(other[0].starts_with("Many writing clients: a with 400"), "{other:?}");
         assert!(!other.iter().any(|line| line.contains("read")), "nothing about reads: {other:?}");
     }
 

@@ -43,7 +43,7 @@ fn range(session: &Session) -> Result<(), Failure> {
     let words = &matches.args;
     let prefix = matches.get(PREFIX);
     if words.len() > 2 || words.is_empty() && !prefix {
-        return Err(Failure::usage("range takes a key, and may take the end of a range"));
+        return Err(Failure::usage("range takes a key, and optionally the end of a range"));
     }
     if matches.get(PAGINATE) && matches.get(LIMIT) > 0 {
         return Err(Failure::error("--paginate and --limit are mutually exclusive"));

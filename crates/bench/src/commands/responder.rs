@@ -14,13 +14,13 @@ use crate::{Error, tls};
 const LISTEN: Flag<String> =
     Flag::text("listen", "127.0.0.1:0", "`HOST:PORT` to listen on; port 0 is any free one, and is printed");
 const VAL_SIZE: Flag<i64> = Flag::int("val-size", "1024", "Size of the value that a range answers with");
-const SERVER_CERT: Flag<String> = Flag::text("server-cert", "", "serve over TLS with this certificate");
-const SERVER_KEY: Flag<String> = Flag::text("server-key", "", "and this key");
+const SERVER_CERT: Flag<String> = Flag::text("server-cert", "", "certificate for TLS");
+const SERVER_KEY: Flag<String> = Flag::text("server-key", "", "key of --server-cert");
 
 pub(super) const RESPONDER: Command<Run> = Command {
     name: "responder",
     usage: "responder",
-    about: "Answer every request at once, and do nothing",
+    about: "Answer every request at once, without doing any work",
     flags: &[LISTEN.row(), VAL_SIZE.row(), SERVER_CERT.row(), SERVER_KEY.row()],
     example: "  bench responder --listen 127.0.0.1:12379",
     run: Some(Run::of(responder).without(&[
@@ -48,7 +48,7 @@ fn responder(session: &Session) -> Result<(), Failure> {
     let matches = &session.matches;
     let (cert, key) = (matches.get(SERVER_CERT), matches.get(SERVER_KEY));
     if cert.is_empty() != key.is_empty() {
-        return Err(Failure::usage("--server-cert and --server-key have to be given together"));
+        return Err(Failure::usage("--server-cert and --server-key must be given together"));
     }
     let options = responder::Options {
         value_bytes: size(matches, VAL_SIZE)?,

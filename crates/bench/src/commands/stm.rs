@@ -61,7 +61,7 @@ fn stm(session: &Session) -> Result<(), Failure> {
         "r" => Isolation::RepeatableReads,
         "s" => Isolation::Serializable,
         "ss" => Isolation::SerializableSnapshot,
-        other => return Err(Failure::usage(format!("--isolation is c, r, s or ss, not {other:?}"))),
+        other => return Err(Failure::usage(format!("--isolation must be c, r, s or ss, not {other:?}"))),
     };
     let locker = match matches.get(STM_LOCKER) {
         "stm" => Locker::None,

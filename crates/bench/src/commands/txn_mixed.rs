@@ -47,7 +47,7 @@ fn txn_mixed(session: &Session) -> Result<(), Failure> {
     let (heading, serializable) = consistency(matches)?;
     let ratio = matches.get(RW_RATIO);
     if !(0.0..=1e9).contains(&ratio) {
-        return Err(Failure::error(format!("--rw-ratio is reads per write, not {ratio}")));
+        return Err(Failure::error(format!("--rw-ratio must be a number of reads per write, not {ratio}")));
     }
     let end = matches.get(END_KEY);
     let reads = Range {

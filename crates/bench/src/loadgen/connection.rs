@@ -390,12 +390,12 @@ impl Call {
                 return Ok((size, None));
             }
             if self.prefix[0] != 0 {
-                return Err(Violation("a message is compressed, which nobody asked for"));
+                return Err(Violation("a message is compressed, although compression was not requested"));
             }
             let [_, a, b, c, d] = self.prefix;
             self.missing = u32::from_be_bytes([a, b, c, d]) as usize;
             if self.keep && self.missing > MESSAGE_BYTES_MAX {
-                return Err(Violation("a message is larger than anybody can want"));
+                return Err(Violation("a message is larger than the limit"));
             }
             if self.missing > 0 {
                 return Ok((size, None));

@@ -69,7 +69,7 @@ impl fmt::Display for Error {
             Error::Poll(error) => write!(f, "{error}"),
             Error::Status(status) => f.write_str(&status.text()),
             Error::DeadlineExceeded => f.write_str("context deadline exceeded"),
-            Error::TokenNotText => f.write_str("the token is no text"),
+            Error::TokenNotText => f.write_str("the token is not text"),
             Error::Endpoint(error) => write!(f, "{error}"),
             Error::KeyTooShort { number, bytes } => {
                 write!(f, "the key of number {number} needs more than {bytes} bytes: raise --key-size")
@@ -77,13 +77,13 @@ impl fmt::Display for Error {
             Error::NoThread(error) => write!(f, "no thread: {error}"),
             Error::ThreadGone => f.write_str("a load thread is gone"),
             Error::NotPrepared => {
-                f.write_str("the server does not answer what has to be set up before the load")
+                f.write_str("the server does not answer the requests that prepare the load")
             }
             Error::Stopped => f.write_str("stopped"),
             Error::Unanswered { operations, seconds } => {
                 write!(f, "{operations} operations were not answered within {seconds} s after the load ended")
             }
-            Error::NotBegun => f.write_str("not begun: no client was free within the time"),
+            Error::NotBegun => f.write_str("not started: no client was free in time"),
             Error::Workload(error) => write!(f, "{error}"),
         }
     }
@@ -96,10 +96,10 @@ impl fmt::Display for EndpointError {
                 write!(f, "endpoint {endpoint:?}: unknown scheme {scheme:?}; use http, https, unix or unixs")
             }
             EndpointError::NoAddress(endpoint) => {
-                write!(f, "endpoint {endpoint:?} has to be HOST:PORT, or a URL of http, https, unix or unixs")
+                write!(f, "endpoint {endpoint:?} must be HOST:PORT, or a URL of http, https, unix or unixs")
             }
             EndpointError::NoTls(endpoint) => {
-                write!(f, "endpoint {endpoint:?} asks for TLS: give --cacert or --insecure-skip-tls-verify")
+                write!(f, "endpoint {endpoint:?} requires TLS: give --cacert or --insecure-skip-tls-verify")
             }
         }
     }

@@ -117,7 +117,7 @@ fn what_makes_no_sense_is_refused_with_a_reason() {
         (vec!["put", "foo"], 1, "put takes no arguments, but was given \"foo\"\nUsage:"),
         (vec!["put", "--nonsense"], 255, "Error: unknown flag: --nonsense\nUsage:"),
         (vec!["put", "--total=x"], 255, "invalid argument \"x\" for \"--total\" flag"),
-        (vec!["put", "--schedule=some"], 1, "--schedule is open or paced, not \"some\"\nUsage:"),
+        (vec!["put", "--schedule=some"], 1, "--schedule must be open or paced, not \"some\"\nUsage:"),
         (vec!["put", "--rate=-1"], 1, "--rate must not be negative, got (-1)"),
         (vec!["put", "--duration=1s", "--total=5"], 1, "--duration and --total are mutually exclusive"),
         (vec!["put", "--repeat=0"], 1, "expected positive --repeat, got (0)"),
@@ -128,13 +128,13 @@ fn what_makes_no_sense_is_refused_with_a_reason() {
             1,
             "bad tls config: open /none: no such file or directory",
         ),
-        (vec!["--cert=/none", "put"], 1, "--cert and --key have to be given together"),
+        (vec!["--cert=/none", "put"], 1, "--cert and --key must be given together"),
         (vec!["--auto-sync-interval=1s", "put"], 1, "--auto-sync-interval"),
         (vec!["--pid=4000000000", "put"], 1, "--pid: there is no process 4000000000"),
         (vec!["completion", "tcsh"], 1, "completion takes one of bash, zsh, fish, powershell"),
         (vec!["range"], 1, "range takes a key"),
         (vec!["range", "a", "b", "c"], 1, "range takes a key"),
-        (vec!["range", "a", "--consistency=x"], 1, "--consistency is l or s"),
+        (vec!["range", "a", "--consistency=x"], 1, "--consistency must be l or s"),
         (vec!["range", "a", "--paginate", "--limit=5"], 1, "--paginate and --limit are mutually exclusive\n"),
         (
             vec!["range", "a", "--keys-only", "--count-only"],
@@ -150,14 +150,14 @@ fn what_makes_no_sense_is_refused_with_a_reason() {
         (vec!["stm", "--txn-wr-percent=101"], 1, "expected [0, 100] --txn-wr-percent, got (101)"),
         (vec!["stm", "--keys-per-txn=2"], 1, "expected --keys-per-txn between 0 and 1, got (2)"),
         (vec!["stm", "--stm-locker=x"], 1, "unexpected stm locker \"x\"\n"),
-        (vec!["stm", "--isolation=x"], 1, "--isolation is c, r, s or ss"),
+        (vec!["stm", "--isolation=x"], 1, "--isolation must be c, r, s or ss"),
         (vec!["authenticate"], 1, "authenticate needs --user"),
         (vec!["mvcc", "put", "--batch-interval=5"], 1, "--batch-interval"),
         (vec!["mvcc", "put", "--cpuprofile=x"], 255, "unknown flag: --cpuprofile"),
-        (vec!["responder", "--server-cert=x"], 1, "have to be given together"),
+        (vec!["responder", "--server-cert=x"], 1, "must be given together"),
         (vec!["compare", "--responder=false"], 1, "give servers to compare"),
-        (vec!["--clients=5", "compare", "--server=a=/b"], 1, "compare has no use for --clients"),
-        (vec!["--html=x", "responder"], 1, "responder has no use for --html"),
+        (vec!["--clients=5", "compare", "--server=a=/b"], 1, "compare does not support --clients"),
+        (vec!["--html=x", "responder"], 1, "responder does not support --html"),
         (vec!["compare", "--workload=none"], 1, "put-1k"),
         (vec!["compare", "--scale=huge"], 1, "--scale is small, medium or full"),
         (vec!["compare", "--server=x"], 1, "is not of the form NAME=PATH"),
@@ -353,7 +353,7 @@ fn a_comparison_of_running_servers_gives_a_table_ratios_and_a_page() {
     assert_sound(&html);
     // The most important sections come first.
     let order: Vec<Option<usize>> =
-        ["Conclusions by situation", "Each load", "What spoils these", "All figures", "Measured on"]
+        ["Conclusions by situation", "Each load", "Disturbances of these", "All figures", "Measured on"]
             .map(|heading| html.find(&format!("<h2>{heading}")))
             .into();
     assert!(order.iter().all(Option::is_some) && order.is_sorted(), "{order:?}");

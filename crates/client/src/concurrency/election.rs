@@ -93,7 +93,8 @@ impl Election {
             revision(&answer)
         } else {
             let found = range_at(&answer, 0).and_then(|range| range.kvs.first());
-            let found = found.ok_or(Status::new(api::Code::Internal, "an answer without our key"))?;
+            let found =
+                found.ok_or(Status::new(api::Code::Internal, "an answer without the expected key"))?;
             let created = found.create_revision;
             self.candidacy = Some(Candidacy { key, revision: created });
             if found.value != value

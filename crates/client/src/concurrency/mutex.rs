@@ -146,7 +146,8 @@ impl Mutex {
         let found = range_at(&answer, 0).and_then(|range| range.kvs.first());
         let revision =
             if answer.succeeded { Some(revision(&answer)) } else { found.map(|kv| kv.create_revision) };
-        let revision = revision.ok_or(Status::new(api::Code::Internal, "an answer without our key"))?;
+        let revision =
+            revision.ok_or(Status::new(api::Code::Internal, "an answer without the expected key"))?;
         self.mine = Some(Mine { key, revision });
         Ok(answer)
     }

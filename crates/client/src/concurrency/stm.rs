@@ -218,7 +218,7 @@ fn reads_of(keys: Vec<Bytes>, answer: TxnResponse) -> Result<Vec<(Bytes, Read)>,
     for key in keys {
         let Some(response_op::Response::ResponseRange(range)) = responses.next().and_then(|op| op.response)
         else {
-            return Err(Status::new(api::Code::Internal, "an answer without what was read"));
+            return Err(Status::new(api::Code::Internal, "an answer without the requested values"));
         };
         read.push((key, Read { kv: range.kvs.into_iter().next(), revision }));
     }

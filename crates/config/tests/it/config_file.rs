@@ -307,7 +307,7 @@ fn a_file_leaves_flags_and_environment_without_effect() {
     assert!(directory.contains("error: read /tmp: is a directory"), "{directory}");
     std::fs::write(&file, "#".repeat((1 << 20) + 1)).unwrap();
     let large = parse_with(&file, &[], &[]).unwrap_err().to_string();
-    assert!(large.contains("a configuration has 1048576 bytes at most"), "{large}");
+    assert!(large.contains("a configuration file may have at most 1048576 bytes"), "{large}");
     std::fs::write(&file, [0xff, 0xfe]).unwrap();
     assert!(parse_with(&file, &[], &[]).unwrap_err().to_string().contains("invalid UTF-8"));
 }

@@ -21,7 +21,7 @@ pub(super) const ALARM: Command<Run> = Command {
             name: "disarm",
             usage: "disarm",
             about: "Disarms all alarms",
-            example: "  # After making room\n  etcdctl alarm disarm",
+            example: "  # After freeing space\n  etcdctl alarm disarm",
             run: Some(Run::asking(|call| Box::pin(disarm(call)))),
             ..Command::EMPTY
         },

@@ -73,7 +73,7 @@ pub(super) async fn check(call: &Call) -> Result<(), Failure> {
     give_back_space(call, &one, Some(deleted_at)).await?;
     let used_mib = (after? - before) / (1024.0 * 1024.0);
     if interrupted {
-        call.warn("Warning: interrupted; the keys that were written are deleted again");
+        call.warn("Warning: interrupted; the written keys are being deleted");
         return Err(Failure::said(Failure::ERROR));
     }
     if !outcome.errors.is_empty() {

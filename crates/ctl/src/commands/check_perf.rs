@@ -93,15 +93,16 @@ impl Offered {
     /// Returns a warning if the result is determined by this machine rather than by the cluster.
     fn warning(&self, workload: Workload) -> Option<String> {
         if self.interrupted {
-            return Some("Warning: interrupted; the result is of the part that was run".to_owned());
+            return Some("Warning: interrupted; the result covers only the part that was run".to_owned());
         }
         let wanted = u64::from(workload.writes_per_second) * workload.duration.as_secs();
         // A pass needs nine tenths of the writes. If half of the missing tenth was missed by this machine,
         // the result does not describe the cluster any more.
         (self.missed * 20 > wanted).then(|| {
             format!(
-                "Warning: this machine was too slow to offer {} writes/s: {} of {wanted} writes were never tried \
-                 although clients were free. The result is not the cluster's; run the check on another or an idle machine.",
+                "Warning: this machine was too slow to generate {} writes/s: {} of {wanted} writes were \
+                 never sent although clients were free. The result does not describe the cluster; run the \
+                 check on another or an idle machine.",
                 workload.writes_per_second, self.missed
             )
         })
@@ -232,7 +233,7 @@ mod tests {
         assert_eq!(Offered { writes: 899_000, missed: 1000, interrupted: false }.warning(workload), None);
         let slow = Offered { writes: 500_000, missed: 400_000, interrupted: false };
         assert!(
-            slow.warning(workload).unwrap().contains("too slow to offer 15000 writes/s: 400000 of 900000")
+            slow.warning(workload).unwrap().contains("too slow to generate 15000 writes/s: 400000 of 900000")
         );
     }
 }

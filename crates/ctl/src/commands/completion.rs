@@ -10,7 +10,7 @@ pub(super) const COMPLETION: Command<Run> = Command {
     usage: "completion [bash|zsh|fish|powershell]",
     usage_is_whole: true,
     about: "Generate completion script",
-    example: "  # For this shell\n  source <(etcdctl completion bash)\n\n  # For all to come\n  \
+    example: "  # For this shell\n  source <(etcdctl completion bash)\n\n  # For all future shells\n  \
               etcdctl completion bash > /etc/bash_completion.d/etcdctl\n  \
               etcdctl completion zsh > \"${fpath[1]}/_etcdctl\"\n  \
               etcdctl completion fish > ~/.config/fish/completions/etcdctl.fish\n  \

@@ -22,7 +22,7 @@ pub(super) const DEL: Command<Run> = Command {
     name: "del",
     usage: "del [options] <key> [range_end]",
     about: "Removes the specified key or range of keys [key, range_end)",
-    example: "  etcdctl del foo\n\n  # Everything under a prefix, printing what it was\n  \
+    example: "  etcdctl del foo\n\n  # Everything under a prefix, printing the deleted pairs\n  \
               etcdctl del --prefix /locks/ --prev-kv\n\n  # From one key up to another\n  \
               etcdctl del --range a c",
     flags: &[PREFIX.row(), PREV_KV.row(), FROM_KEY.row(), RANGE.row()],

@@ -18,7 +18,7 @@ pub(super) const ELECT: Command<Run> = Command {
     name: "elect",
     usage: "elect <election-name> [proposal]",
     about: "Observes and participates in leader election",
-    example: "  # Lead until interrupted\n  etcdctl elect scheduler host-1\n\n  # See who leads\n  \
+    example: "  # Lead until interrupted\n  etcdctl elect scheduler host-1\n\n  # Watch who leads\n  \
               etcdctl elect -l scheduler",
     flags: &[LISTEN.row()],
     group: CONCURRENCY,

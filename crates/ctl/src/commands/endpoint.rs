@@ -31,7 +31,7 @@ pub(super) const ENDPOINT: Command<Run> = Command {
             name: "hashkv",
             usage: "hashkv",
             about: "Prints the KV history hash for each endpoint in --endpoints",
-            example: "  # Equal numbers: the members hold the same history\n  etcdctl endpoint hashkv --cluster",
+            example: "  # Equal hashes: the members hold the same history\n  etcdctl endpoint hashkv --cluster",
             flags: &[REV.row()],
             inherited_flags: &[CLUSTER.row()],
             run: Some(Run::asking(|call| Box::pin(hashkv(call)))),

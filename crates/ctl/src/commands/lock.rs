@@ -39,7 +39,7 @@ pub(super) async fn lock(call: &Call) -> Result<(), Failure> {
     let connection = call.connect().await?;
     let ttl_seconds = call.matches.get(TTL);
     if ttl_seconds <= 0 {
-        call.warn("Warning: --ttl has to be above 0; 60 seconds are taken instead");
+        call.warn("Warning: --ttl must be above 0; using 60 seconds instead");
     }
     let session = Session::open(&connection, ttl_seconds).await?;
     let mut mutex = Mutex::new(&session, name);

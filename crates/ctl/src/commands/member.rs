@@ -30,7 +30,7 @@ pub(super) const MEMBER: Command<Run> = Command {
             name: "add",
             usage: "add <memberName> [options]",
             about: "Adds a member into the cluster",
-            example: "  # As a learner first: it catches up before it votes\n  \
+            example: "  # As a learner first, so that it catches up before it votes\n  \
                       etcdctl member add m4 --peer-urls=https://10.0.0.4:2380 --learner",
             flags: &[ADD_PEER_URLS.row(), LEARNER.row()],
             run: Some(Run::asking(|call| Box::pin(add(call)))),

@@ -57,25 +57,25 @@ const DEST_PASSWORD: Flag<String> = Flag::text(
 const PROGRESS_KEY: Flag<String> = Flag::text(
     "progress-key",
     "",
-    "key in the destination cluster that keeps how far the mirror is, to go on from there (not in etcd's etcdctl)",
+    "key in the destination cluster that stores the progress of the mirror, so that it can resume (not in etcd's etcdctl)",
 );
 
 const KEEP_REVISIONS: Flag<bool> = Flag::bool(
     "keep-revisions",
-    "take the destination, empty or restored from a snapshot of the source, through every revision of the source (not in \
-     etcd's etcdctl)",
+    "apply every revision of the source to the destination, which is empty or restored from a snapshot of \
+     the source (not in etcd's etcdctl)",
 );
 const CUT_OVER: Flag<bool> = Flag::bool(
     "cut-over",
-    "with --keep-revisions: when the destination has come up, stop writes at the source by its CORRUPT alarm, compare, and \
-     end (not in etcd's etcdctl)",
+    "with --keep-revisions: once the destination has caught up, stop writes at the source with its CORRUPT \
+     alarm, compare, and exit (not in etcd's etcdctl)",
 );
 
 const STOP_TIMEOUT: Flag<Duration> = Flag::duration(
     "stop-timeout",
     "10s",
-    "with --cut-over: longest time that the source takes no writes; then they go on, and the destination has not taken its \
-     place (not in etcd's etcdctl)",
+    "with --cut-over: maximum time for which writes are stopped at the source; after that, they resume, \
+     and the cut-over has failed (not in etcd's etcdctl)",
 );
 
 pub(super) const MAKE_MIRROR: Command<Run> = Command {
@@ -83,9 +83,9 @@ pub(super) const MAKE_MIRROR: Command<Run> = Command {
     usage: "make-mirror [options] <destination>",
     about: "Makes a mirror at the destination etcd cluster",
     example: "  etcdctl make-mirror 10.1.0.1:2379 --prefix /config/\n\n  \
-              # Goes on where it stopped, after a crash or a restart\n  \
+              # Resume after a crash or a restart\n  \
               etcdctl make-mirror 10.1.0.1:2379 --prefix /config/ --progress-key /mirror/config\n\n  \
-              # Moves everything to a cluster restored from a snapshot, with all revisions since\n  \
+              # Move everything to a cluster restored from a snapshot, with all later revisions\n  \
               etcdctl make-mirror 10.1.0.1:2379 --keep-revisions --cut-over",
     flags: &[
         PREFIX.row(),
@@ -132,8 +132,9 @@ pub(super) async fn make_mirror(call: &Call) -> Result<(), Failure> {
     let is_partial = names != Names::default() || matches.get(NO_DEST_PREFIX) || matches.get(REV) != 0;
     if keeps_revisions && (is_partial || !matches.get(PROGRESS_KEY).is_empty()) {
         return Err(Failure::bad_args(
-            "`--keep-revisions` mirrors all keys under their names and goes on where the destination is: it cannot be used \
-             with `--prefix`, `--dest-prefix`, `--no-dest-prefix`, `--rev` and `--progress-key`",
+            "`--keep-revisions` mirrors all keys under their own names and continues from the \
+             destination's revision: it cannot be used with `--prefix`, `--dest-prefix`, \
+             `--no-dest-prefix`, `--rev` and `--progress-key`",
         ));
     }
     let globals = call.globals().await?;
@@ -257,14 +258,14 @@ impl Mirror {
         let name = String::from_utf8_lossy(&self.progress_key).into_owned();
         let Some(position) = position else {
             return Err(Failure::error(format!(
-                "key {name} at the destination is not a mirror's progress; choose another --progress-key"
+                "key {name} at the destination does not contain a mirror's progress; choose another --progress-key"
             )));
         };
         let source = self.now().await?.0;
         if position.cluster_id != source {
             return Err(Failure::error(format!(
                 "key {name} at the destination belongs to a mirror of cluster {:x}, not of {source:x}; choose another \
-                 --progress-key, or delete that key to copy everything anew",
+                 --progress-key, or delete that key to copy everything again",
                 position.cluster_id
             )));
         }
@@ -374,8 +375,8 @@ impl Mirror {
                     let error = api::error::COMPACTED.message;
                     let remedy = if is_resumed {
                         format!(
-                            " (the mirror stopped at revision {mirrored}, and the source remembers no further back than \
-                             {}; delete the progress key to copy everything anew)",
+                            " (the mirror stopped at revision {mirrored}, but the source has history only \
+                             from {} on; delete the progress key to copy everything again)",
                             response.compact_revision
                         )
                     } else {

@@ -207,7 +207,7 @@ impl<'a> Replay<'a> {
         }
         if there.revision > here.revision {
             return Err(Failure::error(format!(
-                "the destination is at revision {}, and the source at {} only: it is no copy of the source, or was written to",
+                "the destination is at revision {}, but the source only at {}: the destination is not a copy of the source, or has been written to",
                 there.revision, here.revision
             )));
         }
@@ -276,8 +276,8 @@ impl<'a> Replay<'a> {
             Some(WatchUpdate::Created(_) | WatchUpdate::Progress(_)) => Ok(()),
             Some(WatchUpdate::Canceled(response)) if response.compact_revision != 0 => {
                 Err(Failure::error(format!(
-                    "{} (the destination is at revision {}, and the source remembers no further back than {}; restore the \
-                     destination from a newer snapshot)",
+                    "{} (the destination is at revision {}, but the source has history only from {} on; \
+                     restore the destination from a newer snapshot)",
                     error::COMPACTED.message,
                     self.replayed,
                     response.compact_revision
@@ -298,8 +298,8 @@ impl<'a> Replay<'a> {
             let expected = self.replayed + steps.len() as i64 + 1;
             if mark.revision != expected {
                 return Err(Failure::error(format!(
-                    "revision {} of the source came behind {}: what is between is not shown to this user, who must be able to \
-                     read all keys",
+                    "revision {} of the source came after {}: the revisions between are hidden from this \
+                     user, who must be able to read all keys",
                     mark.revision,
                     expected - 1
                 )));
@@ -447,7 +447,7 @@ impl<'a> Replay<'a> {
         }
         if let Some(key) = keys.next() {
             return Err(Failure::error(format!(
-                "key {} is deleted at the source, and is not at the destination: somebody else writes to the destination",
+                "key {} is deleted at the source, but does not exist at the destination: another client writes to the destination",
                 cli::go::quote(&key)
             )));
         }
@@ -518,8 +518,8 @@ fn watch(source: &Client, start_revision: i64) -> Watcher {
 
 fn foreign(revision: i64, there: i64) -> Failure {
     Failure::error(format!(
-        "revision {revision} of the source does not fit at the destination, which is at revision {there}: somebody else \
-         writes to it, or a lease ended there; restore the destination again"
+        "revision {revision} of the source does not follow the destination's revision {there}: another \
+         client writes to the destination, or a lease ended there; restore the destination again"
     ))
 }
 
@@ -546,10 +546,9 @@ fn outcome(answer: Result<pb::TxnResponse, Status>, revision: i64) -> Result<Out
         Err(status) if matches!(status.code, Code::Unavailable | Code::DeadlineExceeded | Code::Unknown) => {
             Ok(Outcome::Unknown)
         }
-        Err(status) => Err(Failure::error(format!(
-            "revision {revision} is refused by the destination: {}",
-            status.shown()
-        ))),
+        Err(status) => {
+            Err(Failure::error(format!("the destination refused revision {revision}: {}", status.shown())))
+        }
     }
 }
 

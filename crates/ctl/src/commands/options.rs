@@ -9,7 +9,7 @@ pub(super) const OPTIONS: Command<Run> = Command {
     name: "options",
     usage: "options",
     about: "Show the global command-line flags",
-    example: "  # Each can come from the environment, too\n  ETCDCTL_ENDPOINTS=10.0.0.1:2379 etcdctl get foo",
+    example: "  # Each can also be set in the environment\n  ETCDCTL_ENDPOINTS=10.0.0.1:2379 etcdctl get foo",
     group: UTILITY,
     run: Some(Run::here(options)),
     ..Command::EMPTY

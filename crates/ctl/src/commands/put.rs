@@ -25,7 +25,7 @@ pub(super) const PUT: Command<Run> = Command {
            If <lease> isn't given as a command line argument and '--ignore-lease' is not specified,\n\
            this command tries to read the value from standard input.\n\n\
            For example,\n$ cat file | put <key>\nwill store the content of the file to <key>.\n",
-    example: "  # A key that lives as long as a lease\n  etcdctl put foo bar --lease=1234abcd\n\n  \
+    example: "  # A key that is deleted when its lease ends\n  etcdctl put foo bar --lease=1234abcd\n\n  \
               # The value from a file\n  etcdctl put foo < value.bin",
     flags: &[LEASE.row(), PREV_KV.row(), IGNORE_VALUE.row(), IGNORE_LEASE.row()],
     group: KV,

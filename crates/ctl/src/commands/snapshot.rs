@@ -140,9 +140,7 @@ async fn fetch(connection: &Client, path: &Path) -> Result<String, Failure> {
         return Err(interrupted(format!("sha256 checksum not found [bytes: {}]", received.bytes)));
     }
     if !received.is_whole() {
-        return Err(interrupted(
-            "sha256 checksum mismatch: what was received is not what the server sent; try again",
-        ));
+        return Err(interrupted("sha256 checksum mismatch: the data was corrupted in transfer; try again"));
     }
     synced(file, &mut part, path)?;
     Ok(version.unwrap_or_default())

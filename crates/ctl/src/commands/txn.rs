@@ -29,7 +29,7 @@ pub(super) const TXN: Command<Run> = Command {
            put key1 \"overwrote-key1\"\n\n# failure requests (get, put, delete):\nput key1 \"created-key1\"\n\
            put key2 \"some extra key\"\n---\n\n\
            Refer to https://github.com/etcd-io/etcd/blob/main/etcdctl/README.md#txn-options.",
-    example: "  # Make a key unless it exists\n  \
+    example: "  # Create a key unless it exists\n  \
               printf 'create(\"foo\") = \"0\"\\n\\nput foo bar\\n\\nget foo\\n\\n' | etcdctl txn",
     flags: &[INTERACTIVE.row()],
     group: KV,

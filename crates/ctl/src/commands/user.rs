@@ -31,7 +31,7 @@ pub(super) const USER: Command<Run> = Command {
             name: "add",
             usage: "add <user name or user:password> [options]",
             about: "Adds a new user",
-            example: "  # Asks for the password\n  etcdctl user add alice\n\n  # Reads it\n  \
+            example: "  # Ask for the password\n  etcdctl user add alice\n\n  # Read it from a file\n  \
                       etcdctl user add alice --interactive=false < password.txt",
             flags: &[ADD_INTERACTIVE.row(), NEW_USER_PASSWORD.row(), NO_PASSWORD.row()],
             run: Some(Run::asking(|call| Box::pin(add(call)))),

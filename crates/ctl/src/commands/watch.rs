@@ -31,9 +31,9 @@ pub(super) const WATCH: Command<Run> = Command {
     name: "watch",
     usage: "watch [options] [key or prefix] [range_end] [--] [exec-command arg1 arg2 ...]",
     about: "Watches events stream on keys or prefixes",
-    example: "  etcdctl watch --prefix /config/ --rev=1000\n\n  # A program for each event\n  \
-              etcdctl watch foo -- sh -c 'echo $ETCD_WATCH_EVENT_TYPE $ETCD_WATCH_VALUE'\n\n  \
-              # Several watches; `progress` asks how far they are\n  \
+    example: "  etcdctl watch --prefix /config/ --rev=1000\n\n  # Run a program for each event\n  etcdctl \
+              watch foo -- sh -c 'echo $ETCD_WATCH_EVENT_TYPE $ETCD_WATCH_VALUE'\n\n  \
+              # Several watches; `progress` requests their progress\n  \
               printf 'watch foo\\nwatch --prefix bar\\n' | etcdctl watch -i",
     flags: &[INTERACTIVE.row(), PREFIX.row(), REV.row(), PREV_KV.row(), PROGRESS_NOTIFY.row()],
     group: KV,

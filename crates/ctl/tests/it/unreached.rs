@@ -68,11 +68,11 @@ fn watch(endpoint: &str, until: &str) -> String {
 fn the_wrong_protocol_is_named() {
     let plain = FakeServer::start(Script::default());
     let hint =
-        "InvalidContentType\" (the server does not speak TLS at this port: http://, or another port)\n";
+        "InvalidContentType\" (the server does not use TLS at this port: try http://, or another port)\n";
     watch(&format!("https://{}", plain.address), hint);
     watch(
         &hangs_up(),
-        "EOF\" (the server hangs up: it may speak TLS at this port (https://), or this is not the port for clients)\n",
+        "EOF\" (the server closed the connection: it may require TLS at this port (https://), or this is not the client port)\n",
     );
 }
 

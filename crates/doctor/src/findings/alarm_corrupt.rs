@@ -20,18 +20,18 @@ fn judge(evidence: &Evidence, _: &Limits) -> Option<Finding> {
         if let Some(differences) =
             metrics.now("mainstay_state_hash_differences_total").filter(|found| *found > 0.0)
         {
-            let text = format!("{differences:.0} differences between members' states since its start");
+            let text = format!("{differences:.0} differences between members' states since it started");
             facts.add(Severity::Error, Fact::of(member, text));
         }
     }
     facts.found(
         RULE.name,
         "members hold different data",
-        "Reads give different answers from member to member, and writes are refused.",
+        "Different members give different answers to reads, and writes are refused.",
         &[
             "compare the members: mainstay ctl endpoint hashkv --cluster",
-            "bring the one that differs back from the others: mainstay rebuild FLAGS (etcd: member remove, empty its data \
-             directory, member add)",
+            "rebuild the member that differs from the others: mainstay rebuild FLAGS (etcd: member remove, \
+             empty its data directory, member add)",
             "then: mainstay ctl alarm disarm",
         ],
     )

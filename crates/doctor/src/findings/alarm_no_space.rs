@@ -5,7 +5,7 @@ use crate::rule::{Need, Rule};
 
 pub const RULE: Rule = Rule {
     name: "alarm-nospace",
-    about: "the NOSPACE alarm, after which nothing is written",
+    about: "the NOSPACE alarm, which stops writes",
     needs: &[&[Need::Alarms]],
     judge,
 };
@@ -19,23 +19,20 @@ fn judge(evidence: &Evidence, _: &Limits) -> Option<Finding> {
                 facts.add(Severity::Error, Fact::all(format!("NOSPACE, raised for {name}")));
             }
             AlarmKind::Other(number) => {
-                facts.add(
-                    Severity::Error,
-                    Fact::all(format!("alarm {number}, unknown here, raised for {name}")),
-                );
+                facts.add(Severity::Error, Fact::all(format!("unknown alarm {number}, raised for {name}")));
             }
             AlarmKind::Corrupt => {}
         }
     }
     facts.found(
         RULE.name,
-        "the alarm NOSPACE is raised: writes are refused",
+        "the NOSPACE alarm is raised: writes are refused",
         "Puts and new leases are refused with \"mvcc: database space exceeded\" until the alarm is disarmed.",
         &[
-            "remove history: mainstay ctl compact REVISION (the revision of: mainstay ctl endpoint status -w json)",
-            "etcd: give the space back: mainstay ctl defrag --cluster",
+            "remove history: mainstay ctl compact REVISION (see the revision in: mainstay ctl endpoint status -w json)",
+            "etcd: release the space: mainstay ctl defrag --cluster",
             "then: mainstay ctl alarm disarm",
-            "if the data itself is that large: --quota-backend-bytes of each member",
+            "if the live data needs the space: raise --quota-backend-bytes of each member",
         ],
     )
 }

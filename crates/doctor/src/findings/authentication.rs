@@ -40,12 +40,12 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
     facts.found(
         RULE.name,
         "clients authenticate again for each request",
-        "Checking a password is slow by design (bcrypt): some ten milliseconds of a processor each, more than hundreds of \
-         reads.",
+        "Checking a password is slow by design (bcrypt): each check takes tens of milliseconds of \
+         processor time, more than hundreds of reads.",
         &[
-            "keep one client per process and let it keep its token, rather than open one for each request",
-            "client certificates need no password: --client-cert-auth, the certificate's common name is the user",
-            "tokens that need no lookup at all: --auth-token=jwt,...; a lower cost: --bcrypt-cost",
+            "use one client per process and reuse its token, instead of opening a client for each request",
+            "use client certificates, which need no password: --client-cert-auth; the certificate's common name is the user",
+            "use tokens that need no lookup (--auth-token=jwt,...), or a lower cost (--bcrypt-cost)",
         ],
     )
 }

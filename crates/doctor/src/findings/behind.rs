@@ -15,11 +15,11 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
     lagging(evidence, limits.behind, false).found(
         RULE.name,
         "members are far behind the leader",
-        "Their serializable reads and watches are old, and a cluster that leans on them when another member fails stands \
-         still until they have caught up.",
+        "Their serializable reads and watches return old data. If another member fails and the cluster \
+         needs them for its quorum, writes stop until they have caught up.",
         &[
-            "see what holds them up: findings slow-disk, slow-peer-link, cpu of those members",
-            "one that never catches up: mainstay rebuild FLAGS (etcd: member remove, empty its data directory, member add)",
+            "look for the cause: findings slow-disk, slow-peer-link, cpu of those members",
+            "if one never catches up: mainstay rebuild FLAGS (etcd: member remove, empty its data directory, member add)",
         ],
     )
 }

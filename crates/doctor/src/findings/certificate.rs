@@ -8,7 +8,7 @@ use crate::show;
 
 pub const RULE: Rule = Rule {
     name: "certificate-expiry",
-    about: "certificates that end soon: those that members show, and at Mainstay all that they use",
+    about: "certificates that expire soon: those that members show, and with Mainstay all that they use",
     needs: &[&[Need::Certificate]],
     judge: |evidence, limits| judge(evidence, limits, URGENT_SECONDS),
 };
@@ -35,12 +35,12 @@ fn judge(evidence: &Evidence, limits: &Limits, urgent_seconds: f64) -> Option<Fi
         // A certificate that expired before 1970 is shown with the date 1970.
         let date = Utc::from_unix(not_after as u64);
         if left <= 0.0 {
-            return Some((Severity::Error, format!("ended {} ago, at {date}Z", show::seconds(-left))));
+            return Some((Severity::Error, format!("expired {} ago, at {date}Z", show::seconds(-left))));
         }
         let severity =
             if left <= urgent_seconds.min(limits.certificate) { Severity::Error } else { Severity::Warning };
         (left <= limits.certificate)
-            .then(|| (severity, format!("ends in {}, at {date}Z", show::seconds(left))))
+            .then(|| (severity, format!("expires in {}, at {date}Z", show::seconds(left))))
     };
     let mut facts = Facts::default();
     for member in &evidence.members {
@@ -64,12 +64,12 @@ fn judge(evidence: &Evidence, limits: &Limits, urgent_seconds: f64) -> Option<Fi
     }
     facts.found(
         RULE.name,
-        "certificates of members end soon",
-        "From then on no client that verifies certificates connects.",
+        "certificates of members expire soon",
+        "After that, clients that verify certificates can no longer connect.",
         &[
-            "issue new ones and replace the files of --cert-file and --key-file; they are read again while the member runs, \
-             no restart is needed",
-            "at etcd look at the peers' certificates too: --peer-cert-file, which cannot be seen from here",
+            "issue new certificates and replace the files of --cert-file and --key-file; the member \
+             reloads them without a restart",
+            "with etcd, check the peer certificates too (--peer-cert-file); they cannot be read from here",
         ],
     )
 }
@@ -104,19 +104,22 @@ mod tests {
             facts(&RULE, &ending_in(30.0 * 86400.0)),
             (
                 Severity::Warning,
-                vec!["m1 (10.0.0.1:2379): ends in 30 days, at 2027-02-14T08:00:00Z".to_owned()]
+                vec!["m1 (10.0.0.1:2379): expires in 30 days, at 2027-02-14T08:00:00Z".to_owned()]
             )
         );
         assert_eq!(facts(&RULE, &ending_in(6.0 * 86400.0)).0, Severity::Error);
         assert_eq!(
             facts(&RULE, &ending_in(-3600.0)).1,
-            ["m1 (10.0.0.1:2379): ended 60 min ago, at 2027-01-15T07:00:00Z"]
+            ["m1 (10.0.0.1:2379): expired 60 min ago, at 2027-01-15T07:00:00Z"]
         );
         // A step of a migration does not wait for new certificates, unless they are needed during the step.
         let of_step = |seconds: f64| facts(&RULE_FOR_STEPS, &ending_in(seconds));
         assert_eq!(
             of_step(86401.0),
-            (Severity::Warning, vec!["m1 (10.0.0.1:2379): ends in 24 h, at 2027-01-16T08:00:01Z".to_owned()])
+            (
+                Severity::Warning,
+                vec!["m1 (10.0.0.1:2379): expires in 24 h, at 2027-01-16T08:00:01Z".to_owned()]
+            )
         );
         assert_eq!(of_step(86400.0).0, Severity::Error);
         assert_eq!(of_step(-3600.0), facts(&RULE, &ending_in(-3600.0)));
@@ -134,7 +137,8 @@ mod tests {
             (
                 Severity::Error,
                 vec![
-                    "m1 (10.0.0.1:2379): --peer-cert-file: ends in 24 h, at 2027-01-16T08:00:00Z".to_owned()
+                    "m1 (10.0.0.1:2379): --peer-cert-file: expires in 24 h, at 2027-01-16T08:00:00Z"
+                        .to_owned()
                 ]
             )
         );

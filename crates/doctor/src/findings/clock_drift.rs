@@ -36,11 +36,11 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
     facts.found(
         RULE.name,
         "the clocks of members differ",
-        "Certificates and tokens are judged by them, and after a change of leader leases may live longer or shorter by the \
-         difference; logs of members cannot be compared.",
+        "Certificates and tokens are checked against these clocks, and after a change of leader, leases \
+         may last longer or shorter by the difference; the members' logs cannot be compared.",
         &[
-            "let one source set all clocks: systemctl status chronyd, chronyc tracking (or timedatectl timesync-status)",
-            "in virtual machines see that the host's time is right, above all after a pause",
+            "synchronize all clocks with one source: systemctl status chronyd, chronyc tracking (or timedatectl timesync-status)",
+            "in virtual machines, check that the host's time is correct, especially after a pause",
         ],
     )
 }

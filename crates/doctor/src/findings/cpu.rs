@@ -31,11 +31,11 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
     .found(
         RULE.name,
         "the processors are busy",
-        "Requests wait for a processor; heartbeats too, in the end, and the leader changes.",
+        "Requests wait for a processor. Under more load, heartbeats wait too, and the leader changes.",
         &[
-            "look for what costs most: findings expensive-ranges, authentication-without-token-reuse, crowded-connections",
-            "send reads that may be old to other members: serializable reads, more endpoints per client",
-            "give the machine more processors, or move other processes away",
+            "look for the largest cost: findings expensive-ranges, authentication-without-token-reuse, crowded-connections",
+            "send reads that may return old data to other members: serializable reads, more endpoints per client",
+            "add processors to the machine, or move other processes elsewhere",
         ],
     )
 }

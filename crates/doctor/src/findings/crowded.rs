@@ -6,7 +6,7 @@ use crate::show;
 
 pub const RULE: Rule = Rule {
     name: "crowded-connections",
-    about: "too many watches or leases on a connection",
+    about: "too many watches or leases on one connection",
     needs: &[&[Need::Page("clients"), Need::Metric(WATCHERS)]],
     judge,
 };
@@ -60,13 +60,13 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
     }
     facts.found(
         RULE.name,
-        "too many watches or leases on a connection",
-        "What one connection carries is served one after the other: events and renewals come late, and when it breaks all \
-         of it begins anew at once.",
+        "too many watches or leases on one connection",
+        "A connection is served one message at a time: events and renewals arrive late, and if it breaks, \
+         everything on it starts again at once.",
         &[
-            "watch a prefix rather than each key",
-            "attach many keys to one lease, if they live and die together",
-            "spread over several connections and members",
+            "watch a prefix instead of each key",
+            "attach keys to one lease if they are to be deleted together",
+            "use several connections and members",
         ],
     )
 }

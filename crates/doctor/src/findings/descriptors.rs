@@ -24,8 +24,8 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
     })
     .found(
         RULE.name,
-        "file descriptors run out",
-        "Without descriptors no connection is accepted, and etcd cannot even begin a new log file and stops.",
+        "file descriptors are running out",
+        "Without descriptors, no connection is accepted; etcd cannot even start a new log file, and stops.",
         &[
             "raise the limit: LimitNOFILE= in the unit, ulimit -n",
             "find clients that open too many connections: ss -tn state established '( sport = :2379 )'",

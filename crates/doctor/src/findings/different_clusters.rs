@@ -22,10 +22,10 @@ fn judge(evidence: &Evidence, _: &Limits) -> Option<Finding> {
     facts.found(
         RULE.name,
         "the endpoints belong to different clusters",
-        "A client with these endpoints reads here what it wrote elsewhere.",
+        "A client with these endpoints may read from one cluster what it wrote to another.",
         &[
             "give each client the endpoints of one cluster only",
-            "a member started with another --initial-cluster-token or an old data directory: remove it and add it anew",
+            "if a member was started with another --initial-cluster-token or an old data directory: remove it and add it again",
         ],
     )
 }

@@ -6,7 +6,7 @@ use crate::show;
 
 pub const RULE: Rule = Rule {
     name: "expensive-ranges",
-    about: "ranges that give many keys or bytes or take long, and who sends them",
+    about: "ranges that return many keys or bytes or take long, and their clients",
     needs: &[&[Need::Page("expensive_ranges"), Need::Metric(SENT_BYTES)]],
     judge,
 };
@@ -39,9 +39,9 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
         costly.sort_by(|a, b| b.bytes_total.total_cmp(&a.bytes_total));
         for range in costly.iter().take(TOLD_MAX) {
             let text = format!(
-                "{} asked {} times for {} to {}: up to {} keys, {} in all, up to {}",
+                "{} made {} for {} to {}: up to {} keys, {} in all, up to {}",
                 range.client,
-                show::count(range.count),
+                show::counted(range.count, "request", "requests"),
                 range.key,
                 range.range_end,
                 show::count(range.keys_max),
@@ -58,13 +58,13 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
     for (member, metrics) in evidence.metrics() {
         // The page, if it exists, has reported the senders above.
         let is_told = member.page.as_ref().is_ok_and(|page| page.expensive_ranges.is_some());
-        let nobody = "; the server does not say who asks";
+        let nobody = "; the server does not report the client";
         let sent = metrics.grown(SENT_BYTES, &[]).zip(metrics.grown(SENT, &[]));
         if let Some((bytes, answers)) = sent.filter(|(_, answers)| !is_told && *answers >= ANSWERS_MIN) {
             let mean = bytes / answers;
             if mean >= limits.range_bytes / 4.0 {
                 let (answers, mean) = (show::count(answers), show::bytes(mean));
-                let text = format!("{answers} answers weigh {mean} each on the average{nobody}");
+                let text = format!("{answers} answers of {mean} each on average{nobody}");
                 facts.add(Severity::Warning, Fact::of(member, text));
             }
         }
@@ -81,11 +81,11 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
     facts.found(
         RULE.name,
         "expensive ranges",
-        "They take processor, memory and network from all other requests; in older etcd they also hold up writes.",
+        "They take processor time, memory and bandwidth from all other requests; in older etcd, they also delay writes.",
         &[
-            "ask page by page: limit 500 and go on behind the last key (Kubernetes: limit and continue)",
-            "watch from a revision on instead of listing again and again",
-            "only keys or a count, where that will do: --keys-only, --count-only",
+            "read page by page: limit 500, then continue after the last key (Kubernetes: limit and continue)",
+            "watch from a revision on instead of listing repeatedly",
+            "request only keys or a count if that is enough: --keys-only, --count-only",
         ],
     )
 }
@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(
             facts(&RULE, &page(5000, 10.0)).1,
             [
-                "m1 (10.0.0.1:2379): 10.1.1.1 asked 12 times for \"/a/\" to \"/a0\": up to 5,000 keys, 2.4 MB in all, up to 50.0 ms"
+                "m1 (10.0.0.1:2379): 10.1.1.1 made 12 requests for \"/a/\" to \"/a0\": up to 5,000 keys, 2.4 MB in all, up to 50.0 ms"
             ]
         );
         assert_eq!(judged(&RULE, &page(4999, 10.0)), None);
@@ -125,7 +125,7 @@ mod tests {
         assert_eq!(
             facts(&RULE, &sent(2_621_440)).1,
             [
-                "m1 (10.0.0.1:2379): 10 answers weigh 262 kB each on the average; the server does not say who asks"
+                "m1 (10.0.0.1:2379): 10 answers of 262 kB each on average; the server does not report the client"
             ]
         );
         assert_eq!(judged(&RULE, &sent(2_621_439)), None);
@@ -141,7 +141,7 @@ mod tests {
         };
         assert_eq!(
             facts(&RULE, &took(0.2)).1,
-            ["m1 (10.0.0.1:2379): ranges take 198.0 ms (p99 of 10); the server does not say who asks"]
+            ["m1 (10.0.0.1:2379): ranges take 198.0 ms (p99 of 10); the server does not report the client"]
         );
         assert_eq!(judged(&RULE, &took(0.1)), None);
     }

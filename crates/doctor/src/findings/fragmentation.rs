@@ -31,8 +31,8 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
     .found(
         RULE.name,
         "the database is fragmented",
-        "The quota counts the file, free pages included; snapshots and transfers to members are as large.",
-        &["mainstay ctl defrag --endpoints=MEMBER, one member after the other and the leader last: each stands still meanwhile"],
+        "The quota counts the whole file, including free pages; snapshots and transfers to members are as large.",
+        &["mainstay ctl defrag --endpoints=MEMBER, one member after the other, the leader last: each stops serving while it runs"],
     )
 }
 

@@ -6,7 +6,7 @@ use crate::show;
 
 pub const RULE: Rule = Rule {
     name: "fsync-stall",
-    about: "single syncs of the log that stood still",
+    about: "single syncs of the log that stalled",
     needs: &[&[Need::Metric(FSYNC), Need::Page("fsync_stalls")]],
     judge,
 };
@@ -41,19 +41,19 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
             let ago = show::seconds((now - last).max(0.0));
             let longest = show::seconds(longest);
             let stalls = show::counted(number, "sync", "syncs");
-            let text = format!("{stalls} of the log stood still, the longest {longest}, the last {ago} ago");
+            let text = format!("{stalls} of the log stalled, the longest for {longest}, the last {ago} ago");
             facts.add(Severity::Error, Fact::of(member, text));
         }
     }
     facts.found(
         RULE.name,
-        "the disk stood still under the log",
-        "No write is acknowledged by that member meanwhile; a leader that stands still longer than the election timeout is \
-         replaced.",
+        "the disk of the log stalled",
+        "The member acknowledges no write during a stall; a leader that stalls for longer than the \
+         election timeout is replaced.",
         &[
-            "look for errors and resets of the device: dmesg -T, smartctl -a",
-            "on burstable or network disks: mainstay check disk --path DATA-DIR --for 300s shows when the credit ends",
-            "keep backups, snapshots and log rotation off that disk: ionice -c3 or another disk",
+            "look for device errors and resets: dmesg -T, smartctl -a",
+            "on burstable or network disks: mainstay check disk --path DATA-DIR --for 300s shows when the credit runs out",
+            "keep backups, snapshots and log rotation away from that disk: ionice -c3, or another disk",
         ],
     )
 }
@@ -87,7 +87,7 @@ mod tests {
         let (severity, lines) = facts(&RULE, &page(1.5, 30.0));
         assert_eq!(severity, Severity::Error);
         assert!(
-            lines[0].contains("1 sync of the log stood still, the longest 1.50 s, the last 30.00 s ago"),
+            lines[0].contains("1 sync of the log stalled, the longest for 1.50 s, the last 30.00 s ago"),
             "{lines:?}"
         );
         assert_eq!(judged(&RULE, &page(0.99, 30.0)), None);

@@ -6,7 +6,7 @@ use crate::show;
 
 pub const RULE: Rule = Rule {
     name: "large-values",
-    about: "large values, and who puts them",
+    about: "large values, and the clients that put them",
     needs: &[&[Need::Page("large_values"), Need::Sample]],
     judge,
 };
@@ -41,7 +41,7 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
     if let Ok(sample) = &evidence.sample {
         let large = sample.largest.iter().filter(|(_, bytes)| *bytes >= limits.value_bytes);
         for (key, bytes) in large.take(TOLD_MAX) {
-            let text = format!("{key} holds {} (of {} keys looked at)", show::bytes(*bytes), sample.keys);
+            let text = format!("{key} holds {} (of {} keys sampled)", show::bytes(*bytes), sample.keys);
             facts.add(Severity::Warning, Fact::all(text));
         }
     }
@@ -51,18 +51,18 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
             && bytes / puts >= limits.value_bytes
         {
             let (puts, mean) = (show::count(puts), show::bytes(bytes / puts));
-            let text = format!("{puts} puts of {mean} each on the average within {:.0} s", metrics.seconds);
+            let text = format!("{puts} puts of {mean} each on average within {:.0} s", metrics.seconds);
             facts.add(Severity::Warning, Fact::of(member, text));
         }
     }
     facts.found(
         RULE.name,
         "large values",
-        "Each goes through the log of every member and whole into every answer and watch; a read of 1 MB costs as much as \
-         hundreds of small ones.",
+        "Each value passes through the log of every member, and is sent whole in every answer and watch \
+         event; a read of 1 MB costs as much as hundreds of small ones.",
         &[
-            "keep large data elsewhere (object storage) and only its name here",
-            "split what is read in parts into keys of its own",
+            "store large data elsewhere (object storage) and only its name here",
+            "split values that are read in parts into separate keys",
         ],
     )
 }
@@ -90,7 +90,7 @@ mod tests {
         let mut evidence = healthy();
         let lies = |bytes: f64| Ok(Sample { keys: 40, largest: vec![("\"k\"".to_owned(), bytes)] });
         evidence.sample = lies(1e6);
-        assert_eq!(facts(&RULE, &evidence).1, ["\"k\" holds 1.0 MB (of 40 keys looked at)"]);
+        assert_eq!(facts(&RULE, &evidence).1, ["\"k\" holds 1.0 MB (of 40 keys sampled)"]);
         evidence.sample = lies(102_399.0);
         assert_eq!(judged(&RULE, &evidence), None);
         let puts = |bytes: u64| with_metrics("", &format!("{PUT_BYTES} {bytes}\n{PUTS} 10\n"));

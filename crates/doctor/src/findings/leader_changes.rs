@@ -6,7 +6,7 @@ use crate::show;
 
 pub const RULE: Rule = Rule {
     name: "leader-changes",
-    about: "elections, now or often since the start",
+    about: "elections, now or repeatedly since the start",
     needs: &[&[Need::Metric(CHANGES)]],
     judge,
 };
@@ -32,7 +32,7 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
         let often = changes / (uptime / QUARTER_HOUR).max(1.0);
         (often >= limits.leader_changes).then(|| {
             let text = format!(
-                "{} in {} since its start: {often:.1} in a quarter of an hour",
+                "{} in {} since it started: {often:.1} in a quarter of an hour",
                 changed(changes),
                 show::seconds(uptime)
             );
@@ -41,12 +41,12 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
     })
     .found(
         RULE.name,
-        "the leader changes",
-        "With each election writes stop for about an election timeout, and requests under way fail or are repeated.",
+        "the leader changes repeatedly",
+        "Each election stops writes for about an election timeout, and requests in progress fail or are retried.",
         &[
             "look for the cause among the other findings: slow-disk, fsync-stall, slow-peer-link, cpu, unreachable",
-            "a leader whose machine is at its limits gives way: mainstay ctl move-leader ID",
-            "--election-timeout at least ten round trips between the members and five times the slowest sync",
+            "if the leader's machine is at its limits, move leadership: mainstay ctl move-leader ID",
+            "set --election-timeout to at least ten round trips between the members and five times the slowest sync",
         ],
     )
 }
@@ -75,7 +75,7 @@ mod tests {
         assert_eq!(
             facts(&RULE, &with_metrics(&text, &text)).1,
             [
-                "m1 (10.0.0.1:2379): 3 changes of leader in 10 min since its start: 3.0 in a quarter of an hour"
+                "m1 (10.0.0.1:2379): 3 changes of leader in 10 min since it started: 3.0 in a quarter of an hour"
             ]
         );
         let text = seen(3, 600.0);

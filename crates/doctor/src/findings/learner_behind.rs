@@ -14,12 +14,12 @@ pub const RULE: Rule = Rule {
 fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
     lagging(evidence, limits.behind, true).found(
         RULE.name,
-        "a learner was left behind",
-        "It cannot be promoted until it has nine tenths of the leader's log, and it counts against the number of learners \
-         allowed.",
+        "a learner has fallen behind",
+        "It cannot be promoted until it has nine tenths of the leader's log, and it counts towards the \
+         maximum number of learners.",
         &[
-            "see that it runs and reaches the leader's peer URL; its log says what it waits for",
-            "one that is not needed: mainstay ctl member remove ID",
+            "check that it runs and reaches the leader's peer URL; its log shows what it is waiting for",
+            "if it is not needed: mainstay ctl member remove ID",
             "once it has caught up: mainstay ctl member promote ID",
         ],
     )

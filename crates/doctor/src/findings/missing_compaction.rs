@@ -35,11 +35,11 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
     .found(
         RULE.name,
         "history is not compacted",
-        "The database grows with each write until the quota is reached, and starting and restoring take longer.",
+        "The database grows with each write until the quota is reached, and starts and restores take longer.",
         &[
-            "compact by itself: --auto-compaction-mode=periodic --auto-compaction-retention=1h on each member",
-            "once, now: mainstay ctl compact REVISION",
-            "Kubernetes compacts by itself every five minutes: see that its API server reaches etcd",
+            "compact automatically: --auto-compaction-mode=periodic --auto-compaction-retention=1h on each member",
+            "compact now: mainstay ctl compact REVISION",
+            "Kubernetes compacts automatically every five minutes: check that its API server reaches etcd",
         ],
     )
 }

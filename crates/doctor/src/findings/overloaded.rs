@@ -6,7 +6,7 @@ use crate::show;
 
 pub const RULE: Rule = Rule {
     name: "overloaded",
-    about: "members that do not keep up with what is written",
+    about: "members that cannot keep up with the writes",
     needs: &[
         &[Need::Metric(PENDING)],
         &[Need::Metric(COMMITTED)],
@@ -32,10 +32,10 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
         let lag =
             metrics.now(COMMITTED).zip(metrics.now(APPLIED)).map(|(committed, applied)| committed - applied);
         if let Some(lag) = lag.filter(|lag| *lag >= limits.backlog) {
-            add(Severity::Error, format!("{} entries are committed and not applied", show::count(lag)));
+            add(Severity::Error, format!("{} entries are committed but not applied", show::count(lag)));
         }
         if let Some(pending) = metrics.now(PENDING).filter(|pending| *pending >= limits.backlog) {
-            add(Severity::Warning, format!("{} proposals wait to be committed", show::count(pending)));
+            add(Severity::Warning, format!("{} proposals are waiting to be committed", show::count(pending)));
         }
         let open = [&metrics.before, &metrics.after].map(|page| {
             let sum = |name: &str| page.sum(name, &[("grpc_type", "unary")]);
@@ -46,21 +46,21 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
         // The lower of both readings counts, so that a short burst does not.
         let open = open[0].min(open[1]);
         if open >= limits.backlog {
-            add(Severity::Warning, format!("{} requests wait to be answered", show::count(open)));
+            add(Severity::Warning, format!("{} requests are waiting for an answer", show::count(open)));
         }
         if let Some(failed) = metrics.grown(FAILED, &[]).filter(|failed| *failed >= 1.0) {
             let text = format!("{} proposals failed within {:.0} s", show::count(failed), metrics.seconds);
             add(Severity::Warning, text);
         }
         if let Some(slow) = metrics.rate(SLOW_APPLIES, &[]).filter(|slow| *slow >= SLOW_APPLIES_PER_SECOND) {
-            add(Severity::Warning, format!("{} requests take long to apply", show::rate(slow)));
+            add(Severity::Warning, format!("{} requests are slow to apply", show::rate(slow)));
         }
         let refused = metrics.grown(HANDLED, &[("grpc_code", "ResourceExhausted")]);
         // While the database is full, puts are refused with the same code.
         let is_full = evidence.alarms.as_ref().is_ok_and(|alarms| !alarms.is_empty());
         if let Some(refused) = refused.filter(|refused| *refused >= 1.0 && !is_full) {
             let text = format!(
-                "{} requests were refused for want of room (ResourceExhausted) within {:.0} s",
+                "{} requests were refused for lack of resources (ResourceExhausted) within {:.0} s",
                 show::count(refused),
                 metrics.seconds
             );
@@ -69,13 +69,13 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
     }
     facts.found(
         RULE.name,
-        "members do not keep up",
-        "Writes queue, their latency grows, and at 5000 entries not applied all further ones are refused with \"too many \
-         requests\".",
+        "members cannot keep up",
+        "Writes queue and their latency grows; at 5000 unapplied entries, all further writes are refused \
+         with \"too many requests\".",
         &[
-            "find who writes: the clients of /debug/mainstay, or the metrics grpc_server_handled_total by method",
-            "see whether disk or processor is the limit: findings slow-disk, slow-commit, cpu, expensive-ranges",
-            "spread the load: fewer, larger transactions; leases shared by many keys; watches instead of polling",
+            "find the clients that write: clients in /debug/mainstay, or the metric grpc_server_handled_total by method",
+            "check whether disk or processor is the limit: findings slow-disk, slow-commit, cpu, expensive-ranges",
+            "reduce the load: fewer, larger transactions; leases shared by many keys; watches instead of polling",
         ],
     )
 }
@@ -93,7 +93,7 @@ mod tests {
             facts(&RULE, &with_metrics("", &lag(9500))),
             (
                 Severity::Error,
-                vec!["m1 (10.0.0.1:2379): 500 entries are committed and not applied".to_owned()]
+                vec!["m1 (10.0.0.1:2379): 500 entries are committed but not applied".to_owned()]
             )
         );
         assert_eq!(judged(&RULE, &with_metrics("", &lag(9501))), None);
@@ -112,7 +112,7 @@ mod tests {
         };
         assert_eq!(
             facts(&RULE, &with_metrics(&open(500), &open(400))).1,
-            ["m1 (10.0.0.1:2379): 500 requests wait to be answered"]
+            ["m1 (10.0.0.1:2379): 500 requests are waiting for an answer"]
         );
         assert_eq!(judged(&RULE, &with_metrics(&open(501), &open(400))), None);
     }
@@ -122,7 +122,7 @@ mod tests {
         let slow = |count: u64| format!("{SLOW_APPLIES} {count}\n");
         assert_eq!(
             facts(&RULE, &with_metrics(&slow(5), &slow(25))).1,
-            ["m1 (10.0.0.1:2379): 2.0/s requests take long to apply"]
+            ["m1 (10.0.0.1:2379): 2.0/s requests are slow to apply"]
         );
         assert_eq!(judged(&RULE, &with_metrics(&slow(5), &slow(14))), None);
         let failed = |count: u64| format!("{FAILED} {count}\n");

@@ -44,11 +44,11 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
     .found(
         RULE.name,
         "the database is close to its quota",
-        "At the quota the alarm NOSPACE is raised and all writes are refused.",
+        "At the quota, the NOSPACE alarm is raised and all writes are refused.",
         &[
-            "remove history: mainstay ctl compact REVISION, and by itself: --auto-compaction-retention=1h",
-            "etcd: give the space back: mainstay ctl defrag --cluster",
-            "if the data itself is that large: --quota-backend-bytes of each member (etcd advises at most 8 GiB)",
+            "remove history: mainstay ctl compact REVISION, and automatically: --auto-compaction-retention=1h",
+            "etcd: release the space: mainstay ctl defrag --cluster",
+            "if the live data needs the space: raise --quota-backend-bytes of each member (etcd recommends at most 8 GiB)",
         ],
     )
 }

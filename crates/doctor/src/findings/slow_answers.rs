@@ -6,7 +6,7 @@ use crate::show;
 
 pub const RULE: Rule = Rule {
     name: "slow-answers",
-    about: "members that take long to answer what needs no work",
+    about: "members that are slow to answer calls that need no work",
     needs: &[&[Need::RoundTrips]],
     judge,
 };
@@ -30,11 +30,11 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
     })
     .found(
         RULE.name,
-        "members answer late what needs no work",
-        "The time is not the network's: the process gets no processor, or its threads are held up.",
+        "members are slow to answer calls that need no work",
+        "The network is not the cause: the process gets no processor time, or its threads are blocked.",
         &[
-            "look for what holds it up: findings cpu, overloaded, expensive-ranges",
-            "see whether the machine swaps or its container is throttled: vmstat 1, cpu.stat of its cgroup",
+            "look for the cause: findings cpu, overloaded, expensive-ranges",
+            "check whether the machine swaps or its container is throttled: vmstat 1, cpu.stat of its cgroup",
         ],
     )
 }

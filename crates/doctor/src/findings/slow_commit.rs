@@ -6,7 +6,7 @@ use crate::show;
 
 pub const RULE: Rule = Rule {
     name: "slow-commit",
-    about: "backend commits that take long (etcd)",
+    about: "slow backend commits (etcd)",
     needs: &[&[Need::OnlyEtcd(COMMIT)]],
     judge,
 };
@@ -27,12 +27,12 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
     })
     .found(
         RULE.name,
-        "committing to the database file takes long",
-        "While a commit runs, what is applied waits, and reads behind it.",
+        "commits to the database file are slow",
+        "While a commit runs, applying entries waits, and reads wait for that.",
         &[
             "measure the disk: mainstay check disk --path DATA-DIR --size 65536",
-            "a large or fragmented file makes commits slow: mainstay ctl defrag, and compact more often",
-            "give the log a disk of its own, so that the two do not wait for each other: --wal-dir",
+            "a large or fragmented file slows commits: mainstay ctl defrag, and compact more often",
+            "put the log on a disk of its own, so that the two do not wait for each other: --wal-dir",
         ],
     )
 }

@@ -4,12 +4,8 @@ use crate::limits::Limits;
 use crate::rule::{Need, Rule};
 use crate::show;
 
-pub const RULE: Rule = Rule {
-    name: "slow-disk",
-    about: "syncs of the log that take long",
-    needs: &[&[Need::Observations(FSYNC)]],
-    judge,
-};
+pub const RULE: Rule =
+    Rule { name: "slow-disk", about: "slow syncs of the log", needs: &[&[Need::Observations(FSYNC)]], judge };
 
 const FSYNC: &str = "etcd_disk_wal_fsync_duration_seconds";
 /// Multiple of the limit above which heartbeats are late, too.
@@ -30,14 +26,14 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
     })
     .found(
         RULE.name,
-        "syncing the log takes long",
-        "Every write waits for the sync of a majority of members; a slow leader makes all writes slow and may lose the \
-         leadership.",
+        "syncs of the log are slow",
+        "Every write waits for the sync of a majority of members; a slow leader slows all writes and may \
+         lose leadership.",
         &[
             "measure the disk alone: mainstay check disk --path DATA-DIR",
-            "give the log a disk of its own, best an SSD: --wal-dir; move other writers away (iostat -x 1)",
-            "on burstable cloud disks look at the credit; until it is mended: --heartbeat-interval and \
-             --election-timeout up",
+            "put the log on a disk of its own, preferably an SSD: --wal-dir; move other writers elsewhere (iostat -x 1)",
+            "on burstable cloud disks, check the credit; until the disk is fast again, raise \
+             --heartbeat-interval and --election-timeout",
         ],
     )
 }

@@ -32,7 +32,7 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
                 let (takes, limit) = (show::seconds(takes), show::seconds(limits.peer_rtt));
                 let (to, count) = (name_of(&peer), show::count(probes.histogram.count));
                 let text = format!(
-                    "to {to} and back takes {takes} ({quantile} of {count} probes{span}), limit {limit}"
+                    "round trip to {to} takes {takes} ({quantile} of {count} probes{span}), limit {limit}"
                 );
                 facts.add(Severity::Warning, Fact::of(member, text));
             }
@@ -49,13 +49,13 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
     facts.found(
         RULE.name,
         "slow or failing links between members",
-        "Each write waits for a round trip to a majority of members, each linearizable read of a follower for one to the \
-         leader; lost heartbeats end in elections.",
+        "Each write waits for a round trip to a majority of members, and each linearizable read at a \
+         follower for one to the leader; lost heartbeats cause elections.",
         &[
             "measure the path: mainstay check network --endpoints ... from each member's machine",
-            "keep members within one region, and --heartbeat-interval near the round trip time, --election-timeout ten times \
-             that",
-            "if the link is shared, give the peers' port precedence (tc, QoS)",
+            "keep members within one region; set --heartbeat-interval near the round trip time, and \
+             --election-timeout to ten times that",
+            "if the link is shared, prioritize the peer port (tc, QoS)",
         ],
     )
 }
@@ -72,7 +72,7 @@ mod tests {
         };
         assert_eq!(
             facts(&RULE, &with_metrics("", &both(&[(0.1024, 0), (0.2048, 4)]))).1,
-            ["m1 (10.0.0.1:2379): to m3 and back takes 203.8 ms (p99 of 4 probes), limit 100.0 ms"]
+            ["m1 (10.0.0.1:2379): round trip to m3 takes 203.8 ms (p99 of 4 probes), limit 100.0 ms"]
         );
         assert_eq!(judged(&RULE, &with_metrics("", &both(&[(0.0512, 0), (0.0999, 4)]))), None);
         assert_eq!(judged(&RULE, &with_metrics("", &both(&[(0.1024, 0), (0.2048, 1)]))), None, "one probe");
@@ -87,7 +87,7 @@ mod tests {
         assert_eq!(
             facts(&RULE, &unchanged(20, 20)).1,
             [
-                "m1 (10.0.0.1:2379): to m2 and back takes 153.6 ms (p50 of 20 probes since the start), limit 100.0 ms"
+                "m1 (10.0.0.1:2379): round trip to m2 takes 153.6 ms (p50 of 20 probes since the start), limit 100.0 ms"
             ]
         );
         assert_eq!(judged(&RULE, &unchanged(9, 20)), None, "most were fast");
@@ -97,7 +97,7 @@ mod tests {
             blind.filter(|because| because.starts_with("too few")).collect::<Vec<_>>()
         };
         let said = format!(
-            "too few observations in {RTT} to judge: 9 since the start, of 10; repeat later or with a longer --for"
+            "too few observations in {RTT}: 9 since the start, 10 needed; repeat later, or with a longer --for"
         );
         assert_eq!(too_few(unchanged(9, 9)), [said]);
         assert_eq!(too_few(unchanged(10, 10)), [""; 0]);

@@ -6,7 +6,7 @@ use crate::show;
 
 pub const RULE: Rule = Rule {
     name: "slow-reads",
-    about: "linearizable reads that wait long for the leader's word",
+    about: "linearizable reads that wait long for the leader's confirmation",
     needs: &[&[Need::Metric(SLOW)], &[Need::Metric(FAILED)]],
     judge,
 };
@@ -23,17 +23,17 @@ fn judge(evidence: &Evidence, _: &Limits) -> Option<Finding> {
         (slow + failed >= 1.0).then(|| {
             let (slow, failed) = (show::count(slow), show::count(failed));
             let text =
-                format!("{slow} slow and {failed} failed confirmations of reads within {:.0} s", metrics.seconds);
+                format!("{slow} slow and {failed} failed read confirmations within {:.0} s", metrics.seconds);
             (severity, text)
         })
     })
     .found(
         RULE.name,
         "linearizable reads wait for the leader",
-        "Each linearizable read waits until the leader has confirmed with a majority that it still leads.",
+        "Each linearizable read waits until the leader has confirmed with a majority that it is still the leader.",
         &[
-            "see whether members are cut off or busy: findings slow-peer-link, cpu, leader-changes",
-            "reads that may be a moment old need not wait: serializable ones (mainstay ctl get --consistency=s)",
+            "check whether members are cut off or busy: findings slow-peer-link, cpu, leader-changes",
+            "use serializable reads, which do not wait, where slightly old data is acceptable (mainstay ctl get --consistency=s)",
         ],
     )
 }
@@ -50,7 +50,7 @@ mod tests {
             facts(&RULE, &with_metrics(&counts(3, 7), &counts(4, 7))),
             (
                 Severity::Warning,
-                vec!["m1 (10.0.0.1:2379): 1 slow and 0 failed confirmations of reads within 10 s".to_owned()]
+                vec!["m1 (10.0.0.1:2379): 1 slow and 0 failed read confirmations within 10 s".to_owned()]
             )
         );
         assert_eq!(facts(&RULE, &with_metrics(&counts(3, 7), &counts(3, 8))).0, Severity::Error);

@@ -6,7 +6,7 @@ use crate::show;
 
 pub const RULE: Rule = Rule {
     name: "slow-watchers",
-    about: "watches that do not keep up with the events",
+    about: "watches that do not keep up with their events",
     needs: &[&[Need::Metric(SLOW)]],
     judge,
 };
@@ -41,11 +41,11 @@ fn judge(evidence: &Evidence, _: &Limits) -> Option<Finding> {
     facts.found(
         RULE.name,
         "watches do not keep up",
-        "Their clients act on old data; when history is compacted before they have read it, they have to list anew.",
+        "Their clients act on old data; if history is compacted before they have read it, they must list again.",
         &[
-            "see whether their clients read: a watch that nobody reads is to be cancelled",
-            "narrow what is watched: a prefix, filters, no previous values",
-            "fewer watches per connection: finding crowded-connections",
+            "check that their clients read their events, and cancel watches that are not read",
+            "watch less: a narrower prefix, filters, no previous values",
+            "use fewer watches per connection: finding crowded-connections",
         ],
     )
 }

@@ -17,16 +17,16 @@ fn judge(evidence: &Evidence, _: &Limits) -> Option<Finding> {
         let metrics = member.metrics.as_ref().ok()?;
         let failing = metrics.after.samples(FAILING).iter().filter(|sample| sample.value > 0.0);
         let sides: Vec<&str> = failing.filter_map(|sample| sample.label("listener")).collect();
-        let text = || format!("new TLS files of the {} listeners are not in use", sides.join(" and "));
+        let text = || format!("the new TLS files of the {} listeners are not in use", sides.join(" and "));
         (!sides.is_empty()).then(|| (Severity::Error, text()))
     })
     .found(
         RULE.name,
         "TLS files on disk cannot be used",
-        "The member goes on with what it loaded before, until that certificate ends; and it would not start again.",
+        "The member continues with the files loaded before, until that certificate expires; it would not start with the new files.",
         &[
             "the member's log names the file and what is wrong: \"cannot use changed TLS files\"",
-            "write certificate, key and CA files whole (write beside, then rename); the member takes them within two seconds",
+            "replace certificate, key and CA files atomically (write a new file, then rename it); the member loads them within two seconds",
         ],
     )
 }
@@ -43,7 +43,7 @@ mod tests {
         };
         assert_eq!(
             facts(&RULE, &with_metrics("", &page(0, 1))).1,
-            ["m1 (10.0.0.1:2379): new TLS files of the peer listeners are not in use"]
+            ["m1 (10.0.0.1:2379): the new TLS files of the peer listeners are not in use"]
         );
         assert_eq!(judged(&RULE, &with_metrics("", &page(0, 0))), None);
     }

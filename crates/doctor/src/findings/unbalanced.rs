@@ -40,12 +40,12 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
     }
     facts.found(
         RULE.name,
-        "clients are not spread over the members",
-        "One member does the work while others idle, and its failure hits all clients at once.",
+        "clients are not spread across the members",
+        "One member does all the work while others are idle, and its failure affects all clients at once.",
         &[
             "give clients the endpoints of all members: --endpoints, --etcd-servers of the Kubernetes API server",
-            "clients that connected while other members were away stay where they are: restart them one by one",
-            "a load balancer in front: by connections, and with a bound on their age",
+            "clients that connected while other members were down stay where they are: restart them one by one",
+            "if there is a load balancer: balance by connections, and limit their age",
         ],
     )
 }

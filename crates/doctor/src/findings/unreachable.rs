@@ -14,13 +14,13 @@ fn judge(evidence: &Evidence, _: &Limits) -> Option<Finding> {
     .found(
         RULE.name,
         "members cannot be reached",
-        "Clients that know these members lose time with each connection they try there; with half of the members gone \
-         the cluster stops.",
+        "Clients with these endpoints lose time with each connection attempt; if half of the members are \
+         down, the cluster stops.",
         &[
-            "see whether the process runs and listens: systemctl status, ss -ltnp on its machine",
+            "check that the process runs and listens: systemctl status, ss -ltnp on its machine",
             "check the client URL it advertises: mainstay ctl member list; change it with --advertise-client-urls",
-            "a certificate that is not trusted: give its authority's with --cacert; look at it with openssl s_client",
-            "a member that is gone for good is removed first and replaced then: mainstay ctl member remove ID",
+            "if its certificate is not trusted: give its authority with --cacert; inspect it with openssl s_client",
+            "if it is lost for good: first remove it, then replace it: mainstay ctl member remove ID",
         ],
     )
 }

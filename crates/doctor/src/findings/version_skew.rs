@@ -5,7 +5,7 @@ use crate::rule::{Need, Rule};
 
 pub const RULE: Rule = Rule {
     name: "version-skew",
-    about: "members of different versions",
+    about: "members with different versions",
     needs: &[&[Need::Status, Need::Versions]],
     judge,
 };
@@ -43,16 +43,16 @@ fn judge(evidence: &Evidence, _: &Limits) -> Option<Finding> {
     }
     let target = evidence.statuses().find_map(|(_, status)| status.downgrade_target.as_deref());
     if let (Some(target), false) = (target, facts.is_empty()) {
-        facts.add(Severity::Warning, Fact::all(format!("a downgrade to {target} is under way")));
+        facts.add(Severity::Warning, Fact::all(format!("a downgrade to {target} is in progress")));
     }
     facts.found(
         RULE.name,
         "members have different versions",
-        "The cluster keeps to what the oldest member knows; while versions differ, members should not be added, and the \
-         state should not last.",
+        "The cluster is limited to the features of its oldest member. Do not add members while versions \
+         differ, and finish the upgrade soon.",
         &[
             "finish the upgrade member by member, one minor version at a time",
-            "a downgrade left half-way: mainstay ctl downgrade cancel",
+            "if a downgrade was not finished: mainstay ctl downgrade cancel",
         ],
     )
 }
@@ -74,7 +74,7 @@ mod tests {
                 "m1 (10.0.0.1:2379): version 3.7.1",
                 "m2 (10.0.0.2:2379): version 3.6.9",
                 "m3 (10.0.0.3:2379): version 3.7.1",
-                "a downgrade to 3.6.0 is under way"
+                "a downgrade to 3.6.0 is in progress"
             ]
         );
     }

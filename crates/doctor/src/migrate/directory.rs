@@ -69,7 +69,7 @@ impl Directory {
         } else if there(&database)? {
             Product::Etcd
         } else {
-            let why = format!("{} holds no member: there is no member/snap/db in it", path.display());
+            let why = format!("{} does not hold a member: it has no member/snap/db", path.display());
             return Err(why.into());
         };
         let space = space(path)?;
@@ -93,8 +93,8 @@ impl Directory {
         } else if !was_etcds && there(&database)? && !interchange::holds_nothing(&disk, &member.join("snap"))
         {
             directory.refusal = Some(
-                "etcd was started on this directory of Mainstay and began a store of its own beside it; a start of Mainstay says \
-                 what is in it, and what to do"
+                "etcd was started on this directory of Mainstay and created its own store beside it; \
+                 Mainstay reports at its start what is in it, and what to do"
                     .to_owned(),
             );
         }
@@ -220,8 +220,8 @@ mod tests {
     fn a_directory_that_holds_no_member_is_told() {
         let dir = TempDir::new("migrate-directory");
         let told = |path: &Path| Directory::look(path, None).unwrap_err().to_string();
-        assert!(told(dir.path()).ends_with("holds no member: there is no member/snap/db in it"));
-        assert!(told(&dir.path().join("none")).contains("holds no member"));
+        assert!(told(dir.path()).ends_with("does not hold a member: it has no member/snap/db"));
+        assert!(told(&dir.path().join("none")).contains("does not hold a member"));
     }
 
     #[test]
@@ -261,7 +261,7 @@ mod tests {
         assert_eq!(Directory::look(dir.path(), None).unwrap().refusal, None);
         std::fs::write(member.join("snap/db"), "something").unwrap();
         let seen = Directory::look(dir.path(), None).unwrap();
-        assert!(seen.of == Product::Mainstay && seen.refusal.unwrap().contains("began a store of its own"));
+        assert!(seen.of == Product::Mainstay && seen.refusal.unwrap().contains("created its own store"));
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::fixture::healthy;
 /// Changes a member of the evidence to run etcd of this version.
 pub fn run_etcd(survey: &mut Survey, at: usize, version: &str) {
     let member = &mut survey.evidence.members[at];
-    member.page = Err("this server has none".into());
+    member.page = Err("this server does not have it".into());
     let links = (1..=3)
         .filter(|other| *other != member.id)
         .map(|other| format!("etcd_network_active_peers{{Local=\"{}\",Remote=\"{other}\"}} 1\n", member.id));

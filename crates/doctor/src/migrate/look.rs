@@ -62,7 +62,7 @@ impl Asked {
         match by == self.id || by == 0 {
             true => Ok(()),
             false => Err(Unseen::from(format!(
-                "another member, {by:x}, answered in its place: the endpoint leads to several"
+                "another member, {by:x}, answered instead: the endpoint leads to several members"
             ))),
         }
     }
@@ -87,7 +87,7 @@ impl MigrationPlan {
         let client = client.within(connection.within);
         let mut survey = Survey {
             to: self.to,
-            views: evidence.members.iter().map(|_| View::unseen("it does not say how it is")).collect(),
+            views: evidence.members.iter().map(|_| View::unseen("it does not report its status")).collect(),
             evidence,
             leases: Err("no member answers".into()),
             hashes: Err("no member answers".into()),
@@ -103,7 +103,7 @@ impl MigrationPlan {
             .map(|(at, member)| Asked { at, id: member.id, client: client.at(&member.endpoint) })
             .partition(|asked| survey.is_learner(asked.at));
         for learner in &learners {
-            survey.views[learner.at] = View::unseen("a learner answers no such call");
+            survey.views[learner.at] = View::unseen("a learner does not answer such calls");
             survey.views[learner.at].members = listed(learner).await;
         }
         self.look_at_views(&mut survey, &voters).await;
@@ -292,7 +292,7 @@ async fn hashes(voters: &[Asked], within: Duration) -> Result<Hashes, Unseen> {
             revision = revision.min(answer.header.unwrap_or_default().revision);
         }
         if revision <= 0 {
-            return Err(Unseen::because(format!("a member says that it is at revision {revision}")));
+            return Err(Unseen::because(format!("a member reports revision {revision}")));
         }
         let mut found = Hashes { revision, of: Vec::new() };
         let mut is_overtaken = false;

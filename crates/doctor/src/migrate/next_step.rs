@@ -28,8 +28,8 @@ pub fn next_step(survey: &Survey) -> Option<NextStep> {
         let endpoint = word(&member.endpoint);
         step.commands.push(format!("mainstay ctl --endpoints={endpoint} move-leader {:x}", successor.id));
         step.notes.push(format!(
-            "{} takes the lead; etcdctl has the same command, and either needs the flags for certificates and users that were given \
-             here. Then this member is a follower like the others.",
+            "{} becomes the leader; etcdctl has the same command, and both need the flags for certificates \
+             and users that were given here. Then this member is a follower like the others.",
             successor.label()
         ));
     }
@@ -41,7 +41,7 @@ pub fn next_step(survey: &Survey) -> Option<NextStep> {
     let voters = survey.evidence.statuses().filter(|(_, status)| !status.is_learner).count();
     if voters < 3 && !status.is_learner {
         step.notes.push(
-            "The cluster serves nobody while this member is away: it has too few voting members to go on without one."
+            "The cluster does not serve while this member is down: it has too few voting members to continue without it."
                 .to_owned(),
         );
     }
@@ -54,13 +54,13 @@ fn to_mainstay(step: &mut NextStep, back: Option<(u32, u32)>) {
     let api_version = back.map(|back| format!(" --api-version={}", shown(back))).unwrap_or_default();
     step.commands.push(format!("mainstay FLAGS{api_version}"));
     step.notes.push(
-        "On that member's machine; what matters is that etcd gets SIGTERM and ends. FLAGS are etcd's, with the same data directory."
+        "On that member's machine; what matters is that etcd gets SIGTERM and exits. FLAGS are etcd's, with the same data directory."
             .to_owned(),
     );
     if let Some(back) = back {
         let back = shown(back);
         step.notes.push(format!(
-            "--api-version keeps the way back to etcd {back} open; leave it out if nobody will go back."
+            "--api-version keeps the way back to etcd {back} open; omit it if you will not go back."
         ));
     }
 }
@@ -80,7 +80,7 @@ fn to_etcd(step: &mut NextStep, back: Option<(u32, u32)>, learners: usize) {
     ));
     if learners > 1 {
         step.notes.push(format!(
-            "MAX is the member's own --max-learners: the cluster has {learners} learners, and etcd needs the option, too."
+            "MAX is the member's own --max-learners: the cluster has {learners} learners, and etcd needs this flag too."
         ));
     }
     step.notes.push(
@@ -88,8 +88,8 @@ fn to_etcd(step: &mut NextStep, back: Option<(u32, u32)>, learners: usize) {
             .to_owned(),
     );
     step.notes.push(
-        "If a part fails, start nothing but Mainstay, as before. Never start Mainstay on DIR.mainstay again, and use no export that was \
-         made before Mainstay last ran."
+        "If a part fails, start only Mainstay, as before. Never start Mainstay on DIR.mainstay again, and \
+         never use an export made before Mainstay last ran."
             .to_owned(),
     );
 }
@@ -188,7 +188,7 @@ mod tests {
         survey.evidence.members.truncate(1);
         let step = next_step(&survey).unwrap();
         assert!(step.is_leader && !step.commands[0].contains("move-leader"));
-        assert!(step.notes.last().unwrap().starts_with("The cluster serves nobody"));
+        assert!(step.notes.last().unwrap().starts_with("The cluster does not serve"));
         let mut survey = mixed();
         survey.evidence.members[1].status.as_mut().unwrap().is_learner = true;
         survey.evidence.members[2].page = Ok(crate::page::Page::default());

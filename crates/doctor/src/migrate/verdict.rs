@@ -100,7 +100,7 @@ impl Verdict {
             self.report.findings.iter().filter(|finding| finding.severity == Severity::Error).count();
         match (self.is_ready(), self.is_done) {
             (false, true) => format!("not ready: {so_far}, but {} above", counted(errors, "error")),
-            (false, false) => format!("not ready: {so_far}; mend {} first", counted(errors, "error")),
+            (false, false) => format!("not ready: {so_far}; fix {} first", counted(errors, "error")),
             (true, true) => format!("ready: done, {so_far}"),
             (true, false) => format!("ready for the next step: {so_far}"),
         }
@@ -110,8 +110,8 @@ impl Verdict {
     fn afterwards(&self) -> &'static str {
         match self.to {
             Product::Mainstay => {
-                "When nobody will go back: restart the members without --api-version, and delete etcd's files at each with \
-                 mainstay utl drop-etcd --data-dir DIR."
+                "If you will not go back: restart the members without --api-version, and delete etcd's \
+                 files at each with mainstay utl drop-etcd --data-dir DIR."
             }
             Product::Etcd => {
                 "Mainstay's directories (DIR.mainstay) are out of date: delete them, and never start Mainstay on them again."
@@ -145,7 +145,7 @@ impl Verdict {
             for note in &step.notes {
                 put(&mut out, note, "  ", "  ");
             }
-            put(&mut out, "Then wait until it serves, and call this command again.", "  ", "  ");
+            put(&mut out, "Then wait until it serves, and run this command again.", "  ", "  ");
         } else if self.is_ready() && self.is_done {
             put(&mut out, self.afterwards(), "  ", "  ");
         }
@@ -276,19 +276,20 @@ fn not_looked_at(survey: &Survey) -> Vec<Blind> {
         blind.push(Blind { name, members: Vec::new(), because: because.to_owned(), is_failure: false });
     };
     match &survey.directory {
-        None => {
-            tell("disk-space", "no --data-dir was given: call this on each member's machine with it, too")
-        }
+        None => tell(
+            "disk-space",
+            "no --data-dir was given: also run this on each member's machine with --data-dir",
+        ),
         Some(Ok(directory)) if directory.is_running && survey.to == Product::Mainstay => tell(
             "old-keys",
-            "the member runs: what its log has behind its newest snapshot was not read for keys of API version 2",
+            "the member is running, so its log after its newest snapshot was not checked for keys of API version 2",
         ),
         Some(_) => {}
     }
     if survey.settings.is_none() && survey.to == Product::Mainstay {
         tell(
             "settings",
-            "no --config-file was given; flags and variables of etcd cannot be seen from outside",
+            "no --config-file was given; flags and variables of etcd cannot be read from outside",
         );
     }
     blind
@@ -319,7 +320,7 @@ mod tests {
         let mut survey = mixed();
         survey.evidence.members[2] = Member::unseen("10.0.0.3:2379", "m3", 3, "refused");
         let verdict = Verdict::of(&survey);
-        assert_eq!(verdict.line(), "not ready: 1 of 3 members of Mainstay; mend 1 error first");
+        assert_eq!(verdict.line(), "not ready: 1 of 3 members of Mainstay; fix 1 error first");
         assert_eq!((verdict.next.clone(), verdict.is_done), (None, false));
         assert!(!verdict.text().contains("Next is"));
     }

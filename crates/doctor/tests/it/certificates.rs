@@ -64,7 +64,7 @@ fn one_that_ended_is_seen_though_nobody_trusts_it() {
     let outcome = doctor(SystemTime::now() - 3 * DAY);
     assert_eq!(outcome.code, 5, "{outcome:?}");
     assert!(outcome.output.contains("certificate-expiry"), "{}", outcome.output);
-    assert!(outcome.output.contains("https://ADDRESS: ended 3 days ago"), "{}", outcome.output);
+    assert!(outcome.output.contains("https://ADDRESS: expired 3 days ago"), "{}", outcome.output);
     assert!(outcome.output.contains("unreachable"), "{}", outcome.output);
 }
 

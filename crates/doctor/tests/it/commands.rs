@@ -87,7 +87,7 @@ fn exit_codes_say_what_was_found() {
     let healthy = examine(|_| (), &["--only=no-leader,alarm-nospace"]);
     assert_eq!(
         (healthy.code, &*healthy.output),
-        (0, "Looked at 1 member for 0 s:\n  m1 (ADDRESS): etcd 3.7.1\nNothing found, by 2 rules.\n")
+        (0, "Examined 1 member for 0 s:\n  m1 (ADDRESS): etcd 3.7.1\nNothing found, by 2 rules.\n")
     );
     assert_eq!(examine(|script| script.alarms = vec![no_space(0xa)], &[]).code, 5);
     let large = |script: &mut Script| script.keys = vec![("k", 200_000)];
@@ -107,13 +107,11 @@ fn a_cluster_that_cannot_be_read_is_not_healthy() {
     let unread = examine(|script| script.refused = vec!["*"], &[]);
     assert_eq!(unread.code, 7, "{unread:?}");
     let text = unread.output.replace("\n    ", " ");
-    assert!(text.contains("whether the cluster is healthy is not known."), "{text}");
+    assert!(text.contains("it is unknown whether the cluster is healthy."), "{text}");
     assert!(text.contains("alarm-corrupt, alarm-nospace, because no list of alarms: "), "{text}");
-    assert!(
-        text.contains(
-            "Do: users are switched on (auth enable): say who asks, best root: --user=root:PASSWORD"
-        )
-    );
+    assert!(text.contains(
+        "Do: authentication is on (auth enable): give a user, preferably root: --user=root:PASSWORD"
+    ));
     let machine = examine(|script| script.refused = vec!["*"], &["--json"]);
     let parsed: serde_json::Value = serde_json::from_str(&machine.output).unwrap();
     assert_eq!((&parsed["healthy"], &parsed["verdict"]), (&false.into(), &"unknown".into()));
@@ -128,7 +126,7 @@ fn a_cluster_that_cannot_be_read_is_not_healthy() {
     assert_eq!(examine(large, &["--skip=alarm-nospace,alarm-corrupt"]).code, 6);
     // Metrics that are served elsewhere count as not examined, too.
     let elsewhere = examine(|script| script.metrics = [status(404), status(404)], &[]);
-    assert!(elsewhere.code == 7 && elsewhere.output.contains("Do: metrics that are served elsewhere"));
+    assert!(elsewhere.code == 7 && elsewhere.output.contains("Do: if metrics are served elsewhere"));
     // A certain finding takes precedence over a failed request.
     let alarm = |script: &mut Script| {
         script.refused = vec!["Range"];
@@ -156,7 +154,7 @@ fn a_page_is_written_beside_the_output_and_changes_no_exit_code() {
     let without = examine(|script| script.alarms = vec![no_space(0xa)], &["--only=alarm-nospace"]);
     assert_eq!((with_page.code, &with_page.output), (5, &without.output), "{with_page:?}");
     let page = std::fs::read_to_string(&file).unwrap();
-    assert!(page.contains("alarm-nospace: the alarm NOSPACE is raised"), "{page}");
+    assert!(page.contains("alarm-nospace: the NOSPACE alarm is raised"), "{page}");
     // The page names keys and clients, so only this user may read it, and an existing file is replaced as a whole.
     let mode = std::fs::metadata(&file).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600, "{mode:o}");
@@ -175,7 +173,7 @@ fn a_page_is_written_beside_the_output_and_changes_no_exit_code() {
     std::fs::write(&other, "mine").unwrap();
     std::os::unix::fs::symlink(&other, &link).unwrap();
     let failed = examine(|_| (), &["--only=no-leader", &format!("--html={}", link.display())]);
-    assert!(failed.code == 1 && failed.error.contains("no regular file"), "{failed:?}");
+    assert!(failed.code == 1 && failed.error.contains("not a regular file"), "{failed:?}");
     assert_eq!(std::fs::read_to_string(&other).unwrap(), "mine");
     // If the file cannot be written, the command fails after its output.
     let nowhere = format!("--html={}", folder.path().join("no/report.html").display());
@@ -216,23 +214,26 @@ fn what_cannot_be_done_is_refused() {
     };
     assert_eq!(
         refused(&["--only=nonsense"]),
-        "Error: nothing of the name \"nonsense\" is looked for: mainstay doctor --list\n"
+        "Error: there is no check named \"nonsense\": see mainstay doctor --list\n"
     );
     assert!(refused(&["--nonsense"]).starts_with("Error: unknown flag: --nonsense\n"));
-    assert!(refused(&["10.0.0.1:2379"]).contains("endpoints go behind --endpoints"));
+    assert!(refused(&["10.0.0.1:2379"]).contains("give endpoints with --endpoints"));
     assert_eq!(
         refused(&["--json", "migrate"]),
         "Error: migrate comes before the flags: mainstay doctor migrate --endpoints=...\n"
     );
-    assert_eq!(refused(&["migrate", "--to=consul"]), "Error: --to is mainstay or etcd, not \"consul\"\n");
-    assert_eq!(refused(&["migrate", "--wal-dir=/w"]), "Error: --wal-dir goes with --data-dir\n");
+    assert_eq!(
+        refused(&["migrate", "--to=consul"]),
+        "Error: --to must be mainstay or etcd, not \"consul\"\n"
+    );
+    assert_eq!(refused(&["migrate", "--wal-dir=/w"]), "Error: --wal-dir requires --data-dir\n");
     assert!(refused(&["migrate", "10.0.0.1:2379"]).contains("unknown argument"));
     assert!(refused(&["migrate", "--for=1s"]).starts_with("Error: unknown flag: --for\n"));
-    assert!(refused(&["migrate", "--metrics-endpoints=a:1,b:2"]).contains("one for each of --endpoints"));
+    assert!(refused(&["migrate", "--metrics-endpoints=a:1,b:2"]).contains("one URL for each of --endpoints"));
     assert!(refused(&["--user=root"]).contains("a password is missing"));
     assert!(refused(&["-w", "table"]).contains("unknown output format \"table\""));
-    assert!(refused(&["--metrics-endpoints=a:1,b:2"]).contains("one for each of --endpoints"));
-    assert_eq!(refused(&["--for=0s"]), "Error: --for is at least 10ms\n");
+    assert!(refused(&["--metrics-endpoints=a:1,b:2"]).contains("one URL for each of --endpoints"));
+    assert_eq!(refused(&["--for=0s"]), "Error: --for must be at least 10ms\n");
     let gone = testkit::ports::free_address();
     for words in [&[][..], &["migrate"]] {
         let endpoints = format!("--endpoints={gone}");
@@ -282,6 +283,6 @@ fn a_disk_needs_a_path() {
     let few = disk(&["disk", "--path", &dir.path().to_string_lossy(), "--count=3", "--size=100"]);
     assert_eq!(
         (few.code, &*few.error),
-        (1, "Error: only 3 records were written, 100 are needed: give a longer --for\n")
+        (1, "Error: only 3 records were written, but 100 are needed: give a longer --for\n")
     );
 }

@@ -133,7 +133,7 @@ fn members_that_no_endpoint_names_are_found_and_lost_ones_told() {
         assert_eq!(labels, ["m1", "m2", "m3", ""]);
         assert_eq!(evidence.members[1].metrics, Err("HTTP status 500".into()));
         assert!(evidence.members[1].versions.as_ref().unwrap_err().to_string().starts_with("not JSON"));
-        assert_eq!(evidence.members[1].page, Err(Unseen::left_out("this server has none")));
+        assert_eq!(evidence.members[1].page, Err(Unseen::left_out("this server does not have it")));
         assert!(evidence.members[2].reached.as_ref().unwrap_err().to_string().contains("connection refused"));
         assert!(
             evidence.members[3].reached.as_ref().unwrap_err().to_string().contains("has not started yet")
@@ -171,7 +171,7 @@ fn a_list_of_members_that_is_not_given_is_told() {
         let evidence = plan.collect().await.unwrap();
         assert_eq!(evidence.members.len(), 1);
         let report = Report::of(&evidence, &patient(), 0.1, &[]);
-        let told = "everything at other members, because the list of members was not to be had: etcdserver: too many requests";
+        let told = "everything at other members, because the member list could not be read: etcdserver: too many requests";
         assert!(report.text().replace("\n    ", " ").contains(told), "{}", report.text());
         // No other members are to be examined.
         plan.whole_cluster = false;
@@ -195,7 +195,7 @@ fn more_members_than_are_looked_at_are_told() {
         })
         .await;
         let evidence = plan(vec![fake.address.to_string()]).collect().await.unwrap();
-        let why = "there are 101 members, of which 100 are looked at";
+        let why = "there are 101 members, of which 100 are examined";
         assert_eq!((evidence.members.len(), evidence.complete), (100, Err(why.into())));
     });
 }

@@ -256,7 +256,7 @@ fn members_that_lie_or_say_nothing_cannot_hold_it_up() {
         "unknown-product",
         "releases",
         "no-linearizable-read",
-        "a member says that it is at revision -9223372036854775808",
+        "a member reports revision -9223372036854775808",
         "leases could not be compared",
     ] {
         assert!(hostile.output.contains(text), "{text}: {}", hostile.output);

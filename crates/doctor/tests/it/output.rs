@@ -75,7 +75,7 @@ fn a_sick_cluster() {
     )
     .unwrap());
     let mut etcd = member(2);
-    etcd.page = Err(Unseen::left_out("this server has none"));
+    etcd.page = Err(Unseen::left_out("this server does not have it"));
     etcd.metrics = Err("HTTP status 404".into());
     etcd.certificate = Ok(Some(Certificate { not_after_unix: NOW + 86400.0 * 3.0 }));
     let evidence = Evidence {
@@ -88,7 +88,7 @@ fn a_sick_cluster() {
         complete: Ok(()),
         alarms: Ok(vec![Alarm { member_id: 2, kind: AlarmKind::NoSpace }]),
         sample: Err(Unseen::left_out(
-            "there are 2,000,000 keys, and with so many even a page of them is dear",
+            "there are 2,000,000 keys, too many to read even one page of them cheaply",
         )),
     };
     let report = report(&evidence);
@@ -106,15 +106,15 @@ fn a_sick_cluster() {
         }
     }
     let place = |text: &str| html.find(text).unwrap_or_else(|| panic!("{text} is not in {html}"));
-    assert!(place("unreachable: members") < place("alarm-nospace: the alarm"), "the worst first");
-    assert!(place("certificate-expiry: ") < place("slow-disk: syncing"), "warnings behind errors");
+    assert!(place("unreachable: members") < place("alarm-nospace: the NOSPACE alarm"), "worst first");
+    assert!(place("certificate-expiry: ") < place("slow-disk: syncs"), "warnings behind errors");
     assert!(html.contains(
-        "3 errors, 2 warnings, by 30 rules. Looked at 3 members for 10 s, until 2027-01-15T08:00:00Z."
+        "3 errors, 2 warnings, by 30 rules. Examined 3 members for 10 s, until 2027-01-15T08:00:00Z."
     ));
     assert!(
         html.contains("<dt>m3 (10.0.0.3:2379)</dt><dd>not reached: dial tcp 10.0.0.3:2379: i/o timeout</dd>")
     );
-    assert!(html.contains("everything at m3 (10.0.0.3:2379), because it was not reached"));
+    assert!(html.contains("everything at m3 (10.0.0.3:2379), because it could not be reached"));
     assert!(!html.contains("<script"), "a page without charts needs no script");
 }
 

@@ -74,9 +74,9 @@ impl fmt::Display for KeyError {
                 write!(f, "RSA key has {bits} bits: 2048 to 8192 are supported, and up to 4096 for signing")
             }
             KeyError::TooMany => write!(f, "more than {PUBLIC_KEYS_MAX} public keys in one file"),
-            KeyError::NoPublicPart => {
-                f.write_str("private key lacks its public key: write it again with both in it")
-            }
+            KeyError::NoPublicPart => f.write_str(
+                "the private key file lacks the public key: save the key again with its public key",
+            ),
         }
     }
 }

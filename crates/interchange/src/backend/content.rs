@@ -140,9 +140,9 @@ impl ConfState {
             None | Some(Value::Null) => Ok(Vec::new()),
             Some(Value::Array(ids)) => {
                 let ids: Option<Vec<u64>> = ids.iter().map(Value::as_u64).collect();
-                ids.ok_or(ContentError::Field(name, "holds something that is no id"))
+                ids.ok_or(ContentError::Field(name, "contains an invalid id"))
             }
-            Some(_) => Err(ContentError::Field(name, "is no list")),
+            Some(_) => Err(ContentError::Field(name, "is not a list")),
         };
         if !value.is_object() {
             return Err(ContentError::Form("a conf state has to be an object"));
@@ -196,9 +196,9 @@ impl Member {
             Some(Value::Array(list)) => {
                 let urls: Option<Vec<String>> =
                     list.iter().map(|url| url.as_str().map(str::to_owned)).collect();
-                urls.ok_or(ContentError::Field(name, "holds something that is no text"))
+                urls.ok_or(ContentError::Field(name, "contains something that is not text"))
             }
-            Some(_) => Err(ContentError::Field(name, "is no list")),
+            Some(_) => Err(ContentError::Field(name, "is not a list")),
         };
         Ok(Member {
             id: value

@@ -59,7 +59,7 @@ impl<S: Source> Leases<'_, S> {
         let Some(cursor) = &mut self.cursor else { return Ok(None) };
         let Some(item) = cursor.step()? else { return Ok(None) };
         let wrong = |what: &str| Error::page(item.page, item.offset, what);
-        let lease = api::leasepb::Lease::decode(item.value).map_err(|_| wrong("a lease that is not one"))?;
+        let lease = api::leasepb::Lease::decode(item.value).map_err(|_| wrong("an invalid lease"))?;
         if item.bucket.is_some() || item.key != lease.id.to_be_bytes() {
             return Err(wrong("a lease under another id"));
         }

@@ -83,7 +83,7 @@ impl<S: Source> Backend<S> {
     pub fn alarms(&self) -> Result<Vec<AlarmMember>, Error> {
         let mut alarms = Vec::new();
         self.each(name::ALARM, |key, _| {
-            alarms.push(AlarmMember::decode(key).map_err(|_| "an alarm that is not one")?);
+            alarms.push(AlarmMember::decode(key).map_err(|_| "an invalid alarm")?);
             Ok(())
         })?;
         Ok(alarms)
@@ -105,7 +105,7 @@ impl<S: Source> Backend<S> {
             Ok(())
         })?;
         self.each(name::AUTH_USERS, |key, value| {
-            let user = api::authpb::User::decode(value).map_err(|_| "a user that is not one")?;
+            let user = api::authpb::User::decode(value).map_err(|_| "an invalid user")?;
             if user.name != key {
                 return Err("a user under another name".into());
             }
@@ -113,7 +113,7 @@ impl<S: Source> Backend<S> {
             Ok(())
         })?;
         self.each(name::AUTH_ROLES, |key, value| {
-            let role = api::authpb::Role::decode(value).map_err(|_| "a role that is not one")?;
+            let role = api::authpb::Role::decode(value).map_err(|_| "an invalid role")?;
             if role.name != key {
                 return Err("a role under another name".into());
             }
@@ -187,22 +187,22 @@ fn auth_revision(number: u64) -> Result<u64, ContentError> {
 }
 
 fn number(value: &[u8]) -> Result<u64, ContentError> {
-    let bytes = value.try_into().map_err(|_| "a number that does not take 8 bytes")?;
+    let bytes = value.try_into().map_err(|_| "a number that does not have 8 bytes")?;
     Ok(u64::from_be_bytes(bytes))
 }
 
 fn text(value: &[u8]) -> Result<String, ContentError> {
-    String::from_utf8(value.to_vec()).map_err(|_| "a text that is not one".into())
+    String::from_utf8(value.to_vec()).map_err(|_| "an invalid text".into())
 }
 
 fn revision(value: &[u8]) -> Result<Revision, ContentError> {
-    let revision = StoredChangeId::decode(value).ok_or("a revision that is not one")?;
+    let revision = StoredChangeId::decode(value).ok_or("an invalid revision")?;
     Ok(revision.main)
 }
 
 fn hex_id(key: &[u8]) -> Result<u64, ContentError> {
-    let text = std::str::from_utf8(key).map_err(|_| "an id that is not one")?;
-    u64::from_str_radix(text, 16).map_err(|_| "an id that is not one".into())
+    let text = std::str::from_utf8(key).map_err(|_| "an invalid id")?;
+    u64::from_str_radix(text, 16).map_err(|_| "an invalid id".into())
 }
 
 fn downgrade_target(value: &[u8]) -> Result<Option<String>, ContentError> {

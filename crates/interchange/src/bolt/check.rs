@@ -68,7 +68,7 @@ impl<S: Source> Bolt<S> {
         let (pages, bytes) = self.page_bytes(id, (0, 0), Vec::new())?;
         let offset = self.offset(id);
         if u64_at(&bytes, 0) != id || u16_at(&bytes, 8) != FREELIST {
-            return Err(Error::page(id, offset, "the page is not the free list that the head says it is"));
+            return Err(Error::page(id, offset, "the page is not the free list named by the header"));
         }
         used.take(id, pages, self)?;
         let mut at = PAGE_HEADER_BYTES;
@@ -86,11 +86,11 @@ impl<S: Source> Bolt<S> {
                 return Err(Error::page(
                     id,
                     offset + at as u64,
-                    format!("page {free} is free and not there"),
+                    format!("page {free} is free but does not exist"),
                 ));
             }
             if used.is_taken(free) {
-                let what = format!("page {free} is free and in use, or free twice");
+                let what = format!("page {free} is both free and in use, or listed twice");
                 return Err(Error::page(id, offset + at as u64, what));
             }
             used.take(free, 1, self)?;

@@ -168,7 +168,7 @@ impl<'b, S: Source> Cursor<'b, S> {
             return Err(Error::page(id, offset + 10, "an empty page below a branch"));
         }
         if page.key(0) < parent.page.key(parent.at) {
-            return Err(Error::page(id, offset, "the first key is below the one that the branch has for it"));
+            return Err(Error::page(id, offset, "the first key is below the key that the branch has for it"));
         }
         let above = self.stack.iter().rev().find(|f| f.at + 1 < f.page.len());
         if above.is_some_and(|f| page.key(page.len() - 1) >= f.page.key(f.at + 1)) {

@@ -56,7 +56,7 @@ impl<S: Source> Bolt<S> {
             return Err(Error::damaged(
                 len,
                 format!(
-                    "the database ends after {len} bytes and has to have {} pages of {} bytes",
+                    "the database ends after {len} bytes, but must have {} pages of {} bytes",
                     meta.high_water, meta.page_bytes
                 ),
             ));
@@ -131,7 +131,7 @@ impl<S: Source> Bolt<S> {
         mut bytes: Vec<u8>,
     ) -> Result<(u64, Vec<u8>), Error> {
         if id < 2 || id >= self.meta.high_water {
-            let what = format!("points to page {id}, and pages 2 to {} are there", self.meta.high_water - 1);
+            let what = format!("points to page {id}, but only pages 2 to {} exist", self.meta.high_water - 1);
             return Err(Error::page(from.0, from.1, what));
         }
         let offset = self.offset(id);
@@ -168,7 +168,7 @@ impl Bucket {
     /// Decodes the value of a leaf element that is a bucket. `at` is the page and offset of the element.
     pub(crate) fn decode(value: &[u8], at: (u64, u64)) -> Result<Bucket, Error> {
         if value.len() < BUCKET_BYTES {
-            return Err(Error::page(at.0, at.1, "a bucket's head is cut off"));
+            return Err(Error::page(at.0, at.1, "a bucket's header is truncated"));
         }
         let sequence = u64_at(value, 8);
         let place = match u64_at(value, 0) {
@@ -187,7 +187,7 @@ impl Bucket {
 fn newest_meta(source: &impl Source, len: u64) -> Result<Meta, Error> {
     let first = meta_at(source, len, 0)?;
     // Without a valid first meta the page size is unknown, and so is the position of the second one.
-    let mut second = Err("no valid second head");
+    let mut second = Err("no valid second header");
     let mut page_bytes = PAGE_BYTES_MIN;
     while page_bytes <= PAGE_BYTES_MAX {
         if first.as_ref().map_or(true, |meta| meta.page_bytes == page_bytes)
@@ -204,11 +204,11 @@ fn newest_meta(source: &impl Source, len: u64) -> Result<Meta, Error> {
         (Ok(first), _) => first,
         (Err(_), Ok(second)) => second,
         (Err(what), Err(_)) => {
-            return Err(Error::page(0, 0, format!("no head of a database is valid: {what}")));
+            return Err(Error::page(0, 0, format!("no header of the database is valid: {what}")));
         }
     };
     if meta.high_water < 3 {
-        return Err(Error::page(0, 40, "the head says that there are no pages"));
+        return Err(Error::page(0, 40, "the header says that there are no pages"));
     }
     Ok(meta)
 }
@@ -222,6 +222,6 @@ fn meta_at(source: &impl Source, len: u64, page: u64) -> Result<Result<Meta, &'s
     let mut bytes = [0; META_BYTES];
     source
         .read_exact_at(&mut bytes, offset)
-        .map_err(|e| Error::io(format!("reading the head at byte {offset}"), e))?;
+        .map_err(|e| Error::io(format!("reading the header at byte {offset}"), e))?;
     Ok(Meta::decode(&bytes))
 }

@@ -96,7 +96,7 @@ impl Meta {
     /// Decodes a meta page. The error text completes a sentence that names the page.
     pub(crate) fn decode(bytes: &[u8; META_BYTES]) -> Result<Meta, &'static str> {
         if u32_at(bytes, 0) != MAGIC {
-            return Err("it does not begin as a database does");
+            return Err("it does not start with a database header");
         }
         if u32_at(bytes, 4) != VERSION {
             return Err("it has a format version other than 2");
@@ -114,7 +114,7 @@ impl Meta {
         };
         if !meta.page_bytes.is_power_of_two() || !(PAGE_BYTES_MIN..=PAGE_BYTES_MAX).contains(&meta.page_bytes)
         {
-            return Err("it has a page size that no etcd has");
+            return Err("it has a page size that etcd does not use");
         }
         Ok(meta)
     }

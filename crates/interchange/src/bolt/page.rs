@@ -44,7 +44,7 @@ impl Page {
             return Err(wrong(0, "the page is shorter than its header"));
         }
         if u64_at(&bytes, 0) != id {
-            return Err(wrong(0, "the page says that it is another"));
+            return Err(wrong(0, "the page has a different page number"));
         }
         let is_leaf = match u16_at(&bytes, 8) {
             LEAF => true,
@@ -67,7 +67,7 @@ impl Page {
             let (word, position, key_len, value_len) = if is_leaf {
                 let flags = u32_at(&bytes, at);
                 if flags & !IS_BUCKET != 0 {
-                    return Err(wrong(at, "an element has flags that nobody sets"));
+                    return Err(wrong(at, "an element has unknown flags"));
                 }
                 (u64::from(flags), u32_at(&bytes, at + 4), u32_at(&bytes, at + 8), u32_at(&bytes, at + 12))
             } else {

@@ -109,8 +109,8 @@ impl Wal {
         for name in names {
             let Some((sequence, _)) = parse_name(&name) else { continue };
             if super::GUARD_NAMES.contains(&name.as_str()) {
-                let what = "Mainstay has taken this member over: what etcd left here is older than what the member has \
-                            promised and acknowledged since";
+                let what = "Mainstay has taken this member over: etcd's files here are older than what the \
+                            member has promised and acknowledged since";
                 return Err(Error::damaged(0, what).in_file(&name));
             }
             if before.is_some_and(|before| before.checked_add(1) != Some(sequence)) {
@@ -127,11 +127,11 @@ impl Wal {
             scan.file(i, file, i + 1 == files.len()).map_err(|e| e.in_file(&file.name))?;
         }
         let Some(metadata) = scan.metadata else {
-            let what = "the log does not say whose it is";
+            let what = "the log does not identify its member";
             return Err(Error::damaged(0, what).in_file(&dir.display().to_string()));
         };
         let metadata = api::etcdserverpb::Metadata::decode(metadata.as_slice())
-            .map_err(|_| Error::damaged(0, "the log says something strange about whose it is"))?;
+            .map_err(|_| Error::damaged(0, "the log has invalid data about its member"))?;
         scan.snapshots.retain(|snapshot| snapshot.index <= scan.hard_state.commit);
         if scan.entries.is_empty() {
             scan.first = 1 + scan.snapshots.iter().map(|snapshot| snapshot.index).max().unwrap_or_default();
@@ -258,28 +258,25 @@ impl Scan {
                     let crc = record.crc;
                     // The first file may continue one that was deleted.
                     if so_far != crc && !(number == 0 && so_far == 0) {
-                        return Err(wrong("the file does not go on where the one before it ends"));
+                        return Err(wrong("the file does not continue where the previous one ends"));
                     }
                     frames.set_crc(crc);
                 }
                 METADATA => match &self.metadata {
                     Some(before) if before != record.data => {
-                        return Err(wrong(
-                            "the log says in one file that it is another member's than in another",
-                        ));
+                        return Err(wrong("two files of the log name different members"));
                     }
                     _ => self.metadata = Some(record.data.to_vec()),
                 },
                 STATE => {
-                    self.hard_state =
-                        hard_state(record.data).ok_or_else(|| wrong("a hard state that is none"))?
+                    self.hard_state = hard_state(record.data).ok_or_else(|| wrong("an invalid hard state"))?
                 }
                 SNAPSHOT => {
-                    let snapshot = snapshot(record.data).ok_or_else(|| wrong("a snapshot that is none"))?;
+                    let snapshot = snapshot(record.data).ok_or_else(|| wrong("an invalid snapshot"))?;
                     self.snapshot(snapshot);
                 }
                 ENTRY => {
-                    let entry = entry(record.data).ok_or_else(|| wrong("an entry that is none"))?;
+                    let entry = entry(record.data).ok_or_else(|| wrong("an invalid entry"))?;
                     self.entry(number, offset, entry)
                         .map_err(|what| Error::damaged(offset, what.to_string()))?;
                 }
@@ -342,7 +339,7 @@ impl fmt::Display for OrderError {
         match self {
             OrderError::Gap { index, before } => write!(f, "entry {index} follows entry {before}"),
             OrderError::Term { index } => {
-                write!(f, "entry {index} is of an older term than the one before it")
+                write!(f, "entry {index} has an older term than the previous one")
             }
         }
     }

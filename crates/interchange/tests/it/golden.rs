@@ -236,7 +236,7 @@ fn databases_of_bbolt() {
             assert_eq!((older.page_bytes, older.transaction), (page_bytes, meta.transaction - 1));
             damaged[page_bytes as usize - newer + 20] ^= 1;
             let error = Bolt::whole(damaged.as_slice()).err().map(|e| e.to_string()).unwrap_or_default();
-            assert!(error.contains("no head of a database is valid: it has a format version"), "{error}");
+            assert!(error.contains("no header of the database is valid: it has a format version"), "{error}");
         }
     }
 }

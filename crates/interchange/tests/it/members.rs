@@ -147,7 +147,7 @@ fn members_of_old_releases_are_those_of_the_image() {
     let other = voters(&[1, own()]);
     restored(Some(&other), None).refused(UNCERTAIN);
     restored(None, Some(&other)).refused(UNCERTAIN);
-    restored(None, None).refused("nothing says who has a vote");
+    restored(None, None).refused("the voting members are unknown");
     // The directory of another member.
     Made::new(Release::V3_5, &[own()])
         .with_image(3, image(3, &[1, 2], None), Some(&voters(&[1, 2])))
@@ -297,5 +297,5 @@ fn an_image_counts_if_the_log_names_it_and_it_can_be_read() {
     // Neither image nor usable log.
     let mut made = Made::new(Release::V3_5, &[own()]);
     (5..=9).for_each(|index| made.log.entry(index, 4));
-    made.refused("nothing says who the members are");
+    made.refused("the list of members is unknown");
 }

@@ -135,7 +135,7 @@ fn what_cannot_be_rebuilt_is_refused() {
     flipped[last] ^= 1;
     let late = changed(|snapshot| snapshot.metadata.get_or_insert_default().index = Some(100_000));
     for (image, what) in
-        [(torn, "0029.snap"), (flipped, "its checksum does not match"), (late, "another entry")]
+        [(torn, "0029.snap"), (flipped, "its checksum does not match"), (late, "a different entry")]
     {
         // etcd continues from the image before this one; here the log reaches back to the first entry.
         let mut found = rebuilt(&dir(Some(image.clone()), wal.clone())).expect("is sound");
@@ -144,10 +144,10 @@ fn what_cannot_be_rebuilt_is_refused() {
         whole.sort_by_key(|node| node.modified_index);
         assert_eq!(found, whole, "{what}");
         let why = rebuilt(&dir(Some(image), later_log(&wal))).expect_err(what);
-        assert!(why.contains("nothing says who the members are") && why.contains(what), "{why}");
+        assert!(why.contains("the list of members is unknown") && why.contains(what), "{why}");
     }
     refused(changed(|snapshot| snapshot.data = Some("{".into())), "EOF while parsing");
-    refused(rewritten("\"CurrentVersion\":2", "\"CurrentVersion\":3"), "it is of version 3");
+    refused(rewritten("\"CurrentVersion\":2", "\"CurrentVersion\":3"), "it has version 3");
     refused(rewritten("\"CurrentVersion\":2", "\"CurrentVersion\":2.5"), "the image has no CurrentVersion");
     refused(rewritten("\"Root\":{", "\"Root\":null,\"Other\":{"), "it has no members");
     refused(rewritten("\"Root\":{", "\"Roots\":{"), "it has no members");
@@ -199,7 +199,7 @@ fn what_is_no_text_is_read_as_etcd_shows_it() {
     let loss = source.old_store.loss().expect("it would be lost");
     assert_eq!(
         loss,
-        format!("entry {last}, which is younger than its newest image, asks for PUT /1/r\u{fffd}")
+        format!("entry {last}, which is newer than its newest image, requests PUT /1/r\u{fffd}")
     );
     let entry = source.wal.entry(last).expect("is sound").expect("is there");
     let write = Command::OldWrite { method: "PUT".to_owned(), path: "/1/r\u{fffd}".to_owned() };
@@ -212,5 +212,5 @@ fn what_is_no_text_is_read_as_etcd_shows_it() {
     );
     // Bytes that are no message at all may also have been a write.
     let loss = open(&with_last(b"\x12\x03PUT\x1a")).old_store.loss().expect("it may be lost");
-    assert!(loss.ends_with("asks for what cannot be read (a request that is none)"), "{loss}");
+    assert!(loss.ends_with("requests what cannot be read (an invalid request)"), "{loss}");
 }

@@ -153,7 +153,7 @@ fn files_follow_each_other() {
         assert!(error.contains(why), "{error:?} should be about {why}");
     };
     let third = "0000000000000002-0000000000000004.wal";
-    refused(&[(FIRST, first.bytes.clone()), (SECOND, second(crc ^ 1))], "does not go on");
+    refused(&[(FIRST, first.bytes.clone()), (SECOND, second(crc ^ 1))], "does not continue");
     refused(&[(FIRST, first.bytes.clone()), (third, second(crc))], "is missing");
     let torn = first.bytes[..first.bytes.len() - 3].to_vec();
     refused(&[(FIRST, torn.clone()), (SECOND, second(crc))], "longer than what is left");
@@ -164,7 +164,7 @@ fn files_follow_each_other() {
     // The first remaining file may have any sequence number.
     let wal = open(&[(SECOND, second(crc))]).expect("is sound");
     assert_eq!(terms(&wal), [(4, 1)]);
-    refused(&[], "whose it is");
+    refused(&[], "does not identify its member");
 }
 
 #[test]
@@ -273,7 +273,7 @@ pub fn make_with(
 fn a_directory_cut_off_by_a_power_cut_is_no_member() {
     let whole = MemDisk::new(1);
     make(&whole).expect("is made");
-    assert!(make(&whole).is_err_and(|e| e.to_string().contains("is there already")));
+    assert!(make(&whole).is_err_and(|e| e.to_string().contains("already exists")));
     let mut finished = 0;
     for op in 1..=whole.ops() {
         for seed in 0..10 {
@@ -400,7 +400,7 @@ fn nothing_of_the_old_store_is_lost_without_a_word() {
             found(image, at, 1).expect("is sound").unwrap_or_else(|| panic!("{what}: nothing is said"));
         assert!(loss.contains(what), "{loss}");
     };
-    says(None, 9, "entry 7, which is younger than its newest image, asks for PUT /1/foo");
+    says(None, 9, "entry 7, which is newer than its newest image, requests PUT /1/foo");
     says(Some(old_image("{}", 6)), 6, "entry 7");
     assert_eq!(found(Some(old_image("{}", 7)), 7, 1), Ok(None), "the image has it, and it is gone again");
     assert_eq!(found(Some(old_image("null", 9)), 9, 1), Ok(None));
@@ -414,7 +414,7 @@ fn nothing_of_the_old_store_is_lost_without_a_word() {
         // If the log does not reach back that far, the lost image may have contained anything, including
         // members.
         let why = found(Some(unreadable), 9, 3).expect_err("is not certain");
-        assert!(why.contains("nothing says who the members are") && why.contains("0009.snap"), "{why}");
+        assert!(why.contains("the list of members is unknown") && why.contains("0009.snap"), "{why}");
     }
     let deep = format!("{}{{}}{}", r#"{"a":{"Children":"#.repeat(200), "}}".repeat(200));
     says(Some(old_image(&deep, 9)), 9, "cannot be read");

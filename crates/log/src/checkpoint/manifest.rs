@@ -56,7 +56,7 @@ impl Manifest {
         bytes.extend_from_slice(&(self.runs.len() as u32).to_le_bytes());
         bytes.extend_from_slice(&self.metadata);
         for run in &self.runs {
-            assert!(is_run_name(&run.name), "{:?} is no name for a run", run.name);
+            assert!(is_run_name(&run.name), "{:?} is not a valid name for a run", run.name);
             bytes.extend_from_slice(&(run.name.len() as u16).to_le_bytes());
             bytes.extend_from_slice(run.name.as_bytes());
             bytes.extend_from_slice(&run.file_bytes.to_le_bytes());
@@ -72,7 +72,7 @@ impl Manifest {
             return Err("the file is shorter than a manifest");
         }
         if bytes[..8] != MANIFEST_MAGIC {
-            return Err("the file does not begin as a manifest does");
+            return Err("the file does not start with a manifest header");
         }
         let (body, crc) = bytes.split_at(bytes.len() - 4);
         if crc32c::crc32c(body) != u32_at(crc, 0) {
@@ -84,7 +84,7 @@ impl Manifest {
         let metadata_len = u32_at(body, 12) as usize;
         let count = u32_at(body, 32);
         let mut rest = &body[HEAD_BYTES..];
-        let malformed = "the manifest's parts do not add up";
+        let malformed = "the lengths of the manifest's parts do not match its size";
         let metadata = rest.split_off(..metadata_len).ok_or(malformed)?.to_vec();
         let mut runs = Vec::new();
         for _ in 0..count {
@@ -93,7 +93,7 @@ impl Manifest {
             let name = rest.split_off(..len).ok_or(malformed)?;
             let name = std::str::from_utf8(name).map_err(|_| malformed)?;
             if !is_run_name(name) {
-                return Err("the manifest names a file that no run can have");
+                return Err("the manifest contains a file name that no run can have");
             }
             let tail = rest.split_off(..12).ok_or(malformed)?;
             runs.push(Run { name: name.to_owned(), file_bytes: u64_at(tail, 0), total_crc: u32_at(tail, 8) });

@@ -48,13 +48,13 @@ impl RunReader {
         let file = disk.open(&path).map_err(io)?;
         let len = file.len().map_err(io)?;
         if len != run.file_bytes {
-            let found = format!("the file has {len} bytes, but {} when it was finished", run.file_bytes);
+            let found = format!("the file has {len} bytes, but had {} when it was finished", run.file_bytes);
             return Err(OpenError::damaged(&path, len, found));
         }
         let mut head = vec![0; RUN_HEAD_BYTES];
         file.read_exact_at(&mut head, 0).map_err(io)?;
         if head[..8] != RUN_MAGIC {
-            return Err(OpenError::damaged(&path, 0, "the file does not begin as a checkpoint does"));
+            return Err(OpenError::damaged(&path, 0, "the file does not start with a checkpoint header"));
         }
         let metadata_len = u32_at(&head, 12) as usize;
         if metadata_len > METADATA_BYTES_MAX {
@@ -124,13 +124,13 @@ impl RunReader {
         }
         let counted = (self.blocks, self.payload_bytes, self.total_crc);
         if counted != (u64_at(tail, 0), u64_at(tail, 8), u32_at(tail, 16)) {
-            return Err(self.damaged("the footer does not fit the blocks"));
+            return Err(self.damaged("the footer does not match the blocks"));
         }
         if self.total_crc != self.expected.total_crc {
-            return Err(self.damaged("the blocks are not those the manifest names"));
+            return Err(self.damaged("the blocks are not those that the manifest names"));
         }
         if self.offset + FOOTER_BYTES as u64 != self.expected.file_bytes {
-            return Err(self.damaged("the file goes on behind its end"));
+            return Err(self.damaged("the file continues after its end"));
         }
         self.done = true;
         Ok(())
@@ -151,7 +151,7 @@ impl RunReader {
             .map_err(|error| OpenError::io("read", &self.path, error))?;
         self.chunk.truncate(have + read);
         if self.chunk.len() < needed {
-            return Err(self.damaged("the file ends too early"));
+            return Err(self.damaged("the file is truncated"));
         }
         Ok(())
     }

@@ -84,7 +84,7 @@ impl CheckpointStore {
         metadata: &[u8],
         expected_bytes: u64,
     ) -> Result<RunWriter, OpenError> {
-        assert!(is_run_name(name), "{name:?} is no name for a run");
+        assert!(is_run_name(name), "{name:?} is not a valid name for a run");
         let path = self.dir.join(name);
         let taken = self.disk.exists(&path).map_err(|error| OpenError::io("look for", &path, error))?;
         if taken {

@@ -246,7 +246,7 @@ fn a_lost_sector_that_holds_all_of_the_last_batch_is_told_by_a_noted_end_alone()
     // A valid record of any later batch proves that the lost data had been synced.
     disk.plant(&path, proven_damaged);
     let said = open(&disk).err().unwrap().to_string();
-    assert!(said.contains("was only written after this had been synced"), "{said}");
+    assert!(said.contains("was written only after this one had been synced"), "{said}");
 }
 
 #[test]
@@ -273,7 +273,7 @@ fn a_file_that_is_missing_cut_short_doubled_or_a_stranger_is_refused() {
     let second = disk.contents(&segment_path(1)).unwrap();
     disk.plant(&segment_path(1), first.clone());
     let error = open(&disk).err().unwrap().to_string();
-    assert!(error.contains("its file's name says 1"), "{error}");
+    assert!(error.contains("its file name says 1"), "{error}");
     disk.plant(&segment_path(1), second);
     disk.plant(&segment_path(0xffff_ffff), first);
     assert!(open(&disk).is_err());

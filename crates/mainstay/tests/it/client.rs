@@ -70,7 +70,7 @@ impl Client {
     pub async fn call<A: Message + Default>(&self, rpc: Rpc, request: &impl Message) -> Result<A, Status> {
         let answer =
             self.channel.unary_with(rpc.path(), &self.options, request.encode_to_vec().into()).await?;
-        A::decode(answer).map_err(|e| Status::with(Code::Internal, format!("not an answer: {e}")))
+        A::decode(answer).map_err(|e| Status::with(Code::Internal, format!("invalid answer: {e}")))
     }
 
     /// Puts a key; returns the revision.

@@ -42,7 +42,7 @@ fn a_followers_full_disk_does_not_stop_the_others() {
             if put(taken).await.is_ok() {
                 taken += 1;
             }
-            cluster.member(2).said().contains("the disk has no room for more log").then_some(())
+            cluster.member(2).said().contains("the disk has no space for more log").then_some(())
         })
         .await;
         println!("{taken} MiB were taken until the follower's disk was full");

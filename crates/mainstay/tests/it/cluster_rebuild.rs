@@ -17,7 +17,7 @@ use crate::damage::{flip, open};
 use crate::member::{Member, Setup};
 use crate::{filler, run};
 
-const REBUILT: &str = "the member is rebuilt";
+const REBUILT: &str = "the member was rebuilt";
 const KEYS: u32 = 140;
 const VALUE_BYTES: usize = 512 << 10;
 
@@ -176,7 +176,7 @@ fn kill_rebuilds(mut cluster: Cluster, wal_dir: Option<PathBuf>) {
             let flags = std::mem::take(&mut cluster.slots[2].flags);
             let said = Member::launch(rebuilding(&cluster.command(2)), None).refuses();
             cluster.slots[2].flags = flags;
-            assert!(said.contains("give the flag --wal-dir that it was started with"), "{said}");
+            assert!(said.contains("give the --wal-dir with which it was started"), "{said}");
         }
         // Each rebuild is killed as soon as it has logged this line, or after a random delay.
         let steps = [
@@ -211,7 +211,7 @@ fn kill_rebuilds(mut cluster: Cluster, wal_dir: Option<PathBuf>) {
             drop(member);
             if journal.exists() {
                 let said = Member::launch(cluster.command(2), None).refuses();
-                assert!(said.contains("a rebuild of this member was begun"), "{said}");
+                assert!(said.contains("a rebuild of this member was started"), "{said}");
                 refused += 1;
             }
         }
@@ -295,7 +295,7 @@ fn a_single_member_has_nobody_to_be_rebuilt_from() {
     let setup = Setup::new(dir.path());
     setup.start().stop();
     let said = Member::launch(rebuilding(&setup.command()), None).refuses();
-    assert!(said.contains("there is nobody to rebuild it from"), "{said}");
+    assert!(said.contains("there is no source for a rebuild"), "{said}");
     assert!(said.contains("restore the data directory from a backup"), "{said}");
     setup.start().stop();
 }
@@ -364,7 +364,7 @@ fn flags_that_do_not_fit_are_refused_before_the_member_is_removed() {
         ];
         let said = refused(&moved);
         assert!(
-            said.contains(&format!("which the cluster knows at {own}, and the flags name {free}")),
+            said.contains(&format!("which the cluster lists at {own}, but the flags name {free}")),
             "{said}"
         );
         // The log belongs to another member.
@@ -382,14 +382,14 @@ fn flags_that_do_not_fit_are_refused_before_the_member_is_removed() {
         std::fs::write(data_dir.join("rebuild"), format!("{} beef\n", line.trim()))
             .expect("it can be written");
         let said = refused(&[]);
-        assert!(said.contains("a rebuild of a member of cluster beef was begun"), "{said}");
+        assert!(said.contains("a rebuild of a member of cluster beef was started"), "{said}");
         // The member's data was moved aside already, and its address has changed since the rebuild began.
         std::fs::rename(data_dir.join("member"), data_dir.join("aside")).expect("it can be moved");
         let id = before.iter().find(|member| member.peer_urls == [own.clone()]).expect("it is listed").id;
         std::fs::write(data_dir.join("rebuild"), format!("{id:x} voter 0 new {free}\n"))
             .expect("it can be written");
         let said = refused(&moved);
-        assert!(said.contains(&format!("which the cluster knows at {own} now")), "{said}");
+        assert!(said.contains(&format!("which the cluster now lists at {own}")), "{said}");
         // One of the addresses belongs to another member.
         let urls = if own < others { format!("{own},{others}") } else { format!("{others},{own}") };
         std::fs::write(data_dir.join("rebuild"), format!("dead voter 0 new {urls}\n"))
@@ -397,7 +397,7 @@ fn flags_that_do_not_fit_are_refused_before_the_member_is_removed() {
         let both = format!("--initial-advertise-peer-urls={own},{others}");
         let named = format!("--initial-cluster={},m2={own},m2={others}", cluster.initial(&[0]));
         let said = refused(&[both, named]);
-        assert!(said.contains("is among those of this one"), "{said}");
+        assert!(said.contains("is also one of this member"), "{said}");
         std::fs::rename(data_dir.join("aside"), data_dir.join("member")).expect("it can be moved");
 
         std::fs::remove_file(data_dir.join("rebuild")).expect("it can be removed");

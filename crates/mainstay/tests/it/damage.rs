@@ -133,7 +133,7 @@ fn a_torn_tail_is_cut_off() {
         open(&last).write_all_at(garbage, at / 512 * 512).expect("writable");
         let said = assert_whole(&setup);
         assert!(
-            said.contains("repaired the end of the log: cut off what an interrupted write left"),
+            said.contains("repaired the end of the log: cut off the remains of an interrupted write"),
             "{said}"
         );
     }
@@ -176,8 +176,7 @@ fn a_damaged_checkpoint_is_made_anew_from_a_log_that_holds_everything() {
     let manifest = checkpoints.join("MANIFEST");
     flip(&manifest, end(&manifest) / 2);
     let said = assert_whole(&setup);
-    let words =
-        "the checkpoint is damaged; the log holds everything since the first entry and is read instead";
+    let words = "the checkpoint is damaged; the log is complete and is read instead";
     assert!(said.contains(words) && said.contains(&manifest.display().to_string()), "{said}");
 
     // The log is missing while its checkpoint exists.

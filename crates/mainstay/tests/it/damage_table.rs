@@ -698,7 +698,7 @@ fn check(case: &Case, outcome: &Outcome, limits: &[(&str, &str)]) {
             let remedies = [
                 "mainstay rebuild",
                 "allowed to read and write",
-                "put back what belongs there",
+                "put the original file back",
                 "move it elsewhere",
             ];
             assert!(file && remedies.iter().any(|remedy| why.contains(remedy)), "{what}");
@@ -738,7 +738,7 @@ fn table(cases: &[Case], outcomes: &[Outcome]) -> (String, [usize; 4]) {
 }
 
 /// Beginning of the usual remedy, which the table does not repeat in every line.
-const REMEDY_BEGIN: &str = "what this member had acknowledged may be missing here";
+const REMEDY_BEGIN: &str = "data that this member acknowledged may be missing";
 
 #[test]
 fn every_file_damaged_in_every_way() {

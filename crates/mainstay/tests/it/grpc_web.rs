@@ -135,7 +135,7 @@ fn what_is_no_call_is_told_so() {
     let in_base64 = STANDARD.encode(&good);
     for (kind, method, more, body, end) in [
         (BYTES, "KV/Nothing", None, &good[..], "12\r\ngrpc-message:unknown method /etcdserverpb.KV/Nothing"),
-        (BYTES, "KV/Range", None, b"", "13\r\ngrpc-message:mainstay: the body holds no message"),
+        (BYTES, "KV/Range", None, b"", "13\r\ngrpc-message:mainstay: the body contains no message"),
         (
             BYTES,
             "KV/Range",
@@ -162,14 +162,14 @@ fn what_is_no_call_is_told_so() {
             "KV/Range",
             None,
             b"\x80\0\0\0\0",
-            "13\r\ngrpc-message:mainstay: a frame of the request is no message",
+            "13\r\ngrpc-message:mainstay: a frame of the request is not a message",
         ),
         (
             BYTES,
             "KV/Range",
             None,
             &[&good[..], &good].concat(),
-            "13\r\ngrpc-message:mainstay: the body holds more than one message",
+            "13\r\ngrpc-message:mainstay: the body contains more than one message",
         ),
         (
             BYTES,
@@ -197,14 +197,14 @@ fn what_is_no_call_is_told_so() {
             "KV/Range",
             None,
             b"====",
-            "13\r\ngrpc-message:mainstay: the body is no base64: Invalid symbol 61, offset 0.",
+            "13\r\ngrpc-message:mainstay: the body is not valid base64: Invalid symbol 61, offset 0.",
         ),
         (
             TEXT,
             "KV/Range",
             None,
             &in_base64.as_bytes()[1..],
-            "13\r\ngrpc-message:mainstay: the body is no base64: ",
+            "13\r\ngrpc-message:mainstay: the body is not valid base64: ",
         ),
     ] {
         let answer = sent(address, method, kind, more.as_slice(), body);

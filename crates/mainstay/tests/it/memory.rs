@@ -32,7 +32,7 @@ fn memory_for_clients_that_is_too_little_for_a_few_requests_is_raised_and_told_o
     let dir = TempDir::in_memory("raised");
     let setup = Setup::new(dir.path()).flag("--max-request-bytes=16777216");
     let member = setup.flag("--client-memory-bytes=1048576").start();
-    let line = member.wait_for("--client-memory-bytes is less than");
+    let line = member.wait_for("--client-memory-bytes is below");
     assert!(line.contains("1048576") && line.contains(&(4 * (16 * MIB + (512 << 10))).to_string()), "{line}");
     member.stop();
 }

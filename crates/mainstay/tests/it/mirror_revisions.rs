@@ -160,7 +160,7 @@ fn a_mirror_goes_through_every_revision_and_takes_the_place_of_its_source() {
         assert!(life.ttl >= 70, "it was renewed: {}", life.ttl);
         // A second cut-over is refused, and leaves the source as it is.
         new.put("first", "v").await.expect("takes writes");
-        refused(&run_mirror(&source, &target, &["--cut-over"]), "the source has a CORRUPT alarm already");
+        refused(&run_mirror(&source, &target, &["--cut-over"]), "the source already has a CORRUPT alarm");
         // The source still refuses writes, including deletes, until an operator clears the alarm.
         assert_eq!(client.delete("kept").await, Err(api::error::CORRUPT));
         client.disarm().await.expect("is disarmed");
@@ -236,7 +236,7 @@ fn a_destination_that_is_no_copy_is_told_and_the_source_goes_on() {
         new.put("foreign", "x").await.expect("is put");
         client.put("a", "2").await.expect("is put");
         let output = tokio::task::spawn_blocking(|| running.wait_with_output().expect("it ends"));
-        refused(&output.await.expect("no panic"), "somebody else writes to it");
+        refused(&output.await.expect("no panic"), "another client writes to the destination");
         assert_eq!(client.get("a").await.expect("is read").expect("is there").value, "2");
 
         // History that the source has compacted cannot be replayed.
@@ -341,7 +341,7 @@ fn writes_go_on_when_the_destination_does_not_come_up_in_time() {
         .await;
         let flags = ["--cut-over", "--stop-timeout=2s"];
         let output = ended(between(&left.url, &right.url, &flags)).await;
-        refused(&output, "within 2s of --stop-timeout; the source takes writes again");
+        refused(&output, "within 2s of --stop-timeout; the source accepts writes again");
         assert_eq!(client.alarms().await.expect("alarms"), []);
         client.put("goes", "on").await.expect("is put");
     });
@@ -425,7 +425,7 @@ fn one_of_two_cut_overs_at_once_gives_way() {
         let output = cut_over.await.expect("no panic");
         refused(
             &output,
-            "the source has another CORRUPT alarm (77), perhaps of a cut-over to another destination",
+            "the source has another CORRUPT alarm (77), possibly from a cut-over to another destination",
         );
         assert!(
             !String::from_utf8_lossy(&output.stdout).contains("has taken the source's place"),
@@ -490,7 +490,7 @@ fn a_closed_terminal_ends_a_cut_over_and_another_signal_ends_its_end() {
         signal(libc::SIGTERM);
         let output = tokio::task::spawn_blocking(|| child.wait_with_output().expect("it ends"));
         let output = output.await.expect("no panic");
-        refused(&output, "interrupted; the source takes no writes");
+        refused(&output, "interrupted; the source accepts no writes");
         refused(&output, "(interrupted again): run `alarm disarm`");
     });
 }
@@ -539,8 +539,8 @@ fn a_source_that_refuses_the_alarm_is_not_said_to_be_stopped() {
         })
         .await;
         let output = ended(between(&left.url, &target.url, &["--cut-over"])).await;
-        refused(&output, "the source refuses to stop writes, and goes on: etcdserver: permission denied");
-        assert!(!String::from_utf8_lossy(&output.stderr).contains("takes no writes"), "{output:?}");
+        refused(&output, "the source refuses to stop writes, and continues: etcdserver: permission denied");
+        assert!(!String::from_utf8_lossy(&output.stderr).contains("accepts no writes"), "{output:?}");
     });
 }
 

@@ -86,9 +86,9 @@ fn signals_change_the_level_of_the_log() {
     puts(address);
     assert!(!member.said().contains("\"level\":\"info\""), "{}", member.said());
     member.signal(libc::SIGUSR1);
-    member.wait_for("the log has all lines now");
+    member.wait_for("logging all lines until SIGUSR2");
     member.signal(libc::SIGUSR2);
-    member.wait_for("the log has lines of --log-level again");
+    member.wait_for("logging at --log-level again");
     member.signal(libc::SIGTERM);
     member.wait();
     let said = member.said();
@@ -118,7 +118,7 @@ fn memory_is_locked_or_the_start_refused() {
     let dir = TempDir::in_memory("mlock");
     let mut member = Member::spawn(&Setup::new(dir.path()).flag("--memory-mlock"));
     if member.serves() {
-        member.wait_for("the memory of this process is locked");
+        member.wait_for("locked the memory of this process");
         let status = std::fs::read_to_string(format!("/proc/{}/status", member.pid())).expect("it runs");
         let locked = status.lines().find_map(|line| line.strip_prefix("VmLck:")).expect("a line");
         assert_ne!(locked.trim(), "0 kB");

@@ -86,7 +86,7 @@ fn a_compaction_gives_space_back_by_itself() {
         let said = setup.refused();
         let manifest = setup.data_dir.join("member/checkpoint/MANIFEST");
         assert!(said.contains(&manifest.display().to_string()), "{said}");
-        assert!(said.contains("the log alone is not enough"), "{said}");
+        assert!(said.contains("the log alone is not sufficient"), "{said}");
     });
 }
 
@@ -157,7 +157,7 @@ fn a_quota_is_kept_and_deleting_frees_it() {
         let client = member.client().await;
         let taken = fill(&client, 64).await;
         assert!((20..=32).contains(&taken), "{taken} MiB of 32");
-        member.wait_for("the data is near its quota");
+        member.wait_for("the data is close to its quota");
         assert_no_space(&client, taken).await;
         member.kill();
 

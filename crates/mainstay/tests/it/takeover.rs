@@ -130,7 +130,7 @@ fn a_member_that_was_exported_is_started_again_only_if_somebody_says_so() {
     let (data, to) = (setup.data_dir.display().to_string(), dir.join("etcd").display().to_string());
     tool("utl", &["export", "--data-dir", &data, "--to", &to]);
     let said = setup.refused();
-    assert!(said.contains(&format!("this member was exported to {to}, with which etcd goes on")), "{said}");
+    assert!(said.contains(&format!("this member was exported to {to} for etcd")), "{said}");
     let mark = setup.data_dir.join("member/exported");
     assert!(setup.refused().contains(&format!("`rm {}`", mark.display())));
     std::fs::remove_file(mark).expect("is there");
@@ -150,7 +150,7 @@ fn a_member_starts_though_etcds_database_cannot_be_opened() {
     std::fs::remove_file(&db).expect("is there");
     std::os::unix::fs::symlink("db", &db).expect("is made");
     let member = setup.start();
-    member.wait_for("etcd's database cannot be locked");
+    member.wait_for("cannot lock etcd's database");
     assert_eq!(revision(&member), 40);
     member.stop();
     // Without the files that keep etcd from starting, etcd may be running.
@@ -187,7 +187,7 @@ fn a_directory_that_etcd_never_had_keeps_it_out_and_what_it_began_is_told() {
     etcd_began(&setup, "3.7-new");
     let said = setup.refused();
     assert!(
-        said.contains("etcd's store is empty") && said.contains("Mainstay's data are as they were"),
+        said.contains("etcd's store is empty") && said.contains("Mainstay's data is unchanged"),
         "{said}"
     );
     let commands = said.split('`').find(|part| part.starts_with("mkdir ")).expect("says what can be done");

@@ -143,7 +143,9 @@ fn the_socket_of_a_killed_member_is_taken_over() {
     // The socket file of a running member is not replaced, even by a member with another data directory.
     let other = TempDir::in_memory("unix-other");
     let refused = Setup::new(other.path()).flag(format!("--listen-client-urls={url}")).refused();
-    assert!(refused.contains(&format!("cannot listen on {url}: another process listens on this socket")));
+    assert!(
+        refused.contains(&format!("cannot listen on {url}: another process is listening on this socket"))
+    );
     tool(dir.path(), &["ctl", "--endpoints", &url, "get", "k"]);
     member.stop();
 }
@@ -154,9 +156,9 @@ fn a_socket_that_cannot_be_is_named() {
     let file = dir.path().join("a-file");
     std::fs::write(&file, "").expect("a file can be written");
     for (path, words) in [
-        (file.display().to_string(), "there is a file that is not a socket".to_owned()),
+        (file.display().to_string(), "is a file that is not a socket".to_owned()),
         (format!("{}/no/s", dir.path().display()), "No such file or directory".to_owned()),
-        (format!("/{}", "x".repeat(200)), "has 107 bytes at most, this one 201".to_owned()),
+        (format!("/{}", "x".repeat(200)), "may have at most 107 bytes; this one has 201".to_owned()),
     ] {
         let said = Setup::new(dir.path()).flag(format!("--listen-client-urls=unix://{path}")).refused();
         assert!(said.contains(&format!("cannot listen on unix://{path}")) && said.contains(&words), "{said}");

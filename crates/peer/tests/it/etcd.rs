@@ -261,7 +261,7 @@ fn follows_our_streams(secured: Option<&Secured>) {
     // etcd dials this member too. Both of its streams must be up, so that no message uses the pipeline.
     for stream in ["msgapp", "message"] {
         kit::wait_log(&member, "established TCP streaming connection", theirs, stream);
-        kit::wait_log(&member, "a remote peer reads a stream", theirs, stream);
+        kit::wait_log(&member, "a remote peer connected to a stream", theirs, stream);
     }
     let wait_for = |kind: MessageType, holds: &dyn Fn(&Message) -> bool| {
         recorder.wait(kind.as_str_name(), |heard| {

@@ -232,7 +232,7 @@ pub fn wait_streams(one: &Member, other: &Member) {
     for (from, to) in [(one, other), (other, one)] {
         for stream in ["msgapp", "message"] {
             wait_log(from, "established TCP streaming connection with remote peer", to.id, stream);
-            wait_log(from, "a remote peer reads a stream", to.id, stream);
+            wait_log(from, "a remote peer connected to a stream", to.id, stream);
         }
     }
 }

@@ -49,7 +49,7 @@ fn a_peer_that_does_not_read_costs_a_bounded_queue_and_is_reported() {
 
     // A peer that takes no bytes within the write timeout is disconnected, and the queued messages are
     // dropped.
-    kit::wait_log(&one, "lost a stream that a remote peer reads", 2, "msgapp");
+    kit::wait_log(&one, "lost a remote peer's connection to a stream", 2, "msgapp");
     kit::until("empty", || (one.peers.figures().peers[&2].queued_bytes == 0).then_some(()));
 }
 

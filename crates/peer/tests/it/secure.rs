@@ -204,7 +204,7 @@ fn a_certificate_that_is_revoked_loses_its_streams() {
     let text = "closed a TLS connection between members";
     // Both directions are lost: the stream that the peer dialed, and the one that this member dialed.
     for stream in ["msgapp", "message"] {
-        kit::wait_log(&one, "lost a stream that a remote peer reads", 2, stream);
+        kit::wait_log(&one, "lost a remote peer's connection to a stream", 2, stream);
     }
     kit::wait_log(&one, "lost TCP streaming connection", 2, "");
     one.recorder.wait("both are closed", |heard| {

@@ -47,7 +47,7 @@ impl Leasing {
                     let began = Instant::now();
                     let status = self.session(&members).await;
                     logger.warn(
-                        "leasing session is over; keys are not owned until the next one",
+                        "leasing session ended; keys are not owned until the next one",
                         &[("error", Value::Str(&client::shown(&status)))],
                     );
                     if began.elapsed() > PAUSE.1 {

@@ -57,11 +57,11 @@ impl fmt::Display for Fatal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Fatal::Log(fatal) => fatal.fmt(f),
-            Fatal::LogRefused(reason) => write!(f, "the log takes no more: {reason:?}"),
+            Fatal::LogRefused(reason) => write!(f, "the log accepts no more entries: {reason:?}"),
             Fatal::Apply(fatal) => fatal.fmt(f),
-            Fatal::Raft(broken) => write!(f, "the raft node and the core do not agree: {broken}"),
+            Fatal::Raft(broken) => write!(f, "the raft node and the core disagree: {broken}"),
             Fatal::Unlocated { index } => {
-                write!(f, "entry {index} was committed before the log said where it lies")
+                write!(f, "entry {index} was committed before the log reported its location")
             }
             Fatal::NoSnapshot => f.write_str("raft accepted a snapshot that was not received"),
             Fatal::OtherSnapshot { accepted, received } => write!(

@@ -114,40 +114,40 @@ impl fmt::Display for DatabaseError {
         };
         match self {
             DatabaseError::Stream(error) => error.fmt(f),
-            DatabaseError::OtherLeader => f.write_str("another member leads by now"),
+            DatabaseError::OtherLeader => f.write_str("another member has become leader"),
             DatabaseError::Spool { doing, path, error } => {
                 write!(f, "{doing} {}: {error}", path.display())
             }
             DatabaseError::NoSpace { written, free_min } => write!(
                 f,
-                "no space left on device: behind the first {written} bytes of the database there would be less than \
-                 {free_min} bytes left for the log"
+                "no space left on device: after the first {written} bytes of the database, less than \
+                 {free_min} bytes would be left for the log"
             ),
             DatabaseError::Read(error) => error.fmt(f),
             DatabaseError::OtherEntry { file, message } => {
                 write!(
                     f,
-                    "the database holds the state at entry {file}, and the message is of entry {message}"
+                    "the database holds the state at entry {file}, but the message is for entry {message}"
                 )
             }
             DatabaseError::OtherMembers { file, message } => write!(
                 f,
-                "the members in the database are {}, and those in the message {}",
+                "the database lists the members {}, but the message lists {}",
                 list(file),
                 list(message)
             ),
-            DatabaseError::NotAMember(id) => write!(f, "member {id:x} is not among its members"),
+            DatabaseError::NotAMember(id) => write!(f, "member {id:x} is not in its member list"),
             DatabaseError::Version(error) => error.fmt(f),
             DatabaseError::Changes(error) => error.fmt(f),
             DatabaseError::OutOfOrder { at, last } => {
                 write!(
                     f,
-                    "a change at revision {}.{} behind one at {}.{}",
+                    "a change at revision {}.{} follows one at {}.{}",
                     at.main, at.sub, last.main, last.sub
                 )
             }
             DatabaseError::CompactRevision(revision) => {
-                write!(f, "a state that was compacted at {revision} cannot be")
+                write!(f, "the state claims an impossible compaction at revision {revision}")
             }
         }
     }

@@ -80,7 +80,7 @@ pub fn next_message(body: &mut Bytes, bytes_max: usize) -> Result<Option<Bytes>,
     match flags {
         0 => {}
         1 => return malformed("grpc: compressed flag set with identity or empty encoding"),
-        _ => return malformed("mainstay: a frame of the request is no message"),
+        _ => return malformed("mainstay: a frame of the request is not a message"),
     }
     if len > body.len() {
         return malformed("mainstay: the body ends within a message");
@@ -95,9 +95,9 @@ pub fn next_message(body: &mut Bytes, bytes_max: usize) -> Result<Option<Bytes>,
 /// Returns the errors of [`next_message`], or an error if the request contains no message or more than one.
 pub fn only(mut body: Bytes, bytes_max: usize) -> Result<Bytes, Status> {
     let message = next_message(&mut body, bytes_max)?
-        .ok_or(Status::new(Code::Internal, "mainstay: the body holds no message"))?;
+        .ok_or(Status::new(Code::Internal, "mainstay: the body contains no message"))?;
     if !body.is_empty() {
-        return Err(Status::new(Code::Internal, "mainstay: the body holds more than one message"));
+        return Err(Status::new(Code::Internal, "mainstay: the body contains more than one message"));
     }
     Ok(message)
 }
@@ -115,7 +115,7 @@ pub fn decoded(text: &[u8]) -> Result<Bytes, Status> {
         let end = rest.iter().position(|byte| *byte == b'=').map_or(rest.len(), |at| (at / 4 + 1) * 4);
         let (piece, behind) = rest.split_at(end.min(rest.len()));
         STANDARD.decode_vec(piece, &mut out).map_err(|error| {
-            Status::with(Code::Internal, format!("mainstay: the body is no base64: {error}"))
+            Status::with(Code::Internal, format!("mainstay: the body is not valid base64: {error}"))
         })?;
         rest = behind;
     }

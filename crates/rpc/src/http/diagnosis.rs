@@ -29,14 +29,14 @@ pub(super) fn refusal(shared: &Shared, request: &Request<Bytes>) -> Option<&'sta
         None => request.uri().authority().map_or("", |authority| authority.as_str()),
     };
     if headers.get("sec-fetch-site").is_some_and(|site| site != "same-origin" && site != "none") {
-        return Some("this page is not for pages from elsewhere");
+        return Some("this page cannot be read by pages of other origins");
     }
     let foreign = |origin: &HeaderValue| {
         let origin = origin.to_str().unwrap_or_default();
         origin.split_once("://").is_none_or(|(_, authority)| authority != host)
     };
     if headers.get_all(ORIGIN).iter().any(foreign) {
-        return Some("this page is not for pages from elsewhere");
+        return Some("this page cannot be read by pages of other origins");
     }
     (!is_own_host(shared, host)).then_some(
         "this page is served under an IP address, localhost, a name without dots, or a name in the member's client URLs",

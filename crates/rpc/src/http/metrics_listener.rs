@@ -49,7 +49,7 @@ impl MetricsListener {
 }
 
 fn no_calls() -> Status {
-    Status::new(Code::Unimplemented, "mainstay: this address serves metrics and health only")
+    Status::new(Code::Unimplemented, "mainstay: this address serves only metrics and health")
 }
 
 impl Service for MetricsListener {

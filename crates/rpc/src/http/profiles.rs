@@ -52,8 +52,12 @@ fn owners(shared: &Shared) -> Vec<Owner> {
     vec![
         Owner { name: "index", objects: figure(&memory.index_objects), bytes: figure(&memory.index_bytes) },
         Owner { name: "log/newest entries", objects: 0, bytes: figure(&memory.window_bytes) },
-        Owner { name: "log/entries to write or apply", objects: 0, bytes: figure(&memory.queued_bytes) },
-        Owner { name: "messages of members", objects: 0, bytes: shared.core.arrivals.taken() as u64 },
+        Owner {
+            name: "log/entries to be written or applied",
+            objects: 0,
+            bytes: figure(&memory.queued_bytes),
+        },
+        Owner { name: "messages from members", objects: 0, bytes: shared.core.arrivals.taken() as u64 },
         Owner { name: "clients", objects: 0, bytes: clients },
     ]
 }

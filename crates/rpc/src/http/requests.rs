@@ -18,7 +18,7 @@ pub(super) const PATH: &str = "/debug/requests";
 pub(super) fn answer(shared: &Shared, request: &Request<Bytes>) -> Response<Bytes> {
     let names_keys = diagnosis::tells_names(shared, request);
     let limit = shared.member.limits.slow_request;
-    let mut page = format!("Requests that took longer than {limit:?}, the newest first.\n\n");
+    let mut page = format!("Requests that took longer than {limit:?}, newest first.\n\n");
     for note in shared.diagnostics.slow_requests.slow_ones() {
         let (at, client) = (format_rfc3339(note.ended), note.client);
         // Writing to a string cannot fail, here and below.

@@ -559,7 +559,10 @@ fn of_write(status: Status) -> Status {
     // that the write was refused or failed.
     let is_refusal = matches!(status.code, Code::ResourceExhausted | Code::Internal);
     if is_refusal && status.message.starts_with("mainstay: ") {
-        let text = format!("mainstay: the write was carried out, but cannot be answered: {}", status.message);
+        let text = format!(
+            "mainstay: the write was carried out, but its answer cannot be built: {}",
+            status.message
+        );
         return Status::with(Code::Unavailable, text);
     }
     status

@@ -177,8 +177,8 @@ impl Chooser {
             }
         }
         if self.bytes > self.bytes_max {
-            let text = "mainstay: too many keys and values to put in order at once; ask for parts of the range, or \
-                        in the order of keys";
+            let text = "mainstay: too many keys and values to sort at once; request parts of the range, or \
+                        order by key";
             return Err(Status::new(Code::ResourceExhausted, text));
         }
         Ok(())

@@ -111,7 +111,7 @@ fn answer_range(mut call: Call, message: Bytes) -> Unary {
 /// (COMPAT-62).
 const CARRIED_OUT: Status = Status::new(
     Code::Unavailable,
-    "mainstay: the request was carried out, but cannot be answered: its client takes no answers",
+    "mainstay: the request was carried out, but cannot be answered: its client does not read answers",
 );
 
 /// Returns the error that replaces a response for which there is no memory. Clients take `too many requests`

@@ -27,7 +27,7 @@ pub(super) const KVS: u8 = 2;
 
 /// Error of a read whose state no longer exists because this member has installed another member's state.
 pub(super) const REPLACED: Status =
-    Status::new(Code::Unavailable, "mainstay: this member has taken over another one's state; ask again");
+    Status::new(Code::Unavailable, "mainstay: this member has installed a snapshot; repeat the request");
 
 pub(super) fn failed(failure: Failure) -> Status {
     match failure {

@@ -71,7 +71,7 @@ pub struct Hub {
     claimed: RefCell<Vec<Weak<Claim>>>,
     /// Hashes watched keys.
     hasher: RandomState,
-    /// Events that wait in the streams.
+    /// Pending events in the streams.
     pending_events: Rc<PendingEvents>,
     /// Work that is done in one turn.
     portion: Cell<Portion>,

@@ -55,7 +55,7 @@ pub async fn state_hashes(shared: &Shared, request: &Request<Bytes>) -> Response
     let query = request.uri().query().unwrap_or_default();
     let from = query.split('&').find_map(|pair| pair.strip_prefix("from="));
     let Ok(from) = from.unwrap_or("0").parse().map(Index) else {
-        return refused(StatusCode::BAD_REQUEST, "from is no entry's index");
+        return refused(StatusCode::BAD_REQUEST, "from is not the index of an entry");
     };
     let reply = shared.core.ask(move |request_id| PeerRequest::StateTrail(request_id, from)).await;
     match reply.map(|reply| reply.body) {

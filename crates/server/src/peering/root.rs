@@ -44,7 +44,7 @@ pub(super) async fn is_root(shared: &Shared, logger: &Logger, headers: &HeaderMa
     };
     let session = session(shared, token).await.inspect_err(|_| {
         let fields = [("token-fingerprint", Value::Str(&fingerprint(token)))];
-        logger.warn_of_strangers("a member has passed on an invalid auth token", &fields);
+        logger.warn_of_strangers("a member forwarded a request with an invalid auth token", &fields);
     })?;
     let (state, holder) = (shared.state.load(), session.holder());
     let revision = holder.revision().unwrap_or(state.auth.revision());

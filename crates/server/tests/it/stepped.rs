@@ -743,7 +743,7 @@ fn a_learner_joins_and_gets_a_vote() {
         disk::Disk::remove(&world.places[at].disk, path).expect("is removed");
     }
     let refusal = world.start(at).expect_err("its log is gone");
-    assert!(refusal.contains("was there before"), "{refusal}");
+    assert!(refusal.contains("has been in the cluster before"), "{refusal}");
     for (path, bytes) in log {
         world.places[at].disk.plant(path, bytes);
     }
@@ -1021,5 +1021,5 @@ fn a_reader_that_takes_too_long_is_overtaken() {
         assert_eq!(take(&mut answer, &mut taken, usize::MAX), Err(error::COMPACTED), "{request:?}");
     }
     let trace = world.post.lock().expect("nobody panicked").trace.concat();
-    assert!(trace.contains("ended readers that kept a compaction from removing for too long"));
+    assert!(trace.contains("ended readers that delayed the removal of compacted revisions for too long"));
 }

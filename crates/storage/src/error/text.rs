@@ -21,17 +21,17 @@ impl fmt::Display for DataDirError {
             DataDirError::WrittenByEtcd { path, data_dir, old_store } => {
                 write!(
                     f,
-                    "{} was written by etcd: start with --import-etcd-data, which takes the member over where it is, or make \
-                     a data directory of it with `mainstay utl import --data-dir {} --to NEW_DIR`, and start with --data-dir \
-                     NEW_DIR",
+                    "{} was written by etcd: start with --import-etcd-data to take the member over in \
+                     place, or convert it with `mainstay utl import --data-dir {} --to NEW_DIR` and start \
+                     with --data-dir NEW_DIR",
                     path.display(),
                     data_dir.display()
                 )?;
                 old_store.as_ref().map_or(Ok(()), |what| {
                     write!(
                         f,
-                        "; its old store (API version 2) was in use, {what}: import it, and give the command --migrate-v2, \
-                         which moves keys to version 3, or --without-old-store"
+                        "; its old store (API version 2) was in use, {what}: import it with --migrate-v2, \
+                         which moves its keys to version 3, or with --without-old-store"
                     )
                 })
             }
@@ -51,10 +51,10 @@ impl fmt::Display for DataDirError {
                 let own: Vec<String> = own.map(|path| in_shell(&path)).collect();
                 write!(
                     f,
-                    "etcd has run on {data} since Mainstay took this member over, and neither set of files has everything \
-                     that the member has promised and acknowledged. If this is a member of a cluster, replace it: `mainstay \
-                     rebuild` with its flags. If it is the only one, copy {data}{apart}, and decide which to keep. To go on \
-                     with Mainstay's: `rm -rf {snap} {wal}/*.wal`. To go on with etcd's, so that it is taken over again: \
+                    "etcd has run on {data} since Mainstay took this member over, so neither set of files \
+                     contains everything that the member has promised and acknowledged. If this is a \
+                     member of a cluster, replace it: `mainstay rebuild` with its flags. If it is the only \
+                     one, copy {data}{apart}, and decide which to keep. To continue with Mainstay's: `rm -rf {snap} {wal}/*.wal`. To continue with etcd's, which is then taken over again: \
                      `rm -rf {own}`",
                     data = data_dir.display(),
                     apart = match wal_dir.starts_with(data_dir) {
@@ -68,18 +68,19 @@ impl fmt::Display for DataDirError {
             }
             DataDirError::Exported { mark, to } => write!(
                 f,
-                "this member was exported to {to}, with which etcd goes on. If etcd was started on that, or on where it was \
-                 moved, this directory is out of date: a member that is started on it has forgotten what it promised and \
-                 acknowledged since, so remove it. If not, remove {to} to be sure that it never will be, and go on here: \
-                 `rm {mark}`",
+                "this member was exported to {to} for etcd. If etcd was started on that directory, \
+                 wherever it is now, this one is out of date: a member started on it would forget what it \
+                 has promised and acknowledged since, so remove it. If etcd was never started on it, \
+                 remove {to} so that it never is, and continue here: `rm {mark}`",
                 to = to.display(),
                 mark = in_shell(mark)
             ),
             DataDirError::ExportedBefore { mark, to } => write!(
                 f,
-                "this member was exported before, to {to}. If etcd was started on that, or on where it was moved, another export \
-                 would be out of date: go on with etcd's directory. If not, remove {to} to be sure that it never will be, and \
-                 export again behind `rm {mark}`",
+                "this member was exported before, to {to}. If etcd was started on that directory, wherever \
+                 it is now, another export would be out of date: continue with etcd's directory. If etcd \
+                 was never started on it, remove {to} so that it never is, and export again after `rm \
+                 {mark}`",
                 to = to.display(),
                 mark = in_shell(mark)
             ),
@@ -93,8 +94,8 @@ impl fmt::Display for DataDirError {
             ),
             DataDirError::OtherMember { member_dir, made_for, configured } => write!(
                 f,
-                "{} was made for member {:x} of cluster {:x}, but by its options this is member {:x} of cluster \
-                 {:x}",
+                "{} was created for member {:x} of cluster {:x}, but the flags describe member {:x} of \
+                 cluster {:x}",
                 member_dir.display(),
                 made_for.member_id,
                 made_for.cluster_id,
@@ -139,41 +140,42 @@ impl fmt::Display for LogDirMismatch {
             }
             LogDirMismatch::Missing { log_dir, chosen } => write!(
                 f,
-                "the log of this member was in {}, which holds no log now, nor does {}: check --wal-dir, and that the disk \
-                 of the log is mounted; if it is lost, {}",
+                "the log of this member was in {}, which holds no log now, and neither does {}: check \
+                 --wal-dir, and that the log's disk is mounted; if the log is lost, {}",
                 log_dir.display(),
                 chosen.display(),
                 log::REMEDY
             ),
             LogDirMismatch::NotThere { log_dir, member_dir } => write!(
                 f,
-                "{} notes that the log of this member is in {log}, which holds no log: mount its disk. If the log was moved, or its \
-                 directory renamed, start the member with the --wal-dir where it is now, which notes that, or make {log} a link to \
-                 it; if it is lost, {}",
+                "{} records that the log of this member is in {log}, which holds no log: mount its disk. \
+                 If the log was moved or its directory renamed, start the member once with the new \
+                 directory in --wal-dir, which records it, or make {log} a link to it; if the log is lost, \
+                 {}",
                 member_dir.join(NOTE_NAME).display(),
                 log::REMEDY,
                 log = log_dir.display()
             ),
             LogDirMismatch::MovedInUse { log_dir, chosen } => write!(
                 f,
-                "the log of this member was in {from}, and the member was not stopped cleanly: it cannot be told whether \
-                 what is in {} now is all of it, or an older copy. Start the member once with the log where it was, stop \
-                 it cleanly, and move the log then; or, if it is certain that all files of the log are there, make {from} \
-                 a link to that directory for the start",
+                "the log of this member was in {from}, and the member was not stopped cleanly, so {} may \
+                 hold only a part or an older copy of it. Start the member once with the log in its old \
+                 place, stop it cleanly, and then move the log; or, if you are certain that all files of \
+                 the log were moved, make {from} a link to that directory for the start",
                 chosen.display(),
                 from = log_dir.display()
             ),
             LogDirMismatch::OfAnother { log_dir, member_dir } => write!(
                 f,
-                "{} holds the log of another data directory: {} has nothing of that member. Check --data-dir and \
-                 --wal-dir; if that data directory is lost, {}",
+                "{} holds the log of another data directory: {} contains no data of that member. Check \
+                 --data-dir and --wal-dir; if that data directory is lost, {}",
                 log_dir.display(),
                 member_dir.display(),
                 log::REMEDY
             ),
             LogDirMismatch::NotEmpty { chosen, file } => write!(
                 f,
-                "--wal-dir={}: there is {}, which is not of a log: name a directory that is empty or does not exist",
+                "--wal-dir={}: it contains {}, which does not belong to a log: name a directory that is empty or does not exist",
                 chosen.display(),
                 file.display()
             ),
@@ -194,39 +196,39 @@ impl fmt::Display for Inconsistency {
                 write!(f, "{} is missing or empty, but was there before; {}", log_dir.display(), log::REMEDY)
             }
             Inconsistency::LogNotWhole { checkpoint, lacking } => {
-                write!(f, "{checkpoint} (the log alone is not enough: {lacking})")
+                write!(f, "{checkpoint} (the log alone is not sufficient: {lacking})")
             }
             Inconsistency::NoCheckpoint { member_dir, lacking } => {
                 write!(f, "{} has no checkpoint, and {lacking}", member_dir.display())
             }
             Inconsistency::CheckpointIndex { member_dir, stated, held } => write!(
                 f,
-                "the checkpoint in {} says it goes up to entry {stated}, but it holds entry {held}",
+                "the checkpoint in {} claims to end at entry {stated}, but it holds entry {held}",
                 member_dir.display()
             ),
             Inconsistency::LogEndsEarly { log_dir, last, applied } => write!(
                 f,
-                "{} ends with entry {last}, but the checkpoint beside it was made of entries up to {applied}; {}",
+                "{} ends with entry {last}, but the checkpoint beside it contains entries up to {applied}; {}",
                 log_dir.display(),
                 log::REMEDY
             ),
             Inconsistency::LastEntry { stated, held } => {
-                write!(f, "the log says its last entry is {stated}, but it holds {held}")
+                write!(f, "the log claims that its last entry is {stated}, but it holds {held}")
             }
             Inconsistency::Raft { member_dir, refused } => write!(
                 f,
-                "the log and the checkpoint in {} do not go together: {refused}; {}",
+                "the log and the checkpoint in {} do not match: {refused}; {}",
                 member_dir.display(),
                 log::REMEDY
             ),
             Inconsistency::UnknownRun { name } => {
-                write!(f, "the checkpoint names a file {name:?}, which is none of its")
+                write!(f, "the checkpoint names a file {name:?} that does not belong to it")
             }
             Inconsistency::Checkpoint { dir, error } => {
                 write!(f, "cannot restore the checkpoint in {}: {error}; {}", dir.display(), log::REMEDY)
             }
             Inconsistency::NotAChange { index, error } => {
-                write!(f, "entry {index} is no membership change: {error}")
+                write!(f, "entry {index} is not a valid membership change: {error}")
             }
         }
     }
@@ -236,7 +238,7 @@ impl fmt::Display for MissingEntries {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             MissingEntries::Before(index) => {
-                write!(f, "it begins behind a state that was taken over at entry {index}")
+                write!(f, "it begins after a state that was taken over at entry {index}")
             }
             MissingEntries::Gap { found, expected } => {
                 write!(f, "entry {found} follows where {expected} was expected")
@@ -251,9 +253,9 @@ impl fmt::Display for FirstEntriesError {
         match self {
             FirstEntriesError::Refused(reason) => write!(f, "cannot write the first entries: {reason:?}"),
             FirstEntriesError::Failed(fatal) => fatal.fmt(f),
-            FirstEntriesError::NoSpace => f.write_str("the disk has no room for the first entries"),
+            FirstEntriesError::NoSpace => f.write_str("the disk has no space for the first entries"),
             FirstEntriesError::TimedOut => {
-                f.write_str("the disk did not take the first entries within a minute")
+                f.write_str("the disk did not write the first entries within a minute")
             }
         }
     }

@@ -137,7 +137,7 @@ impl Start {
         let term = self.hard_state.term.max(Term(1));
         let changes = beginning::alone(identity.member_id, &members, urls, term, last, learners_max)?;
         opening.logger.warn(
-            "forcing a new cluster of this member alone",
+            "forcing a new cluster with this member alone",
             &[("removed", Value::Uint(changes.len() as u64)), ("last-index", Value::Uint(last.0))],
         );
         // All entries of the log become committed: acknowledged ones are among them, and no other member is

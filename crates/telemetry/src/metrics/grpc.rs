@@ -100,8 +100,8 @@ impl GrpcMetrics {
             ("grpc_server_started_total", counter, "Calls begun.", Part::Started),
             ("grpc_server_msg_received_total", counter, "Messages received.", Part::Received),
             ("grpc_server_msg_sent_total", counter, "Messages sent.", Part::Sent),
-            ("grpc_server_handled_total", counter, "Calls ended, by code.", Part::Handled),
-            ("grpc_server_handling_seconds", MetricType::Histogram, "Time of calls.", Part::Handling),
+            ("grpc_server_handled_total", counter, "Calls completed, by code.", Part::Handled),
+            ("grpc_server_handling_seconds", MetricType::Histogram, "Duration of calls.", Part::Handling),
         ];
         for (name, kind, help, part) in rows {
             if part == Part::Handling && !extensive {

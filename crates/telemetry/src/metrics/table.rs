@@ -35,13 +35,13 @@ macro_rules! group {
 group! {
     /// Metrics of the member: its raft node, its requests, its health.
     ServerMetrics {
-        has_leader: Gauge = "etcd_server_has_leader", "Whether this member knows a leader.";
-        is_leader: Gauge = "etcd_server_is_leader", "Whether this member is the leader.";
-        is_learner: Gauge = "etcd_server_is_learner", "Whether this member is a learner.";
-        leader_changes: Counter = "etcd_server_leader_changes_seen_total", "Changes of leader seen.";
+        has_leader: Gauge = "etcd_server_has_leader", "1 if this member knows a leader.";
+        is_leader: Gauge = "etcd_server_is_leader", "1 if this member is the leader.";
+        is_learner: Gauge = "etcd_server_is_learner", "1 if this member is a learner.";
+        leader_changes: Counter = "etcd_server_leader_changes_seen_total", "Leader changes seen.";
         learner_promote_successes: Counter = "etcd_server_learner_promote_successes", "Learners promoted while this member led.";
         learner_promote_failures: Labelled<Counter> = "etcd_server_learner_promote_failures" ["Reason"], "Promotions of learners that failed while this member led.";
-        heartbeat_send_failures: Counter = "etcd_server_heartbeat_send_failures_total", "Heartbeats the leader sent late, probably for a slow disk.";
+        heartbeat_send_failures: Counter = "etcd_server_heartbeat_send_failures_total", "Heartbeats the leader sent late, probably because of a slow disk.";
         proposals_committed: Gauge = "etcd_server_proposals_committed_total", "Index of the last committed proposal.";
         proposals_applied: Gauge = "etcd_server_proposals_applied_total", "Index of the last applied proposal.";
         proposals_pending: Gauge = "etcd_server_proposals_pending", "Proposals waiting to be committed.";
@@ -49,24 +49,24 @@ group! {
         slow_apply: Counter = "etcd_server_slow_apply_total", "Requests applied more slowly than the warning threshold.";
         slow_read_indexes: Counter = "etcd_server_slow_read_indexes_total", "Read indexes not confirmed within the warning threshold.";
         read_indexes_failed: Counter = "etcd_server_read_indexes_failed_total", "Read indexes that could not be confirmed.";
-        snapshot_apply_in_progress: Gauge = "etcd_server_snapshot_apply_in_progress_total", "1 while a snapshot of the leader's is being applied.";
-        quota_backend_bytes: Gauge = "etcd_server_quota_backend_bytes", "Bytes the data may take.";
+        snapshot_apply_in_progress: Gauge = "etcd_server_snapshot_apply_in_progress_total", "1 while a snapshot from the leader is being applied.";
+        quota_backend_bytes: Gauge = "etcd_server_quota_backend_bytes", "Quota of the data, in bytes.";
         auth_revision: Gauge = "etcd_debugging_auth_revision", "The revision of users and roles.";
         id: Labelled<Gauge> = "etcd_server_id" ["server_id"], "1 for the id of this member, in hexadecimal.";
         version: Labelled<Gauge> = "etcd_server_version" ["server_version"], "1 for the version whose API this member serves.";
         go_version: Labelled<Gauge> = "etcd_server_go_version" ["server_go_version"], "1 for the version of the language runtime.";
-        cluster_version: Labelled<Gauge> = "etcd_cluster_version" ["cluster_version"], "1 for the version the cluster runs at.";
-        feature_enabled: Labelled<Gauge> = "etcd_server_feature_enabled" ["name", "stage"], "Whether a feature gate is on.";
+        cluster_version: Labelled<Gauge> = "etcd_cluster_version" ["cluster_version"], "1 for the version of the cluster.";
+        feature_enabled: Labelled<Gauge> = "etcd_server_feature_enabled" ["name", "stage"], "1 if the feature gate is enabled.";
         client_requests: Labelled<Counter> = "etcd_server_client_requests_total" ["type", "client_api_version"], "Requests by the client's API version.";
         apply_duration: Labelled<Histogram> = "etcd_server_apply_duration_seconds" ["version", "op", "success"] exp(0.0001, 2.0, 20), "Time to apply a request.";
         range_duration: Labelled<Histogram> = "etcd_server_range_duration_seconds" ["success"] exp(0.0001, 2.0, 20), "Time to answer a range from the store.";
-        request_duration: Labelled<Histogram> = "etcd_server_request_duration_seconds" ["type", "success"] exp(0.001, 2.0, 14), "Time of a request in the server.";
-        stages: Labelled<Histogram> = "mainstay_request_stage_seconds" ["stage"] exp(0.000001, 2.0, 24), "Time of each stage of puts, deletes, transactions, ranges and other calls; of one call out of mainstay_request_stage_sampling, picked at random.";
-        stage_sampling: Gauge = "mainstay_request_stage_sampling", "Calls for each one whose stages are measured: 64, or 1 with --metrics=extensive.";
-        heavy_requests: Labelled<Gauge> = "mainstay_heavy_requests_per_second" ["subject", "name"], "Requests of the prefixes, users and clients that take at least a hundredth of all, in the last minutes, by samples; with --metrics-heavy-hitters, and prefixes and users only while authentication is off.";
-        heavy_bytes: Labelled<Gauge> = "mainstay_heavy_bytes_per_second" ["subject", "name"], "Bytes of requests and answers of those that take most of them, in the same way.";
-        heavy_time: Labelled<Gauge> = "mainstay_heavy_milliseconds_per_second" ["subject", "name"], "Milliseconds of each second that requests take until they are answered, of those that take most, in the same way; a thousand is one request under way all the time.";
-        alarms: Labelled<Gauge> = "etcd_debugging_server_alarms" ["server_id", "alarm_type"], "1 for every alarm that is raised.";
+        request_duration: Labelled<Histogram> = "etcd_server_request_duration_seconds" ["type", "success"] exp(0.001, 2.0, 14), "Time that a request spends in the server.";
+        stages: Labelled<Histogram> = "mainstay_request_stage_seconds" ["stage"] exp(0.000001, 2.0, 24), "Time of each stage of puts, deletes, transactions, ranges and other calls, for one call out of mainstay_request_stage_sampling, picked at random.";
+        stage_sampling: Gauge = "mainstay_request_stage_sampling", "Number of calls of which one is measured in stages: 64, or 1 with --metrics=extensive.";
+        heavy_requests: Labelled<Gauge> = "mainstay_heavy_requests_per_second" ["subject", "name"], "Request rate of the prefixes, users and clients that take at least a hundredth of the total, over the last minutes, from sampled requests; only with --metrics-heavy-hitters, and prefixes and users only while authentication is off.";
+        heavy_bytes: Labelled<Gauge> = "mainstay_heavy_bytes_per_second" ["subject", "name"], "Bytes per second of requests and answers, for the prefixes, users and clients that take most, like mainstay_heavy_requests_per_second.";
+        heavy_time: Labelled<Gauge> = "mainstay_heavy_milliseconds_per_second" ["subject", "name"], "Milliseconds per second that requests are in progress, for the prefixes, users and clients that take most, like mainstay_heavy_requests_per_second; 1000 means one request in progress all the time.";
+        alarms: Labelled<Gauge> = "etcd_debugging_server_alarms" ["server_id", "alarm_type"], "1 for each raised alarm.";
         watch_send_stream: Histogram = "etcd_debugging_server_watch_send_loop_watch_stream_duration_seconds" exp(0.001, 2.0, 14), "Time to send one response with events to a watch stream.";
         watch_send_event: Histogram = "etcd_debugging_server_watch_send_loop_watch_stream_duration_per_event_seconds" exp(0.001, 2.0, 14), "Time to send one response with events to a watch stream, divided by the number of its events.";
         watch_send_control: Histogram = "etcd_debugging_server_watch_send_loop_control_stream_duration_seconds" exp(0.001, 2.0, 14), "Time to send a response without events to a watch stream.";
@@ -77,9 +77,9 @@ group! {
 group! {
     /// Metrics of health checks over HTTP.
     HealthMetrics {
-        successes: Counter = "etcd_server_health_success", "Answers of /health that were good.";
-        failures: Counter = "etcd_server_health_failures", "Answers of /health that were not good.";
-        healthcheck: Labelled<Gauge> = "etcd_server_healthcheck" ["type", "name"], "Outcome of the last check of /livez or /readyz: 1 good, 0 not.";
+        successes: Counter = "etcd_server_health_success", "Successful answers of /health.";
+        failures: Counter = "etcd_server_health_failures", "Failed answers of /health.";
+        healthcheck: Labelled<Gauge> = "etcd_server_healthcheck" ["type", "name"], "Outcome of the last check of /livez or /readyz: 1 success, 0 failure.";
         healthchecks: Labelled<Counter> = "etcd_server_healthchecks_total" ["type", "name", "status"], "Checks of /livez and /readyz by outcome.";
     }
 }
@@ -87,9 +87,9 @@ group! {
 group! {
     /// Metrics of the multi-version store and its watches.
     MvccMetrics {
-        db_total_size: Gauge = "etcd_mvcc_db_total_size_in_bytes", "Bytes the data takes on disk.";
+        db_total_size: Gauge = "etcd_mvcc_db_total_size_in_bytes", "Size of the data on disk, in bytes.";
         db_total_size_in_use: Gauge = "etcd_mvcc_db_total_size_in_use_in_bytes", "Bytes of etcd_mvcc_db_total_size_in_bytes that hold live data.";
-        db_open_read_transactions: Gauge = "etcd_mvcc_db_open_read_transactions", "Read views that are held.";
+        db_open_read_transactions: Gauge = "etcd_mvcc_db_open_read_transactions", "Open read views.";
         ranges: Counter = "etcd_mvcc_range_total", "Ranges.";
         puts: Counter = "etcd_mvcc_put_total", "Puts.";
         deletes: Counter = "etcd_mvcc_delete_total", "Deletes.";
@@ -101,15 +101,15 @@ group! {
         compact_revision: Gauge = "etcd_debugging_mvcc_compact_revision", "The revision of the last compaction.";
         total_put_size: Gauge = "etcd_debugging_mvcc_total_put_size_in_bytes", "Bytes of keys and values put.";
         events: Counter = "etcd_debugging_mvcc_events_total", "Events sent to watchers.";
-        pending_events: Gauge = "etcd_debugging_mvcc_pending_events_total", "Events that wait to be sent.";
+        pending_events: Gauge = "etcd_debugging_mvcc_pending_events_total", "Events waiting to be sent.";
         slow_watchers: Gauge = "etcd_debugging_mvcc_slow_watcher_total", "Watchers that read history because they fell behind.";
         watchers: Gauge = "etcd_debugging_mvcc_watcher_total", "Watchers.";
         watch_streams: Gauge = "etcd_debugging_mvcc_watch_stream_total", "Watch streams.";
-        db_compaction_pause: Histogram = "etcd_debugging_mvcc_db_compaction_pause_duration_milliseconds" exp(1.0, 2.0, 13), "Time a step of a compaction holds up writes.";
+        db_compaction_pause: Histogram = "etcd_debugging_mvcc_db_compaction_pause_duration_milliseconds" exp(1.0, 2.0, 13), "Time that one step of a compaction delays writes.";
         db_compaction_total: Histogram = "etcd_debugging_mvcc_db_compaction_total_duration_milliseconds" exp(100.0, 2.0, 14), "Time of a compaction.";
         db_compaction_keys: Counter = "etcd_debugging_mvcc_db_compaction_keys_total", "Revisions removed by compactions.";
-        db_compaction_last: Gauge = "etcd_debugging_mvcc_db_compaction_last", "When the last compaction ended, in seconds since 1970.";
-        index_compaction_pause: Histogram = "etcd_debugging_mvcc_index_compaction_pause_duration_milliseconds" exp(0.5, 2.0, 14), "Time the compaction of the index holds up writes.";
+        db_compaction_last: Gauge = "etcd_debugging_mvcc_db_compaction_last", "End of the last compaction, in seconds since 1970.";
+        index_compaction_pause: Histogram = "etcd_debugging_mvcc_index_compaction_pause_duration_milliseconds" exp(0.5, 2.0, 14), "Time that the compaction of the index delays writes.";
     }
 }
 
@@ -117,9 +117,9 @@ group! {
     /// Metrics of long reads of an old state: ranges, snapshots, hashes, checkpoints. etcd has no such
     /// metrics.
     LongReadMetrics {
-        open: Gauge = "mainstay_long_reads", "Large ranges, snapshots, hashes, checkpoints and watches that fell behind: what they read is not removed.";
-        oldest: Gauge = "mainstay_long_reads_oldest_seconds", "Age of the oldest of those that mainstay_long_reads counts.";
-        overtaken: Counter = "mainstay_long_reads_overtaken_total", "Readers that were ended since they kept a compaction from removing for too long.";
+        open: Gauge = "mainstay_long_reads", "Large ranges, snapshots, hashes, checkpoints and watches that fell behind; the revisions that they read are not removed.";
+        oldest: Gauge = "mainstay_long_reads_oldest_seconds", "Age of the oldest read counted by mainstay_long_reads.";
+        overtaken: Counter = "mainstay_long_reads_overtaken_total", "Readers that were ended because they delayed the removal of compacted revisions for too long.";
     }
 }
 
@@ -127,8 +127,8 @@ group! {
     /// Metrics of the audit log. etcd has no such metrics.
     AuditMetrics {
         entries: Counter = "mainstay_audit_entries_total", "Entries written to the audit log.";
-        dropped: Counter = "mainstay_audit_entries_dropped_total", "Entries of the audit log that were dropped, since the disk was full or slow.";
-        refused_not_shown: Counter = "mainstay_audit_refused_not_shown_total", "Refused calls that have no line in the audit log, since there were too many.";
+        dropped: Counter = "mainstay_audit_entries_dropped_total", "Audit log entries dropped because the disk was full or slow.";
+        refused_not_shown: Counter = "mainstay_audit_refused_not_shown_total", "Refused calls without a line in the audit log because there were too many.";
     }
 }
 
@@ -137,9 +137,9 @@ group! {
     LeaseMetrics {
         granted: Counter = "etcd_debugging_lease_granted_total", "Leases granted.";
         revoked: Counter = "etcd_debugging_lease_revoked_total", "Leases revoked.";
-        renewed: Counter = "etcd_debugging_lease_renewed_total", "Renewals the leader has seen.";
+        renewed: Counter = "etcd_debugging_lease_renewed_total", "Lease renewals received by the leader.";
         expired: Counter = "etcd_debugging_server_lease_expired_total", "Leases that expired.";
-        ttl: Histogram = "etcd_debugging_lease_ttl_total" exp(1.0, 2.0, 24), "Time to live asked for, in seconds.";
+        ttl: Histogram = "etcd_debugging_lease_ttl_total" exp(1.0, 2.0, 24), "Requested time to live of leases, in seconds.";
     }
 }
 
@@ -147,44 +147,44 @@ group! {
     /// Metrics of the log and the checkpoints on disk.
     DiskMetrics {
         wal_fsync_duration: Distribution = "etcd_disk_wal_fsync_duration_seconds" exp(0.001, 2.0, 14), "Time to sync the log.";
-        wal_write_duration: Distribution = "etcd_disk_wal_write_duration_seconds" exp(0.001, 2.0, 14), "Time to write to the log.";
+        wal_write_duration: Distribution = "etcd_disk_wal_write_duration_seconds" exp(0.001, 2.0, 14), "Duration of writes to the log.";
         wal_write_bytes: Gauge = "etcd_disk_wal_write_bytes_total", "Bytes written to the log.";
-        backend_commit_duration: Histogram = "etcd_disk_backend_commit_duration_seconds" exp(0.001, 2.0, 14), "Time to sync one portion of a checkpoint; no request waits for it, since this server has no backend to commit to.";
+        backend_commit_duration: Histogram = "etcd_disk_backend_commit_duration_seconds" exp(0.001, 2.0, 14), "Time to sync one portion of a checkpoint. No request waits for it, because this server has no backend to commit to.";
         snapshot_duration: Histogram = "etcd_disk_backend_snapshot_duration_seconds" exp(0.01, 2.0, 17), "Time to send a snapshot to a client.";
-        defrag_duration: Histogram = "etcd_disk_backend_defrag_duration_seconds" exp(0.1, 2.0, 13), "Time to answer a request to defragment, which has nothing to do.";
-        defrag_inflight: Gauge = "etcd_disk_defrag_inflight", "Always 0, since nothing is defragmented.";
-        log_entries: Total = "mainstay_log_entries_total", "Entries written to the log; divided by the count of etcd_disk_wal_fsync_duration_seconds, the entries that shared a sync.";
+        defrag_duration: Histogram = "etcd_disk_backend_defrag_duration_seconds" exp(0.1, 2.0, 13), "Time to answer a defragmentation request, which does nothing.";
+        defrag_inflight: Gauge = "etcd_disk_defrag_inflight", "Always 0, because nothing is defragmented.";
+        log_entries: Total = "mainstay_log_entries_total", "Entries written to the log. Divided by the count of etcd_disk_wal_fsync_duration_seconds, this is the number of entries that share a sync.";
         log_prepared_bytes: Gauge = "mainstay_log_prepared_bytes_total", "Bytes written to prepare segments of the log: headers, and zeros ahead of small writes.";
-        core_lent: Counter = "mainstay_core_lent_total", "Writes of a client alone for which the thread that serves it did the work of the core, whose thread slept on.";
-        log_segment_waits: Total = "mainstay_log_segment_waits_total", "How often a write to the log waited for a segment to be prepared.";
+        core_lent: Counter = "mainstay_core_lent_total", "Writes for which the thread that serves the client did the work of the core thread, which stayed asleep.";
+        log_segment_waits: Total = "mainstay_log_segment_waits_total", "Writes to the log that waited for a segment to be prepared.";
     }
 }
 
 group! {
     /// Metrics of the traffic with clients and other members.
     NetworkMetrics {
-        peer_round_trip_time: Labelled<Distribution> = "etcd_network_peer_round_trip_time_seconds" ["To"] exp(0.0001, 2.0, 16), "Round trips to a member and back.";
+        peer_round_trip_time: Labelled<Distribution> = "etcd_network_peer_round_trip_time_seconds" ["To"] exp(0.0001, 2.0, 16), "Round-trip times to a member.";
         peer_sent_bytes: Labelled<Total> = "etcd_network_peer_sent_bytes_total" ["To"], "Bytes sent to a member.";
         peer_received_bytes: Labelled<Total> = "etcd_network_peer_received_bytes_total" ["From"], "Bytes received from a member.";
         peer_sent_failures: Labelled<Total> = "etcd_network_peer_sent_failures_total" ["To"], "Messages to a member that were dropped or could not be sent.";
-        peer_received_failures: Labelled<Total> = "etcd_network_peer_received_failures_total" ["From"], "Messages from a member that could not be read, or that found no room.";
-        active_peers: Labelled<Gauge> = "etcd_network_active_peers" ["Local", "Remote"], "1 for every other member that a connection works to.";
+        peer_received_failures: Labelled<Total> = "etcd_network_peer_received_failures_total" ["From"], "Messages from a member that could not be decoded, or were dropped for lack of space.";
+        active_peers: Labelled<Gauge> = "etcd_network_active_peers" ["Local", "Remote"], "1 for every other member with a working connection.";
         known_peers: Labelled<Gauge> = "etcd_network_known_peers" ["Local", "Remote"], "1 for every member, this one included.";
-        disconnected_peers: Labelled<Total> = "etcd_network_disconnected_peers_total" ["Local", "Remote"], "How often the connection to a member was lost.";
+        disconnected_peers: Labelled<Total> = "etcd_network_disconnected_peers_total" ["Local", "Remote"], "Lost connections to a member.";
         snapshot_send_success: Labelled<Total> = "etcd_network_snapshot_send_success" ["To"], "Snapshots sent to a member.";
         snapshot_send_failures: Labelled<Total> = "etcd_network_snapshot_send_failures" ["To"], "Snapshots that could not be sent to a member.";
-        snapshot_send_inflights: Labelled<Gauge> = "etcd_network_snapshot_send_inflights_total" ["To"], "Snapshots on their way to a member.";
+        snapshot_send_inflights: Labelled<Gauge> = "etcd_network_snapshot_send_inflights_total" ["To"], "Snapshots being sent to a member.";
         snapshot_send_duration: Labelled<Distribution> = "etcd_network_snapshot_send_total_duration_seconds" ["To"] exp(0.1, 2.0, 10), "Time to send a snapshot to a member.";
         snapshot_receive_success: Labelled<Total> = "etcd_network_snapshot_receive_success" ["From"], "Snapshots received from a member.";
         snapshot_receive_failures: Labelled<Total> = "etcd_network_snapshot_receive_failures" ["From"], "Snapshots from a member that could not be received.";
-        snapshot_receive_inflights: Labelled<Gauge> = "etcd_network_snapshot_receive_inflights_total" ["From"], "Snapshots on their way from a member.";
+        snapshot_receive_inflights: Labelled<Gauge> = "etcd_network_snapshot_receive_inflights_total" ["From"], "Snapshots being received from a member.";
         snapshot_receive_duration: Labelled<Distribution> = "etcd_network_snapshot_receive_total_duration_seconds" ["From"] exp(0.1, 2.0, 10), "Time to receive a snapshot from a member.";
         client_grpc_sent_bytes: Total = "etcd_network_client_grpc_sent_bytes_total", "Bytes sent to gRPC clients.";
         client_grpc_received_bytes: Total = "etcd_network_client_grpc_received_bytes_total", "Bytes received from gRPC clients.";
         connections_shed: Total = "mainstay_client_connections_shed_total", "Client connections closed because all clients together held too much memory.";
         connections_refused: Total = "mainstay_client_connections_refused_total", "Client connections closed on accept because too many were open, in all or from one address, or memory was short.";
         expensive_refused: Total = "mainstay_expensive_calls_refused_total", "Calls refused because their client made more expensive calls than --max-expensive-calls.";
-        server_stream_failures: Labelled<Counter> = "etcd_network_server_stream_failures_total" ["Type", "API"], "Streams of clients that ended badly.";
+        server_stream_failures: Labelled<Counter> = "etcd_network_server_stream_failures_total" ["Type", "API"], "Client streams that failed.";
     }
 }
 
@@ -192,34 +192,34 @@ group! {
     /// Metrics of scrapes, as Prometheus' Go library counts them.
     ScrapeMetrics {
         requests: Labelled<Counter> = "promhttp_metric_handler_requests_total" ["code"], "Scrapes by the HTTP status of their answer.";
-        in_flight: Gauge = "promhttp_metric_handler_requests_in_flight", "Scrapes that are being answered.";
+        in_flight: Gauge = "promhttp_metric_handler_requests_in_flight", "Scrapes in progress.";
     }
 }
 
 group! {
     /// Metrics of the spans of traced calls. etcd has no such metrics.
     TracingMetrics {
-        sent: Counter = "mainstay_tracing_spans_sent_total", "Spans that the collector took.";
-        dropped: Counter = "mainstay_tracing_spans_dropped_total", "Spans that were dropped, since the collector was slow or gone.";
+        sent: Counter = "mainstay_tracing_spans_sent_total", "Spans accepted by the collector.";
+        dropped: Counter = "mainstay_tracing_spans_dropped_total", "Spans dropped because the collector was slow or unreachable.";
     }
 }
 
 group! {
     /// Metrics of the leader's comparison of all members' states. etcd has no such metrics.
     StateHashMetrics {
-        compared: Counter = "mainstay_state_hash_compared_total", "Comparisons of a member's state with this one's, while it led.";
-        differences: Counter = "mainstay_state_hash_differences_total", "Members found to differ from this one, while it led.";
-        index: Gauge = "mainstay_state_hash_index", "The entry through which all members that answered were last found to hold the same.";
+        compared: Counter = "mainstay_state_hash_compared_total", "Comparisons of another member's state with this member's, while this member was leader.";
+        differences: Counter = "mainstay_state_hash_differences_total", "Members found to differ from this one, while this member was leader.";
+        index: Gauge = "mainstay_state_hash_index", "Last entry at which all members that answered had the same state.";
     }
 }
 
 group! {
     /// Metrics of TLS. `listener` is `client` (for clients and metrics) or `peer`. etcd has no such metrics.
     TlsMetrics {
-        not_after: Labelled<Gauge> = "mainstay_tls_certificate_not_after_seconds" ["listener", "certificate"], "When the first of the certificates in use ends, in seconds since 1970: those of the listeners (server), those shown to other servers (client), those of trusted authorities (authority).";
-        generation: Labelled<Gauge> = "mainstay_tls_generation" ["listener"], "How often TLS files were loaded, the start included.";
-        reload_failures: Labelled<Counter> = "mainstay_tls_reload_failures_total" ["listener"], "How often changed TLS files could not be used, and the failure was logged.";
-        reload_failing: Labelled<Gauge> = "mainstay_tls_reload_failing" ["listener"], "1 while the TLS files on disk cannot be used and those loaded before are.";
-        rejected: Labelled<Counter> = "mainstay_tls_rejected_connections_total" ["listener"], "Connections that TLS did not let in, or that were closed since it would not let them in any more; those of members, of the former kind only.";
+        not_after: Labelled<Gauge> = "mainstay_tls_certificate_not_after_seconds" ["listener", "certificate"], "Expiry of the first certificate in use to expire, in seconds since 1970: of the listeners (server), of those shown to other servers (client), of trusted authorities (authority).";
+        generation: Labelled<Gauge> = "mainstay_tls_generation" ["listener"], "Times that TLS files were loaded, including at the start.";
+        reload_failures: Labelled<Counter> = "mainstay_tls_reload_failures_total" ["listener"], "Times that changed TLS files could not be used; each is logged.";
+        reload_failing: Labelled<Gauge> = "mainstay_tls_reload_failing" ["listener"], "1 while the TLS files on disk cannot be used and those loaded before stay in use.";
+        rejected: Labelled<Counter> = "mainstay_tls_rejected_connections_total" ["listener"], "Connections refused by TLS, or closed because TLS would no longer accept them; connections between members are counted only when refused.";
     }
 }

@@ -98,7 +98,7 @@ fn files_that_cannot_be_used_are_refused_in_gos_words() {
                      P-384, and Ed25519, in PKCS#1, SEC 1 or PKCS#8";
     let half = |text: &str| text[..text.len() / 2].to_owned();
     let csr = own.cert.replace("CERTIFICATE", "CERTIFICATE REQUEST");
-    let cut = "malformed PEM: a section has no end; the file may be cut";
+    let cut = "malformed PEM: a section has no end; the file may be truncated";
     let no_der = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
     // Certificate file, key file, expected problem, and the file that the error names.
     let rows: Vec<(String, String, &str, &str)> = vec![
@@ -360,9 +360,9 @@ fn certificates_for_the_wrong_purpose_are_warned_of() {
     };
     assert_eq!(warned(&for_servers, false), Vec::<String>::new());
     let warning = &warned(&for_servers, true)[0];
-    assert!(warning.contains("server.crt: the certificate is not for clients"), "{warning}");
+    assert!(warning.contains("server.crt: the certificate is not valid for clients"), "{warning}");
     let warning = &warned(&for_clients, false)[0];
-    assert!(warning.contains("server.crt: the certificate is not for servers"), "{warning}");
+    assert!(warning.contains("server.crt: the certificate is not valid for servers"), "{warning}");
 }
 
 #[test]
@@ -372,7 +372,7 @@ fn an_authority_whose_key_is_not_supported_is_warned_of() {
     let settings = files.settings("server", &own, Some(&authority));
     let warned = || {
         let warnings = load(settings.clone()).unwrap().0.warnings();
-        warnings.iter().any(|warning| warning.text.starts_with("the key of an authority"))
+        warnings.iter().any(|warning| warning.text.starts_with("an authority's key type"))
     };
     assert!(!warned());
     let p521 = include_str!("data/p521.cert.pem");

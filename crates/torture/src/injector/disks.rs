@@ -103,12 +103,7 @@ impl Injector<'_> {
                 "damage not named",
                 format!("m{at} did not refuse in order, with {what} turned over: {said}"),
             ),
-            None if self.cluster.has_said(
-                at,
-                from,
-                "the checkpoint is damaged; the log holds everything",
-            ) =>
-            {
+            None if self.cluster.has_said(at, from, "the checkpoint is damaged; the log is complete") => {
                 self.chronicle.detail(bar, &[at], "started from the log instead");
                 self.cluster.kill(at)?;
             }

@@ -80,15 +80,15 @@ fn every_flag_is_read_in_both_forms() {
 #[test]
 fn what_means_nothing_is_refused_in_words() {
     for (text, said) in [
-        (&["--members", "4"][..], "--members: takes 1, 3 or 5, not \"4\""),
-        (&["--seconds", "0"], "--seconds: takes a number from 1 to 604800, not \"0\""),
-        (&["--every", "NaN"], "--every: takes a number from 0.1 to 3600, not \"NaN\""),
+        (&["--members", "4"][..], "--members: must be 1, 3 or 5, not \"4\""),
+        (&["--seconds", "0"], "--seconds: must be a number from 1 to 604800, not \"0\""),
+        (&["--every", "NaN"], "--every: must be a number from 0.1 to 3600, not \"NaN\""),
         (&["--out"], "--out needs a value: DIR"),
-        (&["--out="], "--out: takes a path, which is not empty"),
+        (&["--out="], "--out: must be a path that is not empty"),
         (&["--keep=1"], "--keep takes no value"),
-        (&["--network", "wifi"], "--network: takes namespaces or loopback, not \"wifi\""),
+        (&["--network", "wifi"], "--network: must be namespaces or loopback, not \"wifi\""),
         (&["--nonsense"], "unknown flag --nonsense; see --help"),
-        (&["run"], "\"run\" is no flag; see --help"),
+        (&["run"], "\"run\" is not a flag; see --help"),
     ] {
         assert_eq!(refused(text), said, "{text:?}");
     }

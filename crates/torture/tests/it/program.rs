@@ -178,11 +178,11 @@ fn what_cannot_be_set_up_is_said_with_exit_code_2() {
     let out = out.to_str().expect("UTF-8");
     let itself = PROGRAM;
     for (arguments, words) in [
-        (&["--members", "2"][..], "--members: takes 1, 3 or 5, not \"2\""),
+        (&["--members", "2"][..], "--members: must be 1, 3 or 5, not \"2\""),
         (&["--server", "/nowhere", "--out", out], "/nowhere: No such file or directory"),
         (
             &["--server", itself, "--network", "loopback", "--faults", "partition", "--out", out],
-            "the fault partition-leader is not possible here: members are on the loopback",
+            "the fault partition-leader is not possible on this machine: members are on the loopback",
         ),
         (&["--judge", "/nowhere"], "/nowhere: No such file or directory"),
         // The server under test does not run; this is not a fault of the machine, which has another exit

@@ -30,11 +30,11 @@ pub(super) fn refuse_alive(own: &Member, tls: &tls::ClientTls) -> Result<(), Reb
         let what = match accepts(url) {
             Ok(false) => continue,
             Ok(true) => format!("something accepts connections at {url}"),
-            Err(error) => format!("it is not certain that nothing runs at {url} ({error})"),
+            Err(error) => format!("it cannot be ruled out that something runs at {url} ({error})"),
         };
         return Err(RebuildError::Refused(format!(
-            "{what}, the address of member {:x} ({}), which does not answer as it should ({error}): make sure that the \
-             member is stopped, and that nothing else listens there, and run this again",
+            "{what}, the address of member {:x} ({}), which does not answer correctly ({error}): make sure \
+             that the member is stopped and that nothing else listens there, and run this again",
             own.id, own.name
         )));
     }
@@ -70,8 +70,9 @@ fn accepts_at(path: &Path) -> io::Result<bool> {
         Err(error) if error.kind() == io::ErrorKind::NotFound && path.is_absolute() => Ok(false),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Err(io::Error::new(
             error.kind(),
-            "nothing is there, but the path begins in the directory in which the member was started, which may be another: \
-             give the member an absolute path with `etcdctl member update`",
+            "the socket does not exist, but its path is relative to the directory in which the member was \
+             started, which may be different: give the member an absolute path with `etcdctl member \
+             update`",
         )),
         Err(error) => Err(error),
     }
@@ -130,7 +131,7 @@ mod tests {
             assert_eq!(refused(format!("{scheme}://{address}")), Ok(()), "nobody listens any more");
         }
         let text = refused("http://nowhere.invalid:2380".to_owned()).expect_err("that cannot be told");
-        assert!(text.contains("it is not certain"), "{text}");
+        assert!(text.contains("it cannot be ruled out"), "{text}");
     }
 
     #[test]

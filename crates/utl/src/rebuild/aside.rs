@@ -73,8 +73,9 @@ impl Rebuild<'_> {
         let is_link = fs::symlink_metadata(&snap).is_ok_and(|found| found.is_symlink());
         if log_dir::leads_elsewhere(&snap) && !is_link && snap.is_dir() {
             return Err(RebuildError::Refused(format!(
-                "a disk is mounted at {snap}, where etcd had its database: unmount it, and take it out of /etc/fstab, since a file comes \
-                 there which keeps etcd from starting; then run this again. What is on that disk is out of date",
+                "a disk is mounted at {snap}, where etcd had its database: unmount it and remove it from \
+                 /etc/fstab, because a file that keeps etcd from starting will replace it; then run this \
+                 again. The data on that disk is out of date",
                 snap = snap.display()
             )));
         }
@@ -119,7 +120,7 @@ impl Rebuild<'_> {
             return Ok(());
         }
         Err(RebuildError::Refused(format!(
-            "the log of this member is in {}: give the flag --wal-dir that it was started with",
+            "the log of this member is in {}: give the --wal-dir with which it was started",
             noted.display()
         )))
     }

@@ -70,9 +70,7 @@ fn a_store_that_etcd_began_beside_a_member_is_told_and_never_imported() {
             let theirs = wal_dir.clone().unwrap_or_else(|| data.join("member/wal"));
             begin_store(&data, &theirs, etcds);
             let why = start(&data, wal_dir.as_deref()).expect_err("is refused");
-            for words in
-                [words, "etcd's files are the newer ones", "Mainstay's data are as they were", "mkdir -p "]
-            {
+            for words in [words, "etcd's files are newer", "Mainstay's data is unchanged", "mkdir -p "] {
                 assert!(why.contains(words), "{etcds} {apart}: no {words:?} in {why}");
             }
             let (from, to) = (text(&data).to_owned(), dir.join("to"));

@@ -90,7 +90,7 @@ fn what_cannot_come_over_is_refused_and_leaves_nothing() {
     );
     drop(lock);
     std::fs::write(&to, b"something").expect("is written");
-    assert!(refused(&args, 1).contains("is there already"));
+    assert!(refused(&args, 1).contains("already exists"));
     std::fs::remove_file(&to).expect("is removed");
     let nothing = dir.join("nothing");
     assert!(
@@ -158,7 +158,8 @@ fn the_log_goes_to_a_directory_of_its_own() {
     let below = to.join("log");
     let inside = [&args[..], &["--to-wal-dir", text(&below)]].concat();
     assert!(
-        refused(&inside, 128).contains("--to-wal-dir lies in --to: name a directory below its \"member\"")
+        refused(&inside, 128)
+            .contains("--to-wal-dir is inside --to: choose a directory below its \"member\"")
     );
     assert_eq!(names(&dir), ["3.6.etcd"]);
     done(&apart);

@@ -73,7 +73,7 @@ fn keys_of_the_old_store_become_keys_of_version_3() {
     let from = v2_dir(&dir);
     let to = dir.join("m");
     let refusal = refused(&["import", "--data-dir", text(&from), "--to", text(&to)], 1);
-    assert!(refusal.contains("it has 9 keys or directories right below its root"), "{refusal}");
+    assert!(refusal.contains("it has 9 keys or directories directly below its root"), "{refusal}");
     assert!(refusal.contains("--migrate-v2") && refusal.contains("--without-old-store"), "{refusal}");
     // Version 3 has a key with the same name: it is not overwritten, and no directory is left.
     let refusal = refused(&["import", "--data-dir", text(&from), "--to", text(&to), "--migrate-v2"], 1);
@@ -196,9 +196,9 @@ fn options_of_a_migration_are_checked() {
         args.extend_from_slice(flags);
         refused(&args, 128)
     };
-    assert!(args(&["--v2-prefix=x"]).contains("--v2-prefix is for --migrate-v2"));
-    assert!(args(&["--v2-ttl=lease"]).contains("--v2-ttl is for --migrate-v2"));
-    assert!(args(&["--v2-dirs"]).contains("--v2-dirs is for --migrate-v2"));
+    assert!(args(&["--v2-prefix=x"]).contains("--v2-prefix requires --migrate-v2"));
+    assert!(args(&["--v2-ttl=lease"]).contains("--v2-ttl requires --migrate-v2"));
+    assert!(args(&["--v2-dirs"]).contains("--v2-dirs requires --migrate-v2"));
     assert!(args(&["--migrate-v2", "--v2-ttl=x"]).contains("--v2-ttl is lease, drop or skip, not \"x\""));
     assert!(args(&["--migrate-v2", "--without-old-store"]).contains("give one of them"));
     // If the image is torn and the log does not reach back far enough, the import names the image and makes
@@ -214,7 +214,7 @@ fn options_of_a_migration_are_checked() {
     for more in [&[][..], &["--migrate-v2"], &["--without-old-store"]] {
         let refusal = refused(&[&args[..], more].concat(), 1);
         assert!(
-            refusal.contains("nothing says who the members are") && refusal.contains("29.snap"),
+            refusal.contains("the list of members is unknown") && refusal.contains("29.snap"),
             "{refusal}"
         );
     }
@@ -234,7 +234,7 @@ fn a_start_on_such_a_directory_names_the_flag() {
         |from: &Path| storage::opening::lock(&disk::RealDisk, &from.join("member"), None, &|_| {}).err();
     let said = lock(&from).expect("is refused").to_string();
     assert!(said.contains("was written by etcd") && said.contains("--migrate-v2"), "{said}");
-    assert!(said.contains("it has 9 keys or directories right below its root"), "{said}");
+    assert!(said.contains("it has 9 keys or directories directly below its root"), "{said}");
     // The member is not taken over either, because these keys would be lost.
     let before = everything(&from);
     let (said, outcome) = start_with(&from, &[], false);

@@ -16,8 +16,8 @@ fn a_command_that_is_pointed_at_another_place_says_what_is_there_and_what_to_do(
     let (below, beside) =
         (format!("{snap}/x"), "is a file that keeps etcd from starting on a directory of Mainstay");
     let not_data = "is a file: name the --data-dir of a member";
-    let part = format!("is a part of a data directory: name that one, --data-dir {data}");
-    let etcds_part = format!("is a part of a data directory: name that one, --data-dir {}", text(&etcds));
+    let part = format!("is part of a data directory: use that one, --data-dir {data}");
+    let etcds_part = format!("is part of a data directory: use that one, --data-dir {}", text(&etcds));
     let cases: &[(&[&str], &[&str])] = &[
         (
             &["import", "--data-dir", data, "--to", to],
@@ -27,7 +27,7 @@ fn a_command_that_is_pointed_at_another_place_says_what_is_there_and_what_to_do(
         (&["import", "--data-dir", &missing, "--to", to], &["does not exist"]),
         (&["import", "--data-dir", &etcds_member, "--to", to], &[&etcds_part]),
         (&["import", "--data-dir", text(&etcds), "--to", &below], &["cannot look into", &below]),
-        (&["import", "--data-dir", text(&etcds), "--to", snap], &["is there already"]),
+        (&["import", "--data-dir", text(&etcds), "--to", snap], &["already exists"]),
         (&["export", "--data-dir", member, "--to", to], &[&part]),
         (&["export", "--data-dir", snap, "--to", to], &[not_data]),
         (&["export", "--data-dir", data, "--to", &below], &["cannot look into", &below]),
@@ -66,7 +66,8 @@ fn what_a_first_start_leaves_that_failed_is_told_from_a_member() {
     let member = to.join("member");
     std::fs::create_dir_all(member.join("checkpoint")).expect("is made");
     std::fs::write(member.join("lock"), b"").expect("is written");
-    let command = format!("no member: `rm -r {}`, and try again", text(&member));
+    let command =
+        format!("only the remains of a failed first start: `rm -r {}`, and try again", text(&member));
     let (import, restore) = (
         ["import", "--data-dir", text(&etcds), "--to", text(&to)],
         ["snapshot", "restore", text(&from), "--data-dir", text(&to)],

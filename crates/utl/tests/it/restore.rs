@@ -144,7 +144,7 @@ fn what_does_not_fit_together_is_refused_and_leaves_nothing() {
     let args = ["snapshot", "restore", text(&from), "--data-dir", text(&to)];
     for (more, expected) in [
         (&["--format", "other"][..], "--format is mainstay or etcd, not \"other\""),
-        (&["--format", "etcd", "--without-users"], "--without-users is for --format mainstay"),
+        (&["--format", "etcd", "--without-users"], "--without-users requires --format mainstay"),
     ] {
         let refusal = refused(&[&args[..], more].concat(), 128);
         assert!(refusal.contains(expected), "{refusal}");
@@ -199,7 +199,7 @@ fn only_what_an_attempt_of_our_own_left_is_cleared() {
     let args = ["snapshot", "restore", text(&from), "--data-dir", text(&to), "--without-users"];
     let stays = |what: &str| {
         let refusal = refused(&args, 1);
-        assert!(refusal.contains("was not begun by this program for this user"), "{what}: {refusal}");
+        assert!(refusal.contains("was not created by this program for this user"), "{what}: {refusal}");
         assert_eq!(letter(), "dear", "{what}");
         assert!(!to.exists(), "{what}");
     };
@@ -214,13 +214,13 @@ fn only_what_an_attempt_of_our_own_left_is_cleared() {
     std::fs::rename(&precious, &unfinished).expect("is moved");
     set_mode(&unfinished, 0o700);
     let refusal = refused(&args, 1);
-    assert!(refusal.contains("was not begun by this program"), "{refusal}");
+    assert!(refusal.contains("was not created by this program"), "{refusal}");
     assert!(unfinished.join("letter").exists());
     // A directory that other users may write to, although it has the mark.
     mark(&unfinished);
     set_mode(&unfinished, 0o777);
     let refusal = refused(&args, 1);
-    assert!(refusal.contains("was not begun by this program"), "{refusal}");
+    assert!(refusal.contains("was not created by this program"), "{refusal}");
     assert!(unfinished.join("letter").exists());
     set_mode(&unfinished, 0o700);
     done(&args);
@@ -238,9 +238,9 @@ fn a_log_apart_comes_to_be_with_its_data_directory_or_not_at_all() {
         [args, &[text(wal)]].concat()
     }
     for (wal, expected) in [
-        (to.join("wal"), "name a directory below its \"member\""),
-        (to.clone(), "lies in"),
-        (dir.join(""), "--data-dir lies in --wal-dir"),
+        (to.join("wal"), "choose a directory below its \"member\""),
+        (to.clone(), "is inside"),
+        (dir.join(""), "--data-dir is inside --wal-dir"),
         (to.join("member/../wal"), "without \"..\""),
     ] {
         let refusal = utl(&with(&args, &wal)).err;

@@ -196,7 +196,8 @@ fn a_log_behind_a_link_is_found_when_the_data_directory_has_another_name() {
     let to = dir.join("to");
     let refusal = refused(&["export", "--data-dir", text(&renamed), "--to", text(&to)], 1);
     let noted = data.join("member/wal/log");
-    for words in ["member/wal-dir notes that the log of this member is in", text(&noted), "mount its disk"] {
+    for words in ["member/wal-dir records that the log of this member is in", text(&noted), "mount its disk"]
+    {
         assert!(refusal.contains(words), "no {words:?} in {refusal}");
     }
 }
@@ -210,7 +211,10 @@ fn etcds_files_are_not_taken_for_dropped_where_their_directory_has_another_name(
     start(&data, &["--wal-dir", text(&wal)]);
     std::fs::rename(&wal, &renamed).expect("is renamed");
     let refusal = refused(&["drop-etcd", "--data-dir", text(&data)], 1);
-    assert!(refusal.contains(&format!("etcd's log was in {}, which is not there", text(&wal))), "{refusal}");
+    assert!(
+        refusal.contains(&format!("etcd's log was in {}, which does not exist", text(&wal))),
+        "{refusal}"
+    );
     assert!(data.join("member/snap/db").exists() && !wal.exists());
     std::os::unix::fs::symlink(&renamed, &wal).expect("is made");
     done(&["drop-etcd", "--data-dir", text(&data)]);
@@ -239,7 +243,9 @@ fn a_takeover_does_not_need_the_file_that_says_whose_the_directory_is() {
     // This directory has the name of the temporary file, so the file cannot be written.
     std::fs::create_dir(data.join(format!("{SIGN_NAME}.tmp"))).expect("is made");
     let said = start(&data, &[]);
-    for words in ["cannot write the file that says whose the data directory is", "took this member over"] {
+    for words in
+        ["cannot write the file that marks the data directory as Mainstay's", "took this member over"]
+    {
         assert!(said.contains(words), "no {words:?} in {said}");
     }
     assert_eq!(open(&data).hash_kv(Revision(0)), Ok(HASHED));
@@ -254,7 +260,7 @@ fn snapshots_behind_a_link_are_told_of() {
     std::fs::rename(&link, &snap).expect("is moved");
     std::os::unix::fs::symlink(&snap, &link).expect("is made");
     let said = start(&data, &[]);
-    assert!(said.contains("etcd's database is on another disk than its data directory"), "{said}");
+    assert!(said.contains("etcd's database is on a different disk than its data directory"), "{said}");
     assert_eq!(open(&data).hash_kv(Revision(0)), Ok(HASHED));
 }
 
@@ -591,7 +597,7 @@ fn etcd_begins_no_empty_member_where_its_files_were_dropped() {
     assert_eq!(RealDisk.list(&dir.join("snap")).expect("is there"), Vec::<String>::new());
     assert_eq!(RealDisk.list(&dir.join("wal")).expect("is there"), GUARD_NAMES);
     assert_eq!(open(&data).hash_kv(Revision(0)), Ok(HASHED));
-    assert!(refused_drop().contains("were dropped before"));
+    assert!(refused_drop().contains("were already deleted"));
     // The writes of an empty etcd member are neither deleted nor ignored.
     let begun = dir.join("wal/0000000000000000-0000000000000000.wal");
     std::fs::write(&begun, "").expect("is written");
@@ -613,10 +619,10 @@ fn what_cannot_be_taken_over_is_refused_and_unharmed() {
     type Harm = fn(&Path);
     const WAL: &str = "wal/0000000000000000-0000000000000000.wal";
     let harms: [(&str, Harm); 6] = [
-        ("there is no", |member| std::fs::remove_file(member.join("snap/db")).expect("is removed")),
+        ("it lacks", |member| std::fs::remove_file(member.join("snap/db")).expect("is removed")),
         ("db", |member| edit(&member.join("snap/db"), |db| db.truncate(db.len() / 2))),
         ("db", |member| edit(&member.join("snap/db"), |db| db.fill(0x5a))),
-        ("the log does not say whose", |member| std::fs::remove_file(member.join(WAL)).expect("is removed")),
+        ("the log does not identify", |member| std::fs::remove_file(member.join(WAL)).expect("is removed")),
         ("does not match its checksum", |member| edit(&member.join(WAL), |wal| wal[600] ^= 1)),
         ("the log ends with entry", |member| edit(&member.join(WAL), |wal| wal.truncate(400))),
     ];
@@ -679,7 +685,7 @@ fn files_that_etcd_went_on_with_are_not_chosen_from() {
     assert!(data.join("member/snap").is_file(), "etcd would begin an empty member");
     assert_eq!(RealDisk.list(&data.join("member/wal")).expect("is there"), GUARD_NAMES);
     assert_eq!(open(&data).hash_kv(Revision(0)), Ok(HASHED));
-    assert!(refused(&["drop-etcd", "--data-dir", text(&data)], 1).contains("were dropped before"));
+    assert!(refused(&["drop-etcd", "--data-dir", text(&data)], 1).contains("were already deleted"));
     assert!(start(&data, &[]).is_empty());
 }
 
@@ -920,7 +926,10 @@ fn learners_that_the_cluster_has_are_exported() {
         let args = ["export", "--data-dir", text(&ours), "--to", text(&etcds)];
         if limit.is_empty() {
             let why = refused(&args, 1);
-            assert!(why.contains("entry 13 adds a learner") && why.contains("give --max-learners"), "{why}");
+            assert!(
+                why.contains("entry 13 adds a learner") && why.contains("give the member's --max-learners"),
+                "{why}"
+            );
             assert!(!etcds.exists() && !ours.join("member/exported").exists());
             continue;
         }
@@ -944,7 +953,10 @@ fn learners_that_the_cluster_has_are_imported() {
     });
     let args = ["import", "--data-dir", text(&etcds), "--to", text(&to)];
     let why = refused(&args, 1);
-    assert!(why.contains("entry 13 adds a learner") && why.contains("give --max-learners"), "{why}");
+    assert!(
+        why.contains("entry 13 adds a learner") && why.contains("give the member's --max-learners"),
+        "{why}"
+    );
     assert!(!to.exists());
     done(&[&args[..], &["--max-learners=2"]].concat());
     assert_eq!(open(&to).machine.members.learners(), [21, 22]);

@@ -69,13 +69,13 @@ const ROWS: &[(&str, &[Written])] = &[
             figure(
                 "Alarms",
                 "none",
-                "Alarms that are raised. One of NOSPACE or CORRUPT stops writes.",
+                "Raised alarms. NOSPACE and CORRUPT stop writes.",
                 &[("sum(max by (server_id, alarm_type) (etcd_debugging_server_alarms{#})) or vector(0)", "")],
             ),
             figure(
                 "Quota used",
                 "percentunit",
-                "Of the member that has used most.",
+                "Of the member with the highest use.",
                 &[(
                     "max(etcd_mvcc_db_total_size_in_bytes{#} / (etcd_server_quota_backend_bytes{#} > 0))",
                     "",
@@ -91,13 +91,13 @@ const ROWS: &[(&str, &[Written])] = &[
             figure(
                 "Calls",
                 "reqps",
-                "Unary calls that were answered, at all members.",
+                "Unary calls answered, at all members.",
                 &[("sum(rate(grpc_server_handled_total{#,grpc_type=\"unary\"}[$__rate_interval]))", "")],
             ),
             figure(
-                "Changes of leader",
+                "Leader changes",
                 "none",
-                "During the time shown, as the member saw them that saw most.",
+                "During the time shown, at the member that saw most of them.",
                 &[("max(increase(etcd_server_leader_changes_seen_total{#}[$__range]))", "")],
             ),
         ],
@@ -108,7 +108,7 @@ const ROWS: &[(&str, &[Written])] = &[
             chart(
                 "Calls by method",
                 "reqps",
-                "Unary calls answered, of all members chosen.",
+                "Unary calls answered by the selected members.",
                 &[(
                     "sum by (grpc_method) (rate(grpc_server_handled_total{#,grpc_type=\"unary\"}[$__rate_interval])) > 0",
                     "{{grpc_method}}",
@@ -117,7 +117,7 @@ const ROWS: &[(&str, &[Written])] = &[
             chart(
                 "Calls by member",
                 "reqps",
-                "Whether clients are spread over the members.",
+                "Shows how clients are spread across the members.",
                 &[(
                     "sum by (instance) (rate(grpc_server_handled_total{#,grpc_type=\"unary\"}[$__rate_interval]))",
                     "{{instance}}",
@@ -135,7 +135,7 @@ const ROWS: &[(&str, &[Written])] = &[
             chart(
                 "Operations of the store",
                 "ops",
-                "What calls and transactions did.",
+                "Operations made by calls and transactions.",
                 &[
                     ("sum(rate(etcd_mvcc_range_total{#}[$__rate_interval]))", "ranges"),
                     ("sum(rate(etcd_mvcc_put_total{#}[$__rate_interval]))", "puts, applied by each member"),
@@ -152,7 +152,7 @@ const ROWS: &[(&str, &[Written])] = &[
             chart(
                 "Stages of requests, median",
                 "s",
-                "Time of each stage, in the order of docs/operations.md. A stage that grows is where to look.",
+                "Time of each stage, in the order of docs/operations.md. Look first at a stage that grows.",
                 &[(
                     "histogram_quantile(0.5, sum by (stage, le) (rate(mainstay_request_stage_seconds_bucket{#}[$__rate_interval])))",
                     "{{stage}}",
@@ -161,7 +161,7 @@ const ROWS: &[(&str, &[Written])] = &[
             chart(
                 "Stages of requests, 99th percentile",
                 "s",
-                "The same of the slowest in a hundred.",
+                "The same for the slowest request in a hundred.",
                 &[(
                     "histogram_quantile(0.99, sum by (stage, le) (rate(mainstay_request_stage_seconds_bucket{#}[$__rate_interval])))",
                     "{{stage}}",
@@ -183,31 +183,31 @@ const ROWS: &[(&str, &[Written])] = &[
             chart(
                 "Calls whose stages are measured",
                 "none",
-                "One of so many.",
+                "One call out of this number.",
                 &[("mainstay_request_stage_sampling{#}", "{{instance}}")],
             ),
             chart(
-                "Who and what makes the requests",
+                "Sources of requests",
                 "reqps",
-                "The prefixes of keys, users and clients with most of them, by samples; empty without --metrics-heavy-hitters.",
+                "The key prefixes, users and clients with most requests, from samples; empty without --metrics-heavy-hitters.",
                 &[(
                     "topk(10, sum by (subject, name) (mainstay_heavy_requests_per_second{#}))",
                     "{{subject}} {{name}}",
                 )],
             ),
             chart(
-                "Who and what moves the bytes",
+                "Sources of traffic",
                 "Bps",
-                "The same by the bytes of requests and answers.",
+                "The same by bytes of requests and answers.",
                 &[(
                     "topk(10, sum by (subject, name) (mainstay_heavy_bytes_per_second{#}))",
                     "{{subject}} {{name}}",
                 )],
             ),
             chart(
-                "Who and what takes the time",
+                "Sources of load",
                 "none",
-                "The same by how many of their requests are under way on average.",
+                "The same by the average number of requests in progress.",
                 &[(
                     "topk(10, sum by (subject, name) (mainstay_heavy_milliseconds_per_second{#})) / 1000",
                     "{{subject}} {{name}}",
@@ -233,31 +233,26 @@ const ROWS: &[(&str, &[Written])] = &[
     (
         "Raft and other members",
         &[
-            chart(
-                "Leader",
-                "none",
-                "1 at the member that leads.",
-                &[("etcd_server_is_leader{#}", "{{instance}}")],
-            ),
+            chart("Leader", "none", "1 at the leader.", &[("etcd_server_is_leader{#}", "{{instance}}")]),
             chart(
                 "Proposals",
                 "ops",
-                "Entries of the log that were applied.",
+                "Log entries applied.",
                 &[("rate(etcd_server_proposals_applied_total{#}[$__rate_interval])", "{{instance}}")],
             ),
             chart(
                 "Entries behind",
                 "short",
-                "Behind the member that has committed most.",
+                "Entries behind the member that has committed most.",
                 &[(
                     "scalar(max(etcd_server_proposals_committed_total{#})) - etcd_server_proposals_applied_total{#}",
                     "{{instance}}",
                 )],
             ),
             chart(
-                "Proposals that wait or failed",
+                "Pending and failed proposals",
                 "short",
-                "Waiting now, and failures a second.",
+                "Pending now, and failures per second.",
                 &[
                     ("etcd_server_proposals_pending{#}", "{{instance}} waiting"),
                     (
@@ -269,7 +264,7 @@ const ROWS: &[(&str, &[Written])] = &[
             chart(
                 "Round trips between members, 99th percentile",
                 "s",
-                "Each write and linearizable read needs one to a majority.",
+                "Each write and linearizable read needs a round trip to a majority.",
                 &[(
                     "histogram_quantile(0.99, sum by (instance, To, le) (rate(etcd_network_peer_round_trip_time_seconds_bucket{#}[$__rate_interval])))",
                     "{{instance}} to {{To}}",
@@ -312,7 +307,7 @@ const ROWS: &[(&str, &[Written])] = &[
             chart(
                 "States compared",
                 "cps",
-                "Comparisons of members' states by the leader, and differences found, which have to be 0.",
+                "Comparisons of members' states by the leader, and differences found, which must be 0.",
                 &[
                     (
                         "rate(mainstay_state_hash_compared_total{#}[$__rate_interval])",
@@ -327,7 +322,7 @@ const ROWS: &[(&str, &[Written])] = &[
             chart(
                 "Entry compared last",
                 "none",
-                "The entry through which all members that answered hold the same.",
+                "Last entry at which all members that answered had the same state.",
                 &[("mainstay_state_hash_index{#}", "{{instance}}")],
             ),
         ],
@@ -338,7 +333,7 @@ const ROWS: &[(&str, &[Written])] = &[
             chart(
                 "Sync of the log, median and 99th percentile",
                 "s",
-                "Each write waits for one of a majority.",
+                "Each write waits for the sync of a majority.",
                 &[
                     (
                         "histogram_quantile(0.5, sum by (instance, le) (rate(etcd_disk_wal_fsync_duration_seconds_bucket{#}[$__rate_interval])))",
@@ -353,7 +348,7 @@ const ROWS: &[(&str, &[Written])] = &[
             chart(
                 "Entries that share a sync",
                 "short",
-                "The size of a batch.",
+                "Size of a batch.",
                 &[(
                     "rate(mainstay_log_entries_total{#}[$__rate_interval]) / rate(etcd_disk_wal_fsync_duration_seconds_count{#}[$__rate_interval])",
                     "{{instance}}",
@@ -362,7 +357,7 @@ const ROWS: &[(&str, &[Written])] = &[
             chart(
                 "Syncs",
                 "iops",
-                "Syncs of the log, and those among them that a shard made, for its only client.",
+                "Syncs of the log, and the part of them made by a shard for its only client.",
                 &[
                     ("rate(etcd_disk_wal_fsync_duration_seconds_count{#}[$__rate_interval])", "{{instance}}"),
                     ("rate(mainstay_core_lent_total{#}[$__rate_interval])", "{{instance}} by a shard"),
@@ -371,7 +366,7 @@ const ROWS: &[(&str, &[Written])] = &[
             chart(
                 "Written to the log",
                 "Bps",
-                "Entries, and what prepares segments.",
+                "Entries, and bytes that prepare segments.",
                 &[
                     ("rate(etcd_disk_wal_write_bytes_total{#}[$__rate_interval])", "{{instance}} entries"),
                     ("rate(mainstay_log_prepared_bytes_total{#}[$__rate_interval])", "{{instance}} prepared"),
@@ -380,7 +375,7 @@ const ROWS: &[(&str, &[Written])] = &[
             chart(
                 "Waits for a segment",
                 "cps",
-                "Writes that waited since no segment of the log was prepared.",
+                "Writes that waited because no log segment was prepared.",
                 &[("rate(mainstay_log_segment_waits_total{#}[$__rate_interval])", "{{instance}}")],
             ),
             chart(
@@ -395,7 +390,7 @@ const ROWS: &[(&str, &[Written])] = &[
             chart(
                 "Data",
                 "bytes",
-                "On disk, and live; the rest goes with the next compaction. At the quota writes are refused.",
+                "On disk, and live; the rest is removed after the next compaction. At the quota, writes are refused.",
                 &[
                     ("etcd_mvcc_db_total_size_in_bytes{#}", "{{instance}} on disk"),
                     ("etcd_mvcc_db_total_size_in_use_in_bytes{#}", "{{instance}} live"),
@@ -405,7 +400,7 @@ const ROWS: &[(&str, &[Written])] = &[
             chart(
                 "Compaction",
                 "ops",
-                "Revisions that compactions removed.",
+                "Revisions removed by compactions.",
                 &[(
                     "rate(etcd_debugging_mvcc_db_compaction_keys_total{#}[$__rate_interval])",
                     "{{instance}}",
@@ -428,7 +423,7 @@ const ROWS: &[(&str, &[Written])] = &[
             chart(
                 "Watchers",
                 "short",
-                "All, and those that are behind.",
+                "All watchers, and those that are behind.",
                 &[
                     ("etcd_debugging_mvcc_watcher_total{#}", "{{instance}}"),
                     ("etcd_debugging_mvcc_slow_watcher_total{#}", "{{instance}} behind"),
@@ -441,15 +436,15 @@ const ROWS: &[(&str, &[Written])] = &[
                 &[("rate(etcd_debugging_mvcc_events_total{#}[$__rate_interval])", "{{instance}}")],
             ),
             chart(
-                "Events that wait",
+                "Pending events",
                 "short",
-                "For a client that takes them.",
+                "Waiting for their clients to read them.",
                 &[("etcd_debugging_mvcc_pending_events_total{#}", "{{instance}}")],
             ),
             chart(
                 "Leases",
                 "ops",
-                "At all members chosen; the leader counts renewals.",
+                "At all selected members; the leader counts renewals.",
                 &[
                     ("max(rate(etcd_debugging_lease_granted_total{#}[$__rate_interval]))", "granted"),
                     ("sum(rate(etcd_debugging_lease_renewed_total{#}[$__rate_interval]))", "renewed"),
@@ -459,7 +454,7 @@ const ROWS: &[(&str, &[Written])] = &[
             chart(
                 "Long readers",
                 "short",
-                "Large ranges, snapshots, checkpoints and watches behind, whose state is not removed; and readers that were ended for it.",
+                "Large ranges, snapshots, checkpoints and lagging watches, whose revisions are not removed; and readers that were ended for this reason.",
                 &[
                     ("mainstay_long_reads{#}", "{{instance}}"),
                     (
@@ -482,7 +477,7 @@ const ROWS: &[(&str, &[Written])] = &[
             chart(
                 "Processor time used",
                 "percentunit",
-                "Of all processors that the member may use.",
+                "Share of all processors that the member may use.",
                 &[(
                     "rate(process_cpu_seconds_total{#}[$__rate_interval]) / mainstay_processors{#}",
                     "{{instance}}",
@@ -491,19 +486,19 @@ const ROWS: &[(&str, &[Written])] = &[
             chart(
                 "Memory",
                 "bytes",
-                "Resident. Values are in the page cache, which is not in it.",
+                "Resident memory. Values are in the page cache, which is not included.",
                 &[("process_resident_memory_bytes{#}", "{{instance}}")],
             ),
             chart(
                 "Open files",
                 "short",
-                "And the limit.",
+                "Open files, and the limit.",
                 &[("process_open_fds{#}", "{{instance}}"), ("process_max_fds{#}", "{{instance}} limit")],
             ),
             chart(
                 "Running since",
                 "dateTimeAsIso",
-                "When the process began.",
+                "Start time of the process.",
                 &[("process_start_time_seconds{#} * 1000", "{{instance}}")],
             ),
         ],
@@ -514,7 +509,7 @@ const ROWS: &[(&str, &[Written])] = &[
             chart(
                 "Connections closed and calls refused",
                 "cps",
-                "What the member did to protect itself from clients.",
+                "What the member did to protect itself from overload by clients.",
                 &[
                     (
                         "rate(mainstay_client_connections_shed_total{#}[$__rate_interval])",
@@ -531,9 +526,9 @@ const ROWS: &[(&str, &[Written])] = &[
                 ],
             ),
             chart(
-                "Certificates end in",
+                "Certificates expire in",
                 "s",
-                "The first of each kind to end.",
+                "The first of each kind to expire.",
                 &[(
                     "min by (instance, listener, certificate) (mainstay_tls_certificate_not_after_seconds{#} - time())",
                     "{{instance}} {{listener}} {{certificate}}",
@@ -542,7 +537,7 @@ const ROWS: &[(&str, &[Written])] = &[
             chart(
                 "TLS files",
                 "none",
-                "How often they were loaded; whether those on disk cannot be used; how often that was logged.",
+                "Loads; 1 while the files on disk cannot be used; failed loads that were logged.",
                 &[
                     ("mainstay_tls_generation{#}", "{{instance}} {{listener}} loaded"),
                     ("mainstay_tls_reload_failing{#}", "{{instance}} {{listener}} failing"),
@@ -550,9 +545,9 @@ const ROWS: &[(&str, &[Written])] = &[
                 ],
             ),
             chart(
-                "Connections that TLS did not let in",
+                "Connections refused by TLS",
                 "cps",
-                "The log says why.",
+                "The log has the reasons.",
                 &[(
                     "rate(mainstay_tls_rejected_connections_total{#}[$__rate_interval])",
                     "{{instance}} {{listener}}",
@@ -561,7 +556,7 @@ const ROWS: &[(&str, &[Written])] = &[
             chart(
                 "Audit log",
                 "cps",
-                "Entries written; those dropped, and refused calls without a line, have to be 0.",
+                "Entries written. Dropped entries, and refused calls without a line, must be 0.",
                 &[
                     ("rate(mainstay_audit_entries_total{#}[$__rate_interval])", "{{instance}} written"),
                     (
@@ -577,7 +572,7 @@ const ROWS: &[(&str, &[Written])] = &[
             chart(
                 "Spans",
                 "cps",
-                "Sent to the collector, and dropped since it was slow or gone.",
+                "Sent to the collector, and dropped because it was slow or unreachable.",
                 &[
                     ("rate(mainstay_tracing_spans_sent_total{#}[$__rate_interval])", "{{instance}} sent"),
                     (

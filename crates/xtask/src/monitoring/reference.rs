@@ -29,13 +29,13 @@ const SECTIONS: [(&str, &str, &[&str]); 8] = [
     ),
     (
         "Calls",
-        "By method. All series are there from the start, at 0. `grpc_server_handling_seconds` is there with `--metrics=extensive` only.",
+        "By method. All series exist from the start, at 0. `grpc_server_handling_seconds` exists only with `--metrics=extensive`.",
         &["grpc_"],
     ),
     ("What etcd does not have", "", &["mainstay_"]),
     (
         "The process",
-        "Read from the system at each scrape; what a machine hides is left out.",
+        "Read from the system at each scrape; values that the system does not provide are left out.",
         &["process_", "os_", "go_"],
     ),
     ("Scrapes", "", &["promhttp_"]),

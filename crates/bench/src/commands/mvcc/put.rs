@@ -9,8 +9,11 @@ use crate::loads::index::{self, Puts};
 use crate::report;
 use crate::session::Session;
 
-const BATCH_INTERVAL: Flag<i64> =
-    Flag::int("batch-interval", "100", "Interval of batching (milliseconds); only 100: our index has none");
+const BATCH_INTERVAL: Flag<i64> = Flag::int(
+    "batch-interval",
+    "100",
+    "Interval of batching (milliseconds); only 100, because our index has no interval",
+);
 const BATCH_LIMIT: Flag<i64> = Flag::int("batch-limit", "10000", "A limit of batched transaction");
 const KEY_SIZE: Flag<i64> = Flag::int("key-size", "64", "a size of key (Byte)");
 const TOTAL: Flag<i64> = Flag::int("total", "100", "a total number of keys to put");

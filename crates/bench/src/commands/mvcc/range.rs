@@ -11,8 +11,8 @@ use crate::session::Session;
 
 const BATCH_LIMIT: Flag<i64> = Flag::int("batch-limit", "10000", "A limit of batched transaction");
 const KEY_SIZE: Flag<i64> = Flag::int("key-size", "64", "a size of key (Byte)");
-const KEYS: Flag<i64> = Flag::int("keys", "100000", "how many keys there are");
-const LIMIT: Flag<i64> = Flag::int("limit", "1", "how many of them a range reads");
+const KEYS: Flag<i64> = Flag::int("keys", "100000", "number of keys");
+const LIMIT: Flag<i64> = Flag::int("limit", "1", "number of keys that a range reads");
 const TOTAL: Flag<i64> = Flag::int("total", "10000", "a total number of ranges");
 
 pub(super) const RANGE: Command<Run> = Command {

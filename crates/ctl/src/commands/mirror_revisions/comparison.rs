@@ -212,9 +212,9 @@ pub(super) fn told(found: Result<Difference, Status>, revision: i64) -> Result<D
     let found = match found {
         Err(status) if status.message == error::COMPACTED.message => {
             return Err(Failure::error(format!(
-                "{} (one of the two sides no longer has revision {revision}, at which they were to be compared: have neither \
-                 compacted while a mirror begins or cuts over, and restore the destination from a newer snapshot of the \
-                 source if this comes again)",
+                "{} (one of the two sides no longer has revision {revision}, at which they were to be \
+                 compared: compact neither while a mirror starts or cuts over, and restore the destination \
+                 from a newer snapshot of the source if this happens again)",
                 status.message
             )));
         }
@@ -222,7 +222,7 @@ pub(super) fn told(found: Result<Difference, Status>, revision: i64) -> Result<D
     };
     if let Some(first) = &found.first {
         return Err(Failure::error(format!(
-            "the destination is no copy of the source: at revision {revision} {} of {} keys differ, the first is {}",
+            "the destination is not a copy of the source: at revision {revision}, {} of {} keys differ; the first is {}",
             found.differing,
             found.keys,
             cli::go::quote(first)
@@ -230,7 +230,7 @@ pub(super) fn told(found: Result<Difference, Status>, revision: i64) -> Result<D
     }
     if found.counts.0 != found.counts.1 {
         return Err(Failure::error(format!(
-            "the destination is no copy of the source: at revision {revision} it has {} keys, and the source {}",
+            "the destination is not a copy of the source: at revision {revision} it has {} keys, and the source has {}",
             found.counts.1, found.counts.0
         )));
     }

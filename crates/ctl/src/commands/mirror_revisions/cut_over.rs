@@ -74,18 +74,18 @@ pub(super) async fn cut_over(
         First::Right(()) => Err("interrupted again".to_owned()),
     };
     let state = match (ended, stopped.is_certain) {
-        (Ok(()), true) => "the source takes writes again".to_owned(),
+        (Ok(()), true) => "the source accepts writes again".to_owned(),
         (Ok(()), false) => {
-            "the source takes writes again, unless the request for its CORRUPT alarm is carried out yet: run `alarm disarm` \
-             if it says `corrupt cluster` later"
+            "the source accepts writes again, unless the pending request for its CORRUPT alarm is still \
+             carried out: run `alarm disarm` if it reports `corrupt cluster` later"
                 .to_owned()
         }
         (Err(why), true) => format!(
-            "the source takes no writes, and its CORRUPT alarm could not be ended ({why}): run `alarm disarm`"
+            "the source accepts no writes, and its CORRUPT alarm could not be disarmed ({why}): run `alarm disarm`"
         ),
         (Err(why), false) => format!(
-            "perhaps the source takes no writes: whether its CORRUPT alarm was raised is not known, and it could not be ended \
-             ({why}): run `alarm disarm`"
+            "the source may be refusing writes: it is unknown whether its CORRUPT alarm was raised, and it \
+             could not be disarmed ({why}): run `alarm disarm`"
         ),
     };
     Err(Failure::new(failure.code, format!("{failure}; {state}")))
@@ -103,7 +103,7 @@ async fn disarm(call: &Call, source: &Client, id: u64) -> Result<(), String> {
         }
         if !std::mem::replace(&mut is_told, true) {
             call.warn(format!(
-                "the source's CORRUPT alarm could not be ended ({}); trying again for {} seconds, or until another signal",
+                "the source's CORRUPT alarm could not be disarmed ({}); retrying for {} seconds, or until another signal",
                 status.shown(),
                 DISARM_PATIENCE.1.as_secs()
             ));
@@ -140,9 +140,9 @@ async fn refuse_if_left(source: &Client) -> Result<(), Failure> {
         return Ok(());
     }
     Err(Failure::error(
-        "the source has a CORRUPT alarm already: a destination has taken its place before, or a cut-over was killed, or its \
-         members' data differ. If clients still use the source, find out which (`alarm list`, `endpoint hashkv --cluster`), and \
-         run `alarm disarm`",
+        "the source already has a CORRUPT alarm: it was cut over before, a cut-over was killed, or its \
+         members' data differ. If clients still use the source, find the cause (`alarm list`, `endpoint \
+         hashkv --cluster`), and run `alarm disarm`",
     ))
 }
 
@@ -162,13 +162,13 @@ impl Replay<'_> {
         self.compare_all().await?;
         self.rehearse_until_short(limit).await?;
 
-        self.call.line("stopping writes at the source by its CORRUPT alarm, which `alarm disarm` ends")?;
+        self.call.line("stopping writes at the source with its CORRUPT alarm; `alarm disarm` clears it")?;
         refuse_if_left(&self.source).await?;
         let began = Instant::now();
         let end = timeout_at(began + limit, self.stop(stopped)).await;
         let (end, after, leases) = end.unwrap_or_else(|_| {
             Err(Failure::error(format!(
-                "the destination did not take the source's place within {} of --stop-timeout",
+                "the cut-over did not complete within {} of --stop-timeout",
                 cli::go::duration(limit)
             )))
         })?;
@@ -231,7 +231,7 @@ impl Replay<'_> {
             if took > limit / 2 && Instant::now() >= report_at {
                 report_at = Instant::now() + REPORT_INTERVAL;
                 self.call.line(format!(
-                    "revision {}: not stopping writes yet: that would take {}, and half of --stop-timeout is {}",
+                    "revision {}: not stopping writes yet: that would take {}, but half of --stop-timeout is {}",
                     self.replayed,
                     cli::go::duration(took),
                     cli::go::duration(limit / 2)
@@ -277,7 +277,9 @@ impl Replay<'_> {
             if is_refused(&status) {
                 *locked(stopped) = None;
                 let why = status.shown();
-                return Err(Failure::error(format!("the source refuses to stop writes, and goes on: {why}")));
+                return Err(Failure::error(format!(
+                    "the source refuses to stop writes, and continues: {why}"
+                )));
             }
             return Err(status.into());
         }
@@ -286,7 +288,7 @@ impl Replay<'_> {
         // other's destination.
         if let Some(other) = raised(&self.source).await?.into_iter().find(|other| other.member_id != id) {
             return Err(Failure::error(format!(
-                "the source has another CORRUPT alarm ({:x}), perhaps of a cut-over to another destination that is under way",
+                "the source has another CORRUPT alarm ({:x}), possibly from a cut-over to another destination in progress",
                 other.member_id
             )));
         }
@@ -302,7 +304,7 @@ impl Replay<'_> {
         let there = Now::of(&self.target).await?.revision;
         if there != end {
             return Err(Failure::error(format!(
-                "the destination is at revision {there}, and the source at {end}: somebody else writes to the destination"
+                "the destination is at revision {there}, and the source at {end}: another client writes to the destination"
             )));
         }
         Ok((end, after, matched.leases))
@@ -311,7 +313,7 @@ impl Replay<'_> {
 
 fn other_ttl(id: i64) -> Failure {
     Failure::error(format!(
-        "lease {id:016x} has another time to live at the destination than at the source, and keys there: its id was granted \
-         again; revoke it at the source, or restore the destination again"
+        "lease {id:016x} has a different time to live at the destination than at the source, and has keys \
+         there: its id was granted again; revoke it at the source, or restore the destination again"
     ))
 }

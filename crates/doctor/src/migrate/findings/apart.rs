@@ -5,7 +5,7 @@ use crate::show;
 
 pub const RULE: MigrationRule = MigrationRule {
     name: "members-disagree",
-    about: "members that list other members, alarms or leases than the rest",
+    about: "members whose lists of members, alarms or leases differ from the others'",
     judge,
 };
 
@@ -42,7 +42,7 @@ fn judge(survey: &Survey) -> Option<Finding> {
         Ok(leases) => {
             for (at, count, one) in &leases.missing {
                 let count = show::counted(*count as f64, "lease", "leases");
-                let text = format!("lacks {count} that others have, among them {one:x}");
+                let text = format!("lacks {count} that others have, including {one:x}");
                 facts.add(Severity::Error, Fact::of(named(*at), text));
             }
         }
@@ -58,15 +58,15 @@ fn judge(survey: &Survey) -> Option<Finding> {
     }
     facts.found(
         RULE.name,
-        "members do not say the same of the cluster",
-        "A member is taken over with the members, alarms and leases that it knows. One that knows others than the rest \
-         decides by another majority, or loses keys that a lease holds.",
+        "members disagree about the cluster",
+        "A member is taken over with the members, alarms and leases that it knows. If its lists differ \
+         from the others', it counts a different majority, or loses keys attached to a lease.",
         &[
-            "look again: a change of members or of alarms may just be on its way",
-            "a promoted learner that one member still lists as a learner: restart that member with the newest etcd 3.6, \
-             which mends it",
-            "otherwise bring the member that differs back from the others (etcd: member remove, empty its data directory, \
-             member add)",
+            "check again: a change of members or alarms may be in progress",
+            "if one member still lists a promoted learner as a learner: restart that member with the \
+             newest etcd 3.6, which repairs it",
+            "otherwise rebuild the member that differs from the others (etcd: member remove, empty its \
+             data directory, member add)",
             "with authentication: --user=root:PASSWORD",
         ],
     )
@@ -109,7 +109,7 @@ mod tests {
                 "m1 (10.0.0.1:2379): knows of 0 alarms",
                 "m2 (10.0.0.2:2379): knows of 1 alarm",
                 "m3 (10.0.0.3:2379): knows of 1 alarm",
-                "m2 (10.0.0.2:2379): lacks 3 leases that others have, among them abc"
+                "m2 (10.0.0.2:2379): lacks 3 leases that others have, including abc"
             ]
         );
     }

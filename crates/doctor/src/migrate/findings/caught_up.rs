@@ -5,7 +5,7 @@ use crate::show;
 
 pub const RULE: MigrationRule = MigrationRule {
     name: "not-caught-up",
-    about: "members and learners that have not applied what was committed before the look began",
+    about: "members and learners that have not applied what was committed before the check began",
     judge,
 };
 
@@ -22,12 +22,12 @@ fn judge(survey: &Survey) -> Option<Finding> {
     facts.found(
         RULE.name,
         "members have not caught up",
-        "They have not applied what was committed half a second before. If the next member stops meanwhile, the cluster may \
-         be without a majority of members that are up to date, and writes wait.",
+        "They have not applied what was committed half a second before. If the next member stops now, the \
+         cluster may lack a majority of members that are up to date, and writes wait.",
         &[
-            "wait, and look again; after a start a member may have much to catch up with",
-            "one that stays behind: mainstay doctor says what holds members up (disk, network, processor)",
-            "a learner that is not needed: mainstay ctl member remove ID",
+            "wait, and check again; after a start, a member may have much to catch up with",
+            "if one stays behind: mainstay doctor finds the cause (disk, network, processor)",
+            "if a learner is not needed: mainstay ctl member remove ID",
         ],
     )
 }

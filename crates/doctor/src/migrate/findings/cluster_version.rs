@@ -4,7 +4,7 @@ use crate::migrate::survey::{Survey, release_of, shown};
 
 pub const RULE: MigrationRule = MigrationRule {
     name: "cluster-version",
-    about: "a version of the cluster that does not follow from its members",
+    about: "a cluster version that does not match the members' versions",
     judge,
 };
 
@@ -19,14 +19,14 @@ fn judge(survey: &Survey) -> Option<Finding> {
             Err(why) => {
                 facts.add(
                     Severity::Warning,
-                    Fact::of(member, format!("its page /version was not read: {why}")),
+                    Fact::of(member, format!("its page /version could not be read: {why}")),
                 );
                 continue;
             }
         };
         match (release_of(cluster), lowest) {
             (None, _) => {
-                let text = format!("it says that the cluster's version is {}", cli::go::quote(cluster));
+                let text = format!("it reports the cluster version {}", cli::go::quote(cluster));
                 facts.add(Severity::Error, Fact::of(member, text));
             }
             (Some(release), Some(lowest)) if release > lowest && !is_downgraded => {
@@ -46,15 +46,15 @@ fn judge(survey: &Survey) -> Option<Finding> {
         }
     }
     if survey.cluster_release().is_none() {
-        facts.add(Severity::Error, Fact::all("no member says what the cluster's version is"));
+        facts.add(Severity::Error, Fact::all("no member reports the cluster's version"));
     }
     facts.found(
         RULE.name,
-        "the cluster's version does not follow from its members",
-        "It decides what members may say to each other, which etcd can join, and to which release there is a way back.",
+        "the cluster's version does not match the members' versions",
+        "It decides which messages members exchange, which releases of etcd can join, and to which release you can go back.",
         &[
-            "a cluster that has just started, or whose last old member was just replaced: wait some seconds and look again",
-            "a cluster that stays behind has a member that its leader cannot ask: see that members reach each other's peer URLs",
+            "if the cluster has just started, or its last old member was just replaced: wait some seconds and check again",
+            "if the version stays behind, the leader cannot reach a member: check that members reach each other's peer URLs",
         ],
     )
 }
@@ -89,14 +89,14 @@ mod tests {
             facts(&RULE, &survey),
             (
                 Severity::Warning,
-                vec!["m1 (10.0.0.1:2379): its page /version was not read: not JSON".to_owned()]
+                vec!["m1 (10.0.0.1:2379): its page /version could not be read: not JSON".to_owned()]
             )
         );
         for member in &mut survey.evidence.members {
             member.versions = Err("not JSON".into());
         }
         let (severity, found) = facts(&RULE, &survey);
-        assert_eq!((severity, &*found[3]), (Severity::Error, "no member says what the cluster's version is"));
+        assert_eq!((severity, &*found[3]), (Severity::Error, "no member reports the cluster's version"));
         cluster_version(&mut survey, "not_decided");
         assert_eq!(facts(&RULE, &survey).0, Severity::Error);
     }

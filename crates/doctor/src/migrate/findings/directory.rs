@@ -4,7 +4,7 @@ use crate::migrate::survey::{Product, Survey};
 
 pub const RULE: MigrationRule = MigrationRule {
     name: "data-directory",
-    about: "a data directory that cannot be read, or with which the member would be refused",
+    about: "a data directory that cannot be read, or with which the member would refuse to start",
     judge,
 };
 
@@ -22,12 +22,12 @@ fn judge(survey: &Survey) -> Option<Finding> {
     facts.found(
         RULE.name,
         "the data directory cannot be used as it is",
-        "A takeover reads etcd's database and log from there. What it cannot read, or finds damaged, it refuses, and leaves as \
-         it is.",
+        "A takeover reads etcd's database and log from there. If it cannot read them or finds damage, it \
+         refuses, and changes nothing.",
         &[
-            "look whether the path is the member's --data-dir, and whether this user may read it; a log that is apart: --wal-dir",
-            "files that are damaged: bring the member back from the others first (etcd: member remove, empty its data \
-             directory, member add)",
+            "check that the path is the member's --data-dir, and that this user may read it; if the log is elsewhere, give --wal-dir",
+            "if files are damaged: rebuild the member from the others first (etcd: member remove, empty \
+             its data directory, member add)",
         ],
     )
 }

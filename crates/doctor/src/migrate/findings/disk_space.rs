@@ -7,7 +7,7 @@ use crate::migrate::survey::{Product, Survey};
 use crate::show;
 
 pub const RULE: MigrationRule =
-    MigrationRule { name: "disk-space", about: "too little space for the live data once more", judge };
+    MigrationRule { name: "disk-space", about: "too little space for a second copy of the live data", judge };
 
 /// Bytes of the log for each byte that etcd's database has in use: the log adds record headers.
 const LOG_SHARE: f64 = 1.2;
@@ -37,19 +37,19 @@ fn judge(survey: &Survey) -> Option<Finding> {
         let free = space.free_bytes as f64;
         if free < needed {
             let (needed, free, data) = (show::bytes(needed), show::bytes(free), show::bytes(data));
-            let text = format!("{path}: some {needed} are needed for {data} of data, {free} are free");
+            let text = format!("{path}: about {needed} are needed for {data} of data, {free} are free");
             facts.add(Severity::Error, Fact::all(text));
         }
     }
     facts.found(
         RULE.name,
         "the disk has too little space",
-        "The old files stay beside the new ones, so live data is there twice. Without space the start is refused and \
-         nothing is lost, but the member is away meanwhile.",
+        "The old files stay beside the new ones, so the live data is stored twice. Without enough space, \
+         the start is refused; nothing is lost, but the member is down during that time.",
         &[
             "remove history first: mainstay ctl compact REVISION, then at etcd: mainstay ctl defrag",
-            "make the file system larger, or remove what else is on it",
-            "to Mainstay: the log, which takes most of it, may go to another disk (--wal-dir, if etcd has its own there, too)",
+            "enlarge the file system, or remove other data from it",
+            "to Mainstay: the log, which takes most of the space, may be on another disk (--wal-dir, if etcd's log is there too)",
         ],
     )
 }
@@ -97,7 +97,7 @@ mod tests {
             facts(&RULE, &of(360 * MIB - 1)),
             (
                 Severity::Error,
-                vec!["/var/lib/etcd: some 378 MB are needed for 105 MB of data, 378 MB are free".to_owned()]
+                vec!["/var/lib/etcd: about 378 MB are needed for 105 MB of data, 378 MB are free".to_owned()]
             )
         );
     }
@@ -111,7 +111,7 @@ mod tests {
         assert_eq!(judged(&RULE, &survey), None);
         let seen = survey.directory.as_mut().unwrap().as_mut().unwrap();
         seen.wal_space = Some(DiskSpace { free_bytes: 312 * MIB - 1, total_bytes: 100 << 30 });
-        assert!(facts(&RULE, &survey).1[0].starts_with("/wal: some 327 MB are needed"));
+        assert!(facts(&RULE, &survey).1[0].starts_with("/wal: about 327 MB are needed"));
         let mut survey = of(138 * MIB);
         survey.to = Product::Etcd;
         assert_eq!(judged(&RULE, &survey), None, "it is etcd's already");

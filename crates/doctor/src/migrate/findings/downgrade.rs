@@ -4,7 +4,7 @@ use crate::migrate::findings::MigrationRule;
 use crate::migrate::survey::{BACK_FIRST, Product, Release, Survey, release_of, shown};
 
 pub const RULE: MigrationRule =
-    MigrationRule { name: "downgrade", about: "a downgrade of the cluster that is under way", judge };
+    MigrationRule { name: "downgrade", about: "a downgrade of the cluster in progress", judge };
 
 fn judge(survey: &Survey) -> Option<Finding> {
     let mut facts = Facts::default();
@@ -12,7 +12,7 @@ fn judge(survey: &Survey) -> Option<Finding> {
     let severity = if survey.to == Product::Etcd { Severity::Warning } else { Severity::Error };
     for (member, status) in survey.evidence.statuses() {
         if let Some(target) = &status.downgrade_target {
-            facts.add(severity, Fact::of(member, format!("a downgrade to {target} is under way")));
+            facts.add(severity, Fact::of(member, format!("a downgrade to {target} is in progress")));
         }
     }
     if survey.to == Product::Etcd {
@@ -20,13 +20,13 @@ fn judge(survey: &Survey) -> Option<Finding> {
     }
     facts.found(
         RULE.name,
-        "a downgrade is under way",
-        "Until it is over, the cluster's version and the form of what members store change, and with them which binary may \
-         be started where.",
+        "a downgrade is in progress",
+        "Until it has finished, the cluster's version and the members' storage format change, and with \
+         them which binary may be started where.",
         &[
-            "right after the start of a downgrade: wait some seconds, until the cluster's version is the target, and look again",
-            "finish it: restart the members with the older release (Mainstay: with --api-version) until it is over",
-            "or take it back: mainstay ctl downgrade cancel",
+            "right after the start of a downgrade: wait some seconds, until the cluster's version is the target, and check again",
+            "finish it: restart the members with the older release (Mainstay: with --api-version)",
+            "or cancel it: mainstay ctl downgrade cancel",
         ],
     )
 }
@@ -36,7 +36,7 @@ fn judge_way_back(survey: &Survey, facts: &mut Facts) {
     let targets = survey.evidence.statuses().filter_map(|(_, status)| status.downgrade_target.as_deref());
     let Some(target) = targets.filter_map(release_of).min() else { return };
     if target < BACK_FIRST {
-        let text = format!("nothing leads back to etcd {}", shown(target));
+        let text = format!("there is no way back to etcd {}", shown(target));
         facts.add(Severity::Error, Fact::all(text));
         return;
     }
@@ -76,14 +76,14 @@ fn not_come_down(survey: &Survey, target: Release, facts: &mut Facts) {
         match &member.versions {
             Ok(versions) => {
                 let text = format!(
-                    "the cluster's version is {} there, and has to come down to {} first",
+                    "it reports the cluster version {}, which must first be lowered to {}",
                     cli::go::quote(&versions.cluster),
                     shown(target)
                 );
                 facts.add(Severity::Error, Fact::of(member, text));
             }
             Err(why) => {
-                let text = format!("whether the cluster's version has come down is not known: {why}");
+                let text = format!("it is unknown whether the cluster's version has been lowered: {why}");
                 facts.add(elsewhere, Fact::of(member, text));
             }
         }
@@ -109,7 +109,7 @@ mod tests {
         goes_down(&mut survey, &[1], "3.6.0");
         assert_eq!(
             facts(&RULE, &survey),
-            (Severity::Error, vec!["m2 (10.0.0.2:2379): a downgrade to 3.6.0 is under way".to_owned()])
+            (Severity::Error, vec!["m2 (10.0.0.2:2379): a downgrade to 3.6.0 is in progress".to_owned()])
         );
     }
 
@@ -124,7 +124,7 @@ mod tests {
             found[2..4],
             [
                 "m3 (10.0.0.3:2379): it knows of no downgrade, others of one to 3.5",
-                "m1 (10.0.0.1:2379): the cluster's version is \"3.6.0\" there, and has to come down to 3.5 first"
+                "m1 (10.0.0.1:2379): it reports the cluster version \"3.6.0\", which must first be lowered to 3.5"
             ]
         );
         goes_down(&mut survey, &[2], "3.5.0");
@@ -160,6 +160,6 @@ mod tests {
         let mut survey = all_mainstay();
         survey.to = Product::Etcd;
         goes_down(&mut survey, &[0, 1, 2], "3.4.0");
-        assert_eq!(facts(&RULE, &survey).1[3], "nothing leads back to etcd 3.4");
+        assert_eq!(facts(&RULE, &survey).1[3], "there is no way back to etcd 3.4");
     }
 }

@@ -5,7 +5,7 @@ use crate::show;
 
 pub const RULE: MigrationRule = MigrationRule {
     name: "etcd-quota",
-    about: "data that fits Mainstay's quota, and may not fit etcd's",
+    about: "data that fits Mainstay's quota but may not fit etcd's",
     judge,
 };
 
@@ -32,11 +32,11 @@ fn judge(survey: &Survey) -> Option<Finding> {
     facts.found(
         RULE.name,
         "etcd may have no space for the data",
-        "Etcd's quota counts its file with all that is free in it; Mainstay's counts what is in use. Beyond the quota etcd \
-         raises NOSPACE and refuses writes.",
+        "etcd's quota counts its whole file, including free pages; Mainstay's counts live data. Above the \
+         quota, etcd raises NOSPACE and refuses writes.",
         &[
             "remove history first: mainstay ctl compact REVISION",
-            "start etcd with a larger --quota-backend-bytes (etcd advises at most 8 GiB)",
+            "start etcd with a larger --quota-backend-bytes (etcd recommends at most 8 GiB)",
         ],
     )
 }

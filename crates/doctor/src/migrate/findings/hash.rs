@@ -13,7 +13,7 @@ fn judge(survey: &Survey) -> Option<Finding> {
     let hashes = match &survey.hashes {
         Ok(hashes) => hashes,
         Err(why) => {
-            facts.add(Severity::Error, Fact::all(format!("HashKV was not asked for: {why}")));
+            facts.add(Severity::Error, Fact::all(format!("HashKV was not requested: {why}")));
             return found(facts, "members' histories could not be compared");
         }
     };
@@ -43,16 +43,16 @@ fn found(facts: Facts, title: &str) -> Option<Finding> {
     facts.found(
         RULE.name,
         title,
-        "A takeover keeps what a member holds: the hashes before and after are the proof that nothing was lost. Members that \
-         differ would stay different.",
+        "A takeover keeps a member's data: equal hashes before and after prove that nothing was lost. \
+         Members that differ would stay different.",
         &[
-            "histories that begin at different revisions are being compacted: look again",
-            "a large database: give it more time, --command-timeout=1m",
+            "if histories begin at different revisions, a compaction is in progress: check again",
+            "if the database is large, allow more time: --command-timeout=1m",
             "with authentication: --user=root:PASSWORD",
-            "members of etcd of different versions may differ at the revision of a compaction: write, compact once more, look \
-             again",
-            "a member that differs: bring it back from the others first (etcd: member remove, empty its data directory, \
-             member add)",
+            "members of etcd with different versions may differ at the revision of a compaction: write, \
+             compact once more, check again",
+            "if a member differs: rebuild it from the others first (etcd: member remove, empty its data \
+             directory, member add)",
         ],
     )
 }

@@ -16,7 +16,7 @@ fn judge(survey: &Survey) -> Option<Finding> {
             let keys = show::counted(keys as f64, "key or directory", "keys or directories");
             facts.add(
                 Severity::Error,
-                Fact::of(member, format!("{keys} right below the root of API version 2")),
+                Fact::of(member, format!("{keys} directly below the root of API version 2")),
             );
         }
     }
@@ -27,7 +27,10 @@ fn judge(survey: &Survey) -> Option<Finding> {
                 facts.add(Severity::Error, Fact::all(format!("{path}: of the old store, {}", old.what)));
             }
             Err(why) if directory.refusal.is_none() => {
-                facts.add(Severity::Error, Fact::all(format!("{path}: the old store was not read: {why}")));
+                facts.add(
+                    Severity::Error,
+                    Fact::all(format!("{path}: the old store could not be read: {why}")),
+                );
             }
             Ok(None) | Err(_) => {}
         }
@@ -35,13 +38,13 @@ fn judge(survey: &Survey) -> Option<Finding> {
     facts.found(
         RULE.name,
         "there are keys of API version 2",
-        "Mainstay has no API version 2. A member with such keys is refused at its takeover, as by etcd 3.6, so that they are \
-         not lost by mistake.",
+        "Mainstay does not support API version 2. The takeover of a member with such keys is refused, as \
+         by etcd 3.6, so that they are not lost by mistake.",
         &[
-            "keys that are not needed: remove them with etcdctl of API version 2 (ETCDCTL_API=2), and wait for etcd's next \
-             snapshot",
-            "keys that are needed: mainstay utl import --migrate-v2 makes them keys of version 3 (docs/files.md); this needs a \
-             member that is the only voter",
+            "if the keys are not needed: remove them with etcdctl of API version 2 (ETCDCTL_API=2), and \
+             wait for etcd's next snapshot",
+            "if the keys are needed: mainstay utl import --migrate-v2 converts them to keys of version 3 \
+             (docs/files.md); this requires a member that is the only voter",
         ],
     )
 }
@@ -67,7 +70,7 @@ mod tests {
             (
                 Severity::Error,
                 vec![
-                    "m1 (10.0.0.1:2379): 2 keys or directories right below the root of API version 2"
+                    "m1 (10.0.0.1:2379): 2 keys or directories directly below the root of API version 2"
                         .to_owned(),
                     "/var/lib/etcd: of the old store, it has 2 keys".to_owned()
                 ]

@@ -19,18 +19,19 @@ fn judge(survey: &Survey) -> Option<Finding> {
         let text = match &survey.has_users {
             Ok(_) => format!("version {}, and the cluster has users", status.version),
             Err(why) => {
-                format!("version {}, and whether there are users is not known: {why}", status.version)
+                format!("version {}, and it is unknown whether there are users: {why}", status.version)
             }
         };
         facts.add(Severity::Warning, Fact::of(member, text));
     }
     facts.found(
         RULE.name,
-        "passwords cannot be changed while members of etcd 3.4 and of Mainstay are together",
-        "Mainstay refuses such changes (etcdserver: not capable), and a password that is changed at a member of 3.4 meanwhile \
-         reaches Mainstay as it was typed, and is refused there (COMPAT-88): members would know different passwords.",
+        "passwords cannot be changed while members of etcd 3.4 and of Mainstay run together",
+        "Mainstay refuses such changes (etcdserver: not capable). A password changed at a member of 3.4 \
+         reaches Mainstay in plain text and is refused there (COMPAT-88), so members would have different \
+         passwords.",
         &[
-            "change no passwords, and add no users, from the first step to the last",
+            "change no passwords and add no users from the first step to the last",
             "stop each member of 3.4 cleanly (SIGTERM), so that passwords in its log are in its database",
         ],
     )
@@ -50,7 +51,7 @@ mod tests {
         assert_eq!((severity, found.len()), (Severity::Warning, 3));
         assert_eq!(found[0], "m1 (10.0.0.1:2379): version 3.4.30, and the cluster has users");
         survey.has_users = Err("late".into());
-        assert!(facts(&RULE, &survey).1[0].ends_with("is not known: late"));
+        assert!(facts(&RULE, &survey).1[0].ends_with("whether there are users: late"));
         let mut newer = etcds("3.5.21");
         newer.has_users = Ok(true);
         assert_eq!(judged(&RULE, &newer), None);

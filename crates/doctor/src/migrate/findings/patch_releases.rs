@@ -4,7 +4,7 @@ use crate::migrate::survey::{Product, Release, Survey, release_of};
 
 pub const RULE: MigrationRule = MigrationRule {
     name: "patch-releases",
-    about: "releases of etcd that apply requests which Mainstay refuses, so that members would differ",
+    about: "releases of etcd that apply requests which Mainstay refuses, so members would differ",
     judge,
 };
 
@@ -26,18 +26,18 @@ const FAULTS: [Fault; 4] = [
         mended: &[((3, 5), 33), ((3, 6), 14), ((3, 7), 1)],
     },
     Fault {
-        what: "nested transactions that do what their user may not do",
+        what: "nested transactions with operations that their user may not perform",
         takes_users: true,
         mended: &[((3, 4), 42), ((3, 5), 28), ((3, 6), 9)],
     },
     Fault {
-        what: "puts in transactions that ask for a previous value which their user may not read, or name a lease with keys that \
-               their user may not write",
+        what: "puts in transactions that request a previous value which their user may not read, or use a \
+               lease with keys that their user may not write",
         takes_users: true,
         mended: &[((3, 4), 44), ((3, 5), 30), ((3, 6), 11)],
     },
     Fault {
-        what: "whatever anyone asks for, from when NOSPACE or CORRUPT is raised until it is disarmed",
+        what: "any request of any user, while NOSPACE or CORRUPT is raised",
         takes_users: true,
         mended: &[((3, 6), 0)],
     },
@@ -87,12 +87,12 @@ fn judge(survey: &Survey) -> Option<Finding> {
     facts.found(
         RULE.name,
         "members of etcd apply requests that Mainstay and newer releases of etcd refuse",
-        "After such a request members have different data while members of both kinds are together: their revisions no longer agree, \
-         and the check for corruption raises CORRUPT. A rolling upgrade of etcd has the same risk. A user who makes no such request \
-         brings none of it about.",
+        "After such a request, members have different data while both kinds run together: their revisions \
+         no longer agree, and the corruption check raises CORRUPT. A rolling upgrade of etcd has the same \
+         risk. Without such requests, nothing of this happens.",
         &[
-            "upgrade etcd first where a release of its minor version is named (docs/migration.md, Members of both kinds)",
-            "begin while no alarm is raised, and go from the first step to the last without a pause",
+            "upgrade etcd first, to the fixed release of its minor version if there is one (docs/migration.md, Members of both kinds)",
+            "begin while no alarm is raised, and do all steps without a pause",
         ],
     )
 }
@@ -142,8 +142,8 @@ mod tests {
         survey.has_users = Err("late".into());
         assert_eq!(
             facts(&RULE, &survey).1[0],
-            "m1 (10.0.0.1:2379): version 3.5.33 applies whatever anyone asks for, from when NOSPACE or CORRUPT is raised until it is \
-             disarmed, if there are users; every 3.5 does"
+            "m1 (10.0.0.1:2379): version 3.5.33 applies any request of any user, while NOSPACE or CORRUPT \
+             is raised, if there are users; every 3.5 does"
         );
     }
 }

@@ -57,13 +57,13 @@ fn judge(survey: &Survey) -> Option<Finding> {
         for other in voters.iter().filter(|other| **other != member.id && !active.contains(*other)) {
             let name = survey.evidence.name_of(*other);
             let text = match known.contains(other) {
-                true => format!("no connection to {name} works"),
-                false => format!("no connection to {name} has worked since it was started"),
+                true => format!("no working connection to {name}"),
+                false => format!("no working connection to {name} since it was started"),
             };
             // Perhaps only the other member can connect; or etcd still reports a failed request until it
             // connects again.
             let text = match has_active(*other, member.id) {
-                true => format!("{text}, though {name} says that its own works"),
+                true => format!("{text}, although {name} reports that its own works"),
                 false => text,
             };
             facts.add(Severity::Error, Fact::of(member, text));
@@ -72,13 +72,13 @@ fn judge(survey: &Survey) -> Option<Finding> {
     facts.found(
         RULE.name,
         "voting members do not reach each other",
-        "As long as the leader reaches both, such members are up to date and answer. When the leader stops, they cannot elect \
-         another one: the step would take the majority.",
+        "As long as the leader reaches both, such members are up to date and answer. When the leader \
+         stops, they cannot elect another one: the step would cost the majority.",
         &[
-            "look again: a member that was just started needs a moment to connect",
-            "if only one of the two says so for long, and neither logs anything of it: restart that one",
-            "see what both members log of each other: a firewall, a wrong peer URL (mainstay ctl member update), a peer \
-             certificate that the other one does not take",
+            "check again: a member that was just started needs a moment to connect",
+            "if only one of the two reports this for a long time, and neither logs anything about it: restart that one",
+            "check both members' logs for the cause: a firewall, a wrong peer URL (mainstay ctl member \
+             update), a peer certificate that the other one rejects",
         ],
     )
 }
@@ -126,8 +126,8 @@ mod tests {
             (
                 Severity::Error,
                 vec![
-                    "m2 (10.0.0.2:2379): no connection to m3 works".to_owned(),
-                    "m3 (10.0.0.3:2379): no connection to m2 has worked since it was started".to_owned()
+                    "m2 (10.0.0.2:2379): no working connection to m3".to_owned(),
+                    "m3 (10.0.0.3:2379): no working connection to m2 since it was started".to_owned()
                 ]
             )
         );
@@ -135,8 +135,8 @@ mod tests {
         // A connection in one direction is not enough.
         let both = "etcd_network_active_peers{Local=\"3\",Remote=\"1\"} 1\netcd_network_active_peers{Local=\"3\",Remote=\"2\"} 1\n";
         says(&mut survey, 2, both);
-        let told =
-            "m2 (10.0.0.2:2379): no connection to m3 works, though m3 says that its own works".to_owned();
+        let told = "m2 (10.0.0.2:2379): no working connection to m3, although m3 reports that its own works"
+            .to_owned();
         assert_eq!(facts(&RULE, &survey), (Severity::Error, vec![told]));
         // Former members and learners do not count.
         for view in &mut survey.views {

@@ -4,7 +4,7 @@ use crate::migrate::survey::Survey;
 
 pub const RULE: MigrationRule = MigrationRule {
     name: "no-linearizable-read",
-    about: "voting members at which a linearizable read is not answered",
+    about: "voting members that do not answer a linearizable read",
     judge,
 };
 
@@ -18,10 +18,10 @@ fn judge(survey: &Survey) -> Option<Finding> {
     facts.found(
         RULE.name,
         "members do not answer a linearizable read",
-        "Such a read needs a leader and a majority: where it fails, clients fail, and a further restart makes it worse.",
+        "Such a read needs a leader and a majority. If it fails, clients fail too, and another restart makes it worse.",
         &[
-            "with authentication: --user, any user; what that user may read does not matter",
-            "see whether the cluster has a leader, and whether the members reach each other: mainstay doctor",
+            "with authentication: give --user with any user; that user's permissions do not matter",
+            "check that the cluster has a leader, and that the members reach each other: mainstay doctor",
         ],
     )
 }

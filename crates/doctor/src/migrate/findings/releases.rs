@@ -4,7 +4,7 @@ use crate::migrate::survey::{Product, RELEASES, Release, Survey, release_of, sho
 
 pub const RULE: MigrationRule = MigrationRule {
     name: "releases",
-    about: "releases that cannot be migrated, or should not be together",
+    about: "releases that cannot be migrated, or should not run together",
     judge,
 };
 
@@ -23,14 +23,14 @@ fn judge(survey: &Survey) -> Option<Finding> {
         };
         if release < RELEASES.0 || release > RELEASES.1 {
             let (first, last) = (shown(RELEASES.0), shown(RELEASES.1));
-            let text = format!("version {version}, and members of etcd {first} to {last} can be migrated");
+            let text =
+                format!("version {version}, but only members of etcd {first} to {last} can be migrated");
             facts.add(Severity::Error, Fact::of(member, text));
         } else if product == Some(Product::Etcd) {
             etcds.push(release);
             if UNSOUND.contains(&version.as_str()) {
-                let text = format!(
-                    "version {version}, which may leave members with different data when it is killed"
-                );
+                let text =
+                    format!("version {version}, which may leave members with different data if it is killed");
                 facts.add(Severity::Warning, Fact::of(member, text));
             }
         }
@@ -39,13 +39,13 @@ fn judge(survey: &Survey) -> Option<Finding> {
         let (apart, both) = (newest.1 - oldest.1, (shown(*oldest), shown(*newest)));
         if apart > 1 {
             let text = format!(
-                "members of etcd {} and {} are together, which etcd does not support",
+                "members of etcd {} and {} run together, which etcd does not support",
                 both.0, both.1
             );
             facts.add(Severity::Error, Fact::all(text));
         } else if apart == 1 && survey.to == Product::Mainstay {
             let text = format!(
-                "members of etcd {} and {} are together: an upgrade or downgrade is half-way",
+                "members of etcd {} and {} run together: an upgrade or downgrade is not finished",
                 both.0, both.1
             );
             facts.add(Severity::Warning, Fact::all(text));
@@ -53,11 +53,11 @@ fn judge(survey: &Survey) -> Option<Finding> {
     }
     facts.found(
         RULE.name,
-        "the releases of the members stand in the way",
-        "Members of releases that do not fit together may end, refuse to start, or read what others wrote otherwise.",
+        "the members' releases prevent the migration",
+        "Members with incompatible releases may exit, refuse to start, or interpret the same data differently.",
         &[
-            "finish the upgrade of etcd first, member by member, one minor release at a time, each to its newest version",
-            "members of etcd 3.3 or older: upgrade them to 3.4 first; of etcd 3.8 or newer: nothing takes them over yet",
+            "finish the upgrade of etcd first, member by member, one minor release at a time, always to its newest version",
+            "upgrade members of etcd 3.3 or older to 3.4 first; members of etcd 3.8 or newer cannot be taken over yet",
         ],
     )
 }
@@ -78,9 +78,9 @@ mod tests {
             (
                 Severity::Error,
                 vec![
-                    "m1 (10.0.0.1:2379): version 3.3.27, and members of etcd 3.4 to 3.7 can be migrated"
+                    "m1 (10.0.0.1:2379): version 3.3.27, but only members of etcd 3.4 to 3.7 can be migrated"
                         .to_owned(),
-                    "m2 (10.0.0.2:2379): version 3.8.0, and members of etcd 3.4 to 3.7 can be migrated"
+                    "m2 (10.0.0.2:2379): version 3.8.0, but only members of etcd 3.4 to 3.7 can be migrated"
                         .to_owned(),
                     "m3 (10.0.0.3:2379): its version is \"\\x1b[2J\"".to_owned()
                 ]
@@ -100,7 +100,7 @@ mod tests {
             facts(&RULE, &survey),
             (
                 Severity::Error,
-                vec!["members of etcd 3.4 and 3.6 are together, which etcd does not support".to_owned()]
+                vec!["members of etcd 3.4 and 3.6 run together, which etcd does not support".to_owned()]
             )
         );
         run_etcd(&mut survey, 0, "3.5.21");

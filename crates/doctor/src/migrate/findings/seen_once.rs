@@ -7,7 +7,7 @@ use crate::migrate::survey::Survey;
 
 pub const RULE: MigrationRule = MigrationRule {
     name: "not-each-once",
-    about: "members of the cluster that were not looked at, or more than once",
+    about: "members of the cluster that were not checked, or more than once",
     judge,
 };
 
@@ -22,7 +22,7 @@ fn judge(survey: &Survey) -> Option<Finding> {
         survey.listed().into_iter().map(|listed| (listed.id, listed.name.as_str())).collect();
     for (id, name) in &listed {
         if !seen.contains_key(id) {
-            let text = format!("member {id:x} ({name}) is listed, and was not looked at");
+            let text = format!("member {id:x} ({name}) is listed but was not checked");
             facts.add(Severity::Error, Fact::all(text));
         }
     }
@@ -34,7 +34,7 @@ fn judge(survey: &Survey) -> Option<Finding> {
             }
         } else if !listed.is_empty() && !listed.contains_key(id) {
             for member in members {
-                let text = format!("is member {id:x}, which no member lists");
+                let text = format!("is member {id:x}, which is not in any member's list");
                 facts.add(Severity::Error, Fact::of(member, text));
             }
         }
@@ -48,12 +48,12 @@ fn judge(survey: &Survey) -> Option<Finding> {
     }
     facts.found(
         RULE.name,
-        "not every member was looked at once",
-        "A member that was not looked at may be down, behind or of another version. The next step may then take the majority.",
+        "not every member was checked exactly once",
+        "A member that was not checked may be down, behind or have another version. The next step may then cost the majority.",
         &[
-            "look again: a member may not have answered when it was asked for the list of members",
-            "a load balancer or a name of several addresses in --endpoints: give the client URL of each member instead",
-            "likewise --metrics-endpoints: those of each member, in the order of --endpoints",
+            "check again: a member may not have answered when it was asked for the member list",
+            "if --endpoints contains a load balancer or a name with several addresses: give the client URL of each member instead",
+            "likewise for --metrics-endpoints: give the URLs of each member, in the order of --endpoints",
         ],
     )
 }
@@ -71,7 +71,7 @@ mod tests {
         survey.views.remove(1);
         assert_eq!(
             facts(&RULE, &survey),
-            (Severity::Error, vec!["member 2 (m2) is listed, and was not looked at".to_owned()])
+            (Severity::Error, vec!["member 2 (m2) is listed but was not checked".to_owned()])
         );
         // A member of which only the name is known counts as known.
         let mut survey = etcds("3.6.16");
@@ -82,7 +82,7 @@ mod tests {
         survey.evidence.members.remove(2);
         survey.views.remove(2);
         survey.views[0].members.as_mut().unwrap().pop_last();
-        assert_eq!(facts(&RULE, &survey).1, ["member 3 (m3) is listed, and was not looked at"]);
+        assert_eq!(facts(&RULE, &survey).1, ["member 3 (m3) is listed but was not checked"]);
     }
 
     #[test]
@@ -93,7 +93,7 @@ mod tests {
         assert_eq!(
             facts(&RULE, &survey).1,
             [
-                "member 3 (m3) is listed, and was not looked at",
+                "member 3 (m3) is listed but was not checked",
                 "m2 (10.0.0.2:2379): leads to member 2, as does another endpoint",
                 "m3 (10.0.0.3:2379): leads to member 2, as does another endpoint"
             ]
@@ -109,7 +109,10 @@ mod tests {
         for view in &mut survey.views {
             view.members.as_mut().unwrap().pop_last();
         }
-        assert_eq!(facts(&RULE, &survey).1, ["m3 (10.0.0.3:2379): is member 3, which no member lists"]);
+        assert_eq!(
+            facts(&RULE, &survey).1,
+            ["m3 (10.0.0.3:2379): is member 3, which is not in any member's list"]
+        );
         for view in &mut survey.views {
             view.members = Err("late".into());
         }

@@ -6,7 +6,7 @@ use crate::migrate::survey::{Product, Survey};
 
 pub const RULE: MigrationRule = MigrationRule {
     name: "settings",
-    about: "settings that Mainstay refuses, or that make no difference there",
+    about: "settings that Mainstay refuses, or that have no effect there",
     judge,
 };
 
@@ -33,7 +33,7 @@ fn judge(survey: &Survey) -> Option<Finding> {
             let is_known = FeatureGate::find(name).is_some() || [ALL_ALPHA, ALL_BETA].contains(&name);
             if sample.value > 0.0 && !is_known {
                 let text = format!(
-                    "the feature {} is on, and --feature-gates of Mainstay has none of that name",
+                    "the feature {} is on, but --feature-gates of Mainstay has no gate of that name",
                     cli::go::quote(name)
                 );
                 facts.add(Severity::Warning, Fact::of(member, text));
@@ -42,11 +42,11 @@ fn judge(survey: &Survey) -> Option<Finding> {
     }
     facts.found(
         RULE.name,
-        "settings do not come over as they are",
-        "A start with a setting that Mainstay refuses ends at once; the others are named in its log and make no difference.",
+        "some settings cannot be taken over unchanged",
+        "With a setting that Mainstay refuses, the start fails at once; the others are named in its log and have no effect.",
         &[
-            "change the file before the step; docs/flags.md has every setting and what becomes of it",
-            "where etcd's own binary has to start with it again, keep a copy of the file",
+            "change the file before the step; docs/flags.md lists every setting and its effect",
+            "keep a copy of the file if etcd's own binary must start with it again",
         ],
     )
 }
@@ -85,7 +85,7 @@ mod tests {
         assert_eq!(
             facts(&RULE, &with("Telepathy", 1)).1,
             [
-                "m1 (10.0.0.1:2379): the feature \"Telepathy\" is on, and --feature-gates of Mainstay has none of that name"
+                "m1 (10.0.0.1:2379): the feature \"Telepathy\" is on, but --feature-gates of Mainstay has no gate of that name"
             ]
         );
     }

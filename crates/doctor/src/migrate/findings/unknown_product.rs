@@ -2,11 +2,8 @@ use crate::finding::{Fact, Facts, Finding, Severity};
 use crate::migrate::findings::MigrationRule;
 use crate::migrate::survey::{Product, Survey};
 
-pub const RULE: MigrationRule = MigrationRule {
-    name: "unknown-product",
-    about: "members of which it is not known what they run, or how they are",
-    judge,
-};
+pub const RULE: MigrationRule =
+    MigrationRule { name: "unknown-product", about: "members whose product or status is unknown", judge };
 
 fn judge(survey: &Survey) -> Option<Finding> {
     let mut facts = Facts::default();
@@ -19,12 +16,12 @@ fn judge(survey: &Survey) -> Option<Finding> {
     }
     facts.found(
         RULE.name,
-        "it is not known what members run, or how they are",
-        "Which member is next goes by that, and a member that says nothing of itself cannot be called healthy.",
+        "the product or status of members is unknown",
+        "The choice of the next member depends on it, and a member that does not report its status cannot be called healthy.",
         &[
-            "metrics that are served elsewhere (--listen-metrics-urls, --listen-client-http-urls): --metrics-endpoints, \
-             one for each of --endpoints",
-            "with authentication: --user, best root",
+            "if metrics are served elsewhere (--listen-metrics-urls, --listen-client-http-urls): give \
+             --metrics-endpoints, one for each of --endpoints",
+            "with authentication: give --user, preferably root",
         ],
     )
 }

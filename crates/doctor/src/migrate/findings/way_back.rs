@@ -4,7 +4,7 @@ use crate::migrate::survey::{BACK_FIRST, Product, Survey, release_of, shown};
 
 pub const RULE: MigrationRule = MigrationRule {
     name: "way-back",
-    about: "a way back to the present release of etcd that is closed, or about to close",
+    about: "a way back to the current release of etcd that is closed, or about to close",
     judge,
 };
 
@@ -15,7 +15,7 @@ fn judge(survey: &Survey) -> Option<Finding> {
     if survey.to == Product::Etcd {
         if cluster < BACK_FIRST {
             let text = format!(
-                "the cluster's version is {}: members come back as etcd {}",
+                "the cluster's version is {}: members can go back to etcd {}",
                 shown(cluster),
                 shown(back)
             );
@@ -43,9 +43,10 @@ fn judge(survey: &Survey) -> Option<Finding> {
             Product::Etcd => "there is no way back to etcd 3.4",
             Product::Mainstay => "the way back closes with the last member of etcd",
         },
-        "When all members are of a later release, the cluster's version rises to it, and an older etcd belongs into it only \
-         after a downgrade (mainstay ctl downgrade). Nothing leads back to etcd 3.4, whose form of state is left behind.",
-        &[&api_version, "if nobody will go back, nothing is to be done"],
+        "When all members have a later release, the cluster's version rises to it, and an older etcd can \
+         join only after a downgrade (mainstay ctl downgrade). There is no way back to etcd 3.4, whose \
+         storage format is no longer written.",
+        &[&api_version, "if you will not go back, there is nothing to do"],
     )
 }
 
@@ -76,7 +77,10 @@ mod tests {
         run_mainstay(&mut survey, 0, "3.5.0");
         assert_eq!(judged(&RULE, &survey), None);
         survey.to = Product::Etcd;
-        assert_eq!(facts(&RULE, &survey).1, ["the cluster's version is 3.4: members come back as etcd 3.5"]);
+        assert_eq!(
+            facts(&RULE, &survey).1,
+            ["the cluster's version is 3.4: members can go back to etcd 3.5"]
+        );
         cluster_version(&mut survey, "3.5.0");
         assert_eq!(judged(&RULE, &survey), None);
     }

@@ -509,7 +509,7 @@ impl Core {
             let hashes = &self.shared.data.compaction_hashes;
             if !hashes.order(&self.workers.hasher, state, previous, revision) {
                 self.logger.warn(
-                    "too many compactions wait for their hashes: the hash of this one is not computed",
+                    "too many compactions are waiting for their hashes; the hash of this one is not computed",
                     &[("revision", Value::Int(revision.0))],
                 );
             }

@@ -179,7 +179,7 @@ impl Core {
             && let Some(percent) = self.space.quota_warning.look(in_use, quota)
         {
             self.logger.warn(
-                "the data is near its quota; once it is reached, writes are refused until keys are deleted and compacted",
+                "the data is close to its quota; at the quota, writes are refused until keys are deleted and compacted",
                 &[
                     ("in-use-percent", Value::Uint(percent)),
                     ("in-use-bytes", Value::Uint(in_use)),
@@ -203,7 +203,7 @@ impl Core {
     /// Takes the member out of service.
     pub(super) fn park(&mut self, fatal: &machine::Fatal, now: Instant) {
         self.logger.error(
-            "OUT OF SERVICE: a committed entry depends on a value that cannot be read, and it cannot be applied without; rebuild this member from the others with `mainstay rebuild` or, if it is the only one, take a snapshot of what can still be read and restore from a backup",
+            "OUT OF SERVICE: a committed entry cannot be applied, because a value that it depends on cannot be read; rebuild this member from the others with `mainstay rebuild` or, if it is the only one, save a snapshot of what can still be read and restore from a backup",
             &[("index", Value::Uint(fatal.index.0)), ("why", Value::Str(&fatal.why))],
         );
         let alone = self.node.voters() == [MemberId(self.shared.member.identity.member_id)];

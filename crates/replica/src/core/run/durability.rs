@@ -35,7 +35,7 @@ impl Core {
         match event {
             LogEvent::Synced(synced) => self.synced(synced),
             LogEvent::SpaceChanged(Space::Ample) => {
-                self.logger.info("the disk has room for the log again", &[]);
+                self.logger.info("the disk has space for the log again", &[]);
                 Ok(())
             }
             // The space becomes free again if the received state is not installed; otherwise the next check
@@ -43,7 +43,7 @@ impl Core {
             LogEvent::SpaceChanged(_) if self.install.is_receiving() => Ok(()),
             LogEvent::SpaceChanged(space) => {
                 self.logger.warn(
-                    "the disk has no room for more log: raising the NOSPACE alarm",
+                    "the disk has no space for more log; raising the NOSPACE alarm",
                     &[("space", Value::Str(&format!("{space:?}")))],
                 );
                 self.raise_no_space(Cause::Disk, now);
@@ -97,7 +97,7 @@ impl Core {
             AlarmContext { alarms: &self.machine.alarms, has_leader: self.leadership.leader().is_some() };
         let ample = self.space.room.is_ample(&self.log);
         if let Some(action) = self.space.nospace.look(ample, may_clear, present, now) {
-            self.logger.info("the disk has room again: clearing the NOSPACE alarm that it had raised", &[]);
+            self.logger.info("the disk has space again; clearing the NOSPACE alarm raised for it", &[]);
             self.propose_alarm(action);
         }
         self.note_cause();
@@ -160,7 +160,7 @@ impl Core {
             return false;
         }
         self.space.nospace.was_noted();
-        self.logger.debug("noted the cause of the NOSPACE alarm", &[("cause", Value::Str(cause.name()))]);
+        self.logger.debug("recorded the cause of the NOSPACE alarm", &[("cause", Value::Str(cause.name()))]);
         true
     }
 }
@@ -280,7 +280,7 @@ impl Core {
             && let Err(status) = &applied.outcome
         {
             self.logger.error(
-                "an entry of the log is no request that this version can decode: it changes nothing on members of this version; if there are members of another one, compare their states (`mainstay doctor`)",
+                "this version cannot decode an entry of the log, so the entry changes nothing on members of this version; if there are members of another version, compare their states (`mainstay doctor`)",
                 &[("index", Value::Uint(begun.index.0)), ("why", Value::Str(&status.message))],
             );
         }
@@ -401,7 +401,7 @@ impl Core {
         if removable.overtaken > 0 {
             self.shared.diagnostics.metrics.long_reads.overtaken.add(removable.overtaken as u64);
             self.logger.warn(
-                "ended readers that kept a compaction from removing for too long",
+                "ended readers that delayed the removal of compacted revisions for too long",
                 &[("readers", Value::Uint(removable.overtaken as u64)), ("revision", Value::Int(wanted.0))],
             );
         }

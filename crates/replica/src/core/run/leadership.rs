@@ -44,12 +44,13 @@ impl Core {
             None => {}
             Some(Resignation::HandsOver) => {
                 if let Some(to) = self.successor() {
-                    self.logger.warn("handing leadership over: the disk stalls", &[("to", Value::Id(to.0))]);
+                    self.logger
+                        .warn("transferring leadership because the disk stalls", &[("to", Value::Id(to.0))]);
                     self.transfer_to(to);
                 }
             }
             Some(Resignation::GivesUp) => {
-                self.logger.warn("giving leadership up: the disk stalls", &[]);
+                self.logger.warn("giving up leadership because the disk stalls", &[]);
                 self.step(Event::StepDownRequested)?;
             }
         }
@@ -63,7 +64,7 @@ impl Core {
             return;
         }
         let Some(to) = self.successor() else { return };
-        self.logger.info("handing leadership over before stopping", &[("to", Value::Id(to.0))]);
+        self.logger.info("transferring leadership before stopping", &[("to", Value::Id(to.0))]);
         self.lifecycle.resigns();
         self.transfer_to(to);
     }
@@ -74,7 +75,7 @@ impl Core {
         if let Err(why) = self.node.request(Request::Transfer(to)) {
             let why = why.to_string();
             self.logger.debug(
-                "leadership is not handed over",
+                "leadership was not transferred",
                 &[("to", Value::Id(to.0)), ("reason", Value::Str(&why))],
             );
         }
@@ -138,7 +139,7 @@ impl Core {
         if !self.leadership.has_ended(id, self.node.status()) {
             return Ok(());
         }
-        self.logger.warn("the leader's process has ended", &[("leader", Value::Id(id.0))]);
+        self.logger.warn("the leader's process has exited", &[("leader", Value::Id(id.0))]);
         for _ in 0..self.election_ticks() {
             self.step(Event::Ticked)?;
         }
@@ -198,8 +199,9 @@ impl Core {
             return;
         }
         self.logger.error(
-            "raising the CORRUPT alarm: the cluster takes no writes until it is disarmed; replace the member that it \
-             names (remove it, delete its data directory, add it again), then disarm the alarm",
+            "raising the CORRUPT alarm; the cluster accepts no writes until it is disarmed; replace the \
+             member that it names (remove it, delete its data directory, add it again), then disarm the \
+             alarm",
             &[("member-id", Value::Id(member_id))],
         );
         let alarm = AlarmRequest { action: AlarmAction::Activate as i32, member_id, alarm: CORRUPT };
@@ -219,7 +221,7 @@ impl Core {
         }
         let Some(to) = self.successor() else { return };
         self.logger.warn(
-            "handing leadership over: this member's state differs from the others'",
+            "transferring leadership because this member's state differs from the others'",
             &[("to", Value::Id(to.0))],
         );
         self.transfer_to(to);

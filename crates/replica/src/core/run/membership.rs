@@ -67,7 +67,7 @@ impl Core {
     /// because etcd's error text does not contain it.
     fn refuse_change(&mut self, request_id: RequestId, status: Status) {
         if status == error::TOO_MANY_LEARNERS && self.membership.is_held_back(&self.node) {
-            let reason = "a voter runs etcd or has not been heard of, or a learner runs etcd: --max-learners does not count";
+            let reason = "a voter runs etcd or has not reported yet, or a learner runs etcd; --max-learners has no effect";
             self.logger.warn("refused a learner", &[("reason", Value::Str(reason))]);
         }
         self.refuse(request_id, status);
@@ -93,7 +93,7 @@ impl Core {
         match step {
             membership::Step::Nothing => {}
             membership::Step::HandOver(to) => {
-                self.logger.info("handing leadership over before being removed", &[("to", Value::Id(to.0))]);
+                self.logger.info("transferring leadership before being removed", &[("to", Value::Id(to.0))]);
                 self.transfer_to(to);
             }
             membership::Step::ProposeNext => self.propose_next_change(),

@@ -203,13 +203,13 @@ fn a_database_that_is_none_is_refused_and_nothing_is_lost() {
         (1, "connection reset"),
         (2, "the database ends after"),
         (3, "page 5"),
-        (4, "no head of a database is valid"),
+        (4, "no header of the database is valid"),
         (5, ""),
         (6, "holds the state at entry"),
-        (7, "is not among its members"),
-        (8, "the members in the database are"),
+        (7, "is not in its member list"),
+        (8, "the database lists the members"),
         (9, "no space left on device"),
-        (10, "the state is of version 9.0.0"),
+        (10, "the state has version 9.0.0"),
         (11, "refused: a snapshot in the middle of a joint conf change"),
     ] {
         let seen = refusals(&world, "").len();
@@ -244,7 +244,7 @@ fn a_database_that_comes_twice_or_late_changes_nothing() {
     );
     world.cut(lagging, false);
     world.until("one was sent", |_| kept.lock().is_ok_and(|kept| !kept.is_empty()));
-    world.until("it has not come", |world| world.text().contains("could not receive a database"));
+    world.until("it has not come", |world| world.text().contains("could not receive etcd's database"));
     world.until("nothing is under way", |world| !world.member(lagging).says_that_it_takes_a_snapshot());
     let (message, chunks) = kept.lock().expect("nobody panicked")[0].clone();
     let pieces = || chunks.iter().cloned().map(Ok).collect::<Vec<_>>();
@@ -363,7 +363,7 @@ fn the_sender_of_a_database_is_answered_once_it_is_durable() {
 fn the_sender_of_a_database_hears_of_the_first_checkpoint_that_fails() {
     let (mut world, leader, lagging, index, _, mut taking) = one_holds_what_is_not_durable(41);
     let disk = world.places[lagging].disk.clone();
-    let could_not = |world: &World| world.text().matches("could not receive a database").count();
+    let could_not = |world: &World| world.text().matches("could not receive etcd's database").count();
     let before = could_not(&world);
     disk.fail_next(Operation::Change, 1, Fault::Once(EIO));
     world.places[lagging].checkpointer_held = false;
@@ -375,7 +375,7 @@ fn the_sender_of_a_database_hears_of_the_first_checkpoint_that_fails() {
     );
     // The log must not suggest that the member has to be rebuilt.
     assert_eq!(could_not(&world), before);
-    assert!(world.text().contains("received a database of etcd's that is not durable yet"));
+    assert!(world.text().contains("received etcd's database file; its state is not durable yet"));
     // The next attempt to save succeeds, and nothing has to be sent again.
     world.until("it is durable", |world| !world.member(lagging).probe().installing);
     world.crash(lagging);
@@ -594,7 +594,7 @@ fn a_state_that_the_disk_cannot_hold_stops_nobody_and_is_not_written_at_every_he
     let before = world.member(lagging).probe().applied;
     let begun = world.places[lagging].clock.elapsed();
     world.cut(lagging, false);
-    const REFUSED: &str = "no space left on device: the state and what has to stay free";
+    const REFUSED: &str = "no space left on device: the state, including the space that must stay free";
 
     world.until("it was refused three times", |world| refusals(world, REFUSED).len() >= 3);
     // The second attempt waited one second, the third two more seconds.
@@ -660,7 +660,7 @@ fn a_member_takes_checkpoints_while_a_database_comes_and_stops_when_another_lead
     });
     pieces.send(Ok(Bytes::from_static(&[0; 4096]))).expect("it reads");
     let refused = taking.join().expect("does not panic").expect_err("it is of no use");
-    assert_eq!(refused, "another member leads by now");
+    assert_eq!(refused, "another member has become leader");
     drop(pieces);
     spoil_with(&world, Box::new(|_, _| {}));
     until_the_same(&mut world, other, lagging);

@@ -153,7 +153,7 @@ fn a_follower_hands_on_a_promotion_with_the_token_of_its_caller() {
     let wants_token = |refused: Result<(), Status>| {
         let status = refused.expect_err("is refused");
         assert_eq!(status.code, Code::FailedPrecondition, "{status:?}");
-        assert!(status.message.contains("the leader wants to see a token"), "{status:?}");
+        assert!(status.message.contains("the leader requires a token"), "{status:?}");
     };
     wants_token(as_user(&mut world, None, Some("root")));
 

@@ -84,7 +84,7 @@ fn clusters_shrink_to_one_leader_by_leader_though_messages_are_lost() {
     for members in 2..=5 {
         for times in [0, 1, 3] {
             let mut world = World::started(members, 3, &[LAX]);
-            let said = "handing leadership over before being removed";
+            let said = "transferring leadership before being removed";
             for removed in 1..members {
                 commits_of_changes_get_lost(&world, times);
                 let leader = world.leader().expect("somebody leads");
@@ -377,7 +377,7 @@ fn a_second_learner_is_refused_while_a_member_may_run_etcd() {
                 }
             }
         }
-        let reason = "a voter runs etcd or has not been heard of, or a learner runs etcd";
+        let reason = "a voter runs etcd or has not reported yet, or a learner runs etcd";
         assert_eq!(world.text().matches(reason).count(), if etcd { 2 } else { 0 });
     }
 }
