@@ -332,7 +332,7 @@ impl Urls {
             let is_unixs = |url: &&Url| url.scheme().is_unix() && url.scheme().is_secure();
             if let Some(url) = urls.iter().find(is_unixs) {
                 let text = format!(
-                    "--{} has {url}: members reach each other by http, https and unix URLs, and speak TLS by https only",
+                    "--{} has {url}: peer URLs must be http, https or unix URLs; TLS is used with https only",
                     flag.row().name
                 );
                 return Err(Refusal::invalid(text));
