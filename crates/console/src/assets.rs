@@ -11,7 +11,8 @@ use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, ETAG, IF_NONE_MATCH, VARY}
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use sha2::{Digest as _, Sha256};
 
-use crate::answer::{self, AnswerBody};
+use crate::answer;
+use crate::response_body::AnswerBody;
 use crate::table::FILES;
 
 /// File size in bytes below which a file is not compressed.

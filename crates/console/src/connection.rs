@@ -1,13 +1,12 @@
 //! One connection of a browser, from its handshake to its end: [`serve`]. Its requests go to [`Service::answer`].
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::convert::Infallible;
 use std::future::poll_fn;
 use std::io;
-use std::net::IpAddr;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -20,9 +19,9 @@ use tls::{ServerTls, Session};
 use tokio::time::{Instant, Sleep, sleep_until, timeout};
 use transport::{Clock, Ending, Stream, Wire};
 
-use crate::answer::AnswerBody;
 use crate::body::BodyError;
-use crate::listener::Listening;
+use crate::listener_settings::Listening;
+use crate::response_body::AnswerBody;
 use crate::service::Service;
 use crate::slots::Slot;
 use crate::socket::{SharedSocket, Socket, TLS_BUFFERS};
@@ -30,71 +29,19 @@ use crate::socket::{SharedSocket, Socket, TLS_BUFFERS};
 /// Interval at which the expiry of a client certificate is checked.
 const STANDING_INTERVAL: Duration = Duration::from_secs(60);
 
-/// State of a connection's request that other connections depend on. One request is in flight at a time.
-#[derive(Debug, Default)]
-pub(crate) struct Phase {
-    /// Address of the browser; `None` if it came through a Unix socket.
-    pub(crate) address: Option<IpAddr>,
-    is_under_way: Cell<bool>,
-    /// Deadline for the body of the request; `None` once it has arrived.
-    body_until: Cell<Option<Instant>>,
-    is_evicted: Cell<bool>,
-    /// Waker of the task that serves the connection.
-    waker: RefCell<Option<Waker>>,
-}
-
-impl Phase {
-    pub(crate) fn of(address: Option<IpAddr>) -> Phase {
-        Phase { address, ..Phase::default() }
-    }
-
-    /// Returns true from the head of a request to the end of its response.
-    pub(crate) fn is_under_way(&self) -> bool {
-        self.is_under_way.get()
-    }
-
-    /// Records that the whole body of the request has arrived.
-    pub(crate) fn heard_out(&self) {
-        if self.body_until.take().is_some() {
-            self.wake();
-        }
-    }
-
-    /// Closes the connection to make room for another.
-    pub(crate) fn evict(&self) {
-        self.is_evicted.set(true);
-        self.wake();
-    }
-
-    fn wake(&self) {
-        if let Some(waker) = self.waker.borrow().as_ref() {
-            waker.wake_by_ref();
-        }
-    }
-
-    fn listen(&self, cx: &Context<'_>) {
-        let mut waker = self.waker.borrow_mut();
-        if !waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
-            *waker = Some(cx.waker().clone());
-        }
-    }
-}
-
 /// While this value lives, a request is in flight.
 struct UnderWay(Rc<Slot>);
 
 impl UnderWay {
     fn begin(slot: &Rc<Slot>, body_until: Instant) -> UnderWay {
-        slot.phase.is_under_way.set(true);
-        slot.phase.body_until.set(Some(body_until));
+        slot.phase.begin(body_until);
         UnderWay(Rc::clone(slot))
     }
 }
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
-        self.0.phase.is_under_way.set(false);
-        self.0.phase.body_until.set(None);
+        self.0.phase.end();
         self.0.is_idle_now();
     }
 }
@@ -180,7 +127,7 @@ pub(crate) async fn serve(stream: Stream, listening: Rc<Listening>, service: Rc<
             body_timer = None;
             return Poll::Pending;
         }
-        match phase.body_until.get() {
+        match phase.body_until() {
             // Only reading ahead shows that the browser has gone: hyper reads at most the first bytes of a
             // next request.
             None => socket.borrow_mut().poll_ahead(cx),
@@ -199,8 +146,8 @@ pub(crate) async fn serve(stream: Stream, listening: Rc<Listening>, service: Rc<
 }
 
 fn poll_evicted(slot: &Slot, cx: &Context<'_>) -> Poll<()> {
-    slot.phase.listen(cx);
-    if slot.phase.is_evicted.get() { Poll::Ready(()) } else { Poll::Pending }
+    slot.phase.wake_on_change(cx);
+    if slot.phase.is_evicted() { Poll::Ready(()) } else { Poll::Pending }
 }
 
 type Secured = (Wire<Stream>, Option<Session>);

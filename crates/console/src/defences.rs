@@ -7,8 +7,8 @@ use api::url::without_port;
 use http::header::{HOST, ORIGIN};
 use http::{HeaderMap, Request, StatusCode, Version};
 
-use crate::answer::Refused;
-use crate::listener::Listening;
+use crate::listener_settings::Listening;
+use crate::refusal::Refused;
 
 /// Header that every request to `/api/` must have. A page of another origin cannot send it without a CORS
 /// preflight, which is never allowed.

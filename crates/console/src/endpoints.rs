@@ -2,11 +2,9 @@
 //! of the process.
 
 use std::cell::{Cell, RefCell};
-use std::fmt;
 use std::future::Future;
 use std::net::IpAddr;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use api::url::Url;
@@ -16,13 +14,15 @@ use serde_json::{Value, json};
 use tokio::task::spawn_local;
 use tokio::time::timeout;
 
-use crate::answer::{self, AnswerBody, Refused};
+use crate::answer;
 use crate::member_list::{Told, ToldList, ask, is_there};
-use crate::service::Service;
-use crate::upstream::Target;
+use crate::member_url::{NotAsked, own_url, usable};
+use crate::permits::ForwardedRequests;
+use crate::refusal::Refused;
+use crate::response_body::AnswerBody;
+use crate::source::{ENDPOINTS_MAX, Member, Source};
+use crate::upstream::{Dialer, Target};
 
-/// Largest number of endpoints that are remembered; more than any cluster has members.
-pub(crate) const ENDPOINTS_MAX: usize = 256;
 /// Timeout of a request for the list of members.
 const LIST_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -34,51 +34,6 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 const TURN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time for which the result of a probe is valid.
 const PROBE_FRESH: Duration = Duration::from_secs(30);
-
-/// A member of the cluster, as in the list of members.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Member {
-    /// Id of the member.
-    pub id: u64,
-    /// Name of the member; empty until it has started.
-    pub name: String,
-    /// Client URLs of the member.
-    pub client_urls: Vec<String>,
-    /// True if the member has no vote.
-    pub is_learner: bool,
-}
-
-/// Callback that returns the present list of members.
-pub type ListMembers = Arc<dyn Fn() -> Vec<Member> + Send + Sync>;
-
-/// Source of the list of members.
-#[derive(Clone)]
-pub enum Source {
-    /// The console is part of a member.
-    Member {
-        /// Id of this member.
-        id: u64,
-        /// URL at which this member listens for clients.
-        listens_at: Url,
-        /// Returns the members as this member knows them.
-        list: ListMembers,
-    },
-    /// The console is a process of its own: these endpoints, and the members that they list.
-    Endpoints(Vec<Url>),
-}
-
-impl fmt::Debug for Source {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Source::Member { id, listens_at, .. } => f
-                .debug_struct("Member")
-                .field("id", id)
-                .field("listens_at", listens_at)
-                .finish_non_exhaustive(),
-            Source::Endpoints(urls) => f.debug_tuple("Endpoints").field(urls).finish(),
-        }
-    }
-}
 
 /// All endpoints that were ever listed.
 pub(crate) struct Endpoints {
@@ -186,16 +141,17 @@ impl Endpoints {
     /// Members would have to be queried, and too many requests are in flight.
     pub(crate) async fn list(
         &self,
-        service: &Service,
+        dialer: &Rc<Dialer>,
+        permits: &Rc<ForwardedRequests>,
         headers: &HeaderMap,
         address: Option<IpAddr>,
     ) -> Result<Response<AnswerBody>, Refused> {
         match &self.source {
             Source::Member { .. } => self.refresh_own(),
-            Source::Endpoints(_) if self.is_fresh(service) => {}
+            Source::Endpoints(_) if self.is_fresh(dialer) => {}
             Source::Endpoints(_) => {
-                let _permit = service.permit(address)?;
-                self.fetch(service, headers.get(AUTHORIZATION)).await;
+                let _permit = permits.permit(address)?;
+                self.fetch(dialer, headers.get(AUTHORIZATION)).await;
             }
         }
         let own = match &self.source {
@@ -205,7 +161,7 @@ impl Endpoints {
         let entries = self.entries.borrow();
         let mut endpoints: Vec<Value> =
             entries.iter().filter(|entry| entry.is_listed).map(Entry::shown).collect();
-        endpoints.extend(self.unreached.borrow().iter().map(|(member, why)| why.shown(member)));
+        endpoints.extend(self.unreached.borrow().iter().map(|(member, why)| unreached(member, *why)));
         let cluster = self.cluster.get();
         let foreign = entries.iter().filter(|entry| entry.is_foreign_to(cluster));
         let foreign: Vec<&str> = foreign.map(|entry| entry.target.url.as_str()).collect();
@@ -267,8 +223,8 @@ impl Endpoints {
     }
 
     /// Returns true if members reported the list recently.
-    fn is_fresh(&self, service: &Service) -> bool {
-        self.fetched.get().is_some_and(|fetched| fetched.elapsed() < service.dialer.limits.members_fresh)
+    fn is_fresh(&self, dialer: &Rc<Dialer>) -> bool {
+        self.fetched.get().is_some_and(|fetched| fetched.elapsed() < dialer.limits.members_fresh)
     }
 
     /// Requests the list from the given endpoints. Data that no response contains stays unchanged.
@@ -277,17 +233,17 @@ impl Endpoints {
     /// requests: if the list is available without the token, the token is not shown to an endpoint that may
     /// belong to another cluster. Only if members restrict the list to users, the endpoints that refused are
     /// queried again with the token, but never an endpoint that is known to belong to another cluster.
-    async fn fetch(&self, service: &Service, authorization: Option<&HeaderValue>) {
+    async fn fetch(&self, dialer: &Rc<Dialer>, authorization: Option<&HeaderValue>) {
         let came = Instant::now();
         {
             let _one = self.fetching.lock().await;
-            if self.is_fresh(service) {
+            if self.is_fresh(dialer) {
                 return;
             }
             // Any round that ended in the meantime counts, whatever its result.
             if self.asked.get().is_none_or(|asked| asked < came) {
-                let told = self.ask_given(service, None, |_| true).await;
-                self.take_over(service, told, false).await;
+                let told = self.ask_given(dialer, None, |_| true).await;
+                self.take_over(dialer, told, false).await;
                 self.asked.set(Some(Instant::now()));
             }
         }
@@ -298,15 +254,15 @@ impl Endpoints {
         if !is_told() {
             let cluster = self.cluster.get();
             let may_see = |entry: &Entry| entry.has_refused && !entry.is_foreign_to(cluster);
-            let told = self.ask_given(service, Some(authorization), may_see).await;
-            self.take_over(service, told, true).await;
+            let told = self.ask_given(dialer, Some(authorization), may_see).await;
+            self.take_over(dialer, told, true).await;
         }
     }
 
     /// Queries the matching given endpoints concurrently; returns the lists received, by endpoint id.
     async fn ask_given(
         &self,
-        service: &Service,
+        dialer: &Rc<Dialer>,
         authorization: Option<&HeaderValue>,
         is_meant: impl Fn(&Entry) -> bool,
     ) -> Vec<(u64, ToldList)> {
@@ -318,7 +274,7 @@ impl Endpoints {
         let asked: Vec<_> = given
             .into_iter()
             .map(|(id, target)| {
-                let (dialer, authorization) = (Rc::clone(&service.dialer), authorization.cloned());
+                let (dialer, authorization) = (Rc::clone(dialer), authorization.cloned());
                 (id, start(LIST_TIMEOUT, async move { ask(&dialer, &target, authorization).await }))
             })
             .collect();
@@ -359,10 +315,10 @@ impl Endpoints {
 
     /// Lists the members that these endpoints report. Reports of another cluster, and empty reports, change
     /// no members.
-    async fn take_over(&self, service: &Service, mut told: Vec<(u64, ToldList)>, to_user: bool) {
+    async fn take_over(&self, dialer: &Rc<Dialer>, mut told: Vec<(u64, ToldList)>, to_user: bool) {
         self.settle_cluster(&mut told, to_user);
         if !told.is_empty() {
-            self.probe(service, &told).await;
+            self.probe(dialer, &told).await;
             self.list_members(told);
         }
     }
@@ -370,7 +326,7 @@ impl Endpoints {
     /// Probes members at their listed URLs if they responded at an endpoint with another URL, which may be a
     /// load balancer: the next response there may come from another member. The URL is not verified yet, so
     /// no token is sent.
-    async fn probe(&self, service: &Service, told: &[(u64, ToldList)]) {
+    async fn probe(&self, dialer: &Rc<Dialer>, told: &[(u64, ToldList)]) {
         let mut wanted: Vec<(u64, Url)> = Vec::new();
         {
             let mut probes = self.probes.borrow_mut();
@@ -394,7 +350,7 @@ impl Endpoints {
             .into_iter()
             .map(|(member, url)| {
                 let (dialer, target, cluster) =
-                    (Rc::clone(&service.dialer), Target::new(url.clone()), self.cluster.get());
+                    (Rc::clone(dialer), Target::new(url.clone()), self.cluster.get());
                 let is_there = async move { is_there(&dialer, &target, member, cluster).await };
                 (member, url, start(PROBE_TIMEOUT, is_there))
             })
@@ -551,117 +507,32 @@ impl Entry {
     }
 }
 
+/// Returns a member to which no requests are sent for the list, without an endpoint id, since it has none.
+fn unreached(member: &Member, why: NotAsked) -> Value {
+    json!({
+        "id": Value::Null,
+        "url": member.client_urls.first().map_or("", String::as_str),
+        "name": member.name,
+        "memberId": hex(member.id),
+        "learner": member.is_learner,
+        "notAsked": why.word(),
+    })
+}
+
 /// Returns an id in the form used in the console's JSON.
 fn hex(id: u64) -> String {
     format!("{id:016x}")
 }
 
-/// Returns the URL under which this process's own member is known: a URL that other machines can use, if
-/// there is one.
-fn own_url(member: &Member) -> Option<Url> {
-    let urls: Vec<Url> = member.client_urls.iter().filter_map(|url| Url::parse(url).ok()).collect();
-    urls.iter().find(|url| !url.is_local()).or(urls.first()).cloned()
-}
-
-/// Reason why no requests are sent to a listed member. The variants are ordered by how close such a member is
-/// to being usable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum NotAsked {
-    /// The member has no client URL: it has not started yet, or advertises none.
-    NoUrl,
-    /// None of the member's URLs is a valid client URL.
-    Malformed,
-    /// The member's URLs are Unix sockets, which would be files of the console's machine.
-    Unix,
-    /// The member's URLs have unspecified addresses, such as `0.0.0.0`, which would be the console's machine.
-    Unspecified,
-    /// The member's URLs use no TLS, while those given to the console, or of its own member, do.
-    Plain,
-    /// More members are listed than the console remembers.
-    TooMany,
-}
-
-impl NotAsked {
-    /// Returns the word for the reason in the list; the pages have a text for each word.
-    fn word(self) -> &'static str {
-        match self {
-            NotAsked::NoUrl => "none",
-            NotAsked::Malformed => "malformed",
-            NotAsked::Unix => "unix",
-            NotAsked::Unspecified => "unspecified",
-            NotAsked::Plain => "plain",
-            NotAsked::TooMany => "many",
-        }
-    }
-
-    /// Returns the member for the list, without an endpoint id, since it has none.
-    fn shown(self, member: &Member) -> Value {
-        json!({
-            "id": Value::Null,
-            "url": member.client_urls.first().map_or("", String::as_str),
-            "name": member.name,
-            "memberId": hex(member.id),
-            "learner": member.is_learner,
-            "notAsked": self.word(),
-        })
-    }
-}
-
-/// Returns the URL by which another member is reached. URLs of other machines are preferred to loopback URLs,
-/// then URLs with TLS.
-///
-/// # Errors
-/// The member has no usable URL: a file or an unspecified address would be on the console's machine, and with
-/// `is_secure` a plain URL would carry tokens and passwords in clear.
-fn usable(urls: &[String], is_secure: bool) -> Result<Url, NotAsked> {
-    let is_unspecified =
-        |url: &Url| url.host().parse::<std::net::IpAddr>().is_ok_and(|address| address.is_unspecified());
-    let judged = urls.iter().map(|text| match Url::parse(text) {
-        Err(_) => Err(NotAsked::Malformed),
-        Ok(url) if url.scheme().is_unix() => Err(NotAsked::Unix),
-        Ok(url) if is_unspecified(&url) => Err(NotAsked::Unspecified),
-        Ok(url) if is_secure && !url.scheme().is_secure() => Err(NotAsked::Plain),
-        Ok(url) => Ok(url),
-    });
-    let (mut best, mut nearest) = (None, NotAsked::NoUrl);
-    let worth = |url: &Url| (url.is_local(), !url.scheme().is_secure());
-    for url in judged {
-        match url {
-            Ok(url) if best.as_ref().is_none_or(|known| worth(&url) < worth(known)) => best = Some(url),
-            Ok(_) => {}
-            Err(why) => nearest = nearest.max(why),
-        }
-    }
-    best.ok_or(nearest)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     fn member(id: u64, urls: &[&str]) -> Member {
         let client_urls = urls.iter().map(|url| (*url).to_owned()).collect();
         Member { id, name: format!("m{id}"), client_urls, is_learner: false }
-    }
-
-    #[test]
-    fn a_member_is_reached_at_an_address_that_others_can_use() {
-        let usable = |urls: &[&str], is_secure| {
-            usable(&member(1, urls).client_urls, is_secure).map(|url| url.as_str().to_owned())
-        };
-        let url = |urls: &[&str]| usable(urls, false).ok();
-        assert_eq!(url(&["http://127.0.0.1:1", "https://10.0.0.1:2"]).as_deref(), Some("https://10.0.0.1:2"));
-        assert_eq!(url(&["http://localhost:1"]).as_deref(), Some("http://localhost:1"));
-        assert_eq!(url(&["unix:///x", "http://[::1]:1", "http://h:1"]).as_deref(), Some("http://h:1"));
-        assert_eq!(url(&["http://h:1", "https://h:2", "https://[::1]:3"]).as_deref(), Some("https://h:2"));
-        let why = |urls: &[&str]| usable(urls, false).unwrap_err().word();
-        assert_eq!(why(&[]), "none");
-        assert_eq!(why(&["x", "ftp://h:1"]), "malformed");
-        assert_eq!(why(&["x", "unix:///run/docker.sock"]), "unix");
-        assert_eq!(why(&["http://0.0.0.0:1", "unix:///run/docker.sock", "https://[::]:1"]), "unspecified");
-        let secure = |urls: &[&str]| usable(urls, true).ok();
-        assert_eq!(secure(&["http://h:1", "https://127.0.0.1:1"]).as_deref(), Some("https://127.0.0.1:1"));
-        assert_eq!(usable(&["http://h:1", "unix:///x"], true), Err(NotAsked::Plain));
     }
 
     #[test]

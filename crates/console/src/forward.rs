@@ -1,24 +1,20 @@
 //! `/api/endpoint/<id>/<path>`: forwards a request to a member, and the response back; neither is ever held
 //! in memory as a whole.
 
-use std::cell::Cell;
-use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll, ready};
 
-use bytes::Bytes;
 use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, USER_AGENT};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
-use hyper::body::{Body as _, Incoming, SizeHint};
+use hyper::body::{Body as _, Incoming};
 use tokio::time::timeout;
 
-use crate::answer::{self, AnswerBody, Refused};
-use crate::body::{BodyError, Pieces};
-use crate::connection::Phase;
-use crate::forwarded::Permit;
-use crate::limits::Limits;
-use crate::service::Service;
-use crate::upstream::{Link, OutBody, Target, UpstreamError};
+use crate::answer;
+use crate::connection_state::Phase;
+use crate::permits::ForwardedRequests;
+use crate::refusal::Refused;
+use crate::request_body::{OutBody, RequestBody, Sent};
+use crate::response_body::{AnswerBody, Forwarded};
+use crate::upstream::{Dialer, Target, UpstreamError};
 
 /// Headers of a browser's request that are forwarded to members.
 const PASSED_ON: [http::HeaderName; 3] = [AUTHORIZATION, CONTENT_TYPE, ACCEPT];
@@ -55,15 +51,16 @@ fn path_at_member(method: &Method, rest: &str, query: Option<&str>) -> Result<St
 
 /// Forwards a request, and returns its response as soon as it begins.
 pub(crate) async fn forward(
-    service: &Rc<Service>,
+    dialer: &Dialer,
+    permits: &Rc<ForwardedRequests>,
     target: Rc<Target>,
     rest: &str,
     request: Request<Incoming>,
     phase: Rc<Phase>,
 ) -> Result<Response<AnswerBody>, Refused> {
     let path = path_at_member(request.method(), rest, request.uri().query())?;
-    let permit = service.permit(phase.address)?;
-    let limits = &service.dialer.limits;
+    let permit = permits.permit(phase.address)?;
+    let limits = &dialer.limits;
     let too_large = || {
         let text = format!("the request is larger than {} bytes", limits.body_bytes_max);
         Refused::new(StatusCode::PAYLOAD_TOO_LARGE, text)
@@ -88,7 +85,7 @@ pub(crate) async fn forward(
         HeaderValue::from_static(concat!("mainstay-console/", env!("CARGO_PKG_VERSION"))),
     );
     let is_page = *asked.method() == Method::GET;
-    let sending = service.dialer.send(&target, asked);
+    let sending = dialer.send(&target, asked);
     let answered = if is_page {
         let late = || {
             UpstreamError::Late(format!(
@@ -115,117 +112,6 @@ pub(crate) async fn forward(
     let content_type = head.headers.get(CONTENT_TYPE).cloned();
     let body = Forwarded { incoming, link: Some(link), target, sent, limits: *limits, _permit: permit };
     Ok(answer::forwarded(head.status, content_type, body))
-}
-
-/// Progress of a request's body on its way to the member.
-#[derive(Debug, Default)]
-pub(crate) struct Sent {
-    is_whole: Cell<bool>,
-    is_too_large: Cell<bool>,
-}
-
-/// The body of a browser's request.
-pub(crate) struct RequestBody {
-    incoming: Incoming,
-    bytes_left: u64,
-    phase: Rc<Phase>,
-    sent: Rc<Sent>,
-}
-
-impl RequestBody {
-    fn new(incoming: Incoming, limits: &Limits, phase: Rc<Phase>, sent: Rc<Sent>) -> RequestBody {
-        let mut body = RequestBody { incoming, bytes_left: limits.body_bytes_max, phase, sent };
-        body.note_end();
-        body
-    }
-
-    fn note_end(&mut self) {
-        if self.incoming.is_end_stream() {
-            self.sent.is_whole.set(true);
-            self.phase.heard_out();
-        }
-    }
-}
-
-impl Pieces for RequestBody {
-    fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, BodyError>>> {
-        loop {
-            let frame = ready!(Pin::new(&mut self.incoming).poll_frame(cx)).transpose()?;
-            self.note_end();
-            let Some(frame) = frame else {
-                self.sent.is_whole.set(true);
-                self.phase.heard_out();
-                return Poll::Ready(None);
-            };
-            // Trailers have no meaning for a member.
-            let Ok(data) = frame.into_data() else { continue };
-            let Some(left) = self.bytes_left.checked_sub(data.len() as u64) else {
-                self.sent.is_too_large.set(true);
-                return Poll::Ready(Some(Err("the request is too large".into())));
-            };
-            self.bytes_left = left;
-            return Poll::Ready(Some(Ok(data)));
-        }
-    }
-
-    fn is_ended(&self) -> bool {
-        self.incoming.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.incoming.size_hint()
-    }
-}
-
-/// The body of a member's response. The connection to the member lasts as long as this body, and is kept for
-/// another request if the response was read to its end.
-pub(crate) struct Forwarded {
-    incoming: Incoming,
-    link: Option<Link>,
-    target: Rc<Target>,
-    sent: Rc<Sent>,
-    limits: Limits,
-    _permit: Permit,
-}
-
-impl Forwarded {
-    fn give_back(&mut self) {
-        if let Some(link) = self.link.take()
-            && self.sent.is_whole.get()
-        {
-            self.target.keep(link, &self.limits);
-        }
-    }
-}
-
-impl Pieces for Forwarded {
-    fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, BodyError>>> {
-        loop {
-            let Some(frame) = ready!(Pin::new(&mut self.incoming).poll_frame(cx)).transpose()? else {
-                self.give_back();
-                return Poll::Ready(None);
-            };
-            let Ok(data) = frame.into_data() else { continue };
-            return Poll::Ready(Some(Ok(data)));
-        }
-    }
-
-    fn is_ended(&self) -> bool {
-        self.incoming.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.incoming.size_hint()
-    }
-}
-
-impl Drop for Forwarded {
-    fn drop(&mut self) {
-        // hyper does not poll a body with a known length for its end.
-        if self.incoming.is_end_stream() {
-            self.give_back();
-        }
-    }
 }
 
 #[cfg(test)]

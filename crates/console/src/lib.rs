@@ -28,17 +28,24 @@ mod assets;
 mod body;
 mod command;
 mod connection;
+mod connection_state;
 mod defences;
 mod endpoints;
 mod forward;
-mod forwarded;
 mod limits;
 mod listener;
+mod listener_settings;
 mod member_list;
+mod member_url;
 mod names;
+mod permits;
+mod refusal;
+mod request_body;
+mod response_body;
 mod service;
 mod slots;
 mod socket;
+mod source;
 mod table;
 mod upstream;
 
@@ -53,16 +60,16 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::{LocalSet, spawn_local};
 
 use crate::endpoints::Endpoints;
-use crate::forwarded::ForwardedRequests;
-use crate::listener::Listening;
+use crate::listener_settings::Listening;
+use crate::permits::ForwardedRequests;
 use crate::service::Service;
 use crate::slots::Slots;
 use crate::upstream::Dialer;
 
 pub use command::{PROGRAM, run};
-pub use endpoints::{ListMembers, Member, Source};
 pub use limits::Limits;
 pub use listener::Listener;
+pub use source::{ListMembers, Member, Source};
 pub use transport::ListenerSocket;
 
 /// Largest number of threads for name look-ups; each name is looked up once at a time.

@@ -8,6 +8,7 @@ use tls::ServerTls;
 use transport::{ListenerSocket, Stream};
 
 use crate::connection;
+use crate::listener_settings::Listening;
 use crate::service::Service;
 use crate::slots::Slots;
 use crate::socket::prepare;
@@ -24,12 +25,6 @@ pub struct Listener {
     pub tls: Option<ServerTls>,
     /// Host of the listener's URL.
     pub host: String,
-}
-
-/// Settings that the connections of a listener share.
-pub(crate) struct Listening {
-    pub(crate) tls: Option<ServerTls>,
-    pub(crate) host: String,
 }
 
 /// Accepts connections as long as the future is polled.

@@ -8,8 +8,9 @@ use http::{HeaderValue, Request, StatusCode};
 use hyper::body::Body as _;
 use serde_json::Value;
 
-use crate::endpoints::{ENDPOINTS_MAX, Member};
-use crate::upstream::{Dialer, OutBody, Target};
+use crate::request_body::OutBody;
+use crate::source::{ENDPOINTS_MAX, Member};
+use crate::upstream::{Dialer, Target};
 
 /// Largest accepted list of members, in bytes.
 const LIST_BYTES_MAX: usize = 1 << 20;

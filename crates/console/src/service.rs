@@ -1,6 +1,5 @@
 //! Routing of requests: [`Service::answer`].
 
-use std::net::IpAddr;
 use std::rc::Rc;
 
 use http::header::ALLOW;
@@ -9,14 +8,15 @@ use hyper::body::Incoming;
 use telemetry::logging::Logger;
 use tokio::sync::watch;
 
-use crate::answer::{AnswerBody, Refused};
 use crate::assets;
-use crate::connection::Phase;
+use crate::connection_state::Phase;
 use crate::defences;
 use crate::endpoints::Endpoints;
 use crate::forward;
-use crate::forwarded::{ForwardedRequests, Permit};
-use crate::listener::Listening;
+use crate::listener_settings::Listening;
+use crate::permits::ForwardedRequests;
+use crate::refusal::Refused;
+use crate::response_body::AnswerBody;
 use crate::upstream::Dialer;
 
 /// State that all connections share.
@@ -52,15 +52,6 @@ impl Service {
         }
     }
 
-    /// Takes a permit for a request to members, for a browser at this address.
-    ///
-    /// # Errors
-    /// The limit is reached, or this address has its share.
-    pub(crate) fn permit(&self, address: Option<IpAddr>) -> Result<Permit, Refused> {
-        let text = "the console has too many requests under way: close some of its pages";
-        self.forwarded.take(address).ok_or_else(|| Refused::new(StatusCode::SERVICE_UNAVAILABLE, text))
-    }
-
     async fn find(
         self: &Rc<Service>,
         request: Request<Incoming>,
@@ -85,12 +76,15 @@ impl Service {
             if !is_read {
                 return Err(Refused::new(StatusCode::METHOD_NOT_ALLOWED, "the list of members is GET"));
             }
-            return self.endpoints.list(self, request.headers(), phase.address).await;
+            return self
+                .endpoints
+                .list(&self.dialer, &self.forwarded, request.headers(), phase.address)
+                .await;
         }
         let found = call.strip_prefix("endpoint/").and_then(|rest| rest.split_once('/'));
         let found = found.and_then(|(id, rest)| Some((self.endpoints.find(id)?, rest.to_owned())));
         let (target, rest) =
             found.ok_or_else(|| Refused::new(StatusCode::NOT_FOUND, "there is no such endpoint"))?;
-        forward::forward(self, target, &rest, request, phase).await
+        forward::forward(&self.dialer, &self.forwarded, target, &rest, request, phase).await
     }
 }

@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::net::IpAddr;
 use std::rc::Rc;
 
-use crate::connection::Phase;
+use crate::connection_state::Phase;
 
 /// The slots of all connections.
 #[derive(Debug)]

@@ -20,10 +20,9 @@ use tokio::time::timeout;
 use transport::http1::{self, IdleLinks};
 use transport::{Ending, Stream, Wire};
 
-use crate::body::PassedOn;
-use crate::forward::RequestBody;
 use crate::limits::Limits;
 use crate::names::Names;
+use crate::request_body::OutBody;
 use crate::socket::{SharedSocket, Socket, TLS_BUFFERS, prepare};
 
 /// Largest number of idle connections kept for one member: as many as a browser opens at a time.
@@ -256,6 +255,3 @@ pub(crate) fn text(error: &hyper::Error) -> String {
 
 /// A connection to a member. Dropping it closes the connection.
 pub(crate) type Link = http1::Link<OutBody>;
-
-/// The body of a request to a member.
-pub(crate) type OutBody = PassedOn<RequestBody>;

@@ -4,7 +4,10 @@ use std::cell::RefCell;
 use std::net::IpAddr;
 use std::rc::Rc;
 
+use http::StatusCode;
+
 use crate::limits::Limits;
+use crate::refusal::Refused;
 
 /// The requests that are being forwarded.
 #[derive(Debug)]
@@ -28,8 +31,17 @@ impl ForwardedRequests {
         Rc::new(ForwardedRequests { max, per_address, of: RefCell::default() })
     }
 
+    /// Takes a permit for a request to members, for a browser at this address.
+    ///
+    /// # Errors
+    /// The limit is reached, or this address has its share.
+    pub(crate) fn permit(self: &Rc<ForwardedRequests>, address: Option<IpAddr>) -> Result<Permit, Refused> {
+        let text = "the console has too many requests under way: close some of its pages";
+        self.take(address).ok_or_else(|| Refused::new(StatusCode::SERVICE_UNAVAILABLE, text))
+    }
+
     /// Takes a permit; returns `None` if the limit is reached, or this address has its share.
-    pub(crate) fn take(self: &Rc<ForwardedRequests>, of: Option<IpAddr>) -> Option<Permit> {
+    fn take(self: &Rc<ForwardedRequests>, of: Option<IpAddr>) -> Option<Permit> {
         let mut all = self.of.borrow_mut();
         let own = all.iter().filter(|other| **other == of).count();
         if all.len() >= self.max || own >= self.per_address {
