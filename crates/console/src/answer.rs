@@ -8,7 +8,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 use serde_json::json;
 
 use crate::refusal::Refused;
-use crate::response_body::{AnswerBody, Forwarded};
+use crate::response_body::{AnswerBody, MemberBody};
 
 /// Content security policy: nothing is loaded from other origins, no inline code runs, and no other page may
 /// show this one in a frame.
@@ -59,9 +59,9 @@ pub(crate) fn json(status: StatusCode, value: &serde_json::Value) -> Response<An
 pub(crate) fn forwarded(
     status: StatusCode,
     content_type: Option<HeaderValue>,
-    body: Forwarded,
+    body: MemberBody,
 ) -> Response<AnswerBody> {
-    let mut response = Response::new(AnswerBody::Forwarded(Box::new(body)));
+    let mut response = Response::new(AnswerBody::Stream(Box::new(body)));
     *response.status_mut() = status;
     let headers = response.headers_mut();
     secure(headers);

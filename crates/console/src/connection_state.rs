@@ -1,4 +1,4 @@
-//! State of a browser's connection that other connections and its request depend on: [`Phase`].
+//! State of a browser's connection that other connections and its request depend on: [`ConnectionState`].
 
 use std::cell::{Cell, RefCell};
 use std::net::IpAddr;
@@ -8,10 +8,10 @@ use tokio::time::Instant;
 
 /// State of a connection's request that other connections depend on. One request is in flight at a time.
 #[derive(Debug, Default)]
-pub(crate) struct Phase {
+pub(crate) struct ConnectionState {
     /// Address of the browser; `None` if it came through a Unix socket.
     pub(crate) address: Option<IpAddr>,
-    is_under_way: Cell<bool>,
+    has_request: Cell<bool>,
     /// Deadline for the body of the request; `None` once it has arrived.
     body_until: Cell<Option<Instant>>,
     is_evicted: Cell<bool>,
@@ -19,25 +19,25 @@ pub(crate) struct Phase {
     waker: RefCell<Option<Waker>>,
 }
 
-impl Phase {
-    pub(crate) fn of(address: Option<IpAddr>) -> Phase {
-        Phase { address, ..Phase::default() }
+impl ConnectionState {
+    pub(crate) fn of(address: Option<IpAddr>) -> ConnectionState {
+        ConnectionState { address, ..ConnectionState::default() }
     }
 
     /// Returns true from the head of a request to the end of its response.
-    pub(crate) fn is_under_way(&self) -> bool {
-        self.is_under_way.get()
+    pub(crate) fn has_request(&self) -> bool {
+        self.has_request.get()
     }
 
     /// Records that a request begins whose body must arrive until then.
     pub(crate) fn begin(&self, body_until: Instant) {
-        self.is_under_way.set(true);
+        self.has_request.set(true);
         self.body_until.set(Some(body_until));
     }
 
     /// Records that the response has ended.
     pub(crate) fn end(&self) {
-        self.is_under_way.set(false);
+        self.has_request.set(false);
         self.body_until.set(None);
     }
 
@@ -47,7 +47,7 @@ impl Phase {
     }
 
     /// Records that the whole body of the request has arrived.
-    pub(crate) fn heard_out(&self) {
+    pub(crate) fn body_arrived(&self) {
         if self.body_until.take().is_some() {
             self.wake();
         }

@@ -7,7 +7,7 @@ use api::url::without_port;
 use http::header::{HOST, ORIGIN};
 use http::{HeaderMap, Request, StatusCode, Version};
 
-use crate::listener_settings::Listening;
+use crate::listener_settings::ListenerSettings;
 use crate::refusal::Refused;
 
 /// Header that every request to `/api/` must have. A page of another origin cannot send it without a CORS
@@ -35,8 +35,8 @@ pub(crate) fn host<B>(request: &Request<B>) -> Result<&str, Refused> {
 ///
 /// # Errors
 /// The host is not one of the listener's.
-pub(crate) fn check_host(host: &str, listening: &Listening, listed: &[String]) -> Result<(), Refused> {
-    if listening.tls.is_some() {
+pub(crate) fn check_host(host: &str, settings: &ListenerSettings, listed: &[String]) -> Result<(), Refused> {
+    if settings.tls.is_some() {
         return Ok(());
     }
     let name = without_port(host);
@@ -47,8 +47,8 @@ pub(crate) fn check_host(host: &str, listening: &Listening, listed: &[String]) -
     let is_listed =
         |listed: &String| !listed.is_empty() && listed != "*" && listed.eq_ignore_ascii_case(name);
     // The path of a Unix socket is not a name, and an IP address was checked above.
-    let is_name = !listening.host.contains('/') && listening.host.parse::<IpAddr>().is_err();
-    let is_own = is_name && listening.host.eq_ignore_ascii_case(name);
+    let is_name = !settings.host.contains('/') && settings.host.parse::<IpAddr>().is_err();
+    let is_own = is_name && settings.host.eq_ignore_ascii_case(name);
     if is_address || is_own || name.eq_ignore_ascii_case("localhost") || listed.iter().any(is_listed) {
         return Ok(());
     }
@@ -95,8 +95,8 @@ mod tests {
     fn only_names_that_are_nobody_elses_are_served_without_tls() {
         let listed = ["db.example".to_owned(), "*".to_owned(), String::new()];
         let check = |own: &str, host: &str| {
-            let listening = Listening { tls: None, host: own.to_owned() };
-            check_host(host, &listening, &listed).is_ok()
+            let settings = ListenerSettings { tls: None, host: own.to_owned() };
+            check_host(host, &settings, &listed).is_ok()
         };
         for host in [
             "127.0.0.1",

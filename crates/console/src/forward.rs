@@ -9,15 +9,15 @@ use hyper::body::{Body as _, Incoming};
 use tokio::time::timeout;
 
 use crate::answer;
-use crate::connection_state::Phase;
-use crate::permits::ForwardedRequests;
+use crate::connection_state::ConnectionState;
+use crate::permits::RequestPermits;
 use crate::refusal::Refused;
-use crate::request_body::{OutBody, RequestBody, Sent};
-use crate::response_body::{AnswerBody, Forwarded};
+use crate::request_body::{BodyProgress, RequestBody, UpstreamBody};
+use crate::response_body::{AnswerBody, MemberBody};
 use crate::upstream::{Dialer, Target, UpstreamError};
 
 /// Headers of a browser's request that are forwarded to members.
-const PASSED_ON: [http::HeaderName; 3] = [AUTHORIZATION, CONTENT_TYPE, ACCEPT];
+const FORWARDED_HEADERS: [http::HeaderName; 3] = [AUTHORIZATION, CONTENT_TYPE, ACCEPT];
 
 /// Pages of a member that may be requested.
 const PAGES: [&str; 7] =
@@ -52,14 +52,14 @@ fn path_at_member(method: &Method, rest: &str, query: Option<&str>) -> Result<St
 /// Forwards a request, and returns its response as soon as it begins.
 pub(crate) async fn forward(
     dialer: &Dialer,
-    permits: &Rc<ForwardedRequests>,
+    permits: &Rc<RequestPermits>,
     target: Rc<Target>,
     rest: &str,
     request: Request<Incoming>,
-    phase: Rc<Phase>,
+    state: Rc<ConnectionState>,
 ) -> Result<Response<AnswerBody>, Refused> {
     let path = path_at_member(request.method(), rest, request.uri().query())?;
-    let permit = permits.permit(phase.address)?;
+    let permit = permits.permit(state.address)?;
     let limits = &dialer.limits;
     let too_large = || {
         let text = format!("the request is larger than {} bytes", limits.body_bytes_max);
@@ -69,23 +69,23 @@ pub(crate) async fn forward(
     if body.size_hint().lower() > limits.body_bytes_max {
         return Err(too_large());
     }
-    let sent = Rc::new(Sent::default());
-    let mut asked =
-        Request::new(OutBody::Forwarded(Box::new(RequestBody::new(body, limits, phase, Rc::clone(&sent)))));
-    *asked.method_mut() = head.method;
-    *asked.uri_mut() =
+    let sent = Rc::new(BodyProgress::default());
+    let mut outgoing =
+        Request::new(UpstreamBody::Stream(Box::new(RequestBody::new(body, limits, state, Rc::clone(&sent)))));
+    *outgoing.method_mut() = head.method;
+    *outgoing.uri_mut() =
         path.parse().map_err(|_| Refused::new(StatusCode::BAD_REQUEST, "the query is malformed"))?;
-    for name in PASSED_ON {
+    for name in FORWARDED_HEADERS {
         if let Some(value) = head.headers.get(&name) {
-            asked.headers_mut().insert(name, value.clone());
+            outgoing.headers_mut().insert(name, value.clone());
         }
     }
-    asked.headers_mut().insert(
+    outgoing.headers_mut().insert(
         USER_AGENT,
         HeaderValue::from_static(concat!("mainstay-console/", env!("CARGO_PKG_VERSION"))),
     );
-    let is_page = *asked.method() == Method::GET;
-    let sending = dialer.send(&target, asked);
+    let is_page = *outgoing.method() == Method::GET;
+    let sending = dialer.send(&target, outgoing);
     let answered = if is_page {
         let late = || {
             UpstreamError::Late(format!(
@@ -110,7 +110,7 @@ pub(crate) async fn forward(
     };
     let (head, incoming) = response.into_parts();
     let content_type = head.headers.get(CONTENT_TYPE).cloned();
-    let body = Forwarded { incoming, link: Some(link), target, sent, limits: *limits, _permit: permit };
+    let body = MemberBody { incoming, link: Some(link), target, sent, limits: *limits, _permit: permit };
     Ok(answer::forwarded(head.status, content_type, body))
 }
 

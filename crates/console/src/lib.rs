@@ -37,7 +37,7 @@ mod listener;
 mod listener_settings;
 mod member_list;
 mod member_url;
-mod names;
+mod name_look_ups;
 mod permits;
 mod refusal;
 mod request_body;
@@ -60,8 +60,8 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::{LocalSet, spawn_local};
 
 use crate::endpoints::Endpoints;
-use crate::listener_settings::Listening;
-use crate::permits::ForwardedRequests;
+use crate::listener_settings::ListenerSettings;
+use crate::permits::RequestPermits;
 use crate::service::Service;
 use crate::slots::Slots;
 use crate::upstream::Dialer;
@@ -80,7 +80,7 @@ const LOOK_UP_THREADS_MAX: usize = 8;
 pub struct Options {
     /// Listeners of the console.
     pub listeners: Vec<Listener>,
-    /// Names under which the console may be requested without TLS, besides IP addresses, `localhost` and the
+    /// NameLookUps under which the console may be requested without TLS, besides IP addresses, `localhost` and the
     /// hosts of its listeners.
     pub hosts: Vec<String>,
     /// Source of the list of members.
@@ -122,8 +122,8 @@ impl Console {
         let sockets: Vec<_> = {
             let _in_runtime = runtime.enter();
             let registered = options.listeners.into_iter().map(|listener| {
-                let listening = (listener.tls, listener.host);
-                transport::Listener::new(listener.socket).map(|socket| (socket, listening))
+                let settings = (listener.tls, listener.host);
+                transport::Listener::new(listener.socket).map(|socket| (socket, settings))
             });
             registered.collect::<io::Result<_>>()?
         };
@@ -136,13 +136,13 @@ impl Console {
                     endpoints: Endpoints::new(source),
                     hosts,
                     logger,
-                    forwarded: ForwardedRequests::new(&limits),
+                    permits: RequestPermits::new(&limits),
                     reloaded: reloads,
                 });
                 let slots = Slots::new(limits.connections_max);
                 for (socket, (tls, host)) in sockets {
-                    let listening = Rc::new(Listening { tls, host });
-                    spawn_local(listener::accept(socket, listening, Rc::clone(&service), Rc::clone(&slots)));
+                    let settings = Rc::new(ListenerSettings { tls, host });
+                    spawn_local(listener::accept(socket, settings, Rc::clone(&service), Rc::clone(&slots)));
                 }
                 // All connections end with the runtime.
                 let _ = stopped.await;

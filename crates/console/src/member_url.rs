@@ -1,4 +1,4 @@
-//! Choice of the URL at which a listed member is reached: [`usable`]. [`NotAsked`] is the reason why there is
+//! Choice of the URL at which a listed member is reached: [`usable`]. [`ExclusionReason`] is the reason why there is
 //! none.
 
 use api::url::Url;
@@ -8,7 +8,7 @@ use crate::source::Member;
 /// Reason why no requests are sent to a listed member. The variants are ordered by how close such a member is
 /// to being usable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum NotAsked {
+pub(crate) enum ExclusionReason {
     /// The member has no client URL: it has not started yet, or advertises none.
     NoUrl,
     /// None of the member's URLs is a valid client URL.
@@ -23,16 +23,16 @@ pub(crate) enum NotAsked {
     TooMany,
 }
 
-impl NotAsked {
+impl ExclusionReason {
     /// Returns the word for the reason in the list; the pages have a text for each word.
     pub(crate) fn word(self) -> &'static str {
         match self {
-            NotAsked::NoUrl => "none",
-            NotAsked::Malformed => "malformed",
-            NotAsked::Unix => "unix",
-            NotAsked::Unspecified => "unspecified",
-            NotAsked::Plain => "plain",
-            NotAsked::TooMany => "many",
+            ExclusionReason::NoUrl => "none",
+            ExclusionReason::Malformed => "malformed",
+            ExclusionReason::Unix => "unix",
+            ExclusionReason::Unspecified => "unspecified",
+            ExclusionReason::Plain => "plain",
+            ExclusionReason::TooMany => "many",
         }
     }
 }
@@ -43,17 +43,17 @@ impl NotAsked {
 /// # Errors
 /// The member has no usable URL: a file or an unspecified address would be on the console's machine, and with
 /// `is_secure` a plain URL would carry tokens and passwords in clear.
-pub(crate) fn usable(urls: &[String], is_secure: bool) -> Result<Url, NotAsked> {
+pub(crate) fn usable(urls: &[String], is_secure: bool) -> Result<Url, ExclusionReason> {
     let is_unspecified =
         |url: &Url| url.host().parse::<std::net::IpAddr>().is_ok_and(|address| address.is_unspecified());
     let judged = urls.iter().map(|text| match Url::parse(text) {
-        Err(_) => Err(NotAsked::Malformed),
-        Ok(url) if url.scheme().is_unix() => Err(NotAsked::Unix),
-        Ok(url) if is_unspecified(&url) => Err(NotAsked::Unspecified),
-        Ok(url) if is_secure && !url.scheme().is_secure() => Err(NotAsked::Plain),
+        Err(_) => Err(ExclusionReason::Malformed),
+        Ok(url) if url.scheme().is_unix() => Err(ExclusionReason::Unix),
+        Ok(url) if is_unspecified(&url) => Err(ExclusionReason::Unspecified),
+        Ok(url) if is_secure && !url.scheme().is_secure() => Err(ExclusionReason::Plain),
         Ok(url) => Ok(url),
     });
-    let (mut best, mut nearest) = (None, NotAsked::NoUrl);
+    let (mut best, mut nearest) = (None, ExclusionReason::NoUrl);
     let worth = |url: &Url| (url.is_local(), !url.scheme().is_secure());
     for url in judged {
         match url {
@@ -94,6 +94,6 @@ mod tests {
         assert_eq!(why(&["http://0.0.0.0:1", "unix:///run/docker.sock", "https://[::]:1"]), "unspecified");
         let secure = |urls: &[&str]| usable(urls, true).ok();
         assert_eq!(secure(&["http://h:1", "https://127.0.0.1:1"]).as_deref(), Some("https://127.0.0.1:1"));
-        assert_eq!(usable(&["http://h:1", "unix:///x"], true), Err(NotAsked::Plain));
+        assert_eq!(usable(&["http://h:1", "unix:///x"], true), Err(ExclusionReason::Plain));
     }
 }

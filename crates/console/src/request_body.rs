@@ -8,16 +8,16 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use hyper::body::{Body as _, Incoming, SizeHint};
 
-use crate::body::{BodyError, PassedOn, Pieces};
-use crate::connection_state::Phase;
+use crate::body::{BodyError, BodyStream, MessageBody};
+use crate::connection_state::ConnectionState;
 use crate::limits::Limits;
 
 /// The body of a request to a member.
-pub(crate) type OutBody = PassedOn<RequestBody>;
+pub(crate) type UpstreamBody = MessageBody<RequestBody>;
 
 /// Progress of a request's body on its way to the member.
 #[derive(Debug, Default)]
-pub(crate) struct Sent {
+pub(crate) struct BodyProgress {
     pub(crate) is_whole: Cell<bool>,
     pub(crate) is_too_large: Cell<bool>,
 }
@@ -26,13 +26,18 @@ pub(crate) struct Sent {
 pub(crate) struct RequestBody {
     incoming: Incoming,
     bytes_left: u64,
-    phase: Rc<Phase>,
-    sent: Rc<Sent>,
+    state: Rc<ConnectionState>,
+    sent: Rc<BodyProgress>,
 }
 
 impl RequestBody {
-    pub(crate) fn new(incoming: Incoming, limits: &Limits, phase: Rc<Phase>, sent: Rc<Sent>) -> RequestBody {
-        let mut body = RequestBody { incoming, bytes_left: limits.body_bytes_max, phase, sent };
+    pub(crate) fn new(
+        incoming: Incoming,
+        limits: &Limits,
+        state: Rc<ConnectionState>,
+        sent: Rc<BodyProgress>,
+    ) -> RequestBody {
+        let mut body = RequestBody { incoming, bytes_left: limits.body_bytes_max, state, sent };
         body.note_end();
         body
     }
@@ -40,19 +45,19 @@ impl RequestBody {
     fn note_end(&mut self) {
         if self.incoming.is_end_stream() {
             self.sent.is_whole.set(true);
-            self.phase.heard_out();
+            self.state.body_arrived();
         }
     }
 }
 
-impl Pieces for RequestBody {
+impl BodyStream for RequestBody {
     fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, BodyError>>> {
         loop {
             let frame = ready!(Pin::new(&mut self.incoming).poll_frame(cx)).transpose()?;
             self.note_end();
             let Some(frame) = frame else {
                 self.sent.is_whole.set(true);
-                self.phase.heard_out();
+                self.state.body_arrived();
                 return Poll::Ready(None);
             };
             // Trailers have no meaning for a member.

@@ -9,12 +9,12 @@ use telemetry::logging::Logger;
 use tokio::sync::watch;
 
 use crate::assets;
-use crate::connection_state::Phase;
+use crate::connection_state::ConnectionState;
 use crate::defences;
 use crate::endpoints::Endpoints;
 use crate::forward;
-use crate::listener_settings::Listening;
-use crate::permits::ForwardedRequests;
+use crate::listener_settings::ListenerSettings;
+use crate::permits::RequestPermits;
 use crate::refusal::Refused;
 use crate::response_body::AnswerBody;
 use crate::upstream::Dialer;
@@ -26,7 +26,7 @@ pub(crate) struct Service {
     /// Host names, besides those of the listener, under which the console may be requested without TLS.
     pub(crate) hosts: Vec<String>,
     pub(crate) logger: Logger,
-    pub(crate) forwarded: Rc<ForwardedRequests>,
+    pub(crate) permits: Rc<RequestPermits>,
     /// Changes when TLS files were replaced.
     pub(crate) reloaded: watch::Receiver<()>,
 }
@@ -36,10 +36,10 @@ impl Service {
     pub(crate) async fn answer(
         self: &Rc<Service>,
         request: Request<Incoming>,
-        listening: &Listening,
-        phase: Rc<Phase>,
+        settings: &ListenerSettings,
+        state: Rc<ConnectionState>,
     ) -> Response<AnswerBody> {
-        match self.find(request, listening, phase).await {
+        match self.find(request, settings, state).await {
             Ok(response) => response,
             Err(refused) => {
                 let is_wrong_method = refused.status == StatusCode::METHOD_NOT_ALLOWED;
@@ -55,11 +55,11 @@ impl Service {
     async fn find(
         self: &Rc<Service>,
         request: Request<Incoming>,
-        listening: &Listening,
-        phase: Rc<Phase>,
+        settings: &ListenerSettings,
+        state: Rc<ConnectionState>,
     ) -> Result<Response<AnswerBody>, Refused> {
         let host = defences::host(&request)?;
-        defences::check_host(host, listening, &self.hosts)?;
+        defences::check_host(host, settings, &self.hosts)?;
         let path = request.uri().path();
         let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
         let Some(call) = path.strip_prefix("/api/") else {
@@ -76,15 +76,12 @@ impl Service {
             if !is_read {
                 return Err(Refused::new(StatusCode::METHOD_NOT_ALLOWED, "the list of members is GET"));
             }
-            return self
-                .endpoints
-                .list(&self.dialer, &self.forwarded, request.headers(), phase.address)
-                .await;
+            return self.endpoints.list(&self.dialer, &self.permits, request.headers(), state.address).await;
         }
         let found = call.strip_prefix("endpoint/").and_then(|rest| rest.split_once('/'));
         let found = found.and_then(|(id, rest)| Some((self.endpoints.find(id)?, rest.to_owned())));
         let (target, rest) =
             found.ok_or_else(|| Refused::new(StatusCode::NOT_FOUND, "there is no such endpoint"))?;
-        forward::forward(&self.dialer, &self.forwarded, target, &rest, request, phase).await
+        forward::forward(&self.dialer, &self.permits, target, &rest, request, state).await
     }
 }
