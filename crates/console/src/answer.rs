@@ -7,7 +7,7 @@ use http::header::{
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 use serde_json::json;
 
-use crate::refusal::Refused;
+use crate::refusal::Refusal;
 use crate::response_body::{AnswerBody, MemberBody};
 
 /// Content security policy: nothing is loaded from other origins, no inline code runs, and no other page may
@@ -72,9 +72,9 @@ pub(crate) fn forwarded(
     response
 }
 
-impl From<Refused> for Response<AnswerBody> {
-    fn from(refused: Refused) -> Response<AnswerBody> {
-        let code = refused.code() as i32;
-        json(refused.status, &json!({ "code": code, "message": refused.text }))
+impl From<Refusal> for Response<AnswerBody> {
+    fn from(refusal: Refusal) -> Response<AnswerBody> {
+        let code = refusal.code() as i32;
+        json(refusal.status, &json!({ "code": code, "message": refusal.text }))
     }
 }

@@ -8,7 +8,7 @@ use http::header::{HOST, ORIGIN};
 use http::{HeaderMap, Request, StatusCode, Version};
 
 use crate::listener_settings::ListenerSettings;
-use crate::refusal::Refused;
+use crate::refusal::Refusal;
 
 /// Header that every request to `/api/` must have. A page of another origin cannot send it without a CORS
 /// preflight, which is never allowed.
@@ -18,8 +18,8 @@ const OWN_HEADER: &str = "x-mainstay-console";
 ///
 /// # Errors
 /// There is none, or more than one, or the request is meant for a proxy.
-pub(crate) fn host<B>(request: &Request<B>) -> Result<&str, Refused> {
-    let malformed = || Refused::new(StatusCode::BAD_REQUEST, "the request needs one Host header and a path");
+pub(crate) fn host<B>(request: &Request<B>) -> Result<&str, Refusal> {
+    let malformed = || Refusal::new(StatusCode::BAD_REQUEST, "the request needs one Host header and a path");
     if request.uri().authority().is_some() || request.version() < Version::HTTP_10 {
         return Err(malformed());
     }
@@ -35,7 +35,7 @@ pub(crate) fn host<B>(request: &Request<B>) -> Result<&str, Refused> {
 ///
 /// # Errors
 /// The host is not one of the listener's.
-pub(crate) fn check_host(host: &str, settings: &ListenerSettings, listed: &[String]) -> Result<(), Refused> {
+pub(crate) fn check_host(host: &str, settings: &ListenerSettings, listed: &[String]) -> Result<(), Refusal> {
     if settings.tls.is_some() {
         return Ok(());
     }
@@ -54,16 +54,16 @@ pub(crate) fn check_host(host: &str, settings: &ListenerSettings, listed: &[Stri
     }
     let text = "the console is not served under this name: use its address, serve it over https, or allow the name with \
                 --host-whitelist";
-    Err(Refused::new(StatusCode::MISDIRECTED_REQUEST, text))
+    Err(Refusal::new(StatusCode::MISDIRECTED_REQUEST, text))
 }
 
 /// Allows only requests of the console's own pages, and of programs that send the header.
 ///
 /// # Errors
 /// The request lacks the header of the console's pages, or comes from a page of another origin.
-pub(crate) fn check_caller<B>(request: &Request<B>, host: &str) -> Result<(), Refused> {
+pub(crate) fn check_caller<B>(request: &Request<B>, host: &str) -> Result<(), Refusal> {
     let headers = request.headers();
-    let refused = |text: &str| Err(Refused::new(StatusCode::FORBIDDEN, text));
+    let refused = |text: &str| Err(Refusal::new(StatusCode::FORBIDDEN, text));
     if headers.get(OWN_HEADER).is_none_or(|value| value != "1") {
         return refused("requests need the header X-Mainstay-Console: 1");
     }

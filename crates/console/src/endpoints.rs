@@ -18,7 +18,7 @@ use crate::answer;
 use crate::member_list::{ListOutcome, MemberList, is_member_at, request_list};
 use crate::member_url::{ExclusionReason, own_url, usable};
 use crate::permits::RequestPermits;
-use crate::refusal::Refused;
+use crate::refusal::Refusal;
 use crate::response_body::AnswerBody;
 use crate::source::{ENDPOINTS_MAX, Member, Source};
 use crate::upstream::{Dialer, Target};
@@ -154,7 +154,7 @@ impl Endpoints {
         permits: &Rc<RequestPermits>,
         headers: &HeaderMap,
         address: Option<IpAddr>,
-    ) -> Result<Response<AnswerBody>, Refused> {
+    ) -> Result<Response<AnswerBody>, Refusal> {
         match &self.source {
             Source::Member { .. } => self.refresh_own(),
             Source::Endpoints(_) if self.is_fresh(dialer) => {}

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use crate::answer;
 use crate::connection_state::ConnectionState;
 use crate::permits::RequestPermits;
-use crate::refusal::Refused;
+use crate::refusal::Refusal;
 use crate::request_body::{BodyProgress, RequestBody, UpstreamBody};
 use crate::response_body::{AnswerBody, MemberBody};
 use crate::upstream::{Dialer, Target, UpstreamError};
@@ -29,7 +29,7 @@ const CHECKS: [&str; 2] = ["livez/", "readyz/"];
 ///
 /// # Errors
 /// The path is not one that is forwarded, or not with this method.
-fn path_at_member(method: &Method, rest: &str, query: Option<&str>) -> Result<String, Refused> {
+fn path_at_member(method: &Method, rest: &str, query: Option<&str>) -> Result<String, Refusal> {
     let is_call = rest.strip_prefix("v3/").is_some_and(|call| {
         let is_word = |word: &str| {
             !word.is_empty() && word.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
@@ -40,10 +40,10 @@ fn path_at_member(method: &Method, rest: &str, query: Option<&str>) -> Result<St
     let is_page =
         PAGES.contains(&rest) || CHECKS.iter().any(|prefix| rest.strip_prefix(prefix).is_some_and(is_check));
     if !is_call && !is_page {
-        return Err(Refused::new(StatusCode::NOT_FOUND, format!("{rest} is not passed on to members")));
+        return Err(Refusal::new(StatusCode::NOT_FOUND, format!("{rest} is not passed on to members")));
     }
     if *method != if is_call { Method::POST } else { Method::GET } {
-        return Err(Refused::new(StatusCode::METHOD_NOT_ALLOWED, "calls are POST, pages are GET"));
+        return Err(Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "calls are POST, pages are GET"));
     }
     let query = query.filter(|_| is_page).map(|query| format!("?{query}")).unwrap_or_default();
     Ok(format!("/{rest}{query}"))
@@ -57,13 +57,13 @@ pub(crate) async fn forward(
     rest: &str,
     request: Request<Incoming>,
     state: Rc<ConnectionState>,
-) -> Result<Response<AnswerBody>, Refused> {
+) -> Result<Response<AnswerBody>, Refusal> {
     let path = path_at_member(request.method(), rest, request.uri().query())?;
     let permit = permits.permit(state.address)?;
     let limits = &dialer.limits;
     let too_large = || {
         let text = format!("the request is larger than {} bytes", limits.body_bytes_max);
-        Refused::new(StatusCode::PAYLOAD_TOO_LARGE, text)
+        Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, text)
     };
     let (head, body) = request.into_parts();
     if body.size_hint().lower() > limits.body_bytes_max {
@@ -74,7 +74,7 @@ pub(crate) async fn forward(
         Request::new(UpstreamBody::Stream(Box::new(RequestBody::new(body, limits, state, Rc::clone(&sent)))));
     *outgoing.method_mut() = head.method;
     *outgoing.uri_mut() =
-        path.parse().map_err(|_| Refused::new(StatusCode::BAD_REQUEST, "the query is malformed"))?;
+        path.parse().map_err(|_| Refusal::new(StatusCode::BAD_REQUEST, "the query is malformed"))?;
     for name in FORWARDED_HEADERS {
         if let Some(value) = head.headers.get(&name) {
             outgoing.headers_mut().insert(name, value.clone());
@@ -101,11 +101,11 @@ pub(crate) async fn forward(
     let (link, response) = match answered {
         Ok(answered) => answered,
         Err(_) if sent.is_too_large.get() => return Err(too_large()),
-        Err(UpstreamError::Late(text)) => return Err(Refused::new(StatusCode::GATEWAY_TIMEOUT, text)),
-        Err(UpstreamError::Unreachable(text)) => return Err(Refused::new(StatusCode::BAD_GATEWAY, text)),
+        Err(UpstreamError::Late(text)) => return Err(Refusal::new(StatusCode::GATEWAY_TIMEOUT, text)),
+        Err(UpstreamError::Unreachable(text)) => return Err(Refusal::new(StatusCode::BAD_GATEWAY, text)),
         Err(UpstreamError::Broken(text)) => {
             let text = format!("the member gave no answer, and may have done what it was asked: {text}");
-            return Err(Refused::new(StatusCode::BAD_GATEWAY, text));
+            return Err(Refusal::new(StatusCode::BAD_GATEWAY, text));
         }
     };
     let (head, incoming) = response.into_parts();
@@ -121,7 +121,7 @@ mod tests {
     #[test]
     fn only_calls_and_pages_are_passed_on() {
         let path = |method: &Method, rest: &str, query: Option<&str>| {
-            path_at_member(method, rest, query).map_err(|refused| refused.status.as_u16())
+            path_at_member(method, rest, query).map_err(|refusal| refusal.status.as_u16())
         };
         for (rest, query, at_member) in [
             ("v3/kv/range", None, "/v3/kv/range"),

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use http::StatusCode;
 
 use crate::limits::Limits;
-use crate::refusal::Refused;
+use crate::refusal::Refusal;
 
 /// The permits of all requests that are being forwarded.
 #[derive(Debug)]
@@ -35,9 +35,9 @@ impl RequestPermits {
     ///
     /// # Errors
     /// The limit is reached, or this address has its share.
-    pub(crate) fn permit(self: &Rc<RequestPermits>, address: Option<IpAddr>) -> Result<Permit, Refused> {
+    pub(crate) fn permit(self: &Rc<RequestPermits>, address: Option<IpAddr>) -> Result<Permit, Refusal> {
         let text = "the console has too many requests under way: close some of its pages";
-        self.take(address).ok_or_else(|| Refused::new(StatusCode::SERVICE_UNAVAILABLE, text))
+        self.take(address).ok_or_else(|| Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text))
     }
 
     /// Takes a permit; returns `None` if the limit is reached, or this address has its share.

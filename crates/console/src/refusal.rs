@@ -1,17 +1,17 @@
-//! Refusals of requests: [`Refused`].
+//! Refusals of requests: [`Refusal`].
 
 use http::StatusCode;
 
 /// An error of the console, in the form of the JSON gateway's errors: a gRPC code and a text.
 #[derive(Debug)]
-pub(crate) struct Refused {
+pub(crate) struct Refusal {
     pub(crate) status: StatusCode,
     pub(crate) text: String,
 }
 
-impl Refused {
-    pub(crate) fn new(status: StatusCode, text: impl Into<String>) -> Refused {
-        Refused { status, text: text.into() }
+impl Refusal {
+    pub(crate) fn new(status: StatusCode, text: impl Into<String>) -> Refusal {
+        Refusal { status, text: text.into() }
     }
 
     /// Returns the gRPC code that corresponds to the HTTP status.

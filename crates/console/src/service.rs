@@ -15,7 +15,7 @@ use crate::endpoints::Endpoints;
 use crate::forward;
 use crate::listener_settings::ListenerSettings;
 use crate::permits::RequestPermits;
-use crate::refusal::Refused;
+use crate::refusal::Refusal;
 use crate::response_body::AnswerBody;
 use crate::upstream::Dialer;
 
@@ -41,9 +41,9 @@ impl Service {
     ) -> Response<AnswerBody> {
         match self.find(request, settings, state).await {
             Ok(response) => response,
-            Err(refused) => {
-                let is_wrong_method = refused.status == StatusCode::METHOD_NOT_ALLOWED;
-                let mut response: Response<AnswerBody> = refused.into();
+            Err(refusal) => {
+                let is_wrong_method = refusal.status == StatusCode::METHOD_NOT_ALLOWED;
+                let mut response: Response<AnswerBody> = refusal.into();
                 if is_wrong_method {
                     response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, POST"));
                 }
@@ -57,7 +57,7 @@ impl Service {
         request: Request<Incoming>,
         settings: &ListenerSettings,
         state: Rc<ConnectionState>,
-    ) -> Result<Response<AnswerBody>, Refused> {
+    ) -> Result<Response<AnswerBody>, Refusal> {
         let host = defences::host(&request)?;
         defences::check_host(host, settings, &self.hosts)?;
         let path = request.uri().path();
@@ -65,23 +65,23 @@ impl Service {
         let Some(call) = path.strip_prefix("/api/") else {
             let file = if path == "/" { Some("index.html") } else { path.strip_prefix("/assets/") };
             let file = file.and_then(assets::find);
-            let file = file.ok_or_else(|| Refused::new(StatusCode::NOT_FOUND, "there is no such page"))?;
+            let file = file.ok_or_else(|| Refusal::new(StatusCode::NOT_FOUND, "there is no such page"))?;
             if !is_read {
-                return Err(Refused::new(StatusCode::METHOD_NOT_ALLOWED, "pages are GET"));
+                return Err(Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "pages are GET"));
             }
             return Ok(assets::answer(file, request.headers()));
         };
         defences::check_caller(&request, host)?;
         if call == "members" {
             if !is_read {
-                return Err(Refused::new(StatusCode::METHOD_NOT_ALLOWED, "the list of members is GET"));
+                return Err(Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "the list of members is GET"));
             }
             return self.endpoints.list(&self.dialer, &self.permits, request.headers(), state.address).await;
         }
         let found = call.strip_prefix("endpoint/").and_then(|rest| rest.split_once('/'));
         let found = found.and_then(|(id, rest)| Some((self.endpoints.find(id)?, rest.to_owned())));
         let (target, rest) =
-            found.ok_or_else(|| Refused::new(StatusCode::NOT_FOUND, "there is no such endpoint"))?;
+            found.ok_or_else(|| Refusal::new(StatusCode::NOT_FOUND, "there is no such endpoint"))?;
         forward::forward(&self.dialer, &self.permits, target, &rest, request, state).await
     }
 }
