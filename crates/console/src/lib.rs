@@ -8,6 +8,13 @@
 //!
 //! The server does not know the meaning of calls, the users, the state of a member, or what the pages do.
 //!
+//! It is no service of the crate `front`, which serves many clients of one member, because browsers need other
+//! limits: an idle connection gives way to a new one ([`Limits::connections_max`]), where a front refuses the
+//! new one; a body that arrives too slowly ends the connection; a browser that leaves is noticed in the middle
+//! of any response; a response keeps the length that the member announced; and only HTTP/1.1 is offered. A
+//! front also has a thread each for accepting, for handshakes and for its shard, and a timer that runs without
+//! clients. Shared with `front`: the streams, TLS, and reading ahead of hyper, all in `transport`.
+//!
 //! Invariants:
 //! * No page of another origin can make a browser send requests in its name (`tests/it/defences.rs`).
 //! * At most a buffer of a request or a response is held in memory: back-pressure reaches the sender
