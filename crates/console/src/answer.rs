@@ -7,11 +7,8 @@ use http::header::{
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 use serde_json::json;
 
-use crate::body::PassedOn;
-use crate::forward::Forwarded;
-
-/// Body of a response: forwarded from a member, or made by the console itself.
-pub(crate) type AnswerBody = PassedOn<Forwarded>;
+use crate::refusal::Refusal;
+use crate::response_body::{AnswerBody, MemberBody};
 
 /// Content security policy: nothing is loaded from other origins, no inline code runs, and no other page may
 /// show this one in a frame.
@@ -62,9 +59,9 @@ pub(crate) fn json(status: StatusCode, value: &serde_json::Value) -> Response<An
 pub(crate) fn forwarded(
     status: StatusCode,
     content_type: Option<HeaderValue>,
-    body: Forwarded,
+    body: MemberBody,
 ) -> Response<AnswerBody> {
-    let mut response = Response::new(AnswerBody::Forwarded(Box::new(body)));
+    let mut response = Response::new(AnswerBody::Stream(Box::new(body)));
     *response.status_mut() = status;
     let headers = response.headers_mut();
     secure(headers);
@@ -75,34 +72,9 @@ pub(crate) fn forwarded(
     response
 }
 
-/// An error of the console, in the form of the JSON gateway's errors: a gRPC code and a text.
-#[derive(Debug)]
-pub(crate) struct Refused {
-    pub(crate) status: StatusCode,
-    pub(crate) text: String,
-}
-
-impl Refused {
-    pub(crate) fn new(status: StatusCode, text: impl Into<String>) -> Refused {
-        Refused { status, text: text.into() }
-    }
-
-    /// Returns the gRPC code that corresponds to the HTTP status.
-    fn code(&self) -> api::Code {
-        match self.status {
-            StatusCode::NOT_FOUND => api::Code::NotFound,
-            StatusCode::METHOD_NOT_ALLOWED => api::Code::Unimplemented,
-            StatusCode::FORBIDDEN | StatusCode::MISDIRECTED_REQUEST => api::Code::PermissionDenied,
-            StatusCode::PAYLOAD_TOO_LARGE | StatusCode::SERVICE_UNAVAILABLE => api::Code::ResourceExhausted,
-            StatusCode::BAD_GATEWAY | StatusCode::GATEWAY_TIMEOUT => api::Code::Unavailable,
-            _ => api::Code::InvalidArgument,
-        }
-    }
-}
-
-impl From<Refused> for Response<AnswerBody> {
-    fn from(refused: Refused) -> Response<AnswerBody> {
-        let code = refused.code() as i32;
-        json(refused.status, &json!({ "code": code, "message": refused.text }))
+impl From<Refusal> for Response<AnswerBody> {
+    fn from(refusal: Refusal) -> Response<AnswerBody> {
+        let code = refusal.code() as i32;
+        json(refusal.status, &json!({ "code": code, "message": refusal.text }))
     }
 }

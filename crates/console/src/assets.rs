@@ -11,7 +11,8 @@ use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, ETAG, IF_NONE_MATCH, VARY}
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use sha2::{Digest as _, Sha256};
 
-use crate::answer::{self, AnswerBody};
+use crate::answer;
+use crate::response_body::AnswerBody;
 use crate::table::FILES;
 
 /// File size in bytes below which a file is not compressed.
@@ -20,7 +21,7 @@ const COMPRESSED_BYTES_MIN: usize = 1024;
 const CACHE: &str = "no-cache";
 
 /// Data derived from the contents of a file; computed at the first request.
-struct Prepared {
+struct AssetData {
     etag: String,
     /// `None` if compression does not pay off.
     compressed: Option<Bytes>,
@@ -28,7 +29,7 @@ struct Prepared {
 
 const FILES_COUNT: usize = FILES.len() + SHARED.len();
 
-static PREPARED: [OnceLock<Prepared>; FILES_COUNT] = [const { OnceLock::new() }; FILES_COUNT];
+static PREPARED: [OnceLock<AssetData>; FILES_COUNT] = [const { OnceLock::new() }; FILES_COUNT];
 
 /// Returns the names and contents of all files.
 fn files() -> impl Iterator<Item = (&'static str, &'static [u8])> {
@@ -71,7 +72,7 @@ pub(crate) fn answer(at: usize, headers: &HeaderMap) -> Response<AnswerBody> {
     response
 }
 
-fn prepare(name: &str, contents: &[u8]) -> Prepared {
+fn prepare(name: &str, contents: &[u8]) -> AssetData {
     let digest = Sha256::digest(contents);
     let etag = digest.iter().take(12).map(|byte| format!("{byte:02x}")).collect::<String>();
     let is_worth_it = contents.len() >= COMPRESSED_BYTES_MIN && is_text(content_type(name));
@@ -80,7 +81,7 @@ fn prepare(name: &str, contents: &[u8]) -> Prepared {
         // Writing to memory does not fail.
         encoder.write_all(contents).and_then(|()| encoder.finish()).ok().map(Bytes::from)
     });
-    Prepared { etag: format!("\"{etag}\""), compressed: compressed.flatten() }
+    AssetData { etag: format!("\"{etag}\""), compressed: compressed.flatten() }
 }
 
 fn is_text(content_type: &str) -> bool {

@@ -11,7 +11,7 @@ use hyper::body::{Body, Frame, SizeHint};
 pub(crate) type BodyError = Box<dyn Error + Send + Sync>;
 
 /// A body that arrives in pieces.
-pub(crate) trait Pieces {
+pub(crate) trait BodyStream {
     /// Returns the next piece.
     ///
     /// # Errors
@@ -26,20 +26,20 @@ pub(crate) trait Pieces {
 }
 
 /// The body of a request or a response.
-pub(crate) enum PassedOn<P> {
+pub(crate) enum MessageBody<P> {
     /// Bytes in memory; `None` once they are taken.
     Whole(Option<Bytes>),
     /// A body that arrives in pieces.
-    Forwarded(Box<P>),
+    Stream(Box<P>),
 }
 
-impl<P> PassedOn<P> {
-    pub(crate) fn of(bytes: impl Into<Bytes>) -> PassedOn<P> {
-        PassedOn::Whole(Some(bytes.into()).filter(|bytes| !bytes.is_empty()))
+impl<P> MessageBody<P> {
+    pub(crate) fn of(bytes: impl Into<Bytes>) -> MessageBody<P> {
+        MessageBody::Whole(Some(bytes.into()).filter(|bytes| !bytes.is_empty()))
     }
 }
 
-impl<P: Pieces> Body for PassedOn<P> {
+impl<P: BodyStream> Body for MessageBody<P> {
     type Data = Bytes;
     type Error = BodyError;
 
@@ -48,8 +48,8 @@ impl<P: Pieces> Body for PassedOn<P> {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         match self.get_mut() {
-            PassedOn::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            PassedOn::Forwarded(pieces) => {
+            MessageBody::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            MessageBody::Stream(pieces) => {
                 pieces.poll_piece(cx).map(|piece| piece.map(|piece| piece.map(Frame::data)))
             }
         }
@@ -57,15 +57,15 @@ impl<P: Pieces> Body for PassedOn<P> {
 
     fn is_end_stream(&self) -> bool {
         match self {
-            PassedOn::Whole(bytes) => bytes.is_none(),
-            PassedOn::Forwarded(pieces) => pieces.is_ended(),
+            MessageBody::Whole(bytes) => bytes.is_none(),
+            MessageBody::Stream(pieces) => pieces.is_ended(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
-            PassedOn::Whole(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64),
-            PassedOn::Forwarded(pieces) => pieces.size_hint(),
+            MessageBody::Whole(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64),
+            MessageBody::Stream(pieces) => pieces.size_hint(),
         }
     }
 }

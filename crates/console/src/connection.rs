@@ -1,13 +1,12 @@
 //! One connection of a browser, from its handshake to its end: [`serve`]. Its requests go to [`Service::answer`].
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::convert::Infallible;
 use std::future::poll_fn;
 use std::io;
-use std::net::IpAddr;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -20,92 +19,40 @@ use tls::{ServerTls, Session};
 use tokio::time::{Instant, Sleep, sleep_until, timeout};
 use transport::{Clock, Ending, Stream, Wire};
 
-use crate::answer::AnswerBody;
 use crate::body::BodyError;
-use crate::listener::Listening;
+use crate::listener_settings::ListenerSettings;
+use crate::response_body::AnswerBody;
 use crate::service::Service;
 use crate::slots::Slot;
 use crate::socket::{SharedSocket, Socket, TLS_BUFFERS};
 
 /// Interval at which the expiry of a client certificate is checked.
-const STANDING_INTERVAL: Duration = Duration::from_secs(60);
-
-/// State of a connection's request that other connections depend on. One request is in flight at a time.
-#[derive(Debug, Default)]
-pub(crate) struct Phase {
-    /// Address of the browser; `None` if it came through a Unix socket.
-    pub(crate) address: Option<IpAddr>,
-    is_under_way: Cell<bool>,
-    /// Deadline for the body of the request; `None` once it has arrived.
-    body_until: Cell<Option<Instant>>,
-    is_evicted: Cell<bool>,
-    /// Waker of the task that serves the connection.
-    waker: RefCell<Option<Waker>>,
-}
-
-impl Phase {
-    pub(crate) fn of(address: Option<IpAddr>) -> Phase {
-        Phase { address, ..Phase::default() }
-    }
-
-    /// Returns true from the head of a request to the end of its response.
-    pub(crate) fn is_under_way(&self) -> bool {
-        self.is_under_way.get()
-    }
-
-    /// Records that the whole body of the request has arrived.
-    pub(crate) fn heard_out(&self) {
-        if self.body_until.take().is_some() {
-            self.wake();
-        }
-    }
-
-    /// Closes the connection to make room for another.
-    pub(crate) fn evict(&self) {
-        self.is_evicted.set(true);
-        self.wake();
-    }
-
-    fn wake(&self) {
-        if let Some(waker) = self.waker.borrow().as_ref() {
-            waker.wake_by_ref();
-        }
-    }
-
-    fn listen(&self, cx: &Context<'_>) {
-        let mut waker = self.waker.borrow_mut();
-        if !waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
-            *waker = Some(cx.waker().clone());
-        }
-    }
-}
+const CERTIFICATE_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
 /// While this value lives, a request is in flight.
-struct UnderWay(Rc<Slot>);
+struct RequestGuard(Rc<Slot>);
 
-impl UnderWay {
-    fn begin(slot: &Rc<Slot>, body_until: Instant) -> UnderWay {
-        slot.phase.is_under_way.set(true);
-        slot.phase.body_until.set(Some(body_until));
-        UnderWay(Rc::clone(slot))
+impl RequestGuard {
+    fn begin(slot: &Rc<Slot>, body_until: Instant) -> RequestGuard {
+        slot.state.begin(body_until);
+        RequestGuard(Rc::clone(slot))
     }
 }
 
-impl Drop for UnderWay {
+impl Drop for RequestGuard {
     fn drop(&mut self) {
-        self.0.phase.is_under_way.set(false);
-        self.0.phase.body_until.set(None);
-        self.0.is_idle_now();
+        self.0.state.end();
+        self.0.mark_idle();
     }
 }
 
 /// The body of a response, which keeps the request in flight until its end.
-struct Served {
+struct GuardedBody {
     body: AnswerBody,
-    _under_way: UnderWay,
+    _guard: RequestGuard,
 }
 
-impl Body for Served {
+impl Body for GuardedBody {
     type Data = Bytes;
     type Error = BodyError;
 
@@ -126,13 +73,18 @@ impl Body for Served {
 }
 
 /// Serves a connection until it ends, or is closed to make room.
-pub(crate) async fn serve(stream: Stream, listening: Rc<Listening>, service: Rc<Service>, slot: Rc<Slot>) {
+pub(crate) async fn serve(
+    stream: Stream,
+    settings: Rc<ListenerSettings>,
+    service: Rc<Service>,
+    slot: Rc<Slot>,
+) {
     let limits = service.dialer.limits;
     let evicted = poll_fn(|cx| poll_evicted(&slot, cx));
-    let secured = match &listening.tls {
+    let secured = match &settings.tls {
         None => Ok((Wire::Plain(stream), None)),
         Some(tls) => {
-            service.dialer.files.look();
+            service.dialer.files.reload_changed();
             let shaken = timeout(tls::HANDSHAKE_TIMEOUT, shake_hands(stream, tls));
             match race(shaken, evicted).await {
                 stdx::First::Left(shaken) => {
@@ -142,7 +94,7 @@ pub(crate) async fn serve(stream: Stream, listening: Rc<Listening>, service: Rc<
             }
         }
     };
-    let (wire, standing) = match secured {
+    let (wire, session) = match secured {
         Ok(secured) => secured,
         Err(why) => {
             let error = ("error", Value::Str(&why));
@@ -151,18 +103,18 @@ pub(crate) async fn serve(stream: Stream, listening: Rc<Listening>, service: Rc<
         }
     };
     let socket = Rc::new(RefCell::new(Socket::new(wire, limits.buffer_bytes, limits.stall_timeout)));
-    let (asked, asked_slot, asked_listening) = (Rc::clone(&service), Rc::clone(&slot), Rc::clone(&listening));
+    let (own_service, own_slot, own_settings) = (Rc::clone(&service), Rc::clone(&slot), Rc::clone(&settings));
     let answer = hyper::service::service_fn(move |request: Request<Incoming>| {
-        let (service, slot, listening) =
-            (Rc::clone(&asked), Rc::clone(&asked_slot), Rc::clone(&asked_listening));
+        let (service, slot, settings) =
+            (Rc::clone(&own_service), Rc::clone(&own_slot), Rc::clone(&own_settings));
         async move {
-            let under_way = UnderWay::begin(&slot, Instant::now() + limits.body_timeout);
+            let guard = RequestGuard::begin(&slot, Instant::now() + limits.body_timeout);
             if request.body().is_end_stream() {
-                slot.phase.heard_out();
+                slot.state.body_arrived();
             }
-            let phase = Rc::clone(&slot.phase);
-            let response = service.answer(request, &listening, phase).await;
-            Ok::<_, Infallible>(response.map(|body| Served { body, _under_way: under_way }))
+            let state = Rc::clone(&slot.state);
+            let response = service.answer(request, &settings, state).await;
+            Ok::<_, Infallible>(response.map(|body| GuardedBody { body, _guard: guard }))
         }
     });
     let connection = hyper::server::conn::http1::Builder::new()
@@ -175,12 +127,12 @@ pub(crate) async fn serve(stream: Stream, listening: Rc<Listening>, service: Rc<
         if poll_evicted(&slot, cx).is_ready() {
             return Poll::Ready(());
         }
-        let phase = &slot.phase;
-        if !phase.is_under_way() {
+        let state = &slot.state;
+        if !state.has_request() {
             body_timer = None;
             return Poll::Pending;
         }
-        match phase.body_until.get() {
+        match state.body_until() {
             // Only reading ahead shows that the browser has gone: hyper reads at most the first bytes of a
             // next request.
             None => socket.borrow_mut().poll_ahead(cx),
@@ -193,20 +145,20 @@ pub(crate) async fn serve(stream: Stream, listening: Rc<Listening>, service: Rc<
             }
         }
     });
-    let expelled = expelled(listening.tls.as_ref(), standing, service.reloaded.clone());
+    let expelled = expelled(settings.tls.as_ref(), session, service.reloaded.clone());
     // How a connection ended concerns only its client.
     let _ = race(pin!(connection), race(ended, expelled)).await;
 }
 
 fn poll_evicted(slot: &Slot, cx: &Context<'_>) -> Poll<()> {
-    slot.phase.listen(cx);
-    if slot.phase.is_evicted.get() { Poll::Ready(()) } else { Poll::Pending }
+    slot.state.wake_on_change(cx);
+    if slot.state.is_evicted() { Poll::Ready(()) } else { Poll::Pending }
 }
 
-type Secured = (Wire<Stream>, Option<Session>);
+type TlsWire = (Wire<Stream>, Option<Session>);
 
 /// Performs the TLS handshake. Only HTTP/1.1 is offered here, whatever other listeners with the same files offer.
-async fn shake_hands(stream: Stream, tls: &ServerTls) -> Result<Secured, String> {
+async fn shake_hands(stream: Stream, tls: &ServerTls) -> Result<TlsWire, String> {
     let mut config = rustls::ServerConfig::clone(&tls.config());
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     let secured = async {
@@ -233,7 +185,7 @@ async fn expelled(
     loop {
         let due = async {
             match has_certificate {
-                true => tokio::time::sleep(STANDING_INTERVAL).await,
+                true => tokio::time::sleep(CERTIFICATE_CHECK_INTERVAL).await,
                 false => std::future::pending().await,
             }
         };

@@ -7,8 +7,8 @@ use api::url::without_port;
 use http::header::{HOST, ORIGIN};
 use http::{HeaderMap, Request, StatusCode, Version};
 
-use crate::answer::Refused;
-use crate::listener::Listening;
+use crate::listener_settings::ListenerSettings;
+use crate::refusal::Refusal;
 
 /// Header that every request to `/api/` must have. A page of another origin cannot send it without a CORS
 /// preflight, which is never allowed.
@@ -18,9 +18,9 @@ const OWN_HEADER: &str = "x-mainstay-console";
 ///
 /// # Errors
 /// There is none, or more than one, or the request is meant for a proxy.
-pub(crate) fn host<B>(request: &Request<B>) -> Result<&str, Refused> {
+pub(crate) fn host<B>(request: &Request<B>) -> Result<&str, Refusal> {
     let malformed =
-        || Refused::new(StatusCode::BAD_REQUEST, "the request must have exactly one Host header and a path");
+        || Refusal::new(StatusCode::BAD_REQUEST, "the request must have exactly one Host header and a path");
     if request.uri().authority().is_some() || request.version() < Version::HTTP_10 {
         return Err(malformed());
     }
@@ -36,8 +36,8 @@ pub(crate) fn host<B>(request: &Request<B>) -> Result<&str, Refused> {
 ///
 /// # Errors
 /// The host is not one of the listener's.
-pub(crate) fn check_host(host: &str, listening: &Listening, listed: &[String]) -> Result<(), Refused> {
-    if listening.tls.is_some() {
+pub(crate) fn check_host(host: &str, settings: &ListenerSettings, listed: &[String]) -> Result<(), Refusal> {
+    if settings.tls.is_some() {
         return Ok(());
     }
     let name = without_port(host);
@@ -48,23 +48,23 @@ pub(crate) fn check_host(host: &str, listening: &Listening, listed: &[String]) -
     let is_listed =
         |listed: &String| !listed.is_empty() && listed != "*" && listed.eq_ignore_ascii_case(name);
     // The path of a Unix socket is not a name, and an IP address was checked above.
-    let is_name = !listening.host.contains('/') && listening.host.parse::<IpAddr>().is_err();
-    let is_own = is_name && listening.host.eq_ignore_ascii_case(name);
+    let is_name = !settings.host.contains('/') && settings.host.parse::<IpAddr>().is_err();
+    let is_own = is_name && settings.host.eq_ignore_ascii_case(name);
     if is_address || is_own || name.eq_ignore_ascii_case("localhost") || listed.iter().any(is_listed) {
         return Ok(());
     }
     let text = "the console is not served under this name: use its address, serve it over https, or allow the name with \
                 --host-whitelist";
-    Err(Refused::new(StatusCode::MISDIRECTED_REQUEST, text))
+    Err(Refusal::new(StatusCode::MISDIRECTED_REQUEST, text))
 }
 
 /// Allows only requests of the console's own pages, and of programs that send the header.
 ///
 /// # Errors
 /// The request lacks the header of the console's pages, or comes from a page of another origin.
-pub(crate) fn check_caller<B>(request: &Request<B>, host: &str) -> Result<(), Refused> {
+pub(crate) fn check_caller<B>(request: &Request<B>, host: &str) -> Result<(), Refusal> {
     let headers = request.headers();
-    let refused = |text: &str| Err(Refused::new(StatusCode::FORBIDDEN, text));
+    let refused = |text: &str| Err(Refusal::new(StatusCode::FORBIDDEN, text));
     if headers.get(OWN_HEADER).is_none_or(|value| value != "1") {
         return refused("requests need the header X-Mainstay-Console: 1");
     }
@@ -96,8 +96,8 @@ mod tests {
     fn only_names_that_are_nobody_elses_are_served_without_tls() {
         let listed = ["db.example".to_owned(), "*".to_owned(), String::new()];
         let check = |own: &str, host: &str| {
-            let listening = Listening { tls: None, host: own.to_owned() };
-            check_host(host, &listening, &listed).is_ok()
+            let settings = ListenerSettings { tls: None, host: own.to_owned() };
+            check_host(host, &settings, &listed).is_ok()
         };
         for host in [
             "127.0.0.1",

@@ -2,11 +2,9 @@
 //! of the process.
 
 use std::cell::{Cell, RefCell};
-use std::fmt;
 use std::future::Future;
 use std::net::IpAddr;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use api::url::Url;
@@ -16,13 +14,15 @@ use serde_json::{Value, json};
 use tokio::task::spawn_local;
 use tokio::time::timeout;
 
-use crate::answer::{self, AnswerBody, Refused};
-use crate::member_list::{Told, ToldList, ask, is_there};
-use crate::service::Service;
-use crate::upstream::Target;
+use crate::answer;
+use crate::member_list::{ListOutcome, MemberList, is_member_at, request_list};
+use crate::member_url::{ExclusionReason, own_url, usable};
+use crate::permits::RequestPermits;
+use crate::refusal::Refusal;
+use crate::response_body::AnswerBody;
+use crate::source::{ENDPOINTS_MAX, Member, Source};
+use crate::upstream::{Dialer, Target};
 
-/// Largest number of endpoints that are remembered; more than any cluster has members.
-pub(crate) const ENDPOINTS_MAX: usize = 256;
 /// Timeout of a request for the list of members.
 const LIST_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -35,51 +35,6 @@ const TURN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time for which the result of a probe is valid.
 const PROBE_FRESH: Duration = Duration::from_secs(30);
 
-/// A member of the cluster, as in the list of members.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Member {
-    /// Id of the member.
-    pub id: u64,
-    /// Name of the member; empty until it has started.
-    pub name: String,
-    /// Client URLs of the member.
-    pub client_urls: Vec<String>,
-    /// True if the member has no vote.
-    pub is_learner: bool,
-}
-
-/// Callback that returns the present list of members.
-pub type ListMembers = Arc<dyn Fn() -> Vec<Member> + Send + Sync>;
-
-/// Source of the list of members.
-#[derive(Clone)]
-pub enum Source {
-    /// The console is part of a member.
-    Member {
-        /// Id of this member.
-        id: u64,
-        /// URL at which this member listens for clients.
-        listens_at: Url,
-        /// Returns the members as this member knows them.
-        list: ListMembers,
-    },
-    /// The console is a process of its own: these endpoints, and the members that they list.
-    Endpoints(Vec<Url>),
-}
-
-impl fmt::Debug for Source {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Source::Member { id, listens_at, .. } => f
-                .debug_struct("Member")
-                .field("id", id)
-                .field("listens_at", listens_at)
-                .finish_non_exhaustive(),
-            Source::Endpoints(urls) => f.debug_tuple("Endpoints").field(urls).finish(),
-        }
-    }
-}
-
 /// All endpoints that were ever listed.
 pub(crate) struct Endpoints {
     source: Source,
@@ -87,19 +42,28 @@ pub(crate) struct Endpoints {
     /// Results of probes of members' listed URLs within the last [`PROBE_FRESH`].
     probes: RefCell<Vec<Probe>>,
     /// Members that are in the list now, but to which no requests are sent.
-    unreached: RefCell<Vec<(Member, NotAsked)>>,
+    unreached: RefCell<Vec<(Member, ExclusionReason)>>,
     next_id: Cell<u64>,
     /// Cluster whose members are shown; `None` until a member reports it.
     cluster: Cell<Option<u64>>,
     /// Time when members last reported the list.
     fetched: Cell<Option<Instant>>,
     /// Time when the last round of requests without a token ended.
-    asked: Cell<Option<Instant>>,
+    round_ended: Cell<Option<Instant>>,
     /// Held while the list is fetched, so that one round serves all waiting requests.
     fetching: tokio::sync::Mutex<()>,
     /// Held while members are queried with a user's token: users whose tokens are refused open at most one
     /// connection to each member.
     asking_as_user: tokio::sync::Mutex<()>,
+}
+
+/// Authorization with which members were queried for the list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ListAccess {
+    /// None: the list is shown to everybody.
+    Public,
+    /// The token of a user.
+    User,
 }
 
 /// Result of a request to a member at its listed URL.
@@ -118,7 +82,7 @@ struct Entry {
     /// True if the endpoint is listed now, so that requests may be sent to it.
     is_listed: bool,
     /// Cluster in the endpoint's last successful response with the list. Only given endpoints are queried.
-    told: Option<u64>,
+    reported_cluster: Option<u64>,
     /// True if the endpoint has reported the shown cluster since that cluster is shown.
     was_ours: bool,
     /// True if the endpoint refused the last request for the list without a token.
@@ -140,7 +104,7 @@ impl Endpoints {
             next_id: Cell::new(0),
             cluster: Cell::new(None),
             fetched: Cell::new(None),
-            asked: Cell::new(None),
+            round_ended: Cell::new(None),
             fetching: tokio::sync::Mutex::default(),
             asking_as_user: tokio::sync::Mutex::default(),
         };
@@ -165,7 +129,7 @@ impl Endpoints {
             target,
             is_given,
             is_listed: true,
-            told: None,
+            reported_cluster: None,
             was_ours: false,
             has_refused: false,
             lists_of: None,
@@ -186,16 +150,17 @@ impl Endpoints {
     /// Members would have to be queried, and too many requests are in flight.
     pub(crate) async fn list(
         &self,
-        service: &Service,
+        dialer: &Rc<Dialer>,
+        permits: &Rc<RequestPermits>,
         headers: &HeaderMap,
         address: Option<IpAddr>,
-    ) -> Result<Response<AnswerBody>, Refused> {
+    ) -> Result<Response<AnswerBody>, Refusal> {
         match &self.source {
             Source::Member { .. } => self.refresh_own(),
-            Source::Endpoints(_) if self.is_fresh(service) => {}
+            Source::Endpoints(_) if self.is_fresh(dialer) => {}
             Source::Endpoints(_) => {
-                let _permit = service.permit(address)?;
-                self.fetch(service, headers.get(AUTHORIZATION)).await;
+                let _permit = permits.permit(address)?;
+                self.fetch(dialer, headers.get(AUTHORIZATION)).await;
             }
         }
         let own = match &self.source {
@@ -205,7 +170,7 @@ impl Endpoints {
         let entries = self.entries.borrow();
         let mut endpoints: Vec<Value> =
             entries.iter().filter(|entry| entry.is_listed).map(Entry::shown).collect();
-        endpoints.extend(self.unreached.borrow().iter().map(|(member, why)| why.shown(member)));
+        endpoints.extend(self.unreached.borrow().iter().map(|(member, why)| unreached(member, *why)));
         let cluster = self.cluster.get();
         let foreign = entries.iter().filter(|entry| entry.is_foreign_to(cluster));
         let foreign: Vec<&str> = foreign.map(|entry| entry.target.url.as_str()).collect();
@@ -227,7 +192,7 @@ impl Endpoints {
         }
         let url = entries.first().and_then(|entry| own_url(entry.member.as_ref()?));
         if let (Some(entry), Some(url)) = (entries.first(), &url) {
-            entry.target.ask_as(url);
+            entry.target.set_authority(url);
         }
         let is_secure = url.as_ref().unwrap_or(listens_at).scheme().is_secure();
         self.replace_others(&mut entries, others, is_secure);
@@ -257,7 +222,7 @@ impl Endpoints {
                     }
                     match entries.len() < ENDPOINTS_MAX {
                         true => entries.push(self.entry(Target::new(url), false, Some(member))),
-                        false => unreached.push((member, NotAsked::TooMany)),
+                        false => unreached.push((member, ExclusionReason::TooMany)),
                     }
                 }
             }
@@ -267,8 +232,8 @@ impl Endpoints {
     }
 
     /// Returns true if members reported the list recently.
-    fn is_fresh(&self, service: &Service) -> bool {
-        self.fetched.get().is_some_and(|fetched| fetched.elapsed() < service.dialer.limits.members_fresh)
+    fn is_fresh(&self, dialer: &Rc<Dialer>) -> bool {
+        self.fetched.get().is_some_and(|fetched| fetched.elapsed() < dialer.limits.members_fresh)
     }
 
     /// Requests the list from the given endpoints. Data that no response contains stays unchanged.
@@ -277,111 +242,116 @@ impl Endpoints {
     /// requests: if the list is available without the token, the token is not shown to an endpoint that may
     /// belong to another cluster. Only if members restrict the list to users, the endpoints that refused are
     /// queried again with the token, but never an endpoint that is known to belong to another cluster.
-    async fn fetch(&self, service: &Service, authorization: Option<&HeaderValue>) {
+    async fn fetch(&self, dialer: &Rc<Dialer>, authorization: Option<&HeaderValue>) {
         let came = Instant::now();
         {
             let _one = self.fetching.lock().await;
-            if self.is_fresh(service) {
+            if self.is_fresh(dialer) {
                 return;
             }
             // Any round that ended in the meantime counts, whatever its result.
-            if self.asked.get().is_none_or(|asked| asked < came) {
-                let told = self.ask_given(service, None, |_| true).await;
-                self.take_over(service, told, false).await;
-                self.asked.set(Some(Instant::now()));
+            if self.round_ended.get().is_none_or(|ended| ended < came) {
+                let reports = self.query_given(dialer, None, |_| true).await;
+                self.apply_reports(dialer, reports, ListAccess::Public).await;
+                self.round_ended.set(Some(Instant::now()));
             }
         }
-        let is_told = || self.fetched.get().is_some_and(|fetched| fetched > came);
-        let Some(authorization) = authorization.filter(|_| !is_told()) else { return };
+        let has_list = || self.fetched.get().is_some_and(|fetched| fetched > came);
+        let Some(authorization) = authorization.filter(|_| !has_list()) else { return };
         let Ok(_turn) = timeout(TURN_TIMEOUT, self.asking_as_user.lock()).await else { return };
         // Another user's request may have obtained the list in the meantime.
-        if !is_told() {
+        if !has_list() {
             let cluster = self.cluster.get();
             let may_see = |entry: &Entry| entry.has_refused && !entry.is_foreign_to(cluster);
-            let told = self.ask_given(service, Some(authorization), may_see).await;
-            self.take_over(service, told, true).await;
+            let reports = self.query_given(dialer, Some(authorization), may_see).await;
+            self.apply_reports(dialer, reports, ListAccess::User).await;
         }
     }
 
     /// Queries the matching given endpoints concurrently; returns the lists received, by endpoint id.
-    async fn ask_given(
+    async fn query_given(
         &self,
-        service: &Service,
+        dialer: &Rc<Dialer>,
         authorization: Option<&HeaderValue>,
         is_meant: impl Fn(&Entry) -> bool,
-    ) -> Vec<(u64, ToldList)> {
+    ) -> Vec<(u64, MemberList)> {
         let given: Vec<(u64, Rc<Target>)> = {
             let entries = self.entries.borrow();
             let given = entries.iter().filter(|entry| entry.is_given && is_meant(entry));
             given.map(|entry| (entry.id, Rc::clone(&entry.target))).collect()
         };
-        let asked: Vec<_> = given
+        let queries: Vec<_> = given
             .into_iter()
             .map(|(id, target)| {
-                let (dialer, authorization) = (Rc::clone(&service.dialer), authorization.cloned());
-                (id, start(LIST_TIMEOUT, async move { ask(&dialer, &target, authorization).await }))
+                let (dialer, authorization) = (Rc::clone(dialer), authorization.cloned());
+                (id, start(LIST_TIMEOUT, async move { request_list(&dialer, &target, authorization).await }))
             })
             .collect();
-        let mut told = Vec::new();
-        for (id, task) in asked {
-            let answer = task.outcome().await.unwrap_or(Told::Nothing);
+        let mut reports = Vec::new();
+        for (id, task) in queries {
+            let answer = task.outcome().await.unwrap_or(ListOutcome::NoAnswer);
             let mut entries = self.entries.borrow_mut();
             // The result with one user's token does not apply to other users.
             if let Some(entry) = entries.iter_mut().find(|entry| entry.id == id && authorization.is_none()) {
-                entry.has_refused = matches!(answer, Told::Refused);
+                entry.has_refused = matches!(answer, ListOutcome::Refused);
             }
-            if let Told::List(list) = answer {
-                told.push((id, list));
+            if let ListOutcome::List(list) = answer {
+                reports.push((id, list));
             }
         }
-        told
+        reports
     }
 
     /// Records the cluster that each of these endpoints reports, to a user or without a token; keeps in
-    /// `told` only those of the shown cluster.
-    fn settle_cluster(&self, told: &mut Vec<(u64, ToldList)>, to_user: bool) {
+    /// `reports` only those of the shown cluster.
+    fn settle_cluster(&self, reports: &mut Vec<(u64, MemberList)>, access: ListAccess) {
         let mut entries = self.entries.borrow_mut();
         let known = self.cluster.get();
-        let next = next_cluster(known, &entries, told, to_user);
+        let next = next_cluster(known, &entries, reports, access);
         self.cluster.set(next);
         for entry in entries.iter_mut().filter(|entry| entry.is_given) {
-            if let Some((_, list)) = told.iter().find(|(id, _)| *id == entry.id) {
-                entry.told = Some(list.cluster);
+            if let Some((_, list)) = reports.iter().find(|(id, _)| *id == entry.id) {
+                entry.reported_cluster = Some(list.cluster);
             }
-            let is_ours = entry.told.is_some() && entry.told == next;
+            let is_ours = entry.reported_cluster.is_some() && entry.reported_cluster == next;
             entry.was_ours = is_ours || (entry.was_ours && next == known);
             if entry.is_foreign_to(next) {
                 (entry.is_listed, entry.member) = (false, None);
             }
         }
-        told.retain(|(_, list)| Some(list.cluster) == next);
+        reports.retain(|(_, list)| Some(list.cluster) == next);
     }
 
     /// Lists the members that these endpoints report. Reports of another cluster, and empty reports, change
     /// no members.
-    async fn take_over(&self, service: &Service, mut told: Vec<(u64, ToldList)>, to_user: bool) {
-        self.settle_cluster(&mut told, to_user);
-        if !told.is_empty() {
-            self.probe(service, &told).await;
-            self.list_members(told);
+    async fn apply_reports(
+        &self,
+        dialer: &Rc<Dialer>,
+        mut reports: Vec<(u64, MemberList)>,
+        access: ListAccess,
+    ) {
+        self.settle_cluster(&mut reports, access);
+        if !reports.is_empty() {
+            self.probe(dialer, &reports).await;
+            self.list_members(reports);
         }
     }
 
     /// Probes members at their listed URLs if they responded at an endpoint with another URL, which may be a
     /// load balancer: the next response there may come from another member. The URL is not verified yet, so
     /// no token is sent.
-    async fn probe(&self, service: &Service, told: &[(u64, ToldList)]) {
+    async fn probe(&self, dialer: &Rc<Dialer>, reports: &[(u64, MemberList)]) {
         let mut wanted: Vec<(u64, Url)> = Vec::new();
         {
             let mut probes = self.probes.borrow_mut();
             probes.retain(|probe| probe.at.elapsed() < PROBE_FRESH);
             let entries = self.entries.borrow();
             let is_secure = all_given_are_secure(&entries);
-            for (id, list) in told {
+            for (id, list) in reports {
                 let entry = entries.iter().find(|entry| entry.id == *id);
-                let member = list.members.iter().find(|member| member.id == list.teller);
+                let member = list.members.iter().find(|member| member.id == list.reporter);
                 let Some((entry, member)) = entry.zip(member) else { continue };
-                let Some(url) = entry.told_url(member, is_secure) else { continue };
+                let Some(url) = entry.listed_url(member, is_secure) else { continue };
                 let is_known = |(of, at): (u64, &Url)| of == member.id && *at == url;
                 if !probes.iter().any(|probe| is_known((probe.member, &probe.url)))
                     && !wanted.iter().any(|(of, at)| is_known((*of, at)))
@@ -390,27 +360,27 @@ impl Endpoints {
                 }
             }
         }
-        let asked: Vec<_> = wanted
+        let queries: Vec<_> = wanted
             .into_iter()
             .map(|(member, url)| {
                 let (dialer, target, cluster) =
-                    (Rc::clone(&service.dialer), Target::new(url.clone()), self.cluster.get());
-                let is_there = async move { is_there(&dialer, &target, member, cluster).await };
-                (member, url, start(PROBE_TIMEOUT, is_there))
+                    (Rc::clone(dialer), Target::new(url.clone()), self.cluster.get());
+                let check = async move { is_member_at(&dialer, &target, member, cluster).await };
+                (member, url, start(PROBE_TIMEOUT, check))
             })
             .collect();
-        for (member, url, task) in asked {
+        for (member, url, task) in queries {
             let is_reached = task.outcome().await.unwrap_or(false);
             self.probes.borrow_mut().push(Probe { member, url, is_reached, at: Instant::now() });
         }
     }
 
     /// Lists the members that these endpoints, all of one cluster, report.
-    fn list_members(&self, told: Vec<(u64, ToldList)>) {
+    fn list_members(&self, reports: Vec<(u64, MemberList)>) {
         self.fetched.set(Some(Instant::now()));
-        let (mut members, mut told_by) = (Vec::<Member>::new(), Vec::new());
-        for (id, list) in told {
-            told_by.push((id, list.teller));
+        let (mut members, mut reporters) = (Vec::<Member>::new(), Vec::new());
+        for (id, list) in reports {
+            reporters.push((id, list.reporter));
             for member in list.members {
                 if !members.iter().any(|known| known.id == member.id) {
                     members.push(member);
@@ -428,13 +398,13 @@ impl Endpoints {
         let cluster = self.cluster.get();
         for entry in entries.iter_mut().filter(|entry| entry.is_given && !entry.is_foreign_to(cluster)) {
             // An endpoint without a response keeps its state.
-            let teller = told_by.iter().find(|(id, _)| *id == entry.id).map(|(_, teller)| *teller);
-            if let Some(teller) = teller {
-                let member = members.iter().find(|member| member.id == teller);
-                let url = member.and_then(|member| entry.told_url(member, is_secure));
-                if url.is_some_and(|url| is_reached(teller, &url)) {
-                    entry.lists_of = Some(teller);
-                } else if entry.lists_of == Some(teller) {
+            let reporter = reporters.iter().find(|(id, _)| *id == entry.id).map(|(_, reporter)| *reporter);
+            if let Some(reporter) = reporter {
+                let member = members.iter().find(|member| member.id == reporter);
+                let url = member.and_then(|member| entry.listed_url(member, is_secure));
+                if url.is_some_and(|url| is_reached(reporter, &url)) {
+                    entry.lists_of = Some(reporter);
+                } else if entry.lists_of == Some(reporter) {
                     entry.lists_of = None;
                 }
             }
@@ -446,7 +416,7 @@ impl Endpoints {
             }
             let known = entry.member.as_ref().map(|member| member.id);
             let by_url = || members.iter().find(|member| member.client_urls.contains(&entry.target.url));
-            let id = teller.or(known).or_else(|| by_url().map(|member| member.id));
+            let id = reporter.or(known).or_else(|| by_url().map(|member| member.id));
             entry.member = id.and_then(|id| members.iter().find(|member| member.id == id).cloned());
             // Two endpoints of one member are listed once.
             entry.is_listed = id.is_none_or(|id| !reached.contains(&id));
@@ -469,22 +439,24 @@ impl Endpoints {
 fn next_cluster(
     known: Option<u64>,
     entries: &[Entry],
-    told: &[(u64, ToldList)],
-    to_user: bool,
+    reports: &[(u64, MemberList)],
+    access: ListAccess,
 ) -> Option<u64> {
-    if told.iter().any(|(_, list)| Some(list.cluster) == known) {
+    if reports.iter().any(|(_, list)| Some(list.cluster) == known) {
         return known;
     }
-    let told_by = |entry: &Entry| told.iter().find(|(id, _)| *id == entry.id).map(|(_, list)| list.cluster);
+    let cluster_of =
+        |entry: &Entry| reports.iter().find(|(id, _)| *id == entry.id).map(|(_, list)| list.cluster);
     let mut decide = entries.iter().filter(|entry| entry.is_given && (known.is_none() || entry.was_ours));
     let may_be_ours = |entry: &Entry| entry.has_refused && !entry.is_foreign_to(known);
     // An endpoint of another cluster that restricts its list is never queried with a user's token.
-    let left_for = |entry: &Entry| entry.told.filter(|told| entry.has_refused && Some(*told) != known);
+    let left_for =
+        |entry: &Entry| entry.reported_cluster.filter(|cluster| entry.has_refused && Some(*cluster) != known);
     let next = match known {
-        None if to_user => decide.find_map(told_by),
-        None => decide.find(|entry| entry.has_refused || told_by(entry).is_some()).and_then(told_by),
-        Some(_) if decide.clone().any(|entry| may_be_ours(entry) && told_by(entry).is_none()) => None,
-        Some(_) => decide.find_map(|entry| told_by(entry).or_else(|| left_for(entry))),
+        None if access == ListAccess::User => decide.find_map(cluster_of),
+        None => decide.find(|entry| entry.has_refused || cluster_of(entry).is_some()).and_then(cluster_of),
+        Some(_) if decide.clone().any(|entry| may_be_ours(entry) && cluster_of(entry).is_none()) => None,
+        Some(_) => decide.find_map(|entry| cluster_of(entry).or_else(|| left_for(entry))),
     };
     next.or(known)
 }
@@ -518,14 +490,14 @@ impl<T> Drop for Task<T> {
 impl Entry {
     /// Returns true if the endpoint has reported another cluster than this one.
     fn is_foreign_to(&self, cluster: Option<u64>) -> bool {
-        self.told.is_some() && self.told != cluster
+        self.reported_cluster.is_some() && self.reported_cluster != cluster
     }
 
     /// Returns the better URL for this member, which responded at this endpoint: one of its listed URLs,
     /// unless this endpoint's URL is among them. A loopback URL is no better than a given URL, unless the
     /// given URL is a loopback URL, too. A plain URL of another machine is no better than a given loopback
     /// URL: that may be a tunnel, and the listed URL may have another meaning at its far end than here.
-    fn told_url(&self, member: &Member, is_secure: bool) -> Option<Url> {
+    fn listed_url(&self, member: &Member, is_secure: bool) -> Option<Url> {
         if member.client_urls.contains(&self.target.url) {
             return None;
         }
@@ -551,92 +523,27 @@ impl Entry {
     }
 }
 
+/// Returns a member to which no requests are sent for the list, without an endpoint id, since it has none.
+fn unreached(member: &Member, why: ExclusionReason) -> Value {
+    json!({
+        "id": Value::Null,
+        "url": member.client_urls.first().map_or("", String::as_str),
+        "name": member.name,
+        "memberId": hex(member.id),
+        "learner": member.is_learner,
+        "notAsked": why.word(),
+    })
+}
+
 /// Returns an id in the form used in the console's JSON.
 fn hex(id: u64) -> String {
     format!("{id:016x}")
 }
 
-/// Returns the URL under which this process's own member is known: a URL that other machines can use, if
-/// there is one.
-fn own_url(member: &Member) -> Option<Url> {
-    let urls: Vec<Url> = member.client_urls.iter().filter_map(|url| Url::parse(url).ok()).collect();
-    urls.iter().find(|url| !url.is_local()).or(urls.first()).cloned()
-}
-
-/// Reason why no requests are sent to a listed member. The variants are ordered by how close such a member is
-/// to being usable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum NotAsked {
-    /// The member has no client URL: it has not started yet, or advertises none.
-    NoUrl,
-    /// None of the member's URLs is a valid client URL.
-    Malformed,
-    /// The member's URLs are Unix sockets, which would be files of the console's machine.
-    Unix,
-    /// The member's URLs have unspecified addresses, such as `0.0.0.0`, which would be the console's machine.
-    Unspecified,
-    /// The member's URLs use no TLS, while those given to the console, or of its own member, do.
-    Plain,
-    /// More members are listed than the console remembers.
-    TooMany,
-}
-
-impl NotAsked {
-    /// Returns the word for the reason in the list; the pages have a text for each word.
-    fn word(self) -> &'static str {
-        match self {
-            NotAsked::NoUrl => "none",
-            NotAsked::Malformed => "malformed",
-            NotAsked::Unix => "unix",
-            NotAsked::Unspecified => "unspecified",
-            NotAsked::Plain => "plain",
-            NotAsked::TooMany => "many",
-        }
-    }
-
-    /// Returns the member for the list, without an endpoint id, since it has none.
-    fn shown(self, member: &Member) -> Value {
-        json!({
-            "id": Value::Null,
-            "url": member.client_urls.first().map_or("", String::as_str),
-            "name": member.name,
-            "memberId": hex(member.id),
-            "learner": member.is_learner,
-            "notAsked": self.word(),
-        })
-    }
-}
-
-/// Returns the URL by which another member is reached. URLs of other machines are preferred to loopback URLs,
-/// then URLs with TLS.
-///
-/// # Errors
-/// The member has no usable URL: a file or an unspecified address would be on the console's machine, and with
-/// `is_secure` a plain URL would carry tokens and passwords in clear.
-fn usable(urls: &[String], is_secure: bool) -> Result<Url, NotAsked> {
-    let is_unspecified =
-        |url: &Url| url.host().parse::<std::net::IpAddr>().is_ok_and(|address| address.is_unspecified());
-    let judged = urls.iter().map(|text| match Url::parse(text) {
-        Err(_) => Err(NotAsked::Malformed),
-        Ok(url) if url.scheme().is_unix() => Err(NotAsked::Unix),
-        Ok(url) if is_unspecified(&url) => Err(NotAsked::Unspecified),
-        Ok(url) if is_secure && !url.scheme().is_secure() => Err(NotAsked::Plain),
-        Ok(url) => Ok(url),
-    });
-    let (mut best, mut nearest) = (None, NotAsked::NoUrl);
-    let worth = |url: &Url| (url.is_local(), !url.scheme().is_secure());
-    for url in judged {
-        match url {
-            Ok(url) if best.as_ref().is_none_or(|known| worth(&url) < worth(known)) => best = Some(url),
-            Ok(_) => {}
-            Err(why) => nearest = nearest.max(why),
-        }
-    }
-    best.ok_or(nearest)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     fn member(id: u64, urls: &[&str]) -> Member {
@@ -645,56 +552,36 @@ mod tests {
     }
 
     #[test]
-    fn a_member_is_reached_at_an_address_that_others_can_use() {
-        let usable = |urls: &[&str], is_secure| {
-            usable(&member(1, urls).client_urls, is_secure).map(|url| url.as_str().to_owned())
-        };
-        let url = |urls: &[&str]| usable(urls, false).ok();
-        assert_eq!(url(&["http://127.0.0.1:1", "https://10.0.0.1:2"]).as_deref(), Some("https://10.0.0.1:2"));
-        assert_eq!(url(&["http://localhost:1"]).as_deref(), Some("http://localhost:1"));
-        assert_eq!(url(&["unix:///x", "http://[::1]:1", "http://h:1"]).as_deref(), Some("http://h:1"));
-        assert_eq!(url(&["http://h:1", "https://h:2", "https://[::1]:3"]).as_deref(), Some("https://h:2"));
-        let why = |urls: &[&str]| usable(urls, false).unwrap_err().word();
-        assert_eq!(why(&[]), "none");
-        assert_eq!(why(&["x", "ftp://h:1"]), "malformed");
-        assert_eq!(why(&["x", "unix:///run/docker.sock"]), "unix");
-        assert_eq!(why(&["http://0.0.0.0:1", "unix:///run/docker.sock", "https://[::]:1"]), "unspecified");
-        let secure = |urls: &[&str]| usable(urls, true).ok();
-        assert_eq!(secure(&["http://h:1", "https://127.0.0.1:1"]).as_deref(), Some("https://127.0.0.1:1"));
-        assert_eq!(usable(&["http://h:1", "unix:///x"], true), Err(NotAsked::Plain));
-    }
-
-    #[test]
     fn a_tunnel_is_not_left_for_a_plain_url() {
-        let told = |given: &str, urls: &[&str]| {
+        let listed = |given: &str, urls: &[&str]| {
             let given = Target::new(Url::parse(given).unwrap());
             let entry = Endpoints::new(Source::Endpoints(Vec::new())).entry(given, true, None);
-            entry.told_url(&member(1, urls), false).map(|url| url.as_str().to_owned())
+            entry.listed_url(&member(1, urls), false).map(|url| url.as_str().to_owned())
         };
-        assert_eq!(told("http://127.0.0.1:1", &["http://10.0.0.5:2379"]), None);
-        assert_eq!(told("unix:///run/m1", &["http://10.0.0.5:2379"]), None);
+        assert_eq!(listed("http://127.0.0.1:1", &["http://10.0.0.5:2379"]), None);
+        assert_eq!(listed("unix:///run/m1", &["http://10.0.0.5:2379"]), None);
         assert_eq!(
-            told("http://127.0.0.1:1", &["https://10.0.0.5:2379"]).as_deref(),
+            listed("http://127.0.0.1:1", &["https://10.0.0.5:2379"]).as_deref(),
             Some("https://10.0.0.5:2379")
         );
         assert_eq!(
-            told("http://127.0.0.1:1", &["http://127.0.0.1:2379"]).as_deref(),
+            listed("http://127.0.0.1:1", &["http://127.0.0.1:2379"]).as_deref(),
             Some("http://127.0.0.1:2379")
         );
-        assert_eq!(told("http://lb:1", &["http://10.0.0.5:2379"]).as_deref(), Some("http://10.0.0.5:2379"));
-        assert_eq!(told("http://lb:1", &["http://127.0.0.1:2379"]), None);
+        assert_eq!(listed("http://lb:1", &["http://10.0.0.5:2379"]).as_deref(), Some("http://10.0.0.5:2379"));
+        assert_eq!(listed("http://lb:1", &["http://127.0.0.1:2379"]), None);
     }
 
     #[test]
     fn ids_stay_with_their_urls() {
         let list: Arc<std::sync::Mutex<Vec<Member>>> = Arc::default();
-        let told = Arc::clone(&list);
+        let reported = Arc::clone(&list);
         let set = |members: &[Member]| *list.lock().unwrap() = members.to_vec();
         set(&[member(2, &["http://h:2"]), member(1, &["http://h:1"]), member(3, &[])]);
         let endpoints = Endpoints::new(Source::Member {
             id: 1,
             listens_at: Url::parse("http://127.0.0.1:9").unwrap(),
-            list: Arc::new(move || told.lock().unwrap().clone()),
+            list: Arc::new(move || reported.lock().unwrap().clone()),
         });
         let shown = || {
             endpoints.refresh_own();
@@ -721,11 +608,11 @@ mod tests {
     fn what_is_remembered_is_bounded() {
         let count = std::cell::Cell::new(0);
         let list: Arc<std::sync::Mutex<Vec<Member>>> = Arc::default();
-        let told = Arc::clone(&list);
+        let reported = Arc::clone(&list);
         let endpoints = Endpoints::new(Source::Member {
             id: 1,
             listens_at: Url::parse("http://127.0.0.1:9").unwrap(),
-            list: Arc::new(move || told.lock().unwrap().clone()),
+            list: Arc::new(move || reported.lock().unwrap().clone()),
         });
         for _ in 0..1_000 {
             count.set(count.get() + 1);

@@ -1,27 +1,23 @@
 //! `/api/endpoint/<id>/<path>`: forwards a request to a member, and the response back; neither is ever held
 //! in memory as a whole.
 
-use std::cell::Cell;
-use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll, ready};
 
-use bytes::Bytes;
 use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, USER_AGENT};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
-use hyper::body::{Body as _, Incoming, SizeHint};
+use hyper::body::{Body as _, Incoming};
 use tokio::time::timeout;
 
-use crate::answer::{self, AnswerBody, Refused};
-use crate::body::{BodyError, Pieces};
-use crate::connection::Phase;
-use crate::forwarded::Permit;
-use crate::limits::Limits;
-use crate::service::Service;
-use crate::upstream::{Link, OutBody, Target, UpstreamError};
+use crate::answer;
+use crate::connection_state::ConnectionState;
+use crate::permits::RequestPermits;
+use crate::refusal::Refusal;
+use crate::request_body::{BodyProgress, RequestBody, UpstreamBody};
+use crate::response_body::{AnswerBody, MemberBody};
+use crate::upstream::{Dialer, Target, UpstreamError};
 
 /// Headers of a browser's request that are forwarded to members.
-const PASSED_ON: [http::HeaderName; 3] = [AUTHORIZATION, CONTENT_TYPE, ACCEPT];
+const FORWARDED_HEADERS: [http::HeaderName; 3] = [AUTHORIZATION, CONTENT_TYPE, ACCEPT];
 
 /// Pages of a member that may be requested.
 const PAGES: [&str; 7] =
@@ -33,7 +29,7 @@ const CHECKS: [&str; 2] = ["livez/", "readyz/"];
 ///
 /// # Errors
 /// The path is not one that is forwarded, or not with this method.
-fn path_at_member(method: &Method, rest: &str, query: Option<&str>) -> Result<String, Refused> {
+fn path_at_member(method: &Method, rest: &str, query: Option<&str>) -> Result<String, Refusal> {
     let is_call = rest.strip_prefix("v3/").is_some_and(|call| {
         let is_word = |word: &str| {
             !word.is_empty() && word.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
@@ -44,10 +40,10 @@ fn path_at_member(method: &Method, rest: &str, query: Option<&str>) -> Result<St
     let is_page =
         PAGES.contains(&rest) || CHECKS.iter().any(|prefix| rest.strip_prefix(prefix).is_some_and(is_check));
     if !is_call && !is_page {
-        return Err(Refused::new(StatusCode::NOT_FOUND, format!("{rest} is not passed on to members")));
+        return Err(Refusal::new(StatusCode::NOT_FOUND, format!("{rest} is not passed on to members")));
     }
     if *method != if is_call { Method::POST } else { Method::GET } {
-        return Err(Refused::new(StatusCode::METHOD_NOT_ALLOWED, "calls use POST, pages use GET"));
+        return Err(Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "calls use POST, pages use GET"));
     }
     let query = query.filter(|_| is_page).map(|query| format!("?{query}")).unwrap_or_default();
     Ok(format!("/{rest}{query}"))
@@ -55,40 +51,41 @@ fn path_at_member(method: &Method, rest: &str, query: Option<&str>) -> Result<St
 
 /// Forwards a request, and returns its response as soon as it begins.
 pub(crate) async fn forward(
-    service: &Rc<Service>,
+    dialer: &Dialer,
+    permits: &Rc<RequestPermits>,
     target: Rc<Target>,
     rest: &str,
     request: Request<Incoming>,
-    phase: Rc<Phase>,
-) -> Result<Response<AnswerBody>, Refused> {
+    state: Rc<ConnectionState>,
+) -> Result<Response<AnswerBody>, Refusal> {
     let path = path_at_member(request.method(), rest, request.uri().query())?;
-    let permit = service.permit(phase.address)?;
-    let limits = &service.dialer.limits;
+    let permit = permits.permit(state.address)?;
+    let limits = &dialer.limits;
     let too_large = || {
         let text = format!("the request is larger than {} bytes", limits.body_bytes_max);
-        Refused::new(StatusCode::PAYLOAD_TOO_LARGE, text)
+        Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, text)
     };
     let (head, body) = request.into_parts();
     if body.size_hint().lower() > limits.body_bytes_max {
         return Err(too_large());
     }
-    let sent = Rc::new(Sent::default());
-    let mut asked =
-        Request::new(OutBody::Forwarded(Box::new(RequestBody::new(body, limits, phase, Rc::clone(&sent)))));
-    *asked.method_mut() = head.method;
-    *asked.uri_mut() =
-        path.parse().map_err(|_| Refused::new(StatusCode::BAD_REQUEST, "the query is malformed"))?;
-    for name in PASSED_ON {
+    let sent = Rc::new(BodyProgress::default());
+    let mut outgoing =
+        Request::new(UpstreamBody::Stream(Box::new(RequestBody::new(body, limits, state, Rc::clone(&sent)))));
+    *outgoing.method_mut() = head.method;
+    *outgoing.uri_mut() =
+        path.parse().map_err(|_| Refusal::new(StatusCode::BAD_REQUEST, "the query is malformed"))?;
+    for name in FORWARDED_HEADERS {
         if let Some(value) = head.headers.get(&name) {
-            asked.headers_mut().insert(name, value.clone());
+            outgoing.headers_mut().insert(name, value.clone());
         }
     }
-    asked.headers_mut().insert(
+    outgoing.headers_mut().insert(
         USER_AGENT,
         HeaderValue::from_static(concat!("mainstay-console/", env!("CARGO_PKG_VERSION"))),
     );
-    let is_page = *asked.method() == Method::GET;
-    let sending = service.dialer.send(&target, asked);
+    let is_page = *outgoing.method() == Method::GET;
+    let sending = dialer.send(&target, outgoing);
     let answered = if is_page {
         let late = || {
             UpstreamError::Late(format!(
@@ -104,129 +101,18 @@ pub(crate) async fn forward(
     let (link, response) = match answered {
         Ok(answered) => answered,
         Err(_) if sent.is_too_large.get() => return Err(too_large()),
-        Err(UpstreamError::Late(text)) => return Err(Refused::new(StatusCode::GATEWAY_TIMEOUT, text)),
-        Err(UpstreamError::Unreachable(text)) => return Err(Refused::new(StatusCode::BAD_GATEWAY, text)),
+        Err(UpstreamError::Late(text)) => return Err(Refusal::new(StatusCode::GATEWAY_TIMEOUT, text)),
+        Err(UpstreamError::Unreachable(text)) => return Err(Refusal::new(StatusCode::BAD_GATEWAY, text)),
         Err(UpstreamError::Broken(text)) => {
             let text =
                 format!("the member gave no answer; it may or may not have carried out the request: {text}");
-            return Err(Refused::new(StatusCode::BAD_GATEWAY, text));
+            return Err(Refusal::new(StatusCode::BAD_GATEWAY, text));
         }
     };
     let (head, incoming) = response.into_parts();
     let content_type = head.headers.get(CONTENT_TYPE).cloned();
-    let body = Forwarded { incoming, link: Some(link), target, sent, limits: *limits, _permit: permit };
+    let body = MemberBody { incoming, link: Some(link), target, sent, limits: *limits, _permit: permit };
     Ok(answer::forwarded(head.status, content_type, body))
-}
-
-/// Progress of a request's body on its way to the member.
-#[derive(Debug, Default)]
-pub(crate) struct Sent {
-    is_whole: Cell<bool>,
-    is_too_large: Cell<bool>,
-}
-
-/// The body of a browser's request.
-pub(crate) struct RequestBody {
-    incoming: Incoming,
-    bytes_left: u64,
-    phase: Rc<Phase>,
-    sent: Rc<Sent>,
-}
-
-impl RequestBody {
-    fn new(incoming: Incoming, limits: &Limits, phase: Rc<Phase>, sent: Rc<Sent>) -> RequestBody {
-        let mut body = RequestBody { incoming, bytes_left: limits.body_bytes_max, phase, sent };
-        body.note_end();
-        body
-    }
-
-    fn note_end(&mut self) {
-        if self.incoming.is_end_stream() {
-            self.sent.is_whole.set(true);
-            self.phase.heard_out();
-        }
-    }
-}
-
-impl Pieces for RequestBody {
-    fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, BodyError>>> {
-        loop {
-            let frame = ready!(Pin::new(&mut self.incoming).poll_frame(cx)).transpose()?;
-            self.note_end();
-            let Some(frame) = frame else {
-                self.sent.is_whole.set(true);
-                self.phase.heard_out();
-                return Poll::Ready(None);
-            };
-            // Trailers have no meaning for a member.
-            let Ok(data) = frame.into_data() else { continue };
-            let Some(left) = self.bytes_left.checked_sub(data.len() as u64) else {
-                self.sent.is_too_large.set(true);
-                return Poll::Ready(Some(Err("the request is too large".into())));
-            };
-            self.bytes_left = left;
-            return Poll::Ready(Some(Ok(data)));
-        }
-    }
-
-    fn is_ended(&self) -> bool {
-        self.incoming.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.incoming.size_hint()
-    }
-}
-
-/// The body of a member's response. The connection to the member lasts as long as this body, and is kept for
-/// another request if the response was read to its end.
-pub(crate) struct Forwarded {
-    incoming: Incoming,
-    link: Option<Link>,
-    target: Rc<Target>,
-    sent: Rc<Sent>,
-    limits: Limits,
-    _permit: Permit,
-}
-
-impl Forwarded {
-    fn give_back(&mut self) {
-        if let Some(link) = self.link.take()
-            && self.sent.is_whole.get()
-        {
-            self.target.keep(link, &self.limits);
-        }
-    }
-}
-
-impl Pieces for Forwarded {
-    fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, BodyError>>> {
-        loop {
-            let Some(frame) = ready!(Pin::new(&mut self.incoming).poll_frame(cx)).transpose()? else {
-                self.give_back();
-                return Poll::Ready(None);
-            };
-            let Ok(data) = frame.into_data() else { continue };
-            return Poll::Ready(Some(Ok(data)));
-        }
-    }
-
-    fn is_ended(&self) -> bool {
-        self.incoming.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.incoming.size_hint()
-    }
-}
-
-impl Drop for Forwarded {
-    fn drop(&mut self) {
-        // hyper does not poll a body with a known length for its end.
-        if self.incoming.is_end_stream() {
-            self.give_back();
-        }
-    }
 }
 
 #[cfg(test)]
@@ -236,7 +122,7 @@ mod tests {
     #[test]
     fn only_calls_and_pages_are_passed_on() {
         let path = |method: &Method, rest: &str, query: Option<&str>| {
-            path_at_member(method, rest, query).map_err(|refused| refused.status.as_u16())
+            path_at_member(method, rest, query).map_err(|refusal| refusal.status.as_u16())
         };
         for (rest, query, at_member) in [
             ("v3/kv/range", None, "/v3/kv/range"),

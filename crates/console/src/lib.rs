@@ -8,6 +8,13 @@
 //!
 //! The server does not know the meaning of calls, the users, the state of a member, or what the pages do.
 //!
+//! It is no service of the crate `front`, which serves many clients of one member, because browsers need other
+//! limits: an idle connection gives way to a new one ([`Limits::connections_max`]), where a front refuses the
+//! new one; a body that arrives too slowly ends the connection; a browser that leaves is noticed in the middle
+//! of any response; a response keeps the length that the member announced; and only HTTP/1.1 is offered. A
+//! front also has a thread each for accepting, for handshakes and for its shard, and a timer that runs without
+//! clients. Shared with `front`: the streams, TLS, and reading ahead of hyper, all in `transport`.
+//!
 //! Invariants:
 //! * No page of another origin can make a browser send requests in its name (`tests/it/defences.rs`).
 //! * At most a buffer of a request or a response is held in memory: back-pressure reaches the sender
@@ -28,17 +35,24 @@ mod assets;
 mod body;
 mod command;
 mod connection;
+mod connection_state;
 mod defences;
 mod endpoints;
 mod forward;
-mod forwarded;
 mod limits;
 mod listener;
+mod listener_settings;
 mod member_list;
-mod names;
+mod member_url;
+mod name_look_ups;
+mod permits;
+mod refusal;
+mod request_body;
+mod response_body;
 mod service;
 mod slots;
 mod socket;
+mod source;
 mod table;
 mod upstream;
 
@@ -53,16 +67,16 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::{LocalSet, spawn_local};
 
 use crate::endpoints::Endpoints;
-use crate::forwarded::ForwardedRequests;
-use crate::listener::Listening;
+use crate::listener_settings::ListenerSettings;
+use crate::permits::RequestPermits;
 use crate::service::Service;
 use crate::slots::Slots;
 use crate::upstream::Dialer;
 
 pub use command::{PROGRAM, run};
-pub use endpoints::{ListMembers, Member, Source};
 pub use limits::Limits;
 pub use listener::Listener;
+pub use source::{ListMembers, Member, Source};
 pub use transport::ListenerSocket;
 
 /// Largest number of threads for name look-ups; each name is looked up once at a time.
@@ -73,7 +87,7 @@ const LOOK_UP_THREADS_MAX: usize = 8;
 pub struct Options {
     /// Listeners of the console.
     pub listeners: Vec<Listener>,
-    /// Names under which the console may be requested without TLS, besides IP addresses, `localhost` and the
+    /// NameLookUps under which the console may be requested without TLS, besides IP addresses, `localhost` and the
     /// hosts of its listeners.
     pub hosts: Vec<String>,
     /// Source of the list of members.
@@ -115,8 +129,8 @@ impl Console {
         let sockets: Vec<_> = {
             let _in_runtime = runtime.enter();
             let registered = options.listeners.into_iter().map(|listener| {
-                let listening = (listener.tls, listener.host);
-                transport::Listener::new(listener.socket).map(|socket| (socket, listening))
+                let settings = (listener.tls, listener.host);
+                transport::Listener::new(listener.socket).map(|socket| (socket, settings))
             });
             registered.collect::<io::Result<_>>()?
         };
@@ -129,13 +143,13 @@ impl Console {
                     endpoints: Endpoints::new(source),
                     hosts,
                     logger,
-                    forwarded: ForwardedRequests::new(&limits),
+                    permits: RequestPermits::new(&limits),
                     reloaded: reloads,
                 });
                 let slots = Slots::new(limits.connections_max);
                 for (socket, (tls, host)) in sockets {
-                    let listening = Rc::new(Listening { tls, host });
-                    spawn_local(listener::accept(socket, listening, Rc::clone(&service), Rc::clone(&slots)));
+                    let settings = Rc::new(ListenerSettings { tls, host });
+                    spawn_local(listener::accept(socket, settings, Rc::clone(&service), Rc::clone(&slots)));
                 }
                 // All connections end with the runtime.
                 let _ = stopped.await;

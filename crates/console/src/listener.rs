@@ -8,6 +8,7 @@ use tls::ServerTls;
 use transport::{ListenerSocket, Stream};
 
 use crate::connection;
+use crate::listener_settings::ListenerSettings;
 use crate::service::Service;
 use crate::slots::Slots;
 use crate::socket::prepare;
@@ -26,16 +27,10 @@ pub struct Listener {
     pub host: String,
 }
 
-/// Settings that the connections of a listener share.
-pub(crate) struct Listening {
-    pub(crate) tls: Option<ServerTls>,
-    pub(crate) host: String,
-}
-
 /// Accepts connections as long as the future is polled.
 pub(crate) async fn accept(
     socket: transport::Listener,
-    listening: Rc<Listening>,
+    settings: Rc<ListenerSettings>,
     service: Rc<Service>,
     slots: Rc<Slots>,
 ) {
@@ -46,7 +41,7 @@ pub(crate) async fn accept(
                     if let Stream::Tcp(stream) = &stream {
                         prepare(stream);
                     }
-                    let serving = connection::serve(stream, Rc::clone(&listening), Rc::clone(&service), slot);
+                    let serving = connection::serve(stream, Rc::clone(&settings), Rc::clone(&service), slot);
                     tokio::task::spawn_local(serving);
                 }
                 None => service.logger.warn_of_strangers(

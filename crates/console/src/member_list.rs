@@ -1,4 +1,4 @@
-//! Requests to a member for the list of members, and for its identity: [`ask`], [`is_there`].
+//! Requests to a member for the list of members, and for its identity: [`request_list`], [`is_member_at`].
 
 use std::rc::Rc;
 
@@ -8,57 +8,62 @@ use http::{HeaderValue, Request, StatusCode};
 use hyper::body::Body as _;
 use serde_json::Value;
 
-use crate::endpoints::{ENDPOINTS_MAX, Member};
-use crate::upstream::{Dialer, OutBody, Target};
+use crate::request_body::UpstreamBody;
+use crate::source::{ENDPOINTS_MAX, Member};
+use crate::upstream::{Dialer, Target};
 
 /// Largest accepted list of members, in bytes.
 const LIST_BYTES_MAX: usize = 1 << 20;
 
 /// Result of requesting the list of members from a member.
-pub(crate) enum Told {
-    List(ToldList),
+pub(crate) enum ListOutcome {
+    List(MemberList),
     /// The member refuses the list to this user, or without a user.
     Refused,
-    /// There was no response, or an invalid one.
-    Nothing,
+    /// The member gave no response, or an invalid one.
+    NoAnswer,
 }
 
 /// Requests the list of members from a member.
-pub(crate) async fn ask(dialer: &Dialer, target: &Rc<Target>, authorization: Option<HeaderValue>) -> Told {
-    let body = OutBody::Whole(Some(Bytes::from_static(b"{}")));
+pub(crate) async fn request_list(
+    dialer: &Dialer,
+    target: &Rc<Target>,
+    authorization: Option<HeaderValue>,
+) -> ListOutcome {
+    let body = UpstreamBody::Whole(Some(Bytes::from_static(b"{}")));
     let request =
         Request::post("/v3/cluster/member/list").header(CONTENT_TYPE, "application/json").body(body);
-    let Ok(mut request) = request else { return Told::Nothing };
+    let Ok(mut request) = request else { return ListOutcome::NoAnswer };
     if let Some(authorization) = authorization {
         request.headers_mut().insert(AUTHORIZATION, authorization);
     }
     match answer_of(dialer, target, request).await {
-        Some((StatusCode::OK, body)) => read_list(&body).map_or(Told::Nothing, Told::List),
+        Some((StatusCode::OK, body)) => read_list(&body).map_or(ListOutcome::NoAnswer, ListOutcome::List),
         // etcd's gateway responds with 400 to a call without a user.
         Some((StatusCode::BAD_REQUEST | StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, _)) => {
-            Told::Refused
+            ListOutcome::Refused
         }
-        _ => Told::Nothing,
+        _ => ListOutcome::NoAnswer,
     }
 }
 
 /// Returns true if this member of this cluster responds there, as far as it can be identified without a token.
-pub(crate) async fn is_there(
+pub(crate) async fn is_member_at(
     dialer: &Dialer,
     target: &Rc<Target>,
     member: u64,
     cluster: Option<u64>,
 ) -> bool {
-    match ask(dialer, target, None).await {
-        Told::List(list) => list.teller == member && Some(list.cluster) == cluster,
+    match request_list(dialer, target, None).await {
+        ListOutcome::List(list) => list.reporter == member && Some(list.cluster) == cluster,
         // Metrics need no permission. The id of a member is derived from the cluster's name, too.
-        Told::Refused => {
-            let Ok(request) = Request::get("/metrics").body(OutBody::Whole(None)) else { return false };
+        ListOutcome::Refused => {
+            let Ok(request) = Request::get("/metrics").body(UpstreamBody::Whole(None)) else { return false };
             let answer = answer_of(dialer, target, request).await;
             let page = answer.filter(|(status, _)| *status == StatusCode::OK);
             page.and_then(|(_, page)| read_id(&page)) == Some(member)
         }
-        Told::Nothing => false,
+        ListOutcome::NoAnswer => false,
     }
 }
 
@@ -66,7 +71,7 @@ pub(crate) async fn is_there(
 async fn answer_of(
     dialer: &Dialer,
     target: &Rc<Target>,
-    request: Request<OutBody>,
+    request: Request<UpstreamBody>,
 ) -> Option<(StatusCode, Vec<u8>)> {
     let (link, response) = dialer.send(target, request).await.ok()?;
     let status = response.status();
@@ -99,22 +104,22 @@ async fn whole(mut incoming: hyper::body::Incoming) -> Option<Vec<u8>> {
 
 /// The list of members as one of them reports it.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct ToldList {
+pub(crate) struct MemberList {
     pub(crate) cluster: u64,
     /// Id of the member that reported the list.
-    pub(crate) teller: u64,
+    pub(crate) reporter: u64,
     pub(crate) members: Vec<Member>,
 }
 
 /// Parses a list. Ids are numbers, which protobuf's JSON writes as strings.
-fn read_list(body: &[u8]) -> Option<ToldList> {
+fn read_list(body: &[u8]) -> Option<MemberList> {
     let answer: Value = serde_json::from_slice(body).ok()?;
     let id = |value: &Value| match value {
         Value::String(text) => text.parse().ok(),
         value => value.as_u64(),
     };
     let header = answer.get("header")?;
-    let (cluster, teller) = (id(header.get("cluster_id")?)?, id(header.get("member_id")?)?);
+    let (cluster, reporter) = (id(header.get("cluster_id")?)?, id(header.get("member_id")?)?);
     let text = |value: Option<&Value>| value.and_then(Value::as_str).unwrap_or_default().to_owned();
     let members = answer.get("members")?.as_array()?.iter().take(ENDPOINTS_MAX).filter_map(|member| {
         let urls = member.get("clientURLs").and_then(Value::as_array);
@@ -125,7 +130,7 @@ fn read_list(body: &[u8]) -> Option<ToldList> {
             is_learner: member.get("isLearner").and_then(Value::as_bool).unwrap_or_default(),
         })
     });
-    Some(ToldList { cluster, teller, members: members.collect() })
+    Some(MemberList { cluster, reporter, members: members.collect() })
 }
 
 #[cfg(test)]
@@ -146,8 +151,8 @@ mod tests {
             },
             Member { id: 7, name: String::new(), client_urls: Vec::new(), is_learner: true },
         ];
-        let told = ToldList { cluster: 1, teller: 10276657743932975437, members: list };
-        assert_eq!(read_list(body), Some(told));
+        let expected = MemberList { cluster: 1, reporter: 10276657743932975437, members: list };
+        assert_eq!(read_list(body), Some(expected));
         for wrong in [&b""[..], b"{}", b"[]", br#"{"header":{},"members":[]}"#, b"{\"header\":\xff"] {
             assert_eq!(read_list(wrong), None);
         }

@@ -1,6 +1,5 @@
 //! Routing of requests: [`Service::answer`].
 
-use std::net::IpAddr;
 use std::rc::Rc;
 
 use http::header::ALLOW;
@@ -9,14 +8,15 @@ use hyper::body::Incoming;
 use telemetry::logging::Logger;
 use tokio::sync::watch;
 
-use crate::answer::{AnswerBody, Refused};
 use crate::assets;
-use crate::connection::Phase;
+use crate::connection_state::ConnectionState;
 use crate::defences;
 use crate::endpoints::Endpoints;
 use crate::forward;
-use crate::forwarded::{ForwardedRequests, Permit};
-use crate::listener::Listening;
+use crate::listener_settings::ListenerSettings;
+use crate::permits::RequestPermits;
+use crate::refusal::Refusal;
+use crate::response_body::AnswerBody;
 use crate::upstream::Dialer;
 
 /// State that all connections share.
@@ -26,7 +26,7 @@ pub(crate) struct Service {
     /// Host names, besides those of the listener, under which the console may be requested without TLS.
     pub(crate) hosts: Vec<String>,
     pub(crate) logger: Logger,
-    pub(crate) forwarded: Rc<ForwardedRequests>,
+    pub(crate) permits: Rc<RequestPermits>,
     /// Changes when TLS files were replaced.
     pub(crate) reloaded: watch::Receiver<()>,
 }
@@ -36,14 +36,14 @@ impl Service {
     pub(crate) async fn answer(
         self: &Rc<Service>,
         request: Request<Incoming>,
-        listening: &Listening,
-        phase: Rc<Phase>,
+        settings: &ListenerSettings,
+        state: Rc<ConnectionState>,
     ) -> Response<AnswerBody> {
-        match self.find(request, listening, phase).await {
+        match self.find(request, settings, state).await {
             Ok(response) => response,
-            Err(refused) => {
-                let is_wrong_method = refused.status == StatusCode::METHOD_NOT_ALLOWED;
-                let mut response: Response<AnswerBody> = refused.into();
+            Err(refusal) => {
+                let is_wrong_method = refusal.status == StatusCode::METHOD_NOT_ALLOWED;
+                let mut response: Response<AnswerBody> = refusal.into();
                 if is_wrong_method {
                     response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, POST"));
                 }
@@ -52,44 +52,35 @@ impl Service {
         }
     }
 
-    /// Takes a permit for a request to members, for a browser at this address.
-    ///
-    /// # Errors
-    /// The limit is reached, or this address has its share.
-    pub(crate) fn permit(&self, address: Option<IpAddr>) -> Result<Permit, Refused> {
-        let text = "the console has too many requests in progress: close some of its pages";
-        self.forwarded.take(address).ok_or_else(|| Refused::new(StatusCode::SERVICE_UNAVAILABLE, text))
-    }
-
     async fn find(
         self: &Rc<Service>,
         request: Request<Incoming>,
-        listening: &Listening,
-        phase: Rc<Phase>,
-    ) -> Result<Response<AnswerBody>, Refused> {
+        settings: &ListenerSettings,
+        state: Rc<ConnectionState>,
+    ) -> Result<Response<AnswerBody>, Refusal> {
         let host = defences::host(&request)?;
-        defences::check_host(host, listening, &self.hosts)?;
+        defences::check_host(host, settings, &self.hosts)?;
         let path = request.uri().path();
         let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
         let Some(call) = path.strip_prefix("/api/") else {
             let file = if path == "/" { Some("index.html") } else { path.strip_prefix("/assets/") };
             let file = file.and_then(assets::find);
-            let file = file.ok_or_else(|| Refused::new(StatusCode::NOT_FOUND, "no such page"))?;
+            let file = file.ok_or_else(|| Refusal::new(StatusCode::NOT_FOUND, "no such page"))?;
             if !is_read {
-                return Err(Refused::new(StatusCode::METHOD_NOT_ALLOWED, "pages use GET"));
+                return Err(Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "pages use GET"));
             }
             return Ok(assets::answer(file, request.headers()));
         };
         defences::check_caller(&request, host)?;
         if call == "members" {
             if !is_read {
-                return Err(Refused::new(StatusCode::METHOD_NOT_ALLOWED, "the list of members uses GET"));
+                return Err(Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "the list of members uses GET"));
             }
-            return self.endpoints.list(self, request.headers(), phase.address).await;
+            return self.endpoints.list(&self.dialer, &self.permits, request.headers(), state.address).await;
         }
         let found = call.strip_prefix("endpoint/").and_then(|rest| rest.split_once('/'));
         let found = found.and_then(|(id, rest)| Some((self.endpoints.find(id)?, rest.to_owned())));
-        let (target, rest) = found.ok_or_else(|| Refused::new(StatusCode::NOT_FOUND, "no such endpoint"))?;
-        forward::forward(self, target, &rest, request, phase).await
+        let (target, rest) = found.ok_or_else(|| Refusal::new(StatusCode::NOT_FOUND, "no such endpoint"))?;
+        forward::forward(&self.dialer, &self.permits, target, &rest, request, state).await
     }
 }

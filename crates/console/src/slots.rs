@@ -5,29 +5,29 @@ use std::cell::{Cell, RefCell};
 use std::net::IpAddr;
 use std::rc::Rc;
 
-use crate::connection::Phase;
+use crate::connection_state::ConnectionState;
 
 /// The slots of all connections.
 #[derive(Debug)]
 pub(crate) struct Slots {
     max: usize,
-    taken: RefCell<Vec<Taken>>,
+    taken: RefCell<Vec<OpenConnection>>,
     /// Counts connections and the moments when they became idle.
     counter: Cell<u64>,
 }
 
 #[derive(Debug)]
-struct Taken {
+struct OpenConnection {
     id: u64,
     /// Value of the counter when the connection last became idle.
     idle_since: u64,
-    phase: Rc<Phase>,
+    state: Rc<ConnectionState>,
 }
 
 /// The slot of one connection.
 #[derive(Debug)]
 pub(crate) struct Slot {
-    pub(crate) phase: Rc<Phase>,
+    pub(crate) state: Rc<ConnectionState>,
     id: u64,
     slots: Rc<Slots>,
 }
@@ -41,14 +41,14 @@ impl Slots {
     pub(crate) fn take(self: &Rc<Slots>, address: Option<IpAddr>) -> Option<Rc<Slot>> {
         let mut taken = self.taken.borrow_mut();
         if taken.len() >= self.max {
-            let idle = taken.iter().enumerate().filter(|(_, taken)| !taken.phase.is_under_way());
+            let idle = taken.iter().enumerate().filter(|(_, taken)| !taken.state.has_request());
             let (oldest, _) = idle.min_by_key(|(_, taken)| taken.idle_since)?;
-            taken.swap_remove(oldest).phase.evict();
+            taken.swap_remove(oldest).state.evict();
         }
         let id = self.count();
-        let phase = Rc::new(Phase::of(address));
-        taken.push(Taken { id, idle_since: id, phase: Rc::clone(&phase) });
-        Some(Rc::new(Slot { phase, id, slots: Rc::clone(self) }))
+        let state = Rc::new(ConnectionState::of(address));
+        taken.push(OpenConnection { id, idle_since: id, state: Rc::clone(&state) });
+        Some(Rc::new(Slot { state, id, slots: Rc::clone(self) }))
     }
 
     fn count(&self) -> u64 {
@@ -60,7 +60,7 @@ impl Slots {
 
 impl Slot {
     /// Records that the connection's request has ended.
-    pub(crate) fn is_idle_now(&self) {
+    pub(crate) fn mark_idle(&self) {
         let count = self.slots.count();
         if let Some(taken) = self.slots.taken.borrow_mut().iter_mut().find(|taken| taken.id == self.id) {
             taken.idle_since = count;
@@ -83,7 +83,7 @@ mod tests {
         let slots = Slots::new(2);
         let (first, second) = (slots.take(None).unwrap(), slots.take(None).unwrap());
         // The first connection has served a request since the second one was opened.
-        first.is_idle_now();
+        first.mark_idle();
         let third = slots.take(None).unwrap();
         assert_eq!(slots.taken.borrow().len(), 2);
         drop(second);

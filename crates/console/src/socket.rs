@@ -3,7 +3,6 @@
 //! response that the browser has gone.
 
 use std::cell::RefCell;
-use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
@@ -13,14 +12,9 @@ use std::time::Duration;
 
 use hyper::rt::{Read, ReadBufCursor, Write};
 use socket2::{SockRef, TcpKeepalive};
-use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
-use transport::{Stream, ThreadBuffers, Wire};
-
-/// Number of bytes read at once. hyper compares its buffer with its limit between two reads, so this is also the number of
-/// bytes by which a head may be longer than [`crate::Limits::buffer_bytes`].
-const READ_BYTES: usize = 8 * 1024;
+use transport::{ReadAhead, Stream, ThreadBuffers, Wire, poll_read_bounded};
 
 /// Buffers for TLS.
 pub(crate) const TLS_BUFFERS: ThreadBuffers = ThreadBuffers(16 * 1024);
@@ -40,7 +34,7 @@ pub(crate) fn prepare(stream: &TcpStream) {
 pub(crate) struct Socket {
     wire: Wire<Stream>,
     /// Bytes read ahead of hyper.
-    ahead: VecDeque<u8>,
+    ahead: ReadAhead,
     ahead_bytes_max: usize,
     stall_timeout: Duration,
     /// Timer that runs while the peer accepts no bytes.
@@ -49,37 +43,19 @@ pub(crate) struct Socket {
 
 impl Socket {
     pub(crate) fn new(wire: Wire<Stream>, ahead_bytes_max: usize, stall_timeout: Duration) -> Socket {
-        Socket { wire, ahead: VecDeque::new(), ahead_bytes_max, stall_timeout, stalled: None }
+        Socket { wire, ahead: ReadAhead::default(), ahead_bytes_max, stall_timeout, stalled: None }
     }
 
     /// Reads ahead what the peer sends. Ready when the peer has gone, or has sent more than the buffer holds.
     pub(crate) fn poll_ahead(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let mut space = [0; READ_BYTES];
-        loop {
-            let mut buffer = ReadBuf::new(&mut space);
-            let read = ready!(AsyncRead::poll_read(Pin::new(&mut self.wire), cx, &mut buffer));
-            let bytes = buffer.filled();
-            if read.is_err() || bytes.is_empty() || self.ahead.len() + bytes.len() > self.ahead_bytes_max {
-                return Poll::Ready(());
-            }
-            self.ahead.extend(bytes);
-        }
+        self.ahead.poll_fill(&mut self.wire, cx, self.ahead_bytes_max, |_| Poll::Ready(())).map(drop)
     }
 
     fn poll_read(&mut self, cx: &mut Context<'_>, mut into: ReadBufCursor<'_>) -> Poll<io::Result<()>> {
-        let (ahead, _) = self.ahead.as_slices();
-        if !ahead.is_empty() {
-            let count = ahead.len().min(into.remaining());
-            into.put_slice(&ahead[..count]);
-            self.ahead.drain(..count);
+        if self.ahead.take(&mut into) {
             return Poll::Ready(Ok(()));
         }
-        let mut space = [0; READ_BYTES];
-        let room = into.remaining().min(READ_BYTES);
-        let mut buffer = ReadBuf::new(&mut space[..room]);
-        let polled = AsyncRead::poll_read(Pin::new(&mut self.wire), cx, &mut buffer);
-        into.put_slice(buffer.filled());
-        polled
+        poll_read_bounded(&mut self.wire, cx, into)
     }
 
     /// Checks the progress of a write or a flush; returns an error if there was none for too long.

@@ -20,10 +20,9 @@ use tokio::time::timeout;
 use transport::http1::{self, IdleLinks};
 use transport::{Ending, Stream, Wire};
 
-use crate::body::PassedOn;
-use crate::forward::RequestBody;
 use crate::limits::Limits;
-use crate::names::Names;
+use crate::name_look_ups::NameLookUps;
+use crate::request_body::UpstreamBody;
 use crate::socket::{SharedSocket, Socket, TLS_BUFFERS, prepare};
 
 /// Largest number of idle connections kept for one member: as many as a browser opens at a time.
@@ -36,51 +35,52 @@ pub(crate) struct Target {
     /// URL that is shown.
     pub(crate) url: String,
     /// URL to which connections are made.
-    place: Url,
+    dial_url: Url,
     /// True if this is a listener of the same process, whose certificate is known.
     pub(crate) is_own: bool,
     /// Value of the `Host` header of requests.
     authority: RefCell<HeaderValue>,
-    idle: IdleLinks<OutBody>,
+    idle: IdleLinks<UpstreamBody>,
     has_reaper: Cell<bool>,
 }
 
 impl Target {
     /// Creates the target of a member at this URL.
     pub(crate) fn new(url: Url) -> Rc<Target> {
-        Rc::new(Target::reached_at(url.as_str().to_owned(), url, false))
+        Rc::new(Target::at(url, false))
     }
 
     /// Creates the target of a listener of this process.
     pub(crate) fn own(url: Url) -> Rc<Target> {
-        Rc::new(Target::reached_at(url.as_str().to_owned(), url, true))
+        Rc::new(Target::at(url, true))
     }
 
-    fn reached_at(url: String, place: Url, is_own: bool) -> Target {
-        let authority = RefCell::new(authority(&place));
+    fn at(dial_url: Url, is_own: bool) -> Target {
+        let url = dial_url.as_str().to_owned();
+        let authority = RefCell::new(authority(&dial_url));
         let (idle, has_reaper) = (IdleLinks::new(IDLE_LINKS_MAX), Cell::new(false));
-        Target { url, place, is_own, authority, idle, has_reaper }
+        Target { url, dial_url, is_own, authority, idle, has_reaper }
     }
 
     /// Returns true if the member is reached over TLS.
     pub(crate) fn is_secure(&self) -> bool {
-        self.place.scheme().is_secure()
+        self.dial_url.scheme().is_secure()
     }
 
     /// Returns true if the member is on this machine.
     pub(crate) fn is_local(&self) -> bool {
-        self.place.is_local()
+        self.dial_url.is_local()
     }
 
     /// Sets the `Host` header to the host that clients use: the member may not accept requests for the
     /// address where it listens (`--host-whitelist`).
-    pub(crate) fn ask_as(&self, url: &Url) {
+    pub(crate) fn set_authority(&self, url: &Url) {
         self.authority.replace(authority(url));
     }
 
     /// Returns the addresses of the host.
-    async fn addresses(&self, names: &Rc<Names>) -> io::Result<Vec<SocketAddr>> {
-        let (host, port) = (reachable(self.place.host()).to_owned(), self.place.port());
+    async fn addresses(&self, names: &Rc<NameLookUps>) -> io::Result<Vec<SocketAddr>> {
+        let (host, port) = (reachable(self.dial_url.host()).to_owned(), self.dial_url.port());
         if let Ok(address) = host.parse::<IpAddr>() {
             return Ok(vec![SocketAddr::new(address, port)]);
         }
@@ -124,7 +124,7 @@ pub(crate) struct Dialer {
     tls: ClientTls,
     pub(crate) files: FileWatch,
     pub(crate) limits: Limits,
-    names: Rc<Names>,
+    names: Rc<NameLookUps>,
 }
 
 impl Dialer {
@@ -138,7 +138,7 @@ impl Dialer {
     pub(crate) async fn send(
         &self,
         target: &Target,
-        mut request: Request<OutBody>,
+        mut request: Request<UpstreamBody>,
     ) -> Result<(Link, Response<Incoming>), UpstreamError> {
         request.headers_mut().insert(HOST, target.authority.borrow().clone());
         let page = Some(&request).filter(|request| request.method() == Method::GET).map(|request| {
@@ -147,7 +147,7 @@ impl Dialer {
             page.headers_mut().clone_from(request.headers());
             page
         });
-        let again = || page.as_ref().map(|page| page.clone().map(|()| OutBody::Whole(None)));
+        let again = || page.as_ref().map(|page| page.clone().map(|()| UpstreamBody::Whole(None)));
         let connect = async || self.connect(target).await;
         let broken = |error| UpstreamError::Broken(format!("{}: {}", target.url, text(&error)));
         http1::send(&target.idle, request, again, connect, broken).await
@@ -174,19 +174,19 @@ impl Dialer {
     }
 
     async fn dial(&self, target: &Target) -> io::Result<Wire<Stream>> {
-        let place = &target.place;
-        let stream = if place.scheme().is_unix() {
-            Stream::Unix(UnixStream::connect(place.host()).await?)
+        let url = &target.dial_url;
+        let stream = if url.scheme().is_unix() {
+            Stream::Unix(UnixStream::connect(url.host()).await?)
         } else {
             let stream = TcpStream::connect(target.addresses(&self.names).await?.as_slice()).await?;
             prepare(&stream);
             Stream::Tcp(stream)
         };
-        if !place.scheme().is_secure() {
+        if !url.scheme().is_secure() {
             return Ok(Wire::Plain(stream));
         }
-        self.files.look();
-        let name = self.tls.server_name(server_name(place)).map_err(io::Error::other)?;
+        self.files.reload_changed();
+        let name = self.tls.server_name(server_name(url)).map_err(io::Error::other)?;
         let config = if target.is_own { self.tls.config_for_own_listener() } else { self.tls.config() };
         let connection = ClientConnection::new(config, name).map_err(io::Error::other)?;
         // Some servers end a TLS connection without close_notify. HTTP itself shows whether the response is
@@ -200,19 +200,19 @@ impl Dialer {
 /// reads no files.
 pub(crate) struct FileWatch {
     reloaders: RefCell<Vec<Reloader>>,
-    looked: Cell<Instant>,
+    checked_at: Cell<Instant>,
 }
 
 impl FileWatch {
     fn new(reloaders: Vec<Reloader>) -> FileWatch {
-        FileWatch { reloaders: RefCell::new(reloaders), looked: Cell::new(Instant::now()) }
+        FileWatch { reloaders: RefCell::new(reloaders), checked_at: Cell::new(Instant::now()) }
     }
 
-    pub(crate) fn look(&self) {
-        if self.looked.get().elapsed() < RELOAD_INTERVAL {
+    pub(crate) fn reload_changed(&self) {
+        if self.checked_at.get().elapsed() < RELOAD_INTERVAL {
             return;
         }
-        self.looked.set(Instant::now());
+        self.checked_at.set(Instant::now());
         let now = SystemTime::now();
         for reloader in self.reloaders.borrow_mut().iter_mut() {
             // A change takes effect at the second poll that sees it. Files that cannot be used leave the
@@ -242,10 +242,10 @@ fn reachable(host: &str) -> &str {
 }
 
 /// Returns the name that the certificate must have: the host, or the name of the socket's file.
-fn server_name(place: &Url) -> &str {
-    match place.scheme().is_unix() {
-        true => place.host().rsplit('/').next().unwrap_or_default(),
-        false => reachable(place.host()),
+fn server_name(url: &Url) -> &str {
+    match url.scheme().is_unix() {
+        true => url.host().rsplit('/').next().unwrap_or_default(),
+        false => reachable(url.host()),
     }
 }
 
@@ -255,7 +255,4 @@ pub(crate) fn text(error: &hyper::Error) -> String {
 }
 
 /// A connection to a member. Dropping it closes the connection.
-pub(crate) type Link = http1::Link<OutBody>;
-
-/// The body of a request to a member.
-pub(crate) type OutBody = PassedOn<RequestBody>;
+pub(crate) type Link = http1::Link<UpstreamBody>;

@@ -2,7 +2,6 @@
 //! [`crate::Service::exchange`]. It knows no gRPC and no paths.
 
 use std::cell::RefCell;
-use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::io;
@@ -15,8 +14,8 @@ use stdx::{First, race};
 use http::Request;
 use hyper::body::Incoming;
 use hyper::rt::ReadBufCursor;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use transport::Clock;
+use tokio::io::AsyncWrite;
+use transport::{Clock, ReadAhead, poll_read_bounded};
 
 use crate::Service;
 use crate::closing::Closing;
@@ -30,15 +29,12 @@ use crate::shard_state::ShardState;
 use crate::socket::{SharedSocket, Socket, Transport};
 use crate::turnstile::Pass;
 
-/// Size of one read into hyper's buffer, in bytes.
-const READ_BYTES: usize = 8 * 1024;
-
 /// Size limit of a request's head and of each of hyper's buffers, in bytes.
 const BUFFER_BYTES_MAX: usize = 64 * 1024;
 
 /// Limit in bytes for reading ahead while a request has no answer yet or its answer is a stream. Clients of a
 /// stream never send that much; clients that pipeline requests may.
-const BEHIND_BYTES_MAX: usize = 64 * 1024;
+const AHEAD_BYTES_MAX: usize = 64 * 1024;
 
 /// Serves an HTTP/1 connection until it ends.
 pub(crate) async fn serve<S: Transport + 'static>(
@@ -83,14 +79,14 @@ pub(crate) async fn serve<S: Transport + 'static>(
         }
     });
     let socket = Rc::new(RefCell::new(socket));
-    let behind = Rc::new(RefCell::new(Behind::default()));
+    let ahead = Rc::new(RefCell::new(ReadAhead::default()));
     let share = Share { socket: socket.clone(), shard: shard.clone(), ticket: Rc::default() };
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(Clock)
         .max_buf_size(BUFFER_BYTES_MAX)
         .header_read_timeout(timeout)
         .serve_connection(
-            Hyper { socket: SharedSocket(socket.clone()), behind: behind.clone(), share: share.clone() },
+            Hyper { socket: SharedSocket(socket.clone()), ahead: ahead.clone(), share: share.clone() },
             answer,
         );
     let mut connection = pin!(connection);
@@ -101,15 +97,15 @@ pub(crate) async fn serve<S: Transport + 'static>(
         let mut looking = tokio::time::interval(stall_timeout / 4);
         poll_fn(|cx| {
             if phase.is_heard_out()
-                && let Poll::Ready(error) = poll_behind(&share, &behind, cx)
+                && let Poll::Ready(Err(error)) = poll_ahead(&share, &ahead, cx)
             {
-                return Poll::Ready(error);
+                return Poll::Ready(error.kind());
             }
-            let is_full = phase.is_heard_out() && behind.borrow().is_full();
+            let is_full = phase.is_heard_out() && ahead.borrow().held_bytes() > AHEAD_BYTES_MAX;
             if is_full && phase.is_stream() {
                 return Poll::Ready(io::ErrorKind::InvalidData);
             }
-            account.set_buffers(socket.borrow().buffer_bytes() + behind.borrow().bytes.len());
+            account.set_buffers(socket.borrow().buffer_bytes() + ahead.borrow().held_bytes());
             if account.poll_doomed(cx).is_ready() {
                 return Poll::Ready(io::ErrorKind::OutOfMemory);
             }
@@ -154,53 +150,15 @@ fn in_turns<F: Future>(pace: &Pace, mut serving: Pin<&mut F>) -> impl Future<Out
     })
 }
 
-/// Bytes that were read before hyper asked for them. While hyper answers, it reads no further than the first
-/// bytes of the next request and would not notice that the client disconnected.
-#[derive(Default)]
-struct Behind {
-    bytes: VecDeque<u8>,
-}
-
-impl Behind {
-    fn is_full(&self) -> bool {
-        self.bytes.len() > BEHIND_BYTES_MAX
-    }
-
-    /// Moves buffered bytes to the reader. Returns false if there are none.
-    fn take(&mut self, into: &mut ReadBufCursor<'_>) -> bool {
-        let (part, _) = self.bytes.as_slices();
-        let part = &part[..part.len().min(into.remaining())];
-        into.put_slice(part);
-        let taken = part.len();
-        self.bytes.drain(..taken);
-        taken > 0
-    }
-}
-
-/// Reads ahead of the current request until the buffer is full. Resolves when the client has disconnected.
-fn poll_behind<S: Transport>(
+/// Reads ahead of the current request. Resolves with an error when the client has disconnected, with `Ok` when the buffer
+/// is full. Reading ahead takes from the same share as hyper's writes of the answer, so hyper gains no extra work by it.
+fn poll_ahead<S: Transport>(
     share: &Share<S>,
-    behind: &Rc<RefCell<Behind>>,
+    ahead: &RefCell<ReadAhead>,
     cx: &mut Context<'_>,
-) -> Poll<io::ErrorKind> {
-    let mut space = [0; READ_BYTES];
+) -> Poll<io::Result<()>> {
     let mut socket = SharedSocket(share.socket.clone());
-    while !behind.borrow().is_full() {
-        // Reading ahead takes from the same share as hyper's writes of the answer, so hyper gains no extra
-        // work by it.
-        ready!(share.poll(cx));
-        let mut buffer = ReadBuf::new(&mut space);
-        match ready!(Pin::new(&mut socket).poll_read(cx, &mut buffer)) {
-            Ok(()) if !buffer.filled().is_empty() => {}
-            Ok(()) => return Poll::Ready(io::ErrorKind::UnexpectedEof),
-            Err(error) => return Poll::Ready(error.kind()),
-        }
-        let mut behind = behind.borrow_mut();
-        behind.bytes.extend(buffer.filled());
-        // hyper may already be waiting for these bytes.
-        cx.waker().wake_by_ref();
-    }
-    Poll::Pending
+    ahead.borrow_mut().poll_fill(&mut socket, cx, AHEAD_BYTES_MAX, |cx| share.poll(cx))
 }
 
 /// Bytes that a connection may read and write before other connections have their turn. Input may be cheap to
@@ -233,7 +191,7 @@ impl<S: Transport> Share<S> {
 /// alone would continue as long as the client does.
 struct Hyper<S> {
     socket: SharedSocket<S>,
-    behind: Rc<RefCell<Behind>>,
+    ahead: Rc<RefCell<ReadAhead>>,
     share: Share<S>,
 }
 
@@ -243,16 +201,11 @@ impl<S: Transport> hyper::rt::Read for Hyper<S> {
         cx: &mut Context<'_>,
         mut into: ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.behind.borrow_mut().take(&mut into) {
+        if self.ahead.borrow_mut().take(&mut into) {
             return Poll::Ready(Ok(()));
         }
         ready!(self.share.poll(cx));
-        let mut space = [0; READ_BYTES];
-        let room = into.remaining().min(READ_BYTES);
-        let mut buffer = ReadBuf::new(&mut space[..room]);
-        let polled = Pin::new(&mut self.socket).poll_read(cx, &mut buffer);
-        into.put_slice(buffer.filled());
-        polled
+        poll_read_bounded(&mut self.socket, cx, into)
     }
 }
 

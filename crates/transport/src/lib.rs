@@ -7,6 +7,7 @@
 //! * [`TlsStream`] is TLS over any byte stream after the handshake, for either end. [`Wire`] is that, or the
 //!   stream without TLS. It has the I/O traits of tokio and of hyper.
 //! * [`http1`] sends requests to servers over connections that are kept for a while.
+//! * [`ReadAhead`] reads for hyper's HTTP/1 servers while they answer.
 //! * [`Records`], [`BarrenRecords`] and [`WriteAllowance`] are limits on TLS that rustls does not have.
 //!
 //! Invariants:
@@ -23,7 +24,7 @@
 //! * The `Socket` of `bench`'s load generator is driven by polling without a runtime, and reads straight into rustls;
 //!   a buffer between them would add a copy to the cost that it measures.
 //! * Sockets of `front`, `peer` and `console` above a [`Wire`] differ in what they bound: the turns of a shard, the
-//!   trust in a member, and the bytes that hyper reads at once, which decide how long a head may be.
+//!   trust in a member, and the time for which a browser may accept no bytes.
 //! * `doctor` sends one request per connection, and tells a server that sends nothing from one that sends no HTTP;
 //!   its reader sees the bytes before hyper does.
 //!
@@ -37,6 +38,7 @@ mod handshake_thread;
 pub mod http1;
 mod hyper_io;
 mod listener;
+mod read_ahead;
 mod records;
 mod scratch;
 mod stream;
@@ -48,6 +50,7 @@ pub use handshake::{Handshake, HandshakeError, Received, accept, connect};
 pub use handshake_thread::{HandshakeThread, before_deadline, end_turn};
 pub use hyper_io::Clock;
 pub use listener::{Listener, ListenerSocket};
+pub use read_ahead::{ReadAhead, poll_read_bounded};
 pub use records::{BarrenRecords, RECORD_COST, Records, WriteAllowance};
 pub use scratch::with as with_scratch;
 pub use stream::{Detached, Stream};

@@ -14,9 +14,6 @@ use crate::generated::root;
 /// Maximum number of files of one circle.
 const FILES_MAX: usize = 3;
 
-/// Crates with larger circles, and the number of files of their largest one. A number may only get smaller.
-const LARGER: &[(&str, usize)] = &[("console", 11)];
-
 /// Names of the modules below the crate's root: `["watch", "hub"]` for `src/watch/hub.rs`.
 type Module = Vec<String>;
 
@@ -34,8 +31,7 @@ type Uses = BTreeMap<Module, BTreeMap<Module, Vec<Use>>>;
 ///
 /// # Errors
 ///
-/// Describes each circle that is too large, with the uses whose removal opens it best. Also names crates whose circles are
-/// small now although [`LARGER`] lists them, and files that cannot be read.
+/// Describes each circle that is too large, with the uses whose removal opens it best. Also names files that cannot be read.
 pub fn check() -> Result<String, String> {
     let crates = root().join("crates");
     let mut wrong = String::new();
@@ -54,13 +50,7 @@ pub fn check() -> Result<String, String> {
         let uses = uses(&files)?;
         let circles = circles(&uses, &files.keys().cloned().collect());
         count += circles.len();
-        let listed = LARGER.iter().find(|(listed, _)| listed == name).map(|(_, files_max)| *files_max);
-        let largest = circles.iter().map(BTreeSet::len).max().unwrap_or(0);
-        if listed.is_some() && largest <= FILES_MAX {
-            let _ =
-                writeln!(wrong, "{name} has no circle of more than {FILES_MAX} files: take it off the list");
-        }
-        for circle in circles.iter().filter(|circle| circle.len() > listed.unwrap_or(FILES_MAX)) {
+        for circle in circles.iter().filter(|circle| circle.len() > FILES_MAX) {
             wrong.push_str(&describe(name, circle, &uses, |module| {
                 let path = files.get(module).map(PathBuf::as_path).unwrap_or(Path::new(""));
                 path.strip_prefix(&crates).unwrap_or(path).display().to_string()

@@ -10,7 +10,7 @@ use testkit::ports::listen;
 use testkit::{TIMEOUT, http1};
 
 /// A request of which only the head was read.
-pub struct Asked {
+pub struct MemberRequest {
     /// Method and path.
     pub line: String,
     /// Header names in lower case, and their values.
@@ -18,7 +18,7 @@ pub struct Asked {
     pub stream: TcpStream,
 }
 
-impl Asked {
+impl MemberRequest {
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|header| header.0 == name).map(|header| header.1.as_str())
     }
@@ -66,7 +66,7 @@ pub struct FakeMember {
 
 impl FakeMember {
     /// Starts a member that handles each request with `script`.
-    pub fn start(script: impl Fn(&mut Asked) + Send + Sync + 'static) -> FakeMember {
+    pub fn start(script: impl Fn(&mut MemberRequest) + Send + Sync + 'static) -> FakeMember {
         let (socket, address) = listen();
         let (connections, lines) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(Vec::new())));
         let member = FakeMember { address, connections: Arc::clone(&connections), lines: Arc::clone(&lines) };
@@ -91,12 +91,12 @@ impl FakeMember {
 
     /// Starts a member that passes its requests to the test.
     pub fn by_hand() -> (FakeMember, Requests) {
-        let (asked, requests): (Sender<Asked>, _) = channel();
+        let (asked, requests): (Sender<MemberRequest>, _) = channel();
         let asked = Mutex::new(asked);
         let member = FakeMember::start(move |request| {
             let stream = request.stream.try_clone().expect("a socket");
             let (line, headers) = (request.line.clone(), request.headers.clone());
-            let handed = Asked { line, headers, stream };
+            let handed = MemberRequest { line, headers, stream };
             // The test may have ended.
             let _ = asked.lock().expect("no thread panics").send(handed);
             // The test owns the connection from here on, so it is replaced by a dead one.
@@ -117,11 +117,11 @@ impl FakeMember {
 }
 
 /// Requests that are passed to a test.
-pub struct Requests(Receiver<Asked>);
+pub struct Requests(Receiver<MemberRequest>);
 
 impl Requests {
     /// Waits for the next request and returns it.
-    pub fn next(&self) -> Asked {
+    pub fn next(&self) -> MemberRequest {
         self.0.recv_timeout(TIMEOUT).expect("the console asks")
     }
 }
@@ -137,7 +137,7 @@ fn dead_end() -> SocketAddr {
 }
 
 /// Reads the head of the next request; returns `None` at the end of the connection.
-fn read_request(mut stream: TcpStream) -> Option<Asked> {
+fn read_request(mut stream: TcpStream) -> Option<MemberRequest> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         let mut byte = [0];
@@ -153,5 +153,5 @@ fn read_request(mut stream: TcpStream) -> Option<Asked> {
         let (name, value) = line.split_once(": ")?;
         Some((name.to_lowercase(), value.to_owned()))
     });
-    Some(Asked { line, headers: headers.collect(), stream })
+    Some(MemberRequest { line, headers: headers.collect(), stream })
 }

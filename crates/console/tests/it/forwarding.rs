@@ -6,7 +6,7 @@ use std::time::Duration;
 use testkit::ports::{free_address, listen};
 use testkit::{TIMEOUT, http1, wait_until};
 
-use crate::fake_member::{Asked, FakeMember};
+use crate::fake_member::{FakeMember, MemberRequest};
 use crate::harness::{OWN, Setup, read_to_close};
 
 /// Head of a chunked response.
@@ -239,7 +239,7 @@ fn who_does_not_read_holds_the_member_back() {
 fn begun_stream(
     console: &crate::harness::Running,
     requests: &crate::fake_member::Requests,
-) -> (TcpStream, Asked) {
+) -> (TcpStream, MemberRequest) {
     let mut stream = console.ask("POST", "/api/endpoint/0/v3/watch", &[OWN], b"{}");
     let mut asked = requests.next();
     asked.body();

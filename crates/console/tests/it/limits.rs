@@ -4,11 +4,11 @@ use std::time::Instant;
 
 use testkit::{TIMEOUT, http1, wait_until};
 
-use crate::fake_member::{Asked, FakeMember, Requests};
+use crate::fake_member::{FakeMember, MemberRequest, Requests};
 use crate::harness::{OWN, Running, SHORT, Setup, read_to_close};
 
 /// Opens a watch; the member receives the whole request.
-fn watch(console: &Running, requests: &Requests) -> (TcpStream, Asked) {
+fn watch(console: &Running, requests: &Requests) -> (TcpStream, MemberRequest) {
     let stream = console.ask("POST", "/api/endpoint/0/v3/watch", &[OWN], b"{}");
     let mut asked = requests.next();
     asked.body();

@@ -1,4 +1,4 @@
-//! Name look-ups: [`Names`].
+//! Name look-ups: [`NameLookUps`].
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -12,50 +12,50 @@ use tokio::task::spawn_local;
 
 /// The addresses of a name, each with its scope if it has one, or the reason why there are none, in a form
 /// that all waiting callers can get.
-type Found = Result<Vec<SocketAddr>, (io::ErrorKind, String)>;
+type LookUpResult = Result<Vec<SocketAddr>, (io::ErrorKind, String)>;
 
 /// Look-ups in flight. Callers that look up the same name at the same time share one look-up: a name without
 /// an answer takes long, and the threads for look-ups are few. A look-up continues when no caller waits for
 /// it any more; its result is not cached.
 #[derive(Default)]
-pub(crate) struct Names {
-    under_way: RefCell<BTreeMap<String, watch::Receiver<Option<Found>>>>,
+pub(crate) struct NameLookUps {
+    in_flight: RefCell<BTreeMap<String, watch::Receiver<Option<LookUpResult>>>>,
 }
 
-impl Names {
+impl NameLookUps {
     /// Returns the addresses of this name, in the order in which `look_up` returns them. `look_up` is called
     /// unless a look-up of the name is in flight.
     ///
     /// # Errors
     /// The name has no addresses, or the look-up failed.
     pub(crate) async fn find<F>(
-        self: &Rc<Names>,
+        self: &Rc<NameLookUps>,
         name: &str,
         look_up: impl FnOnce() -> F,
     ) -> io::Result<Vec<SocketAddr>>
     where
         F: Future<Output = io::Result<Vec<SocketAddr>>> + 'static,
     {
-        let known = self.under_way.borrow().get(name).cloned();
-        let mut told = known.unwrap_or_else(|| self.start(name.to_owned(), look_up()));
-        let found = told.wait_for(Option::is_some).await.map_err(io::Error::other)?.clone();
+        let known = self.in_flight.borrow().get(name).cloned();
+        let mut results = known.unwrap_or_else(|| self.start(name.to_owned(), look_up()));
+        let found = results.wait_for(Option::is_some).await.map_err(io::Error::other)?.clone();
         found.unwrap_or_else(|| Ok(Vec::new())).map_err(|(kind, text)| io::Error::new(kind, text))
     }
 
     fn start(
-        self: &Rc<Names>,
+        self: &Rc<NameLookUps>,
         name: String,
         look_up: impl Future<Output = io::Result<Vec<SocketAddr>>> + 'static,
-    ) -> watch::Receiver<Option<Found>> {
-        let (tell, told) = watch::channel(None);
-        self.under_way.borrow_mut().insert(name.clone(), told.clone());
+    ) -> watch::Receiver<Option<LookUpResult>> {
+        let (sender, results) = watch::channel(None);
+        self.in_flight.borrow_mut().insert(name.clone(), results.clone());
         let names = Rc::clone(self);
         spawn_local(async move {
             let found = look_up.await.map_err(|error| (error.kind(), error.to_string()));
-            names.under_way.borrow_mut().remove(&name);
-            tell.send_replace(Some(found));
+            names.in_flight.borrow_mut().remove(&name);
+            sender.send_replace(Some(found));
         });
-        told
+        results
     }
 }
 
@@ -76,7 +76,7 @@ mod tests {
             // A link-local address is useless without its scope.
             let address =
                 SocketAddr::V6(SocketAddrV6::new(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1), 0, 0, 3));
-            let (names, count) = (Rc::new(Names::default()), Rc::new(Cell::new(0)));
+            let (names, count) = (Rc::new(NameLookUps::default()), Rc::new(Cell::new(0)));
             let (end, ended) = oneshot::channel::<io::Result<Vec<SocketAddr>>>();
             let ended = Rc::new(RefCell::new(Some(ended)));
             let ask = |name: &'static str| {
@@ -114,7 +114,7 @@ mod tests {
             // Results are not cached.
             assert_eq!(ask("a").await.unwrap().unwrap(), [address]);
             assert_eq!(count.get(), 3);
-            assert!(names.under_way.borrow().is_empty());
+            assert!(names.in_flight.borrow().is_empty());
         });
     }
 }

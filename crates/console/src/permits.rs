@@ -1,14 +1,17 @@
-//! Limit of forwarded requests: [`ForwardedRequests`]. No single client can use up the whole limit.
+//! Limit of forwarded requests: [`RequestPermits`]. No single client can use up the whole limit.
 
 use std::cell::RefCell;
 use std::net::IpAddr;
 use std::rc::Rc;
 
-use crate::limits::Limits;
+use http::StatusCode;
 
-/// The requests that are being forwarded.
+use crate::limits::Limits;
+use crate::refusal::Refusal;
+
+/// The permits of all requests that are being forwarded.
 #[derive(Debug)]
-pub(crate) struct ForwardedRequests {
+pub(crate) struct RequestPermits {
     max: usize,
     per_address: usize,
     /// Address of each request's client; clients of Unix sockets have none.
@@ -18,31 +21,40 @@ pub(crate) struct ForwardedRequests {
 /// Permit for one forwarded request.
 #[derive(Debug)]
 pub(crate) struct Permit {
-    requests: Rc<ForwardedRequests>,
+    permits: Rc<RequestPermits>,
     of: Option<IpAddr>,
 }
 
-impl ForwardedRequests {
-    pub(crate) fn new(limits: &Limits) -> Rc<ForwardedRequests> {
+impl RequestPermits {
+    pub(crate) fn new(limits: &Limits) -> Rc<RequestPermits> {
         let (max, per_address) = (limits.forwarded_max, limits.forwarded_per_address);
-        Rc::new(ForwardedRequests { max, per_address, of: RefCell::default() })
+        Rc::new(RequestPermits { max, per_address, of: RefCell::default() })
+    }
+
+    /// Takes a permit for a request to members, for a browser at this address.
+    ///
+    /// # Errors
+    /// The limit is reached, or this address has its share.
+    pub(crate) fn permit(self: &Rc<RequestPermits>, address: Option<IpAddr>) -> Result<Permit, Refusal> {
+        let text = "the console has too many requests in progress: close some of its pages";
+        self.take(address).ok_or_else(|| Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text))
     }
 
     /// Takes a permit; returns `None` if the limit is reached, or this address has its share.
-    pub(crate) fn take(self: &Rc<ForwardedRequests>, of: Option<IpAddr>) -> Option<Permit> {
+    fn take(self: &Rc<RequestPermits>, of: Option<IpAddr>) -> Option<Permit> {
         let mut all = self.of.borrow_mut();
         let own = all.iter().filter(|other| **other == of).count();
         if all.len() >= self.max || own >= self.per_address {
             return None;
         }
         all.push(of);
-        Some(Permit { requests: Rc::clone(self), of })
+        Some(Permit { permits: Rc::clone(self), of })
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        let mut all = self.requests.of.borrow_mut();
+        let mut all = self.permits.of.borrow_mut();
         if let Some(own) = all.iter().position(|other| *other == self.of) {
             all.swap_remove(own);
         }
@@ -56,7 +68,7 @@ mod tests {
     #[test]
     fn an_address_has_its_share() {
         let limits = Limits { forwarded_max: 3, forwarded_per_address: 2, ..Limits::default() };
-        let requests = ForwardedRequests::new(&limits);
+        let requests = RequestPermits::new(&limits);
         let address = |last| Some(IpAddr::from([10, 0, 0, last]));
         let first = requests.take(address(1)).unwrap();
         let second = requests.take(address(1)).unwrap();

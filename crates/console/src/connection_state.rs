@@ -1,0 +1,80 @@
+//! State of a browser's connection that other connections and its request depend on: [`ConnectionState`].
+
+use std::cell::{Cell, RefCell};
+use std::net::IpAddr;
+use std::task::{Context, Waker};
+
+use tokio::time::Instant;
+
+/// State of a connection's request that other connections depend on. One request is in flight at a time.
+#[derive(Debug, Default)]
+pub(crate) struct ConnectionState {
+    /// Address of the browser; `None` if it came through a Unix socket.
+    pub(crate) address: Option<IpAddr>,
+    has_request: Cell<bool>,
+    /// Deadline for the body of the request; `None` once it has arrived.
+    body_until: Cell<Option<Instant>>,
+    is_evicted: Cell<bool>,
+    /// Waker of the task that serves the connection.
+    waker: RefCell<Option<Waker>>,
+}
+
+impl ConnectionState {
+    pub(crate) fn of(address: Option<IpAddr>) -> ConnectionState {
+        ConnectionState { address, ..ConnectionState::default() }
+    }
+
+    /// Returns true from the head of a request to the end of its response.
+    pub(crate) fn has_request(&self) -> bool {
+        self.has_request.get()
+    }
+
+    /// Records that a request begins whose body must arrive until then.
+    pub(crate) fn begin(&self, body_until: Instant) {
+        self.has_request.set(true);
+        self.body_until.set(Some(body_until));
+    }
+
+    /// Records that the response has ended.
+    pub(crate) fn end(&self) {
+        self.has_request.set(false);
+        self.body_until.set(None);
+    }
+
+    /// Returns the time until which the body of the request must arrive; `None` once it has arrived.
+    pub(crate) fn body_until(&self) -> Option<Instant> {
+        self.body_until.get()
+    }
+
+    /// Records that the whole body of the request has arrived.
+    pub(crate) fn body_arrived(&self) {
+        if self.body_until.take().is_some() {
+            self.wake();
+        }
+    }
+
+    /// Closes the connection to make room for another.
+    pub(crate) fn evict(&self) {
+        self.is_evicted.set(true);
+        self.wake();
+    }
+
+    /// Returns true if the connection must close to make room for another.
+    pub(crate) fn is_evicted(&self) -> bool {
+        self.is_evicted.get()
+    }
+
+    fn wake(&self) {
+        if let Some(waker) = self.waker.borrow().as_ref() {
+            waker.wake_by_ref();
+        }
+    }
+
+    /// Wakes the task that serves the connection when the body has arrived, or the connection must close.
+    pub(crate) fn wake_on_change(&self, cx: &Context<'_>) {
+        let mut waker = self.waker.borrow_mut();
+        if !waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+            *waker = Some(cx.waker().clone());
+        }
+    }
+}
