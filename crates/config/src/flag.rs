@@ -165,19 +165,16 @@ impl Kind {
         match self {
             Kind::Text | Kind::Ignored => Ok(Value::Text(text.to_string())),
             Kind::Bool => parse_bool(text).map(Value::Bool).map_err(|_| malformed()),
-            Kind::Uint => match parse_go_integer(text) {
-                Ok((false, value)) => Ok(Value::Uint(value)),
-                Ok((true, _)) => Err(malformed()),
-                Err(error) => Err(flag_error(error)),
-            },
+            // Go reads unsigned numbers without any sign.
+            Kind::Uint => parse_magnitude(text).map(Value::Uint).map_err(flag_error),
             Kind::Uint32 => {
                 let failed = |reason| {
                     let text = cli::go::quote(text);
                     ValueError::new(format!("strconv.ParseUint: parsing {text}: {reason}"))
                 };
-                match parse_go_integer(text) {
-                    Ok((false, value)) if value <= u64::from(u32::MAX) => Ok(Value::Uint(value)),
-                    Ok((true, _)) | Err(IntegerError::Syntax) => Err(failed("invalid syntax")),
+                match parse_magnitude(text) {
+                    Ok(value) if value <= u64::from(u32::MAX) => Ok(Value::Uint(value)),
+                    Err(IntegerError::Syntax) => Err(failed("invalid syntax")),
                     Ok(_) | Err(IntegerError::Range) => Err(failed("value out of range")),
                 }
             }
@@ -245,6 +242,15 @@ fn flag_error(error: IntegerError) -> ValueError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_unsigned_number_has_no_sign() {
+        for text in ["+7", "-7", "+0"] {
+            assert!(Kind::Uint.parse(text).is_err(), "{text}");
+            assert!(Kind::Uint32.parse(text).is_err(), "{text}");
+        }
+        assert_eq!(Kind::Int.parse("+7"), Ok(Value::Int(7)));
+    }
 
     #[test]
     fn numbers_are_read_as_go_reads_them() {
