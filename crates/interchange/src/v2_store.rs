@@ -472,7 +472,7 @@ mod tests {
         let many = format!(r#"{{"{}":"#, "x".repeat(MEMBERS_BYTES_MAX as usize));
         let large = image.replacen(r#"{"members":"#, &format!(r#"{many}0,"members":"#), 1);
         let refused = members_of_image(large.as_bytes()).expect_err("is too long").to_string();
-        assert!(refused.contains("what it says about members has 4"), "{refused}");
+        assert!(refused.contains("its data about members has 4"), "{refused}");
         for (from, to) in [("\"10\"", "\"x\""), ("raftAttributes", "other"), ("\"0\"", "\"9\"")] {
             assert!(members_of_image(image.replace(from, to).as_bytes()).is_err(), "{to}");
         }
