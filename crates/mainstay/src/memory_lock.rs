@@ -86,7 +86,10 @@ mod tests {
     fn a_limit_counts_unless_it_may_be_ignored() {
         assert!(check(None, false).is_ok() && check(Some(8 << 20), true).is_ok());
         let refused = check(Some(8 << 20), false).unwrap_err().to_string();
-        assert!(refused.contains("may lock only 8388608 bytes") && refused.contains("LimitMEMLOCK"), "{refused}");
+        assert!(
+            refused.contains("may lock only 8388608 bytes") && refused.contains("LimitMEMLOCK"),
+            "{refused}"
+        );
         assert!(may_ignore_limits("Name:\tx\nCapEff:\t000001ffffffffff\n"));
         assert!(!may_ignore_limits("CapEff:\t0000000000000000\n") && !may_ignore_limits(""));
     }

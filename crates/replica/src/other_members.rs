@@ -133,7 +133,8 @@ fn member_resolved<'m, M>(
         urls.iter().map(|url| Destination::of(url, &resolve)).collect()
     };
     let wanted = destinations(urls)?;
-    let mut found = members.iter().filter(|member| {
+    // Names are resolved only where a match is possible: a look-up may take seconds.
+    let mut found = members.iter().filter(|member| peer_urls(member).len() == urls.len()).filter(|member| {
         destinations(peer_urls(member)).is_some_and(|destinations| are_paired(destinations, &wanted))
     });
     found.next().filter(|_| found.next().is_none())

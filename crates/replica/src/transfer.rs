@@ -172,7 +172,7 @@ impl fmt::Display for ReceiveError {
             ReceiveError::RefusedBefore { reason, left } => {
                 write!(
                     f,
-                    "refused before ({reason}); the next attempt is accepted in {} s",
+                    "refused before ({reason}); the next attempt is examined in {} s",
                     left.as_secs() + 1
                 )
             }

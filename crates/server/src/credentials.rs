@@ -285,7 +285,7 @@ mod tests {
         assert!(is_valid(&first));
         fs::write(&private, "first secret").expect("is written");
         files.poll(&credentials, &logger);
-        assert!(told.take().contains("again those in use"));
+        assert!(told.take().contains("match those in use again"));
         // A different key takes effect at the second read.
         fs::write(&private, "second secret").expect("is written");
         files.poll(&credentials, &logger);

@@ -40,7 +40,7 @@ impl CleanShutdown {
             Err(OpenError::Damaged { path, offset, found }) => {
                 let path = path.display().to_string();
                 logger.warn(
-                    "the witness file is damaged and was recreated; a loss at the end of the log cannot be detected at this start",
+                    "the witness file is damaged and will be written anew once the log is read; a loss at the end of the log cannot be detected at this start",
                     &[
                         ("file", Value::Str(&path)),
                         ("offset", Value::Uint(offset)),

@@ -9,7 +9,8 @@ use super::Reply;
 
 /// Pause before a removal checks again if the readers that it waits for have ended.
 const READERS_PAUSE: Duration = Duration::from_millis(200);
-/// Time that a removal waits for watches that lag behind; after it they are canceled as compacted.
+/// Time that a removal waits for watches that lag behind; after it they are canceled as compacted. A compaction
+/// that arrives while another one waits may wait up to twice as long.
 const WATCHES_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The next step of a removal.
@@ -91,10 +92,10 @@ pub(super) struct Removal {
     next: Instant,
     /// Revision above which all versions are still present.
     through: Revision,
-    /// Time of the last compaction.
+    /// Time of the compaction whose removal began last.
     asked: Instant,
-    /// Answers to compaction requests that wait for the removal.
-    waiters: Vec<Reply>,
+    /// Answers to compaction requests that wait for the removal up to a revision, in the order of the revisions.
+    waiters: Vec<(Revision, Reply)>,
 }
 
 impl Removal {
@@ -128,7 +129,7 @@ impl Removal {
             Some(_) => self.newest = Some(pending),
             None => self.oldest = Some(pending),
         }
-        (self.is_open, self.next, self.asked) = (true, now, now);
+        (self.is_open, self.next) = (true, now);
     }
 
     /// Records that another member's state, with this compact revision, replaced the present one. The sender
@@ -177,19 +178,23 @@ impl Removal {
             _ => return Step::Nothing,
         };
         // The revision is published before anything is removed.
-        (self.through, self.has_slices) = (begun.revision, true);
+        (self.through, self.has_slices, self.asked) = (begun.revision, true, begun.since);
         Step::Publish
     }
 
     /// Records the result of a slice. Returns the answers that waited for it, and the duration of the whole
-    /// removal if it has ended. A compaction request does not wait for readers, as in etcd.
+    /// removal if it has ended. A compaction request does not wait for readers, as in etcd. An end that leaves
+    /// only versions of pending compactions is an end, too: while one watch lags behind frequent compactions,
+    /// there may always be a pending one.
     pub fn sliced(&mut self, sliced: SliceOutcome, now: Instant) -> (Vec<Reply>, Option<Duration>) {
         let took = match sliced {
             SliceOutcome::Some => return (Vec::new(), None),
-            // The rest belongs to a compaction whose removal has not begun.
             SliceOutcome::Waits | SliceOutcome::All if self.oldest.is_some() => {
-                self.has_slices = false;
-                return (Vec::new(), None);
+                let took =
+                    std::mem::take(&mut self.has_slices).then(|| now.saturating_duration_since(self.asked));
+                let through = self.through;
+                let told = self.waiters.extract_if(.., |(revision, _)| *revision <= through);
+                return (told.map(|(_, reply)| reply).collect(), took);
             }
             SliceOutcome::Waits => {
                 self.next = now + READERS_PAUSE;
@@ -200,7 +205,8 @@ impl Removal {
                 Some(now.saturating_duration_since(self.asked))
             }
         };
-        (std::mem::take(&mut self.waiters), took)
+        let told = std::mem::take(&mut self.waiters);
+        (told.into_iter().map(|(_, reply)| reply).collect(), took)
     }
 
     /// Returns true if there is something to remove.
@@ -208,9 +214,9 @@ impl Removal {
         self.is_open
     }
 
-    /// Keeps an answer until the current removal has ended.
+    /// Keeps an answer until the versions up to the present compact revision are removed.
     pub fn keep(&mut self, reply: Reply) {
-        self.waiters.push(reply);
+        self.waiters.push((self.compacted, reply));
     }
 
     /// Ends the removal, because the state does not change any more.
@@ -265,13 +271,15 @@ mod tests {
         assert_eq!(removal.through(), Revision(5), "a watch has 10 s after each compaction");
         assert_eq!(removal.step(|_| false, at(11)), Step::Remove);
         let (told, took) = removal.sliced(SliceOutcome::Waits, at(11));
-        assert!(told.is_empty() && took.is_none(), "the compactions behind it are not removed");
+        assert_eq!((told.len(), took), (1, Some(Duration::from_secs(11))), "the first is removed");
+        let (told, took) = removal.sliced(SliceOutcome::Waits, at(11));
+        assert_eq!((told.len(), took), (0, None), "the compactions behind it are not removed");
         assert_eq!(removal.step(|_| false, at(12)), Step::Nothing);
         assert_eq!(removal.step(|_| false, at(18)), Step::Publish);
         assert_eq!(removal.through(), Revision(7));
         assert_eq!(removal.step(|_| false, at(19)), Step::Remove);
         let (told, took) = removal.sliced(SliceOutcome::All, at(19));
-        assert_eq!((told.len(), took), (3, Some(Duration::from_secs(11))));
+        assert_eq!((told.len(), took), (2, Some(Duration::from_secs(11))));
     }
 
     #[test]

@@ -45,8 +45,8 @@ const RECEIVED_QUEUE_BYTES: usize = 128 << 20;
 /// Bytes counted for an entry in addition to its data: more than its record takes.
 const ENTRY_BYTES: usize = 64;
 /// Bytes counted for each write, and for each value that is moved, in addition to the data: more than a record
-/// and the batch's own records take. The unused rest of a segment, which may be as long as the next record, is
-/// not counted here; [`Room::kept_for_others`] covers it.
+/// and the batch's own records take. Not counted is the unused rest of a segment that is too short for the next
+/// record.
 const WRITE_BYTES: usize = 128;
 
 const _: () = assert!(Batch::RECORD_BYTES_MAX <= ENTRY_BYTES);

@@ -96,8 +96,8 @@ impl Core {
             Err(error) => {
                 let why = error.to_string();
                 self.logger.error(
-                    "cannot read old entries for a follower, which gets a snapshot instead; rebuild this \
-                     member, whose log is damaged, from the others with `mainstay rebuild`",
+                    "cannot read old entries for a follower, which gets a snapshot instead; if \
+                     its log is damaged, rebuild this member from the others with `mainstay rebuild`",
                     &[("follower", Value::Id(fetch.to.0)), ("error", Value::Str(&why))],
                 );
                 self.step(Event::Discarded(fetch.last))?;
