@@ -143,7 +143,7 @@ def users_and_grants_are_shown_and_changed(world):
     page.fill("dialog input[name=password]", "pass")
     page.click("dialog button[type=submit]")
     page.wait_text("writer", ".page-users tbody")
-    page.click("button", "Give a role: writer")
+    page.click("button", "Grant a role: writer")
     page.wait("document.querySelector('dialog select')")
     page.js("document.querySelector('dialog select').value = 'config'")
     page.click("dialog button[type=submit]")

@@ -14,7 +14,7 @@ def tree_is_walked_without_loading_the_keys(world):
     page.wait_text("00019/", ".listing")
     asked = [url for url in page.requests if url.endswith("kv/range")]
     check(len(asked) <= 60, f"20 folders of 1,000 keys in {len(asked)} ranges")
-    page.click("button", "Count the keys below /many/00003/")
+    page.click("button", "Count the keys under /many/00003/")
     page.wait_text("1,000 keys", ".listing")
     world.show(page, "keys?prefix=%2Fmany%2F00003%2F")
     page.wait_text("50 shown", ".listing")

@@ -413,7 +413,7 @@ def differences_show_what_differs(world):
         page = edit(world, "/safety/json", before)
         page.fill("textarea", after)
         page.click(".detail button", "Save")
-        page.wait("document.querySelector('dialog .diff') || document.querySelector('dialog')?.innerText.includes('The same value')")
+        page.wait("document.querySelector('dialog .diff') || document.querySelector('dialog')?.innerText.includes('Same value.')")
         shown = {kind: page.js(f"[...document.querySelectorAll('dialog .diff .{kind}')].map((each) => each.textContent).join('\\n')") for kind in ("minus", "plus")}
         check(minus in shown["minus"] and plus in shown["plus"], f"{before[-30:]} to {after[-30:]} is seen: {shown}")
         # Somebody else's change is seen as well.
@@ -468,7 +468,7 @@ def outcome_is_said_when_nobody_waits(world):
             page.wait_text("Stop waiting", "dialog")
             how()
             page.wait("!document.querySelector('dialog')")
-        page.wait_text("Save this change: this was done.", "#announcements")
+        page.wait_text("Save this change: done.", "#announcements")
         same(member.get("/late"), value.encode(), "the value")
         page.click("#announcements button", "Close")
         page.click(".detail button", "Cancel")

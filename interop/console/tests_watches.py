@@ -35,7 +35,7 @@ def watch_says_what_it_dropped(world):
     page.wait_text("Live", ".watch-state")
     sample.fill_many(world.small[0], 3000, "/flood", 1000)
     page.wait_text("3,000 events received", ".page-watch")
-    page.wait_text("2,000 of the oldest were dropped", ".page-watch")
+    page.wait_text("The oldest 2,000 were dropped", ".page-watch")
     check(page.js("document.querySelectorAll('.page-watch tbody tr').length") <= 200, "rows are bounded")
 
 

@@ -79,7 +79,8 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
         import_etcd_data: settings.get(table::IMPORT_ETCD_DATA),
         unsafe_no_fsync: settings.get(table::UNSAFE_NO_FSYNC),
     };
-    // The groups are read in an order that reports the same error of several.
+    // If several groups are wrong, the first that is read is reported: the order of these lines is the order
+    // of the reports.
     let observability = observability(settings, tracing, pprof)?;
     let clients = clients(settings)?;
     let cluster = ClusterOptions {
@@ -415,7 +416,7 @@ fn auto_compaction(settings: &mut Settings) -> Result<AutoCompaction, Refusal> {
         settings.warnings.push(
             Entry::new(
                 Level::Warn,
-                "auto-compaction-retention is a duration, but must be a number of revisions",
+                "auto-compaction-retention is a duration, although the mode counts revisions; its nanoseconds are taken as the number of revisions",
             )
             .with("auto-compaction-retention", retention)
             .with("revisions", amount.to_string()),

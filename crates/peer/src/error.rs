@@ -237,7 +237,7 @@ impl fmt::Display for PostError {
             PostError::Exchange(error) => error.fmt(f),
             PostError::Message(status, text) => write!(f, "{status} to POST /raft: {text}"),
             PostError::Snapshot(status, text) => write!(f, "the receiver answered {status}: {text}"),
-            PostError::Asking(error) => write!(f, "the receiver's answer cannot be read: {error}"),
+            PostError::Asking(error) => write!(f, "the receiver did not say what it has: {error}"),
             PostError::Left { member_id } => RequestError::UnknownMember(*member_id).fmt(f),
             PostError::Unknown => f.write_str("unknown member"),
             PostError::Stopping => f.write_str("the member is stopping"),

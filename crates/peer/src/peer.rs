@@ -57,6 +57,7 @@ struct Queues {
 }
 
 /// Result of [`Peer::enqueue`].
+#[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum QueueOutcome {
     /// The message waits for a stream, or for a task of the pipeline that runs already.

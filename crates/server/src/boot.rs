@@ -596,7 +596,8 @@ impl Running {
     /// # Errors
     ///
     /// The reason why the core had already ended by itself, or why the clean shutdown could not be recorded.
-    /// All threads of the member have been stopped then, too.
+    /// The member's other threads have been stopped then, too; that which reads old entries for followers
+    /// ends by itself.
     pub fn stop(self) -> Result<(), EndError> {
         self.shared.data.values.wind_down();
         // Dropped first: the reloading thread notifies the fronts, the console and the peers of new files.

@@ -251,7 +251,7 @@ fn settings_of(
     let ignored = ignored(&options.settings, side);
     if !ignored.is_empty() {
         logger.warn(
-            "these flags have no effect: without a certificate of its own, the member generates one and accepts any client",
+            "these flags have no effect: without a certificate of its own, the member generates one and verifies no certificate of the other side",
             &[("side", Value::Str(side.name())), ("flags", Value::List(&ignored))],
         );
     }

@@ -215,10 +215,10 @@ fn a_destination_that_is_no_copy_is_told_and_the_source_goes_on() {
         new.put("k", "v").await.expect("is put");
         refused(
             &run_mirror(&source, &target, &[]),
-            "the destination is at revision 2, and the source at 1 only",
+            "the destination is at revision 2, but the source only at 1",
         );
         client.put("k", "other").await.expect("is put");
-        let words = "at revision 2 1 of 1 keys differ, the first is \"k\"";
+        let words = "at revision 2, 1 of 1 keys differ; the first is \"k\"";
         refused(&run_mirror(&source, &target, &["--cut-over"]), words);
         assert_eq!(client.alarms().await.expect("alarms"), []);
 

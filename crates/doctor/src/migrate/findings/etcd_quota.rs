@@ -32,7 +32,7 @@ fn judge(survey: &Survey) -> Option<Finding> {
     facts.found(
         RULE.name,
         "etcd may have no space for the data",
-        "etcd's quota counts its whole file, including free pages; Mainstay's counts live data. Above the \
+        "etcd's quota counts its whole file, including free pages; Mainstay's counts only what is in use, history included. Above the \
          quota, etcd raises NOSPACE and refuses writes.",
         &[
             "remove history first: mainstay ctl compact REVISION",
