@@ -83,7 +83,11 @@ pub static CONTESTS: &[Contest] = &[
         about: "linearizable reads beside 0, 10, 100, 1000 puts per second",
         run: curve,
     },
-    Contest { name: "txn-mixed", about: "transactions, 4 reads of 10 keys to 1 put", run: txn_mixed },
+    Contest {
+        name: "txn-mixed",
+        about: "transactions: on average 4 reads of 10 keys for each put",
+        run: txn_mixed,
+    },
     Contest { name: "value-1m", about: "linearizable reads of one value of 1 MB", run: value_1m },
     Contest {
         name: "expensive",

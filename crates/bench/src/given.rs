@@ -14,8 +14,8 @@ use crate::tls;
 pub(crate) const AUTO_SYNC_INTERVAL: Flag<Duration> = Flag::duration(
     "auto-sync-interval",
     "0s",
-    "AutoSyncInterval is the interval to update endpoints with its latest members; only 0s: the endpoints of a \
-         measurement stay what they are",
+    "AutoSyncInterval is the interval to update endpoints with its latest members; only 0s: the endpoints \
+         do not change during a measurement",
 );
 pub(crate) const CACERT: Flag<String> =
     Flag::text("cacert", "", "verify certificates of HTTPS-enabled servers using this CA bundle");
@@ -43,7 +43,7 @@ pub(crate) const JSON: Flag<String> =
 pub(crate) const PID: Flag<u64> = Flag::uint(
     "pid",
     "0",
-    "process of the server, to measure what it uses (0: found by the endpoint's port)",
+    "process of the server, to measure its use of resources (0: found by the endpoint's port)",
 );
 
 /// Flags of every command.

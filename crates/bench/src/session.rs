@@ -116,7 +116,7 @@ impl Session {
         }
         if !matches.get(AUTO_SYNC_INTERVAL).is_zero() {
             return Err(Failure::error(
-                "--auto-sync-interval: the endpoints of a measurement stay what they are; give all of them with \
+                "--auto-sync-interval: the endpoints do not change during a measurement; give all of them with \
                  --endpoints",
             ));
         }

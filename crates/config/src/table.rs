@@ -50,8 +50,8 @@ flags! {
     MEMORY_MLOCK = "memory-mlock", Member, Bool, "false", Implemented, "Keep the memory of the process from being swapped out. Needs an unlimited memory lock limit (ulimit -l), or CAP_IPC_LOCK.";
     QUOTA_BACKEND_BYTES = "quota-backend-bytes", Member, Int, "0", Implemented, "Size of the data, in bytes, at which writes are refused; 0 means 2 GiB, a negative number no limit.";
     BACKEND_BBOLT_FREELIST_TYPE = "backend-bbolt-freelist-type", Member, Text, "map", NoEffect("the engine has no free list"), "Kind of free list of etcd's storage engine, map or array.";
-    BACKEND_BATCH_INTERVAL = "backend-batch-interval", Member, Duration, "0s", NoEffect("each batch of writes is synced at once; there is no interval to wait for"), "Maximum time before etcd's storage engine commits.";
-    BACKEND_BATCH_LIMIT = "backend-batch-limit", Member, Int, "0", NoEffect("each batch of writes is synced at once; there is no count to wait for"), "Maximum number of operations before etcd's storage engine commits.";
+    BACKEND_BATCH_INTERVAL = "backend-batch-interval", Member, Duration, "0s", NoEffect("each batch of writes is synced immediately, without waiting for an interval"), "Maximum time before etcd's storage engine commits.";
+    BACKEND_BATCH_LIMIT = "backend-batch-limit", Member, Int, "0", NoEffect("each batch of writes is synced immediately, without waiting for a number of operations"), "Maximum number of operations before etcd's storage engine commits.";
     MAX_TXN_OPS = "max-txn-ops", Member, Uint, "128", Implemented, "Maximum number of operations permitted in a transaction.";
     MAX_REQUEST_BYTES = "max-request-bytes", Member, Uint, "1572864", Implemented, "Maximum size of a client request, in bytes.";
     MAX_CONCURRENT_STREAMS = "max-concurrent-streams", Member, Uint32, "4294967295", Implemented, "Maximum number of concurrent streams per client connection.";
@@ -120,7 +120,7 @@ flags! {
     AUTH_TOKEN_TTL = "auth-token-ttl", Auth, Uint, "300", Implemented, "Seconds for which a simple token is valid after its last use.";
     ENABLE_PPROF = "enable-pprof", Profiling, Bool, "false", Implemented, "Serve profiles under /debug/pprof/ at the client URLs, to anyone who can reach them.";
     METRICS = "metrics", Profiling, Text, "basic", Implemented, "Level of detail of metrics: basic, or extensive to add histograms of gRPC handling times.";
-    METRICS_HEAVY_HITTERS = "metrics-heavy-hitters", Profiling, Bool, "false", Implemented, "Show in metrics which key prefixes, users and clients take most requests, bytes and time, to anyone who can read metrics; prefixes and users only while authentication is off. Not a flag of etcd.";
+    METRICS_HEAVY_HITTERS = "metrics-heavy-hitters", Profiling, Bool, "false", Implemented, "Add to the metrics which key prefixes, users and clients account for the most requests, bytes and time. Anyone who can read the metrics sees them; while authentication is on, only clients are included. Not a flag of etcd.";
     LISTEN_METRICS_URLS = "listen-metrics-urls", Profiling, Urls, "", Implemented, "Additional URLs to serve metrics and health on.";
     LOGGER = "logger", Logging, Text, "zap", Implemented, "Logger to use; only zap is supported.";
     LOG_OUTPUTS = "log-outputs", Logging, List, "default", Implemented, "Outputs of the log: default or stderr, stdout, or file paths, as a comma-separated list.";
@@ -149,7 +149,7 @@ flags! {
     AUDIT_LOG = "audit-log", Features, Text, "", Implemented, "File to which a line of JSON is written for each call that changes something or is refused: user, address, request and outcome. Lines about refused calls go to FILE.refused. Empty means no audit log. Not a flag of etcd.";
     AUDIT_LOG_MAX_BYTES = "audit-log-max-bytes", Features, Uint, "104857600", Implemented, "Size in bytes at which the file of --audit-log is renamed and a new one started; at least 1 MiB. Not a flag of etcd.";
     AUDIT_LOG_FILES = "audit-log-files", Features, Uint, "10", Implemented, "Number of files of --audit-log to keep, including the newest; at most 1000. Not a flag of etcd.";
-    AUDIT_LOG_READS = "audit-log-reads", Features, Bool, "false", Implemented, "Also write calls that change nothing to --audit-log. Not a flag of etcd.";
+    AUDIT_LOG_READS = "audit-log-reads", Features, Bool, "false", Implemented, "Write to --audit-log also the calls that change nothing, such as reads. Not a flag of etcd.";
     RAFT_PIPELINE = "raft-pipeline", Features, Bool, "true", Implemented, "Propose the next batch of writes while the previous one is being written, replicated or applied; false processes one batch at a time, to measure the difference. Not a flag of etcd.";
     BATCH_FSYNC_WINDOW = "batch-fsync-window", Features, Duration, "5ms", Implemented, "Maximum time for which writes are gathered for one sync of the log, 0 to 5ms. They wait only if it pays: for at most 2ms if batches are already large; and, in a cluster of one member whose syncs take 1ms or more, for the end of the current sync and then for at most half the time of a sync. 0 disables both. Not a flag of etcd.";
     ZONE = "zone", Features, Text, "", Implemented, "Name of the zone of this member. Clients that request it prefer members of their own zone. Not a flag of etcd.";

@@ -97,7 +97,7 @@ impl Node {
         validate::check_members(&voters, &learners)?;
         let numbers = [restored.applied.0, restored.hard_state.term.0, restored.applied_term.0];
         if numbers.iter().any(|n| *n > wire::NUMBER_MAX) {
-            return Err(other("a term or an index beyond all measure"));
+            return Err(other("a term or an index that is impossibly large"));
         }
         let mut tail = Tail {
             before_index: restored.applied.0,

@@ -36,7 +36,7 @@ pub(crate) fn check<T: Storage>(message: &eraftpb::Message, node: &RawNode<T>) -
         return Err(Refusal::because(format!("a message to {:x}, which is not this member", message.to)));
     }
     if message.from == 0 {
-        return Err(Refusal::because("a message from nobody"));
+        return Err(Refusal::because("a message without a sender"));
     }
     // A transfer request has the transferee as its sender, which may be the leader that receives it.
     if message.from == raft.id && kind != M::MsgTransferLeader {
@@ -44,7 +44,7 @@ pub(crate) fn check<T: Storage>(message: &eraftpb::Message, node: &RawNode<T>) -
     }
     let numbers = [message.term, message.log_term, message.index, message.commit, message.reject_hint];
     if numbers.iter().any(|n| *n > NUMBER_MAX) {
-        return Err(Refusal::because("a term or an index beyond all measure"));
+        return Err(Refusal::because("a term or an index that is impossibly large"));
     }
     // A term of 0 marks messages of a node to itself; a forwarded request has it, because it has no term.
     match kind {

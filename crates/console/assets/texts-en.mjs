@@ -518,7 +518,7 @@ export const TEXTS = {
   addMember: 'Add a member',
   asLearner: 'As a learner, without a vote (recommended)',
   addLearnerEffect: 'A learner does not change the quorum.',
-  addVoterEffect: 'A new voter counts at once, even before it has started.',
+  addVoterEffect: 'A new voter counts immediately, even before it has started.',
   effectLeft: 'Afterwards {up} of {voters} voters answer (needed: {quorum}): {left} more may fail.',
   effectLost: 'Afterwards only {up} of {voters} voters answer (needed: {quorum}): the cluster can no longer write.',
   effectUnknown: 'Afterwards {up} of {voters} voters answer (needed: {quorum}). Not queried: {notAsked}, so it is unknown whether the cluster can write.',

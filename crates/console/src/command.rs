@@ -25,7 +25,7 @@ const HOSTS: Flag<Vec<String>> = Flag::list(
 const REQUESTS_PER_ADDRESS: Flag<u64> = Flag::uint(
     "requests-per-address",
     "24",
-    "concurrent requests of one address that are passed on to members, of 48 in all; raise it behind a reverse proxy",
+    "number of concurrent requests from one address that the console passes on to members (at most 48 from all addresses together); raise it behind a reverse proxy",
 );
 const CERT_FILE: Flag<String> = Flag::text("cert-file", "", "certificate `file` (PEM) of an https --listen");
 const KEY_FILE: Flag<String> = Flag::text("key-file", "", "key `file` (PEM) of --cert-file");

@@ -142,8 +142,8 @@ pub fn text(result: &DiskResult, path: &str, source: &str, limit: f64) -> String
         }
         Pace::Steady => "  as fast at the end as at the beginning".to_owned(),
         Pace::Slower { first, last } => format!(
-            "  slower at the end ({}) than at the beginning ({}): most likely a burst credit ran out; the \
-             end is what counts",
+            "  slower at the end ({}) than at the beginning ({}): most likely a burst credit ran out; \
+             expect the rate at the end",
             show::rate(last),
             show::rate(first)
         ),
@@ -163,7 +163,8 @@ pub fn text(result: &DiskResult, path: &str, source: &str, limit: f64) -> String
                 .to_owned(),
         ),
         ReservedRoom::Nowhere(file_system) => line(format!(
-            "  {file_system} cannot reserve space for a full disk: leave some space free, or keep the data on ext4 or XFS"
+            "  {file_system} cannot reserve space for the time when the disk is full: leave some space free, or keep the \
+             data on ext4 or XFS"
         )),
     }
     let advice = result.advice();
@@ -240,8 +241,8 @@ mod tests {
              \x20 a sync takes 1.0 ms (median), 12.0 ms (p99), 12.0 ms (p99.9), 12.0 ms (longest)\n\
              \x20 25/s records one after the other\n\
              \x20 150 MB/s in large sequential writes with one sync\n\
-             \x20 slower at the end (150/s) than at the beginning (900/s): most likely a burst credit ran out; the end is \
-             what counts\n\
+             \x20 slower at the end (150/s) than at the beginning (900/s): most likely a burst credit ran out; expect \
+             the rate at the end\n\
              \x20 rate and p99 in each tenth of the time: 900/s 12.0 ms, 900/s 12.0 ms, 200/s 12.0 ms, 100/s 12.0 ms\n\
              \x20 suits this disk: gathering writes for 0 ms per sync; --heartbeat-interval=100 --election-timeout=1000 at \
              least\n\
@@ -265,7 +266,10 @@ mod tests {
                 DiskResult { syncs: Quantiles::of(vec![0.001; 100]), reserved, ..DiskResult::default() };
             text(&result, "/data", "as given", 0.01)
         };
-        assert!(said(ReservedRoom::Nowhere("zfs")).contains("  zfs cannot reserve space for a full disk"));
+        assert!(
+            said(ReservedRoom::Nowhere("zfs"))
+                .contains("  zfs cannot reserve space for the time when the disk is full")
+        );
         assert!(said(ReservedRoom::Zeros).contains("writes zeros ahead"));
         assert!(!said(ReservedRoom::Kept).contains("space"));
     }

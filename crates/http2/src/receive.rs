@@ -90,7 +90,7 @@ impl Connection {
             }
             let Some(head) = Head::read(rest) else { return Ok(None) };
             if head.length > PAYLOAD_BYTES_MAX {
-                return Err(self.fail(frame_size("a frame is larger than was allowed")));
+                return Err(self.fail(frame_size("a frame is larger than allowed")));
             }
             let Some(payload) = rest.get(HEAD_BYTES..HEAD_BYTES + head.length) else { return Ok(None) };
             *at += HEAD_BYTES + head.length;
@@ -113,7 +113,7 @@ impl Connection {
         if let Some(assembly) = &self.assembly
             && (head.kind != kind::CONTINUATION || head.stream != assembly.stream)
         {
-            return Err(protocol("a header block is not continued at once"));
+            return Err(protocol("a header block is not continued in the next frame"));
         }
         match head.kind {
             kind::DATA => self.data(head, payload),
@@ -121,7 +121,7 @@ impl Connection {
             kind::PRIORITY => self.priority(head, payload),
             kind::RST_STREAM => self.reset_came(head, payload),
             kind::SETTINGS => self.settings(head, payload, is_first),
-            kind::PUSH_PROMISE => Err(protocol("a push that nobody allowed")),
+            kind::PUSH_PROMISE => Err(protocol("a push, which was not allowed")),
             kind::PING => self.ping_came(head, payload),
             kind::GOAWAY => self.goaway(head, payload),
             kind::WINDOW_UPDATE => self.window_update(head, payload),
@@ -312,7 +312,7 @@ impl Connection {
             // Responses to calls that were cancelled earlier may still arrive.
             Gone::Unknown if self.role == Role::Client => Ok(None),
             Gone::Ended => Err(stream_closed("HEADERS for a stream that is closed")),
-            Gone::Unknown => Err(protocol("a stream has a lower number than one before")),
+            Gone::Unknown => Err(protocol("a stream has a lower number than an earlier one")),
         }
     }
 
@@ -485,7 +485,7 @@ impl Connection {
             self.count(Limit::Settings)?;
         }
         let (pairs, []) = payload.as_chunks::<6>() else {
-            return Err(frame_size("SETTINGS has not six bytes for each"));
+            return Err(frame_size("the length of SETTINGS is not a multiple of six bytes"));
         };
         // A frame may repeat a setting a thousand times, and each change of the initial window visits all
         // streams; so only the last value of each setting is applied.
@@ -619,7 +619,7 @@ impl Connection {
         // A server opens no streams, so a client's GOAWAY cannot cut any off.
         if self.role == Role::Client {
             if last > self.peer_last_taken {
-                return Err(protocol("GOAWAY names a higher stream than one before"));
+                return Err(protocol("GOAWAY names a higher stream than an earlier one"));
             }
             if last < self.peer_last_taken {
                 self.peer_last_taken = last;

@@ -232,7 +232,7 @@ impl DataDir {
                 Ok(Command::OldWrite { method, path }) => format!("{method} {path}"),
                 // An unreadable request may have written anything.
                 Err(malformed) if entry.r#type() == EntryType::EntryNormal => {
-                    format!("what cannot be read ({})", malformed.what)
+                    format!("something that cannot be read ({})", malformed.what)
                 }
                 _ => continue,
             };

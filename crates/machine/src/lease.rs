@@ -119,7 +119,7 @@ impl Leases {
             || !(Seconds::ZERO..=TTL_MAX).contains(&lease.ttl)
             || !(Seconds::ZERO..=TTL_MAX).contains(&lease.remaining)
         {
-            return Err(Malformed("a lease that nobody can be granted"));
+            return Err(Malformed("a lease that could not have been granted"));
         }
         self.bytes += check::LEASE_COST;
         match self.table.insert(id, lease) {

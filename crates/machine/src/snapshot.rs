@@ -304,12 +304,12 @@ where
         };
         let magic = reader.stream.take(MAGIC.len())?;
         if reader.stream.bytes(magic) != MAGIC {
-            return Err(Malformed("this is no snapshot that this version of the program can read").into());
+            return Err(Malformed("this is not a snapshot that this version of the program can read").into());
         }
         let block = reader.stream.take_block()?;
         let saved = SavedHead::decode(reader.stream.bytes(block))?;
         if saved.from != Revision(0) {
-            return Err(Malformed("a snapshot that does not begin at the beginning").into());
+            return Err(Malformed("a snapshot that lacks its beginning").into());
         }
         reader.versions = saved.versions;
         reader.head = SnapshotHead {
@@ -365,7 +365,7 @@ where
                         return Err(Malformed("a snapshot with entries missing").into());
                     }
                     if input.0.len() as u64 >= ALIGN || input.0.iter().any(|&byte| byte != 0) {
-                        return Err(Malformed("an end that is filled up with something").into());
+                        return Err(Malformed("an end with invalid padding").into());
                     }
                     self.finish()?;
                 }
@@ -398,12 +398,11 @@ where
     /// Checks the length of the stream, and reads the digest if it exists.
     fn finish(&mut self) -> Result<(), RestoreError<E>> {
         if !self.stream.taken().is_multiple_of(ALIGN) {
-            return Err(Malformed("a snapshot of a length that no writer gives it").into());
+            return Err(Malformed("a snapshot of an invalid length").into());
         }
         let rest = self.stream.take_rest(DIGEST_BYTES)?;
         if !rest.is_empty() {
-            let digest =
-                rest.try_into().map_err(|_| Malformed("something behind the end of the snapshot"))?;
+            let digest = rest.try_into().map_err(|_| Malformed("data after the end of the snapshot"))?;
             self.digest = Some(digest);
         }
         self.done = true;

@@ -278,7 +278,7 @@ where
         let mut stream = BlockStream::new(chunks);
         let magic = stream.take(MAGIC.len())?;
         if stream.bytes(magic) != MAGIC {
-            return Err(Malformed("this is no state that this version of the program can read").into());
+            return Err(Malformed("this is not a state that this version of the program can read").into());
         }
         let block = stream.take_block()?;
         let saved = SavedHead::decode(stream.bytes(block))?;
@@ -332,7 +332,7 @@ where
                         return Err(Malformed("a transfer with blocks missing or out of order").into());
                     }
                     if !self.stream.take_rest(0)?.is_empty() {
-                        return Err(Malformed("something behind the end of the transfer").into());
+                        return Err(Malformed("data after the end of the transfer").into());
                     }
                     self.done = true;
                 }

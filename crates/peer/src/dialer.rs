@@ -40,8 +40,8 @@ impl Dialer {
         self.tls.is_some()
     }
 
-    /// Opens a connection. `dial_timeout` limits the connection of the socket; the handshake has a separate
-    /// limit.
+    /// Opens a connection. `dial_timeout` limits resolving the host name and connecting the socket; the TLS
+    /// handshake has its own limit.
     pub(crate) async fn connect(
         &self,
         endpoint: &Endpoint,

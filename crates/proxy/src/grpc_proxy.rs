@@ -292,7 +292,11 @@ fn wait_for_order(members: &impl Fn() -> Members, logger: &Logger) -> Result<(),
                 Ok(_) => return,
                 Err(status) if is_about_rights(&status) => {
                     // The proxy has no credentials of its own, so the first read of a client sets the revision.
-                    logger.warn("the server only sends the revision from which on reads are ordered", &[]);
+                    logger.warn(
+                        "the proxy has no permission to read, so it cannot get the cluster's revision; reads are \
+                         ordered from the first read of a client on",
+                        &[],
+                    );
                     return;
                 }
                 Err(status) => logger.warn(

@@ -70,8 +70,9 @@ pub(crate) enum Next {
 }
 
 impl Outbox {
-    /// Queues an answer to a request of the client. It is never refused: there is one for each request, and
-    /// the next request waits for it, and for [`Outbox::room`].
+    /// Queues the answer to a request of the client. It is never refused, and still the queue stays small: each
+    /// request has one answer, and the next request is read only after that answer is queued and
+    /// [`Outbox::room`] has returned.
     pub(crate) fn answer(&self, message: Bytes) {
         self.push(Waiting { message, is_answer: true, place: None });
     }

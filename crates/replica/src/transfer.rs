@@ -229,7 +229,8 @@ struct Broken {
     base_applied: Index,
 }
 
-/// Versions that are passed to the log and to an assembly together.
+/// A batch of received versions: their values go to the log, and the versions, with the locations of the values
+/// there, to an [`Assembly`].
 #[derive(Default)]
 struct Portion {
     versions: Vec<ReceivedVersion>,

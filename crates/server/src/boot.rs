@@ -142,7 +142,7 @@ pub fn start(
     if let Some(files) = key_files {
         files
             .watch(&assembled.shared.clients.credentials, &watching_logger)
-            .map_err(|error| StartError::Thread { what: "the thread that looks at key files", error })?;
+            .map_err(|error| StartError::Thread { what: "the thread that checks the key files", error })?;
     }
     serve(assembled, tls, listeners, listening, stop_wanted)
 }
@@ -363,8 +363,8 @@ fn warn_of_file_systems(logger: &Logger, disk: &dyn Disk, dirs: [Option<&Path>; 
     for dir in dirs.into_iter().flatten() {
         let Some(file_system) = disk.writes_elsewhere(dir) else { continue };
         logger.warn(
-            "this file system never overwrites data in place, so no space can be reserved for a full disk; \
-             leave some space free, or keep the data on ext4 or XFS",
+            "this file system never overwrites data in place, so the member cannot reserve space for the time when \
+             the disk is full; leave some space free, or keep the data on ext4 or XFS",
             &[("directory", Value::Display(&dir.display())), ("file-system", Value::Str(file_system))],
         );
     }

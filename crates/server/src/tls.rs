@@ -304,8 +304,8 @@ fn load(
 ) -> Result<Tls, TlsError> {
     if settings.client_cert_auth && settings.trusted_ca_file.is_none() {
         logger.warn(
-            "certificates of all the system's authorities are accepted; name your own authority with \
-             --trusted-ca-file or --peer-trusted-ca-file",
+            "client certificates issued by any authority that the operating system trusts are accepted; name your own \
+             authority with --trusted-ca-file or --peer-trusted-ca-file",
             &[("side", Value::Str(side.name()))],
         );
     }

@@ -52,7 +52,8 @@ impl fmt::Display for AloneError {
             ),
             AloneError::Refused { own, changed, status } => write!(
                 f,
-                "member {own:x} cannot form a new cluster: the change of member {changed:x} is refused: {status}"
+                "member {own:x} cannot form a new cluster: this requires a membership change of member {changed:x}, \
+                 which is refused: {status}"
             ),
         }
     }

@@ -240,7 +240,7 @@ pub fn open(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
     open_or_refuse(opening).inspect_err(|error| {
         if opening.options.unsafe_no_fsync && error.is_damage() {
             opening.logger.error(
-                "the member runs with --unsafe-no-fsync, which can leave files in this state when the \
+                "the member's files are damaged, and it runs with --unsafe-no-fsync, which can cause that when the \
                  machine stops: acknowledged writes may be lost; rebuild the member from the others with \
                  `mainstay rebuild`, or restore its data directory from a backup if it is the only one",
                 &[("found", Value::Str(&error.to_string()))],
@@ -272,7 +272,7 @@ fn open_or_refuse(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
     open_found(opening, found, lock).inspect_err(|_| {
         if is_new && let Err(why) = etcd_beside::let_in(&**disk, &options.data_dir, was_noted) {
             opening.logger.warn(
-                "cannot remove the files that keep etcd from starting on this directory, although it holds no member",
+                "this directory holds no member, but the files that keep etcd from starting on it cannot be removed",
                 &[("error", Value::Str(&why.to_string()))],
             );
         }

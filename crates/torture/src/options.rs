@@ -231,7 +231,7 @@ const FLAGS: &[Flag] = &[
     Flag {
         name: "out",
         value: "DIR",
-        text: "output directory, which must not exist or be empty (default: torture-TIME in the working directory)",
+        text: "output directory, which must be empty or must not exist yet (default: torture-TIME in the working directory)",
         set: |o, v| path(v).map(|path| o.out = path),
     },
     Flag {

@@ -89,7 +89,8 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
         // The guard files beside etcd's log still prevent a start of etcd, and the next start of the member
         // tries again.
         session.notices.warn(
-            "cannot replace member/snap with a file; the files in etcd's log directory keep etcd from starting",
+            "cannot replace member/snap with a file that keeps etcd from starting; the files in etcd's log \
+             directory still do so",
             &[("error", why.to_string().into())],
         );
     }

@@ -29,8 +29,11 @@ const DATA_DIR: Flag<String> =
     Flag::text("data-dir", "", "Required. Path to the data directory, which must not be in use");
 const RELEASE: Flag<String> =
     Flag::text("release", "3.7", "Release of etcd that will serve the output (3.5, 3.6, 3.7)");
-const TO: Flag<String> =
-    Flag::text("to", "", "Required. Path to the output data directory, which must not exist or be empty");
+const TO: Flag<String> = Flag::text(
+    "to",
+    "",
+    "Required. Path to the output data directory, which must be empty or must not exist yet",
+);
 
 pub(crate) const EXPORT: Command<Run> = Command {
     name: "export",

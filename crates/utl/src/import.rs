@@ -38,8 +38,11 @@ use crate::{Session, etcd_dir};
 
 const DATA_DIR: Flag<String> =
     Flag::text("data-dir", "", "Required. Path to the etcd data dir, not in use by etcd");
-const TO: Flag<String> =
-    Flag::text("to", "", "Required. Path to the output data directory, which must not exist or be empty");
+const TO: Flag<String> = Flag::text(
+    "to",
+    "",
+    "Required. Path to the output data directory, which must be empty or must not exist yet",
+);
 const TO_WAL_DIR: Flag<String> = Flag::text(
     "to-wal-dir",
     "",
@@ -654,7 +657,7 @@ fn change_of_users(request: &InternalRaftRequest) -> Option<&'static str> {
         (request.auth_status.is_some(), "the state of authentication"),
         (request.auth_user_add.is_some(), "a user"),
         (request.auth_user_delete.is_some(), "a user to be deleted"),
-        (request.auth_user_get.is_some(), "what a user may do"),
+        (request.auth_user_get.is_some(), "the permissions of a user"),
         (request.auth_user_change_password.is_some(), "another password"),
         (request.auth_user_grant_role.is_some(), "a role for a user"),
         (request.auth_user_revoke_role.is_some(), "a role to be taken from a user"),
@@ -662,7 +665,7 @@ fn change_of_users(request: &InternalRaftRequest) -> Option<&'static str> {
         (request.auth_role_list.is_some(), "the roles"),
         (request.auth_role_add.is_some(), "a role"),
         (request.auth_role_delete.is_some(), "a role to be deleted"),
-        (request.auth_role_get.is_some(), "what a role may do"),
+        (request.auth_role_get.is_some(), "the permissions of a role"),
         (request.auth_role_grant_permission.is_some(), "a permission for a role"),
         (request.auth_role_revoke_permission.is_some(), "a permission to be taken from a role"),
     ];

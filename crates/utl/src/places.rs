@@ -27,7 +27,7 @@ pub fn refuse_other(data_dir: &Path) -> Result<(), Failure> {
         Some(above) if is_part => {
             let above = if above.as_os_str().is_empty() { Path::new(".") } else { above };
             Err(Failure::error(format!(
-                "{name} is part of a data directory: use that one, --data-dir {}",
+                "{name} is only a part of a data directory: give the whole directory, --data-dir {}",
                 above.display()
             )))
         }

@@ -36,7 +36,7 @@ impl WalDir {
         let goes_up = |path: &Path| path.components().any(|part| part == std::path::Component::ParentDir);
         if goes_up(&wal_dir) || goes_up(&data_dir) {
             return Err(Failure::bad_args(format!(
-                "--{wal_flag} and --{data_flag} are named without \"..\" when both are given"
+                "--{wal_flag} and --{data_flag} must not contain \"..\" when both are given"
             )));
         }
         if data_dir.starts_with(&wal_dir) {

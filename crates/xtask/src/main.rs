@@ -23,11 +23,11 @@ use std::process::{Command, ExitCode};
 
 const USAGE: &str = "usage: cargo xtask VERB
 
-  proto           write crates/api/src/proto/*.rs anew from crates/api/proto/*.proto
+  proto           regenerate crates/api/src/proto/*.rs from crates/api/proto/*.proto
   proto --check   say whether they are up to date, and change nothing
-  console         write crates/console/src/table.rs anew: the files of crates/console/assets
+  console         regenerate crates/console/src/table.rs, the list of the files of crates/console/assets
   console --check say whether it is up to date, and change nothing
-  crates          write anew which crate uses which, in ARCHITECTURE.md
+  crates          regenerate the list of which crate uses which, in ARCHITECTURE.md
   circles         say whether files of a crate use each other in large circles, and which use to turn around
   dependencies    say whether all that is taken from others may be used: licences, sources, versions
   dashboards      write the dashboard, rules, alerts, runbook and docs/metrics.md from the table of metrics

@@ -11,7 +11,7 @@ const TOTAL: Flag<i64> = Flag::int("total", "100", "Total number of logins");
 const USERS: Flag<i64> = Flag::int(
     "users",
     "0",
-    "Number of users to log in as, in turn: the name in --user followed by 0, 1, ..., with its password (0 means only that user)",
+    "Number of users that log in in turn, all with the password in --user. Their names are the name in --user followed by 0, 1, ...; 0 means only the user in --user itself",
 );
 const RATE: Flag<i64> = rate("Maximum logins per second (0 is no limit)");
 

@@ -20,7 +20,7 @@ const SERVER_KEY: Flag<String> = Flag::text("server-key", "", "key of --server-c
 pub(super) const RESPONDER: Command<Run> = Command {
     name: "responder",
     usage: "responder",
-    about: "Answer every request at once, without doing any work",
+    about: "Answer every request immediately, without doing any work",
     flags: &[LISTEN.row(), VAL_SIZE.row(), SERVER_CERT.row(), SERVER_KEY.row()],
     example: "  bench responder --listen 127.0.0.1:12379",
     run: Some(Run::of(responder).without(&[

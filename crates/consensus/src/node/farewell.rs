@@ -37,7 +37,8 @@ pub(super) struct Farewell {
 }
 
 impl Farewell {
-    /// Returns the state of a leader that has applied its removal, which is committed at this index.
+    /// Returns the state of a leader that has applied its own removal. `index` is the commit index at this time,
+    /// so a member that has it knows the removal.
     pub(super) fn new(index: Index, change: ConfChange) -> Farewell {
         Farewell { index, told: BTreeSet::new(), said: BTreeMap::new(), change }
     }

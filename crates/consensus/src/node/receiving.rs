@@ -175,7 +175,8 @@ impl Node {
             self.early_changes.clear();
         } else if !self.raw.raft.has_pending_conf() && self.transferring().is_none() {
             let message = self.early_changes.remove(0);
-            // A dropped change counts as lost by the network.
+            // If raft drops this forwarded membership change, it is as if the network had lost it, so the
+            // error is ignored.
             let _ = self.raw.raft.step(message);
         }
     }

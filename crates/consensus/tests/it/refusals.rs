@@ -137,13 +137,13 @@ fn what_never_comes_from_a_peer() {
         raftpb::Message { to: Some(9), ..beat() },
         "a message to 9, which is not this member",
     );
-    refused(follower(), raftpb::Message { from: None, ..beat() }, "a message from nobody");
+    refused(follower(), raftpb::Message { from: None, ..beat() }, "a message without a sender");
     refused(follower(), raftpb::Message { from: Some(1), ..beat() }, "a message from this member itself");
     refused(follower(), raftpb::Message { term: None, ..beat() }, "MsgHeartbeat without a term");
     refused(
         follower(),
         raftpb::Message { term: Some(u64::MAX), ..beat() },
-        "a term or an index beyond all measure",
+        "a term or an index that is impossibly large",
     );
 }
 
@@ -170,7 +170,7 @@ fn appends() {
     refused(follower(), append(0, 0, vec![entry(1, 0)]), "entry 1 of term 0 after one of term 0");
     refused(follower(), append(10, 4, vec![]), "an append of term 3 after an entry of term 4");
     let huge = raftpb::Message { commit: Some(u64::MAX), ..append(10, 2, vec![]) };
-    refused(follower(), huge, "a term or an index beyond all measure");
+    refused(follower(), huge, "a term or an index that is impossibly large");
 
     let typed = |kind, data: &'static [u8]| raftpb::Entry {
         r#type: Some(kind),

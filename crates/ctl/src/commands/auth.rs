@@ -52,7 +52,8 @@ fn no_arguments(call: &Call, name: &str) -> Result<(), Failure> {
     Err(Failure::bad_args(format!("auth {name} command does not accept any arguments")))
 }
 
-/// If the role `root` is missing, creates it, grants it to the user `root`, and retries.
+/// Enables authentication. If the server refuses because the role `root` is missing, creates the role, grants it
+/// to the user `root`, and tries once more.
 pub(super) async fn enable(call: &Call) -> Result<(), Failure> {
     no_arguments(call, "enable")?;
     let connection = call.connect().await?;

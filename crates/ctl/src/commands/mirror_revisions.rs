@@ -51,7 +51,8 @@ pub(super) const REPORT_INTERVAL: Duration = Duration::from_secs(30);
 /// Largest number of transactions in flight. Fewer are used for a destination that applies them in another
 /// order than they were sent, as etcd does: there most of them would arrive too early.
 const WINDOW: usize = 64;
-/// Pause before transactions are sent again whose outcome is unknown, or which arrived too early.
+/// Pause before a retry: of transactions that arrived too early or whose outcome is unknown, and of a watch at a
+/// member without a leader.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Number of rounds without progress and without a connection failure after which another client is assumed
 /// to write to the destination.

@@ -62,7 +62,7 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
         RULE.name,
         "too many watches or leases on one connection",
         "A connection is served one message at a time: events and renewals arrive late, and if it breaks, \
-         everything on it starts again at once.",
+         everything on it starts again at the same time.",
         &[
             "watch a prefix instead of each key",
             "attach keys to one lease if they are to be deleted together",

@@ -54,7 +54,7 @@ fn to_mainstay(step: &mut NextStep, back: Option<(u32, u32)>) {
     let api_version = back.map(|back| format!(" --api-version={}", shown(back))).unwrap_or_default();
     step.commands.push(format!("mainstay FLAGS{api_version}"));
     step.notes.push(
-        "On that member's machine; what matters is that etcd gets SIGTERM and exits. FLAGS are etcd's, with the same data directory."
+        "On that member's machine. Stop etcd in any way that sends it SIGTERM and lets it exit. FLAGS are etcd's, with the same data directory."
             .to_owned(),
     );
     if let Some(back) = back {

@@ -104,7 +104,8 @@ struct Verifying {
     key: Verifier,
     /// Hash of the key, to compare it with another key.
     id: [u8; 32],
-    /// Counter that is 0 until the key is removed. The holders of tokens that this key has verified share it.
+    /// 0 while the key is in use; incremented when it is removed. Shared with the holder of each token that this
+    /// key has verified, which becomes invalid by that.
     gone: Arc<AtomicU64>,
 }
 
@@ -498,7 +499,7 @@ fn private_of(bytes: &[u8]) -> Option<(Option<KeyFormat>, Private<'_>)> {
     match key.peek()? {
         // PKCS#1: the modulus follows the version.
         der::INTEGER => Some((Some(KeyFormat::Pkcs1), Private::Rsa(bytes))),
-        // SEC1: the scalar follows version 1.
+        // SEC1: the version, which is 1, is followed by the private scalar.
         der::OCTET_STRING if version == [1] => Some((Some(KeyFormat::Sec1), read_sec1(key, None)?)),
         // PKCS#8: the algorithm follows the version.
         der::SEQUENCE => {

@@ -81,7 +81,7 @@ impl Held {
             || !(Revision::NEVER_COMPACTED..=MAX).contains(&held.compacted_min)
             || held.compacted_max < held.compacted_min
         {
-            return Err(Malformed("a state that nobody can have"));
+            return Err(Malformed("a state that no member can have"));
         }
         Ok(held)
     }

@@ -542,7 +542,7 @@ fn every_cut_and_every_flipped_bit_is_refused() {
         assert!(take(damaged.into()).is_err(), "bit {bit}");
     }
     let longer = Bytes::from([all.as_ref(), &[0]].concat());
-    let expected = Malformed("something behind the end of the transfer");
+    let expected = Malformed("data after the end of the transfer");
     assert_eq!(take(longer).err(), Some(RestoreError::Malformed(expected)));
     // A corrupt length must not allocate memory.
     let mut huge = all.to_vec();

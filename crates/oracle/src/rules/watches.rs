@@ -171,7 +171,7 @@ impl Judge<'_> {
             // A progress notification said that the revision has no events for this watch, and the store
             // agrees.
             return self
-                .find(Kind::WatchWrong, format!("told of revision {revision}, which has nothing for it"));
+                .find(Kind::WatchWrong, format!("received revision {revision}, which has no event for it"));
         } else {
             format!("told revision {revision} again after {}", self.told)
         };
@@ -194,15 +194,19 @@ impl Judge<'_> {
             }
             if !concerns(self.watch, key, event.deleted) {
                 let what = if event.deleted { "deletion" } else { "put" };
-                let text =
-                    format!("was told of the {what} of {} at revision {revision}, not asked for", show(key));
+                let text = format!(
+                    "received the {what} of {} at revision {revision}, which it had not requested",
+                    show(key)
+                );
                 self.find(Kind::WatchWrong, text);
                 continue;
             }
             match expected.iter().find(|change| *change.key == *key) {
                 None => {
-                    let text =
-                        format!("told of key {} at revision {revision}, which did not change it", show(key));
+                    let text = format!(
+                        "received an event of key {} at revision {revision}, which did not change it",
+                        show(key)
+                    );
                     self.find(Kind::WatchWrong, text);
                 }
                 Some(change) if !is_told_rightly(event, change) => {
@@ -258,7 +262,7 @@ impl Judge<'_> {
         };
         if !fine {
             let text = format!(
-                "told of key {} at revision {revision} the previous value {told:?}; it was {before:?}{}",
+                "received {told:?} as the previous value of key {} at revision {revision}; it was {before:?}{}",
                 show(&event.kv.key),
                 if self.watch.prev_kv { "" } else { ", and was not asked for" }
             );

@@ -45,7 +45,8 @@ const TRANSACTION_MAX: usize = 128;
 const TRANSACTION_BYTES_MAX: usize = 1 << 20;
 /// Largest number of ranges of one write that are compared with each key. All shards wait during the comparison.
 const COMPARED_MAX: usize = 128;
-/// Time for which a key is not claimed again after another proxy asked for it, or had it. Source: etcd's leasing.
+/// Time for which this proxy does not claim a key after its claim was refused or another proxy asked for the
+/// key. Source: etcd's leasing.
 const REFUSED: Duration = Duration::from_secs(2);
 /// Largest number of remembered keys that must not be claimed for now.
 const REFUSED_MAX: usize = 10_000;

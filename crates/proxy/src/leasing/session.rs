@@ -158,7 +158,8 @@ impl Leasing {
         }
     }
 
-    /// Deletes the leasing keys of keys that were left, until the deletion fails for too long.
+    /// Deletes the leasing keys of the keys whose ownership this proxy has given up. Returns when no deletion
+    /// has succeeded for [`DELETE_LIMIT`], or when a single deletion is too large.
     async fn delete_left(&self, members: &Members, lease: i64) -> Status {
         let mut limit = CHUNK;
         loop {

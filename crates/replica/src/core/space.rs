@@ -106,8 +106,8 @@ impl Survey<'_> {
         if self.room.is_tight(self.log) { live < used - used / 4 } else { live < used / 2 }
     }
 
-    /// Returns the segments whose few live values should be moved; a durable checkpoint has the entries up to
-    /// `saved_through`.
+    /// Returns the segments that have so few live values that these should be moved out. Only segments whose
+    /// entries are all in a durable checkpoint are considered; `saved_through` is its last entry.
     pub fn worth_emptying(&self, saved_through: Index) -> Vec<u32> {
         let usage = self.machine.usage();
         let live = |seq: u32| usage.get(&seq).map_or(0, moved_bytes);

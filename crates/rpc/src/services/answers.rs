@@ -547,7 +547,7 @@ pub(super) async fn delete_range(
 /// must not take it for a refused write, which `required revision has been compacted` would suggest.
 const WRITTEN: Status = Status::new(
     Code::Unavailable,
-    "mainstay: the write was carried out, but what it read was removed before it could be answered",
+    "mainstay: the write was carried out, but the values that it read were removed before it could be answered",
 );
 
 /// Returns the error for a write that was carried out, if its response fails with `status`.

@@ -1021,5 +1021,9 @@ fn a_reader_that_takes_too_long_is_overtaken() {
         assert_eq!(take(&mut answer, &mut taken, usize::MAX), Err(error::COMPACTED), "{request:?}");
     }
     let trace = world.post.lock().expect("nobody panicked").trace.concat();
-    assert!(trace.contains("ended readers that delayed the removal of compacted revisions for too long"));
+    assert!(
+        trace.contains(
+            "aborted long-running reads that delayed the removal of compacted revisions for too long"
+        )
+    );
 }

@@ -63,9 +63,9 @@ group! {
         request_duration: Labelled<Histogram> = "etcd_server_request_duration_seconds" ["type", "success"] exp(0.001, 2.0, 14), "Time that a request spends in the server.";
         stages: Labelled<Histogram> = "mainstay_request_stage_seconds" ["stage"] exp(0.000001, 2.0, 24), "Time of each stage of puts, deletes, transactions, ranges and other calls, for one call out of mainstay_request_stage_sampling, picked at random.";
         stage_sampling: Gauge = "mainstay_request_stage_sampling", "Number of calls of which one is measured in stages: 64, or 1 with --metrics=extensive.";
-        heavy_requests: Labelled<Gauge> = "mainstay_heavy_requests_per_second" ["subject", "name"], "Request rate of the prefixes, users and clients that take at least a hundredth of the total, over the last minutes, from sampled requests; only with --metrics-heavy-hitters, and prefixes and users only while authentication is off.";
-        heavy_bytes: Labelled<Gauge> = "mainstay_heavy_bytes_per_second" ["subject", "name"], "Bytes per second of requests and answers, for the prefixes, users and clients that take most, like mainstay_heavy_requests_per_second.";
-        heavy_time: Labelled<Gauge> = "mainstay_heavy_milliseconds_per_second" ["subject", "name"], "Milliseconds per second that requests are in progress, for the prefixes, users and clients that take most, like mainstay_heavy_requests_per_second; 1000 means one request in progress all the time.";
+        heavy_requests: Labelled<Gauge> = "mainstay_heavy_requests_per_second" ["subject", "name"], "Request rate of the prefixes, users and clients that account for at least a hundredth of the total, over the last minutes, from sampled requests; only with --metrics-heavy-hitters, and prefixes and users only while authentication is off.";
+        heavy_bytes: Labelled<Gauge> = "mainstay_heavy_bytes_per_second" ["subject", "name"], "Bytes per second of requests and answers, for the prefixes, users and clients that account for the most, like mainstay_heavy_requests_per_second.";
+        heavy_time: Labelled<Gauge> = "mainstay_heavy_milliseconds_per_second" ["subject", "name"], "Milliseconds per second that requests are in progress, for the prefixes, users and clients that account for the most, like mainstay_heavy_requests_per_second; 1000 means one request in progress all the time.";
         alarms: Labelled<Gauge> = "etcd_debugging_server_alarms" ["server_id", "alarm_type"], "1 for each raised alarm.";
         watch_send_stream: Histogram = "etcd_debugging_server_watch_send_loop_watch_stream_duration_seconds" exp(0.001, 2.0, 14), "Time to send one response with events to a watch stream.";
         watch_send_event: Histogram = "etcd_debugging_server_watch_send_loop_watch_stream_duration_per_event_seconds" exp(0.001, 2.0, 14), "Time to send one response with events to a watch stream, divided by the number of its events.";
@@ -119,7 +119,7 @@ group! {
     LongReadMetrics {
         open: Gauge = "mainstay_long_reads", "Large ranges, snapshots, hashes, checkpoints and watches that fell behind; the revisions that they read are not removed.";
         oldest: Gauge = "mainstay_long_reads_oldest_seconds", "Age of the oldest read counted by mainstay_long_reads.";
-        overtaken: Counter = "mainstay_long_reads_overtaken_total", "Readers that were ended because they delayed the removal of compacted revisions for too long.";
+        overtaken: Counter = "mainstay_long_reads_overtaken_total", "Long-running reads that were aborted because they delayed the removal of compacted revisions for too long.";
     }
 }
 

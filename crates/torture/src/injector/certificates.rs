@@ -247,7 +247,7 @@ impl Injector<'_> {
         };
         while !says(self.cluster) {
             if Instant::now() > deadline {
-                let text = format!("nobody refuses m{at}, whose certificate {serial} is revoked");
+                let text = format!("no member refuses m{at}, although its certificate {serial} is revoked");
                 self.chronicle.trouble("intruder", text);
                 break;
             }

@@ -39,7 +39,7 @@ impl Injector<'_> {
     pub(super) fn partition_all(&mut self, bar: usize) -> io::Result<()> {
         let all = self.all();
         let cut = self.kind_of_cut();
-        self.tell(bar, &all, &format!("everybody alone ({})", words(cut)));
+        self.tell(bar, &all, &format!("every member cut off from all others ({})", words(cut)));
         for from in 0..self.cluster.size() {
             for to in 0..self.cluster.size() {
                 self.cut(from, to, cut)?;

@@ -20,7 +20,7 @@ impl Injector<'_> {
         let text = match off {
             Known::Done => "authentication is off",
             Known::Refused => "authentication stays on",
-            Known::Unknown => "nobody knows whether authentication is off",
+            Known::Unknown => "it is unknown whether authentication is off",
         };
         self.tell(bar, &[at], text);
         self.last();

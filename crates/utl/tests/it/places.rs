@@ -16,8 +16,9 @@ fn a_command_that_is_pointed_at_another_place_says_what_is_there_and_what_to_do(
     let (below, beside) =
         (format!("{snap}/x"), "is a file that keeps etcd from starting on a directory of Mainstay");
     let not_data = "is a file: name the --data-dir of a member";
-    let part = format!("is part of a data directory: use that one, --data-dir {data}");
-    let etcds_part = format!("is part of a data directory: use that one, --data-dir {}", text(&etcds));
+    let part = format!("is only a part of a data directory: give the whole directory, --data-dir {data}");
+    let etcds_part =
+        format!("is only a part of a data directory: give the whole directory, --data-dir {}", text(&etcds));
     let cases: &[(&[&str], &[&str])] = &[
         (
             &["import", "--data-dir", data, "--to", to],

@@ -241,7 +241,7 @@ fn a_log_apart_comes_to_be_with_its_data_directory_or_not_at_all() {
         (to.join("wal"), "choose a directory below its \"member\""),
         (to.clone(), "is inside"),
         (dir.join(""), "--data-dir is inside --wal-dir"),
-        (to.join("member/../wal"), "without \"..\""),
+        (to.join("member/../wal"), "must not contain \"..\""),
     ] {
         let refusal = utl(&with(&args, &wal)).err;
         assert!(refusal.contains(expected) || refusal.contains("exists"), "{}: {refusal}", wal.display());

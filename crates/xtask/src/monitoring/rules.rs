@@ -291,7 +291,7 @@ pub const ALERTS: &[Alert] = &[
         expression: "instance:etcd_disk_wal_fsync_duration_seconds:p99_5m > 0.5",
         summary: "{{ $labels.instance }}: one sync of the log in a hundred takes {{ $value | humanizeDuration }}",
         meaning: "At the election timeout (1 s by default), a leader with such a disk transfers leadership, and clients see timeouts.",
-        remedy: "As for MainstaySlowSync, but at once. `etcdctl move-leader` moves leadership to a member with a sound disk.",
+        remedy: "As for MainstaySlowSync, but without delay. `etcdctl move-leader` moves leadership to a member with a sound disk.",
         fires: &[
             ("etcd_disk_wal_fsync_duration_seconds_bucket{job=\"m\",instance=\"a\",le=\"0.512\"}", "0x60"),
             ("etcd_disk_wal_fsync_duration_seconds_bucket{job=\"m\",instance=\"a\",le=\"1.024\"}", "0+60x60"),
@@ -434,7 +434,7 @@ pub const ALERTS: &[Alert] = &[
         holds: "10m",
         expression: "process_open_fds{job=~\".*(mainstay|etcd).*\"} / process_max_fds{job=~\".*(mainstay|etcd).*\"} > 0.8",
         summary: "{{ $labels.instance }} has {{ $value | humanizePercentage }} of its allowed files open",
-        meaning: "Connections beyond the limit are closed at once.",
+        meaning: "Connections beyond the limit are closed immediately.",
         remedy: "See \"Open files\": raise the limit (`LimitNOFILE` of the unit), or find the client with too many connections \
                  (`mainstay doctor`) and limit it (`--max-connections-per-address`).",
         fires: &[
@@ -632,7 +632,8 @@ pub fn runbook() -> String {
     let mut text = String::new();
     for alert in ALERTS {
         let severity = if alert.severity == "critical" { "Critical" } else { "Warning" };
-        let holds = if alert.holds == "0m" { "at once".to_owned() } else { format!("after {}", alert.holds) };
+        let holds =
+            if alert.holds == "0m" { "immediately".to_owned() } else { format!("after {}", alert.holds) };
         let _ = write!(
             text,
             "\n### {}\n\n{}\n\n{}\n",

@@ -7,7 +7,7 @@ use crate::migrate::survey::Survey;
 
 pub const RULE: MigrationRule = MigrationRule {
     name: "not-each-once",
-    about: "members of the cluster that were not checked, or more than once",
+    about: "members of the cluster that were not checked, or were checked more than once",
     judge,
 };
 

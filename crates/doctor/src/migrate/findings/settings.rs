@@ -43,7 +43,7 @@ fn judge(survey: &Survey) -> Option<Finding> {
     facts.found(
         RULE.name,
         "some settings cannot be taken over unchanged",
-        "With a setting that Mainstay refuses, the start fails at once; the others are named in its log and have no effect.",
+        "A setting that Mainstay refuses makes the start fail immediately; the others are named in its log and have no effect.",
         &[
             "change the file before the step; docs/flags.md lists every setting and its effect",
             "keep a copy of the file if etcd's own binary must start with it again",

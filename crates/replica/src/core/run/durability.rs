@@ -401,7 +401,7 @@ impl Core {
         if removable.overtaken > 0 {
             self.shared.diagnostics.metrics.long_reads.overtaken.add(removable.overtaken as u64);
             self.logger.warn(
-                "ended readers that delayed the removal of compacted revisions for too long",
+                "aborted long-running reads that delayed the removal of compacted revisions for too long",
                 &[("readers", Value::Uint(removable.overtaken as u64)), ("revision", Value::Int(wanted.0))],
             );
         }
