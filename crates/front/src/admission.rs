@@ -202,8 +202,8 @@ fn examine(
     Ok(RequestKind::Call { method: method.id, kind: method.kind, timeout, gzip, requires_leader })
 }
 
-/// Returns true for an HTTP/2 request that etcd answers like an HTTP/1 request. Without TLS, etcd passes
-/// every HTTP/2 connection to gRPC.
+/// Returns true for an HTTP/2 request that etcd answers like an HTTP/1 request. Only connections with TLS
+/// have such requests: without TLS, etcd passes every HTTP/2 connection to gRPC.
 fn is_page(from: &Origin, content_type: Option<&[u8]>) -> bool {
     from.is_tls
         && match from.serves {

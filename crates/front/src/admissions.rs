@@ -121,8 +121,8 @@ impl Admissions {
     /// Checks all connections after `every` and after each reload, until the front is dropped.
     pub(crate) async fn watch(&self, every: Duration, mut reloads: watch::Receiver<u64>) {
         loop {
-            // On a timeout the periodic check is due; on a change, the reload check. An inner error means that
-            // the front is gone.
+            // A timeout means that the periodic check is due, and a change that files were reloaded. An inner
+            // error means that the front was dropped.
             if let Ok(Err(_)) = tokio::time::timeout(every, reloads.changed()).await {
                 return;
             }

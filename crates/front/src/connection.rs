@@ -67,7 +67,7 @@ pub(crate) fn engine_options(options: &Options) -> http2::Options {
         output_bytes_max: OUTPUT_BYTES_MAX,
         limits: Limits {
             early_resets: EARLY_RESETS,
-            // `PingPolicy` judges pings instead.
+            // The engine does not limit pings, because `PingPolicy` does.
             pings: Rate::new(u32::MAX, 0),
             block_bytes_max: defaults.block_bytes_max.max(list_bytes.saturating_add(list_bytes / 4)),
             ..defaults
@@ -86,9 +86,11 @@ struct Work {
     ready: Vec<u32>,
     /// Unary calls whose message was completed by a later frame.
     gathered: Vec<Key>,
-    /// Requests that wait for room among the answers, oldest first. Some may have ended.
+    /// Requests that wait until the connection's queued answers are below their limit, oldest first. Some may
+    /// have ended.
     waiting: VecDeque<Key>,
-    /// Calls whose answers wait for room among the answers, oldest first. Some may have ended.
+    /// Calls whose answers wait until the connection's queued answers are below their limit, oldest first.
+    /// Some may have ended.
     finished: VecDeque<Key>,
     /// Number of calls begun in this round.
     begun: usize,
@@ -144,8 +146,8 @@ pub(crate) struct Connection {
     calls: Calls,
     /// Allocated while the connection is in use, freed when it goes idle.
     work: Option<Box<Work>>,
-    /// True if reading from the client was suspended, because it takes no output, at some time since the last
-    /// stall check.
+    /// True if at some time since the last stall check the client was not read from, because it did not read
+    /// its output.
     was_deaf: bool,
     /// Set once the client has sent a PING.
     ping_policy: Option<Box<PingPolicy>>,
@@ -339,7 +341,7 @@ impl Connection {
             around.http2.borrow_mut().gather();
             if around.http2.borrow_mut().output().len() >= OUTPUT_BYTES_MAX {
                 goes_on |= self.flush(socket)?;
-                // The client takes output again, so it is read from again.
+                // The client reads its output again, so its input is read again too.
                 goes_on |= matches!(took, InputOutcome::Blocked) && !around.http2.borrow().is_blocked();
             } else {
                 goes_on |= self.wake_writable();
@@ -362,12 +364,12 @@ impl Connection {
         self.work.as_ref().is_some_and(|work| !work.ready.is_empty() || !work.gathered.is_empty())
     }
 
-    /// Returns true if calls wait for room among the answers.
+    /// Returns true if calls wait until the connection's queued answers are below their limit.
     fn has_waiting(&self) -> bool {
         self.work.as_ref().is_some_and(|work| !work.finished.is_empty() || !work.waiting.is_empty())
     }
 
-    /// Sends answers that waited for room.
+    /// Sends answers that waited until the connection's queued answers were below their limit.
     fn send_finished(&mut self) {
         while self.around.has_room()
             && !self.around.turn_work.is_enough()
@@ -474,7 +476,7 @@ impl Connection {
         }
     }
 
-    /// Returns true if output waits for the client to take it.
+    /// Returns true if output waits for the client to read it.
     fn holds_unsent(&self) -> bool {
         let mut http2 = self.around.http2.borrow_mut();
         let is_held_back = self.pongs_due().is_some();

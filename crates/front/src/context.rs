@@ -14,8 +14,8 @@ use crate::turn::Turn;
 use accounting::Account;
 
 /// Work of a connection's turn, in bytes: decompressed messages, compressed answers, pieces of answers, and
-/// data that services examined. All calls follow the same rule, since for waiting connections the kind of
-/// work does not matter.
+/// data that services examined. All kinds count alike, because connections that wait for their turn are
+/// delayed by any of them.
 #[derive(Debug, Default)]
 pub(crate) struct TurnWork {
     bytes: Cell<u32>,
@@ -55,9 +55,9 @@ pub(crate) struct ConnectionContext {
     /// Wakes the connection through [`Self::turn`] when its transport is ready.
     pub(crate) transport_waker: Waker,
     pub(crate) shard: Rc<ShardState>,
-    /// Account of the connection, charged to the server's budget. It counts separately what
-    /// [`crate::ledger::Charge`] holds: request bytes in assembly and in unanswered unary calls, answers that
-    /// wait for room, and a fixed amount per call in flight.
+    /// Account of the connection, charged to the server's budget. It counts separately the bytes of
+    /// [`crate::ledger::Charge`]: requests being assembled, unanswered unary calls, answers that wait to be
+    /// queued, and a fixed amount per call in flight.
     pub(crate) account: Rc<Account>,
     /// Bytes charged for data queued in streams, in both directions.
     waiting_charged: Cell<usize>,
@@ -82,8 +82,8 @@ impl ConnectionContext {
         self.account.spend_work(bytes);
     }
 
-    /// Counts the data that the service examined for a call as work of the turn. It is already subtracted
-    /// from the work left.
+    /// Counts the data that the service examined for a call as work of the turn. The service has already
+    /// subtracted it from the work left.
     pub(crate) fn note_examined(&self) {
         self.turn_work.add(self.account.take_looked_at());
     }
@@ -122,14 +122,14 @@ impl ConnectionContext {
         http2.queued_bytes() + http2.queued_pieces() * PIECE_BYTES
     }
 
-    /// Returns true if the queued answers leave room for another answer.
+    /// Returns true if another answer may be queued: the queued answers are below their limit.
     pub(crate) fn has_room(&self) -> bool {
         self.answers_bytes() < self.shard.options.answer_bytes_max
     }
 
     /// Charges the bytes that are queued in streams now: answers for the client, and request bytes that were
-    /// not consumed. Must be called whenever either may have changed. Shared answer bytes are already charged
-    /// elsewhere.
+    /// not consumed. Must be called whenever one of these numbers may have changed. Shared answer bytes are
+    /// already charged elsewhere.
     pub(crate) fn charge_waiting(&self) {
         let received = self.http2.borrow().unreleased_bytes() as usize;
         let now = self.answers_bytes() - self.http2.borrow().queued_shared_bytes() + received;

@@ -28,8 +28,8 @@ use crate::shard_state::ShardState;
 use accounting::ShardCounters;
 use accounting::{Account, Held};
 
-/// Value that a service keeps per HTTP/1 connection; `None` until the service stores one. For an HTTP/2
-/// connection the value from [`crate::Service::connected`] takes this role and is stored elsewhere.
+/// Value that a service keeps per HTTP/1 connection; `None` until the service stores one. On an HTTP/2
+/// connection, the value from [`crate::Service::connected`] is used instead, and the connection stores it.
 pub(crate) type ConnectionValue = Rc<RefCell<Option<Box<dyn Any>>>>;
 
 /// Request that is not a gRPC call.

@@ -161,9 +161,9 @@ fn poll_ahead<S: Transport>(
     ahead.borrow_mut().poll_fill(&mut socket, cx, AHEAD_BYTES_MAX, |cx| share.poll(cx))
 }
 
-/// Bytes that a connection may read and write before other connections have their turn. Input may be cheap to
-/// send and expensive to decrypt, and answers may be long. All readers and writers of the connection use the
-/// same share.
+/// Bytes that a connection may read and write before other connections have their turn. Reads count because
+/// decrypting input costs much more than sending it costs the client; writes count because answers may be
+/// long. All readers and writers of the connection use the same share.
 struct Share<S> {
     socket: Rc<RefCell<Socket<S>>>,
     shard: Rc<ShardState>,
@@ -187,8 +187,8 @@ impl<S: Transport> Share<S> {
     }
 }
 
-/// Socket adapter for hyper. A flush by hyper really writes, and other connections get their turn; hyper
-/// alone would continue as long as the client does.
+/// Socket adapter for hyper. A flush by hyper writes to the socket, and then other connections get their
+/// turn; without this limit hyper would continue for as long as the client keeps sending.
 struct Hyper<S> {
     socket: SharedSocket<S>,
     ahead: Rc<RefCell<ReadAhead>>,

@@ -50,7 +50,7 @@ impl Inbound {
     }
 
     /// Returns the next message; `None` when the client has closed its side. Fails if a message is too large
-    /// or malformed, if the stream is cut inside a message, or if the client is gone. Cancel safe.
+    /// or malformed, if the stream is cut inside a message, or if the client has disconnected. Cancel safe.
     pub async fn next(&mut self) -> Result<Option<Bytes>, Status> {
         poll_fn(|cx| self.poll_next(cx)).await
     }
@@ -77,7 +77,7 @@ impl Inbound {
 }
 
 impl Wire {
-    /// Raises the charge for the incomplete message to `announced` bytes.
+    /// Raises the charge for the incomplete message to its announced length, `announced` bytes.
     fn charge(&mut self, announced: u32) {
         if announced > self.charged {
             let account = &self.stream.around().account;

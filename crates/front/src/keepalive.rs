@@ -26,7 +26,7 @@ impl PingPolicy {
         self.forgiven |= std::mem::replace(&mut self.sent_before, sent) != sent;
     }
 
-    /// Counts a received ping. Returns true if it is one too many.
+    /// Counts a received ping. Returns true if the client has sent too many pings.
     pub(crate) fn is_too_many(&mut self, now: Instant, has_calls: bool, options: &Options) -> bool {
         let last = self.last.replace(now);
         if std::mem::take(&mut self.forgiven) {

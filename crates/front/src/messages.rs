@@ -63,7 +63,7 @@ impl Messages {
     ///
     /// # Errors
     ///
-    /// Returns the error of `send`, with all messages in place of the refused one.
+    /// Returns the error of `send`, in which the refused message is replaced by all messages.
     ///
     /// # Panics
     ///

@@ -54,7 +54,7 @@ pub(crate) async fn begin<S: Transport + 'static>(
     let validity = secured.as_ref().map(|secured| secured.validity().clone());
     let mut socket = Socket::new(wire, state.pool.clone());
     let mut pass = Pass::default();
-    // The first check needs no turn: the connection was admitted through the turnstile just before.
+    // The first check needs no turn, because the turnstile has just admitted the connection.
     let mut has_turn = true;
     let first = poll_fn(|cx| {
         let waits =

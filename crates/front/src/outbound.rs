@@ -60,8 +60,8 @@ impl Outbound {
     }
 
     /// Sends several messages if there is room now, in one frame if neither compression nor the client's
-    /// window prevents it. All messages are queued or none, except on a stream with compression: then those
-    /// without room are returned.
+    /// window prevents it. Either all messages are queued or none, except on a stream with compression:
+    /// there, the messages that were not queued are returned.
     pub fn try_send_messages(&mut self, messages: Messages) -> Result<(), TrySend<Messages>> {
         if !self.has_room() {
             return Err(TrySend::Full(messages));

@@ -92,8 +92,8 @@ pub trait Service: 'static {
     /// error texts for an unknown path.
     fn has_service(&self, name: &str) -> bool;
 
-    /// Returns true if unary calls of a method may wait a little while others are answered. Connections whose
-    /// clients make only such calls are throttled while other calls arrive.
+    /// Returns true if unary calls of a method may be delayed a little in favour of other calls. Connections
+    /// whose clients make only such calls are throttled while other calls arrive.
     fn may_wait(&self, _method: u16) -> bool {
         false
     }
@@ -107,8 +107,8 @@ pub trait Service: 'static {
     /// Answers a unary call. Runs inside the connection's turn, so it must not block.
     fn unary(self: Rc<Self>, head: Head, message: Bytes) -> Unary;
 
-    /// Returns the status that replaces an answer for which there is no room because the client takes no
-    /// answers. For a method that changes data it must not look like a refusal.
+    /// Returns the status that replaces an answer which cannot be queued because the client reads no answers.
+    /// For a method that changes data, the status must not look like a refusal, because the change was made.
     fn unanswered(&self, _method: u16) -> Status {
         api::error::TOO_MANY_REQUESTS
     }

@@ -4,8 +4,8 @@
 //!
 //! A step admits [`TURNS`] turns, in rotation over the client addresses. Between two steps the shard polls
 //! the network, so other calls wait for the turns of one step and not for all. While other calls arrive, on
-//! any shard, a step also takes at least [`STEP`]: throttled work then uses a part of the processor only, and
-//! threads that serve other calls find a free one.
+//! any shard, a step also takes at least [`STEP`]: throttled work then uses only a part of the processors,
+//! and other calls find a free one.
 //!
 //! Every waiting turn is admitted in bounded time, and a closing shard admits all of them.
 

@@ -85,9 +85,9 @@ pub struct Input {
 
 impl Input {
     /// Returns the free space behind the held bytes. It is never empty if all bytes taken by
-    /// [`crate::Connection::next`] were consumed, because less than a frame is left then. While the
-    /// connection is blocked ([`crate::Connection::is_blocked`]) it may be empty. Call [`Input::consume`] if
-    /// nothing was read.
+    /// [`crate::Connection::next`] were consumed, because less than one frame is then held. While the
+    /// connection is blocked ([`crate::Connection::is_blocked`]) the space may be empty. If nothing was read
+    /// into the space, call [`Input::consume`] with 0 to return an empty buffer.
     pub fn space(&mut self) -> &mut [u8] {
         let buffer = self.buffer.get_or_insert_with(take_input);
         let (at, end) = (self.at as usize, self.end as usize);
@@ -302,8 +302,8 @@ impl Output {
         self.pongs = 0;
     }
 
-    /// Returns true if the pending bytes are only PING acknowledgements and were not refused, so they may
-    /// wait for the next frame.
+    /// Returns true if the pending bytes are only PING acknowledgements and the peer has not refused them
+    /// before, so they may wait for the next frame.
     pub fn is_pongs_only(&self) -> bool {
         self.len > 0 && self.len == self.pongs
     }

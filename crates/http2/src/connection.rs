@@ -26,14 +26,14 @@ pub enum Role {
 pub(crate) const SHUTDOWN_PING: u64 = 0x4d53_5348_5554_444f;
 pub(crate) const GROWTH_PING: u64 = 0x4d53_4752_4f57_5448;
 
-/// Number of grown stream windows that the connection's window has room for. A stream whose consumer stops
-/// occupies one of them, and the other streams continue with the rest.
+/// Number of full-size stream windows that the connection's window must be able to hold. A stream whose
+/// consumer stops occupies one of them, and the other streams continue with the rest.
 const GROWN_STREAMS: u32 = 4;
 
 /// Maximum number of remembered streams that this end reset; frames in flight may still arrive for them.
 const RESETS_MAX: usize = 64;
-/// Maximum number of remembered streams that ended otherwise, to tell late frames from frames that are never
-/// allowed.
+/// Maximum number of remembered streams that ended in another way. They are remembered to tell frames that
+/// arrive late from frames that are never allowed.
 const ENDED_MAX: usize = 4;
 
 /// End state of a stream that no longer exists.

@@ -15,7 +15,7 @@ use crate::stream::{Key, PREFIX_BYTES, Payload, Piece, Stream, prefix};
 /// the others.
 pub(crate) const PAYLOAD_BYTES_MAX: u32 = 64 * 1024;
 
-/// Capacity up to which a stream's queue is not shrunk, in pieces.
+/// Capacity in pieces up to which the queue of a stream is never shrunk.
 const PLACES_KEPT: usize = 64;
 
 /// Reason why nothing was sent on a stream.
@@ -338,8 +338,8 @@ impl Connection {
         self.streams.get(stream).is_some_and(|state| self.has_turn(state, bytes))
     }
 
-    /// Requests that [`Connection::next_writable`] return the stream once, when nothing of it is queued and
-    /// its turn comes with an open window.
+    /// Requests that [`Connection::next_writable`] return the stream once, when nothing is queued on the
+    /// stream and it can send in its turn.
     pub fn want_room(&mut self, stream: Key) {
         if let Some(state) = self.streams.get_mut(stream)
             && !state.sent_end
@@ -383,7 +383,7 @@ impl Connection {
                 if window > 0 {
                     return false;
                 }
-                // The stream enters the list again when its window opens.
+                // The stream is added to the list again when its window opens.
                 stream.is_ready = false;
             }
             None if allowed == 0 => {

@@ -163,9 +163,9 @@ pub(crate) struct Backlog {
     pub(crate) queue: VecDeque<Piece>,
 }
 
-/// Bytes that a stream must still receive according to `content-length`, if known. Half the size of an
-/// `Option<u64>`, since every open stream has it: `u64::MAX` means unknown. An announced length of `u64::MAX`
-/// is stored as one less, which makes no difference, because neither length can be reached.
+/// Bytes that a stream must still receive according to `content-length`, if known. `u64::MAX` means unknown,
+/// which takes half the memory of an `Option<u64>`; every open stream has such a field. An announced length
+/// of `u64::MAX` is stored as one less, which makes no difference, because neither length can be reached.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ContentLeft(u64);
 

@@ -37,7 +37,8 @@ const REFUSED_LISTABLE_BYTES_MAX: usize = 64 << 10;
 /// Maximum number of comparisons and operations of a transaction that is decoded for its line. It is many
 /// times the number that an accepted transaction may have, unless `--max-txn-ops` was raised.
 const LISTABLE_ELEMENTS_MAX: usize = 64 << 10;
-/// Number of bytes kept from the beginning of a response: enough for its header and the number after it.
+/// Number of bytes kept from the beginning of a response: enough for its header and a number field that
+/// follows the header.
 pub(crate) const ANSWER_BYTES: usize = 64;
 /// Maximum length in bytes of a request that is copied, so that the line does not keep a buffer of the
 /// connection alive.
@@ -67,8 +68,8 @@ pub struct Who {
     pub is_stranger: bool,
 }
 
-/// A call in progress. Its line is written when the call is answered, or when this is dropped because the
-/// client disconnected.
+/// A call in progress. Its line is written when the call is answered, or when the record is dropped because
+/// the client disconnected.
 pub struct Call {
     auditor: Auditor,
     line: Option<Line>,
@@ -361,7 +362,8 @@ impl Entry for Line {
             }
         }
         fields.out.push('}');
-        // Whether a transaction changes something is known only now. If it does not, its line is removed.
+        // The request was decoded only now, so only now it is known whether the transaction may write. The
+        // line of a transaction that writes nothing is removed, as for other reads.
         if !changes && !self.reads && !self.result.as_ref().is_err_and(is_refusal) {
             out.truncate(before);
         }
@@ -526,7 +528,7 @@ impl Line {
     }
 }
 
-/// Decodes the header of a response, and the second field if that is a number.
+/// Decodes the header of a response, and the second field of the response if that field is a number.
 fn beginning(mut answer: &[u8]) -> Option<(pb::ResponseHeader, Option<u64>)> {
     let (1, WireType::LengthDelimited) = decode_key(&mut answer).ok()? else { return None };
     let len = usize::try_from(decode_varint(&mut answer).ok()?).ok()?;
@@ -634,7 +636,7 @@ impl Fields<'_> {
         }
     }
 
-    /// Writes what a transaction writes, reads and compares, in this order, from all branches and nested
+    /// Lists the writes, reads and comparisons of a transaction, in this order, from all branches and nested
     /// transactions. At most `writes_max` writes and `others_max` other operations are listed. Returns true
     /// if the transaction may write.
     fn txn(&mut self, txn: &pb::TxnRequest, writes_max: usize, others_max: usize) -> bool {

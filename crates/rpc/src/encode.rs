@@ -105,7 +105,7 @@ fn range(header: &ResponseHeader, ranged: &Ranged, values: &dyn Values) -> Resul
     Ok(out.freeze())
 }
 
-/// Returns the bytes of the keys and values that a read found during apply.
+/// Returns the number of bytes of the keys and values that a read found during apply.
 pub fn found_len(read: &Read) -> usize {
     match read {
         Read::Known { found, .. } => found.iter().map(StoredKeyValue::encoded_len).sum(),
@@ -113,7 +113,8 @@ pub fn found_len(read: &Read) -> usize {
     }
 }
 
-/// Returns the bytes of the keys and values in the response of a transaction that were found during apply.
+/// Returns the number of bytes of the keys and values that were found during apply for the response of a
+/// transaction.
 pub fn named_len(outcome: &TxnOutcome) -> usize {
     let named = |response: &OpOutcome| match response {
         OpOutcome::Range(ranged) => found_len(&ranged.read),

@@ -19,7 +19,7 @@ use replica::shared::Shared;
 /// Pause before a request to the leader is retried.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Only text that an etcd leader returns for most refusals to promote a learner.
+/// Error text of an etcd leader for most refusals to promote a learner. It does not tell the reason.
 const ETCDS_REFUSAL: &[u8] = b"Internal Server Error";
 
 /// Error for a caller that presented only a certificate, if the leader requires a token.
@@ -50,14 +50,15 @@ async fn ask_leader(
             return Err(error::TIMEOUT);
         }
         if leader == shared.member.identity.member_id {
-            // This member was elected since: the caller asks its own core.
+            // This member has become the leader in the meantime, so the caller asks its own core.
             return Err(error::NOT_PRIMARY_LESSOR);
         }
         if leader != 0
             && let Some(peers) = shared.cluster.peers()
         {
             let answered = peers.request(Target::Member(leader), request.clone(), left).await;
-            // A former leader, or one that does not know the lease yet, answers with 500 or 408.
+            // A member that no longer leads, or a leader that does not know the lease yet, answers with 500
+            // or 408.
             if let Ok(response) = answered
                 && (is_final(&response)
                     || !matches!(

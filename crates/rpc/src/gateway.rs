@@ -83,7 +83,8 @@ pub(crate) async fn answer(
         let next = move |body| requests(request, body, bytes_max, elements_max, long_turns);
         return call.stream(services, exchange, counters, account, next).await;
     }
-    // Checked before any part of the body is held, and again below when its size is known.
+    // Checked before any part of the body is held in memory. Checked again below, when the size of the body
+    // is known.
     if let Err(status) = exchange.check() {
         return refused(&status);
     }
@@ -423,7 +424,8 @@ fn requests(
     })
 }
 
-/// Returns the method with which a form overrides its own, if there is one, as grpc-gateway reads it.
+/// Returns the HTTP method that replaces the method of a request whose body is a form; `None` if the client
+/// requests no replacement. The header is read as grpc-gateway reads it.
 fn overridden(head: &Parts) -> Option<String> {
     let is = |name: HeaderName, text: &str| head.headers.get(name).is_some_and(|value| value == text);
     let method = head.headers.get("x-http-method-override").filter(|method| !method.is_empty())?;
@@ -447,7 +449,8 @@ struct Headed {
 /// Returns an error if the timeout, or metadata in base64, cannot be parsed.
 fn headed(rpc: Rpc, exchange: &Exchange, arrived: Instant) -> Result<Headed, Status> {
     let given = &exchange.head.headers;
-    // The common name is not used, because the certificate need not be that of the user.
+    // The common name of the client's certificate is not used: a gateway may present its own certificate for
+    // many users.
     let mut head = Head::new(rpc as u16, exchange.origin.peer, arrived);
     let timeout = match given.get("grpc-timeout").filter(|value| !value.is_empty()) {
         None => None,
@@ -464,8 +467,8 @@ fn headed(rpc: Rpc, exchange: &Exchange, arrived: Instant) -> Result<Headed, Sta
         if name == AUTHORIZATION {
             metadata.append(AUTHORIZATION, value.clone());
         }
-        // Such a value in one of these headers makes grpc-go's client refuse the call. In other headers it is
-        // left out.
+        // grpc-go's client refuses a call in which one of these headers has a value that is not printable
+        // ASCII. Other headers with such a value are left out.
         if (name == AUTHORIZATION || name == "x-forwarded-for" || name == "x-forwarded-host")
             && value.to_str().is_err()
         {

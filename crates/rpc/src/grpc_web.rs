@@ -94,7 +94,7 @@ async fn call(
             }
             accounting::note_work(0, body.len() as u64);
             let bytes = decoded(&body)?;
-            // The text is freed here because it is no longer charged, and a call may wait for long.
+            // The text is freed now: its memory is no longer charged, and the call may wait for a long time.
             drop(body);
             bytes
         }

@@ -217,8 +217,8 @@ impl Connection {
         } else if stalls.incoming.is_stalled(socket.received_bytes(), now, options.request_timeout) {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        // Acknowledgements do not count as progress; a client that keeps pinging could otherwise stall
-        // forever.
+        // The counters exclude acknowledgements: otherwise a client that reads no answers could avoid the
+        // timeout by sending pings.
         let (written, sent) = {
             let mut http2 = self.around.http2.borrow_mut();
             let output = http2.output();

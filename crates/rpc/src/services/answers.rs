@@ -2,11 +2,11 @@
 //! at a point inside the transaction, or values that are not in memory.
 //!
 //! For such a range, apply records only its request and its point in the transaction
-//! ([`machine::txn::Past`]). The shard that responds evaluates the range here, in the state directly after
-//! the transaction. Values that apply named but that are not in memory are read here too; they wait for the
-//! disk without holding a view. So no member makes a response that no client waits for, and the core makes
-//! none at all. As for a large Range there are two walks, both in slices: the first adds up lengths, the
-//! second makes the response piece by piece as the client reads it.
+//! ([`machine::txn::Past`]). The shard of the client evaluates the range here, in the state directly after
+//! the transaction. Values that apply found but did not read are read here too, and no view is held while the
+//! disk is read. So only the member with the client makes the response, and the core makes no responses at
+//! all. As for a large Range, two walks visit the keys in slices: the first adds up lengths, and the second
+//! makes the response piece by piece as the client reads it.
 
 use std::future::poll_fn;
 use std::rc::Rc;
@@ -66,7 +66,7 @@ impl Part {
     }
 }
 
-/// A response, or a part of one, with its length.
+/// A response, or a part of one, as a list of parts, with its total length.
 #[derive(Default)]
 struct Rope {
     len: usize,
@@ -108,7 +108,7 @@ impl Rope {
     }
 }
 
-/// Progress of a walk over a range.
+/// Progress of a walk over a range, with what it has found.
 #[derive(Clone, Copy, Default)]
 struct Looked {
     keys: u64,
@@ -120,7 +120,7 @@ struct Looked {
 struct Evaluation {
     state: AsOf,
     values: Rc<LogValues>,
-    /// Bytes that sorting may still gather.
+    /// Number of bytes that may still be gathered for sorting.
     gather: usize,
     /// Charge for the gathered bytes, on the account of the client.
     held: Option<Held>,

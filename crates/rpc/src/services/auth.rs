@@ -292,8 +292,8 @@ async fn token_for(call: &mut Call, request: &AuthenticateRequest) -> Result<Ans
 }
 
 impl Services {
-    /// Answers with a token that the user got a short time ago at this auth revision, if one exists. Holds
-    /// the published state no longer than that takes.
+    /// Answers with a token that the user got a short time ago at this auth revision, if one exists. The
+    /// published state is held only for this look-up.
     fn issued_lately(&self, name: &str, auth_revision: u64) -> Option<Answer> {
         let state = self.state();
         if state.auth.revision() != auth_revision {

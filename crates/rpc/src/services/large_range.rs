@@ -1,4 +1,5 @@
-//! Ranges whose answer is large: it is measured in slices, and made piece by piece as the client takes it.
+//! Ranges with a large response: its length is computed in slices, and it is made piece by piece as the
+//! client reads it.
 
 use numbers::{ChangeId, Revision};
 use std::future::poll_fn;

@@ -19,9 +19,9 @@
 //! the value is held after the first fetch.
 //!
 //! Each part is read from the state of the response, which is protected from compaction only for a limited
-//! time (COMPAT-80). So the response to a slow client is reset after its first part, even if only one value
-//! is left to be read, when a compaction has waited for it for minutes, or when the member installs another
-//! member's state. The alternative would be to hold the whole value in memory.
+//! time (COMPAT-80). So a response that was partly sent to a slow client is reset when a compaction has
+//! waited for it for minutes, or when the member installs another member's state. This happens even if only
+//! one value is left to be read. The alternative would be to hold the whole value in memory.
 
 use api::Status;
 use api::wire::put_field_head;

@@ -55,8 +55,8 @@ const LISTED_BYTES: usize = size_of::<(Duration, LeaseId)>();
 /// Number of leases and keys checked against the rights of a user before other calls run.
 const SEARCHED_AT_ONCE: usize = 512;
 
-/// Maximum number of distinct leases counted per stream. More would not change the picture of what the client
-/// does.
+/// Maximum number of distinct leases counted per stream. Exact counts above this number have no use in
+/// diagnosis.
 const RENEWED_MAX: usize = 10_000;
 /// Memory per renewed lease in bytes: its id, and its share of the hash table.
 const RENEWED_BYTES: usize = 10;
@@ -376,9 +376,9 @@ pub(super) async fn leases(call: &mut Call, message: Bytes) -> Result<Answer, St
 }
 
 impl Services {
-    /// Asks the core of this member if it leads, else the leader. The keys come from this member, after it
-    /// has caught up with the leader: a lease may have millions of keys, too many for a message between
-    /// members.
+    /// Asks the core of this member if this member leads, else the leader. The keys come from this member,
+    /// after it has caught up with the leader: a lease may have millions of keys, too many for a message
+    /// between members.
     async fn time_to_live(&self, id: LeaseId, keys: bool) -> Result<(LeaseTimeToLiveResponse, Keys), Status> {
         if !self.leads() {
             let response = forwarding::time_to_live(&self.shared, id, false).await?;

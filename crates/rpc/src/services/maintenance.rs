@@ -102,7 +102,8 @@ pub(super) async fn alarm(call: &mut Call, message: Bytes) -> Result<Answer, Sta
         Ok(AlarmAction::Get) => {
             call.some_user()?;
             let read = call.readable(false).await?;
-            // Checked again, since this member may have applied only now that authentication is enabled.
+            // Checked again: this member may have learned only during the wait that authentication is
+            // enabled.
             call.some_user()?;
             call.reads(read);
             let state = call.services.state();

@@ -27,8 +27,8 @@ use storage::values::made;
 use telemetry::tracing::Within;
 
 impl Services {
-    /// Streams a range in pieces, each a `RangeResponse`; clients merge them. A request that RangeStream does
-    /// not support is refused with that error even if the token is invalid.
+    /// Streams a range in pieces, each a `RangeResponse`; clients merge them. If RangeStream does not support
+    /// the request, that error takes precedence over the error for an invalid token.
     pub(super) async fn range_stream(
         self: Rc<Self>,
         principal: Result<Principal, Status>,
