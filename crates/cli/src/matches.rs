@@ -44,7 +44,8 @@ impl Matches {
 
     fn value(&self, flag: &FlagRow) -> Option<&Value> {
         let found = self.values.get(flag.name);
-        // A flag that is missing in its command's table has its default, because it cannot be given.
+        // If a flag is missing in the table of its command, it cannot be given, so its default is returned.
+        // That is a bug, which debug builds report.
         debug_assert!(found.is_some(), "the table of {:?} leaves out --{}", self.path, flag.name);
         found.map(|(value, _)| value)
     }

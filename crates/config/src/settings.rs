@@ -57,7 +57,7 @@ enum Target {
     Old(&'static OldSpelling),
 }
 
-/// What the arguments ask for.
+/// Action that the arguments request.
 #[derive(PartialEq, Eq)]
 pub(super) enum Asked {
     Help,
@@ -146,8 +146,8 @@ impl Settings {
         }
     }
 
-    /// Returns the syntax of a key of the configuration file, and its flag, if the key is not the old
-    /// spelling of a gate.
+    /// Returns the syntax of a key of the configuration file, and the flag that the key sets; the flag is
+    /// `None` if the key is the old spelling of a feature gate.
     pub(super) fn kind_of_key(&self, key: &str) -> Option<(Option<&'static FlagRow>, Kind)> {
         let target = Target::find(key).filter(|target| target.kind() != Kind::Ignored)?;
         let flag = match target {
@@ -158,7 +158,8 @@ impl Settings {
         Some((flag, target.kind()))
     }
 
-    /// Sets a key of the configuration file that has a syntax; errors are those of [`Settings::set`].
+    /// Sets a key of the configuration file for which [`Settings::kind_of_key`] returns a syntax. The errors
+    /// are those of [`Settings::set`].
     pub(super) fn set_key(&mut self, key: &str, value: &str) -> Result<Result<(), Refusal>, ValueError> {
         match Target::find(key) {
             Some(target) => self.set(target, value, key.to_owned()),
@@ -232,8 +233,8 @@ impl Settings {
         flags.chain(gates).map(|spelling| env_name(spelling.trim_start_matches('-'))).collect()
     }
 
-    /// Sets a flag. The outer error is the reason why a value is malformed; the inner error says that a flag
-    /// and its old spelling are both set.
+    /// Sets a flag. The outer error is the reason why a value is malformed; the inner error is returned if a
+    /// flag and its old spelling are both set.
     fn set(
         &mut self,
         target: Target,

@@ -28,7 +28,8 @@ const REQUEST_BYTES_SUGGESTED_MAX: u64 = 10 << 20;
 const SNAPSHOT_COUNT_DEFAULT: u64 = 10_000;
 const SNAPSHOT_CATCHUP_ENTRIES_DEFAULT: u64 = 5_000;
 const COMPACTION_BATCH_LIMIT_DEFAULT: u64 = 1_000;
-/// etcd's default is 10 ms, because its compaction steps hold a lock that readers need.
+/// Default of `--compaction-sleep-interval`. etcd's default is 10 ms, because a compaction step of etcd holds
+/// a lock that readers need.
 const COMPACTION_SLEEP_INTERVAL_DEFAULT: Duration = Duration::from_millis(1);
 const WATCH_PROGRESS_NOTIFY_INTERVAL_DEFAULT: Duration = Duration::from_secs(600);
 const WARNING_UNARY_REQUEST_DURATION_DEFAULT: Duration = Duration::from_millis(300);
@@ -79,7 +80,8 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
         import_etcd_data: settings.get(table::IMPORT_ETCD_DATA),
         unsafe_no_fsync: settings.get(table::UNSAFE_NO_FSYNC),
     };
-    // The groups are read in an order that reports the same error of several.
+    // The groups are read in this order because, if several options are invalid, etcd reports the error of
+    // the first group.
     let observability = observability(settings, tracing, pprof)?;
     let clients = clients(settings)?;
     let cluster = ClusterOptions {
@@ -254,7 +256,7 @@ fn release(version: &str) -> &'static str {
     }
 }
 
-/// Upper bound of the time for which a write may wait.
+/// Maximum of `--batch-fsync-window`, because a write may wait for this time.
 const BATCH_FSYNC_WINDOW_MAX: Duration = Duration::from_millis(5);
 
 fn batch_fsync_window(settings: &Settings) -> Result<Duration, Refusal> {
@@ -323,7 +325,8 @@ impl Urls {
                 "cannot bind both --listen-client-urls and --listen-client-http-urls on the same url {url}"
             )));
         }
-        // COMPAT-131: with `unixs`, members of etcd 3.7 cannot connect to each other either.
+        // COMPAT-131: `unixs` is refused for peer URLs. Members of etcd 3.7 cannot connect to each other
+        // through it either.
         let of_members = [
             (table::LISTEN_PEER_URLS, &listen.peer_urls),
             (table::INITIAL_ADVERTISE_PEER_URLS, &urls.initial_advertise_peer),
@@ -410,8 +413,8 @@ fn auto_compaction(settings: &mut Settings) -> Result<AutoCompaction, Refusal> {
     let amount = retention_amount(&retention, periodic)
         .map_err(|reason| Refusal::start_failed(format!("error parsing CompactionRetention: {reason}")))?;
     if !periodic && amount > 0 && !is_plain_number(&retention) {
-        // etcd interprets the duration's nanoseconds as a number of revisions; Mainstay does the same, with a
-        // warning.
+        // The duration has no meaning in the revision mode. etcd takes its nanoseconds as a number of
+        // revisions, and Mainstay does the same, with a warning.
         settings.warnings.push(
             Entry::new(
                 Level::Warn,
@@ -447,7 +450,7 @@ fn is_plain_number(text: &str) -> bool {
     !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit())
 }
 
-/// Checks options that have no effect here with etcd's rules.
+/// Checks options of etcd's storage engine, which have no effect here, by etcd's rules.
 fn check_engine_options(settings: &Settings) -> Result<(), Refusal> {
     let Nanoseconds(check_time) = settings.get(table::COMPACT_HASH_CHECK_TIME);
     if check_time <= 0 {
@@ -576,9 +579,9 @@ fn quota(settings: &Settings) -> Option<u64> {
     }
 }
 
-/// Lower bound: with fewer bytes a new file would be begun every few seconds.
+/// Lower bound of the file size: with smaller files, a new file would be begun every few seconds.
 const AUDIT_LOG_MAX_BYTES_MIN: u64 = 1 << 20;
-/// Upper bound, because each rotation renames all files.
+/// Upper bound of the number of files, because each rotation renames all of them.
 const AUDIT_LOG_FILES_MAX: u64 = 1000;
 
 fn audit_log(settings: &Settings) -> Option<AuditLogOptions> {

@@ -124,8 +124,8 @@ impl OpenMap {
             };
             let known: HashSet<&String> = entries.iter().map(|(key, ..)| key).collect();
             let mut all: Vec<_> = more.into_iter().filter(|(key, ..)| !known.contains(key)).collect();
-            // Own entries come after merged ones, because of equal keys the last one counts, and the flag
-            // reader treats `Name` and `name` as equal.
+            // The entries of the map itself come after merged ones: of equal keys the last one counts, and
+            // the code that reads flags treats `Name` and `name` as equal keys.
             all.append(&mut entries);
             entries = all;
         }
@@ -186,7 +186,7 @@ pub(super) fn read(text: &str) -> Result<Yaml, YamlError> {
             }
         };
         if anchor != 0 {
-            // An anchor keeps a copy of its node, which counts too.
+            // The parser keeps a copy of each node that has an anchor, so these nodes are counted twice.
             bounded(&open, &mut nodes, whole.nodes(), 0).map_err(failed)?;
             anchors.insert(anchor, whole.clone());
         }

@@ -10,8 +10,8 @@ use std::rc::Rc;
 use tokio::sync::watch;
 use tokio::task::spawn_local;
 
-/// The addresses of a name, each with its scope if it has one, or the reason why there are none, in a form
-/// that all waiting callers can get.
+/// The addresses of a name, each with its IPv6 scope if it has one, or the reason why there are none. The
+/// type can be cloned for all waiting callers.
 type LookUpResult = Result<Vec<SocketAddr>, (io::ErrorKind, String)>;
 
 /// Look-ups in flight. Callers that look up the same name at the same time share one look-up: a name without
@@ -27,7 +27,7 @@ impl NameLookUps {
     /// unless a look-up of the name is in flight.
     ///
     /// # Errors
-    /// The name has no addresses, or the look-up failed.
+    /// Returns an error if the name has no addresses, or if the look-up failed.
     pub(crate) async fn find<F>(
         self: &Rc<NameLookUps>,
         name: &str,

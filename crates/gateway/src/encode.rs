@@ -15,7 +15,7 @@ pub struct Malformed;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Texts {
     Plain,
-    /// HTML characters are escaped, too, as Go does in streamed responses.
+    /// As Go does in streamed responses, `<`, `>` and `&` are escaped, too.
     ForHtml,
 }
 
@@ -231,8 +231,8 @@ fn base64_text(bytes: &[u8], out: &mut Vec<u8>) {
     out.push(b'"');
     let start = out.len();
     let length = bytes.len().div_ceil(3) * 4;
-    // Also reserves space for what follows the value: growing by one more byte would double the memory of a
-    // large value.
+    // Reserves some bytes more than the value: if the buffer had to grow after a large value, its memory
+    // would double.
     out.reserve(length + 64);
     out.resize(start + length, 0);
     let written = STANDARD.encode_slice(bytes, &mut out[start..]);
@@ -449,7 +449,8 @@ impl Open {
         Ok(())
     }
 
-    /// Writes the prefix of a value: its name, or the comma after the previous element of the list.
+    /// Writes the bytes before a value: the name of its field, or the comma after the previous element of the
+    /// list.
     fn name(&mut self, index: usize, out: &mut Vec<u8>) -> Result<(), Malformed> {
         self.reach(index, out)?;
         let field = &self.message.fields[index];

@@ -1,7 +1,7 @@
 //! JSON Web Tokens: their claims are signed, so that members need not store them.
 //!
-//! Accepted is what etcd accepts through version 5 of the library golang-jwt with its defaults, except where
-//! [`JwtError`] and [`KeyError`] say otherwise.
+//! This module accepts the same tokens as etcd, which uses version 5 of the library golang-jwt with its
+//! defaults. Differences are documented at [`JwtError`] and [`KeyError`].
 
 mod der;
 mod keys;
@@ -35,7 +35,7 @@ pub const TOKEN_BYTES_MAX: usize = 16 * 1024;
 /// Time for which a verified token is remembered after its last use.
 const REMEMBERED: Duration = Duration::from_secs(600);
 
-/// Unused bits of the last letter are ignored, as in Go.
+/// Base64 without padding. Unused bits of the last letter are ignored, as in Go.
 const BASE64: GeneralPurpose =
     GeneralPurpose::new(&base64::alphabet::URL_SAFE, NO_PAD.with_decode_allow_trailing_bits(true));
 
@@ -211,8 +211,9 @@ impl Jwt {
             let after = Arc::new(keys);
             (std::mem::replace(&mut *current, Arc::clone(&after)), after)
         };
-        // Only after the keys: a thread that finds a key removed then also reads the new keys. A token that
-        // an old key verifies at this moment becomes invalid with that key.
+        // Incremented only after the keys were replaced: a thread that sees the new counter then also reads
+        // the new keys. If another thread verifies a token with an old key at this moment, the token becomes
+        // invalid together with that key.
         if !before.end(&after) {
             return;
         }
@@ -330,7 +331,7 @@ impl Jwt {
         }
     }
 
-    /// Number of verified tokens that are remembered.
+    /// Returns the number of verified tokens that are remembered.
     pub fn remembered(&self) -> usize {
         self.parts.iter().map(|part| part.lock().unwrap_or_else(PoisonError::into_inner).len()).sum()
     }
@@ -360,7 +361,7 @@ struct Claims {
     expires: Option<i64>,
 }
 
-/// A decoded token whose signature was not checked.
+/// A decoded token whose signature is not checked yet.
 struct Unverified<'t> {
     signed: &'t [u8],
     signature: Vec<u8>,
@@ -455,7 +456,8 @@ fn seconds(claims: &Map<String, Value>, name: &str) -> Result<Option<i64>, TimeE
         return Ok(None);
     }
     let whole = number.floor();
-    // Go counts seconds from the year 1 in 64 bits; beyond their range its expiry lies in the distant past.
+    // Go counts seconds from the year 1 in 64 bits. A time beyond that range overflows into the distant past,
+    // so the token counts as expired.
     if whole.abs() < 9.22e18 {
         return Ok(Some(whole as i64));
     }

@@ -279,7 +279,8 @@ const ROUNDS_AT_ONCE: u32 = 4;
 
 /// Returns the 31 letters of a hash.
 fn digest(password: &[u8], cost: Cost, salt: [u8; 16]) -> String {
-    // bcrypt's key is the password and a zero byte, repeated; only the first 72 bytes count.
+    // The key of bcrypt is the password followed by a zero byte, repeated. Only the first 72 bytes of the
+    // password count.
     let counting = counting(password);
     let mut key = Zeroizing::new([0; PASSWORD_BYTES_MAX + 1]);
     key[..counting.len()].copy_from_slice(counting);
@@ -290,9 +291,9 @@ fn digest(password: &[u8], cost: Cost, salt: [u8; 16]) -> String {
 /// The algorithm of Provos and Mazieres, "A Future-Adaptable Password Scheme" (1999), in the form of all
 /// implementations since OpenBSD's: the last of the 24 bytes is left out.
 ///
-/// Calls `give_way` every few rounds to yield the processor. Hashing takes about 50 ms, and a thread that
-/// wakes up in that time would otherwise wait for the end of this thread's time slice, which the kernel may
-/// end only after several milliseconds.
+/// Calls `give_way` every few rounds to yield the processor. Hashing takes about 50 ms. Another thread that
+/// wakes up during that time would otherwise wait until the kernel ends this thread's time slice, which may
+/// take several milliseconds.
 fn bcrypt(key: &[u8], cost: Cost, salt: [u8; 16], mut give_way: impl FnMut()) -> [u8; 23] {
     let mut state = Blowfish::bc_init_state();
     state.salted_expand_key(&salt, key);
@@ -320,7 +321,7 @@ fn bcrypt(key: &[u8], cost: Cost, salt: [u8; 16], mut give_way: impl FnMut()) ->
     kept
 }
 
-/// Returns the part of a password that is hashed.
+/// Returns the part of a password that is hashed: its first 72 bytes.
 fn counting(password: &[u8]) -> &[u8] {
     &password[..password.len().min(PASSWORD_BYTES_MAX)]
 }

@@ -27,7 +27,7 @@ pub fn draw_prefix(entropy: &mut Entropy) -> String {
     while prefix.len() < PREFIX_LETTERS {
         let mut bytes = [0; PREFIX_LETTERS];
         entropy(&mut bytes);
-        // 208 is a multiple of 52, so below it all letters are equally frequent.
+        // Only bytes below 208 are used: 208 is a multiple of 52, so all letters are equally frequent.
         let letters =
             bytes.iter().filter(|byte| **byte < 208).map(|byte| char::from(LETTERS[usize::from(byte % 52)]));
         prefix.extend(letters.take(PREFIX_LETTERS - prefix.len()));
@@ -35,9 +35,9 @@ pub fn draw_prefix(entropy: &mut Entropy) -> String {
     prefix
 }
 
-/// Returns the number in a token that the entry at `index` created, as members of etcd know it: up to 3.4 the
-/// entry's index, from 3.5 on the index before it (3.5.0 to 3.5.2 number as 3.4 does, and up to 3.5.4 each
-/// earlier failed entry lowers the number by one).
+/// Returns the number in a token that the entry at `index` created, as etcd's members compute it. Up to etcd
+/// 3.4 it is the index of the entry, from 3.5 on it is that index minus 1. (3.5.0 to 3.5.2 number as 3.4
+/// does, and up to 3.5.4 each earlier failed entry lowers the number by one.).
 pub fn number(index: Index, is_before_3_5: bool) -> Index {
     if is_before_3_5 { index } else { Index(index.0.saturating_sub(1)) }
 }
@@ -204,7 +204,8 @@ impl Store {
     /// applied.
     pub fn check(&self, token: &[u8], applied: Index, now: Now) -> Result<Arc<Holder>, Refused> {
         let (prefix, number) = parts_of(token).ok_or(Refused::Invalid)?;
-        // The entry's index if etcd up to 3.4 numbered the token, or from 3.5 on.
+        // The token may have been numbered by the rule up to etcd 3.4 or by the rule from 3.5 on, so two
+        // entries may have created it.
         let entries = [number, Index(number.0.saturating_add(1))];
         let found = entries.into_iter().find_map(|index| {
             let tag = self.key.tag(text(prefix, index).as_bytes());
@@ -232,7 +233,7 @@ impl Store {
         })
     }
 
-    /// Number of tokens, including expired ones that were not removed yet.
+    /// Returns the number of tokens, including expired ones that were not removed yet.
     pub fn len(&self) -> usize {
         self.state.read().unwrap_or_else(PoisonError::into_inner).tokens.len()
     }
@@ -264,7 +265,7 @@ impl State {
         }
     }
 
-    /// Called when a token was removed from `tokens`: removes it from its user's tokens too.
+    /// Called when a token was removed from `tokens`: also removes the token from the list of its user.
     fn leave(&mut self, tag: Tag, holder: &Holder) {
         holder.void.store(true, Ordering::Release);
         if let Some(of_user) = self.users.get_mut(&holder.user) {

@@ -49,7 +49,7 @@ pub enum Tokens {
     Jwt(Box<Jwt>),
 }
 
-/// Error returned when a token is not accepted.
+/// Error returned when a token is not accepted, or not yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
     /// The token is invalid: `etcdserver: invalid auth token`.
@@ -221,8 +221,7 @@ impl Tokens {
         Ok(Session::new(token, holder))
     }
 
-    /// Frees the memory of invalid tokens; a bounded part of it with each call. One call per second is
-    /// enough.
+    /// Frees memory of invalid tokens, a bounded amount with each call. One call per second is enough.
     pub fn expire(&self, now: Instant) {
         match self {
             Tokens::None => {}
@@ -232,5 +231,5 @@ impl Tokens {
     }
 }
 
-/// Number of simple tokens that one call checks; takes less than 1 ms.
+/// Number of simple tokens that one call checks. The check takes less than 1 ms.
 const EXPIRED_PER_CALL: usize = 2000;

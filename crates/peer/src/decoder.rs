@@ -158,7 +158,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// Performs one step; `None` if more bytes are needed for it.
+    /// Performs one step of the decoding; returns `None` if more bytes are needed for the step.
     fn advance(&mut self, into: &mut Vec<Message>) -> Result<Option<Step>, DecodeError> {
         let next = match self.step {
             Step::Type => match self.intake.take_u8() {

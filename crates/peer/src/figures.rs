@@ -13,7 +13,8 @@ const SNAPSHOT_BUCKETS: usize = 10;
 /// Counters for etcd's network metrics.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Figures {
-    /// Counters by peer id. Removed members stay, because their time series do.
+    /// Counters by peer id. Members that were removed stay in the map, because their time series must not
+    /// disappear.
     pub peers: BTreeMap<u64, PeerFigures>,
     /// Number of snapshots refused before their sender was known.
     pub unknown_snapshot_failures: u64,

@@ -151,14 +151,14 @@ impl Handshakes {
         if let Some(thread) = &*thread {
             return Ok(thread.clone());
         }
-        // The thread ends with its handle.
+        // The thread is detached; it ends when its handle is dropped.
         let (started, _) =
             HandshakeThread::start("peer-tls".to_owned(), LOOK_UPS_MAX, std::future::pending())?;
         *thread = Some(started.clone());
         Ok(started)
     }
 
-    /// Runs a future on the thread. It is dropped if the caller stops waiting for it.
+    /// Runs a future on the thread. The future is dropped if the caller stops waiting for it.
     async fn run<T: Send + 'static, F: Future<Output = T> + 'static>(
         &self,
         origin: Origin,
@@ -271,7 +271,7 @@ async fn resolve(
     look_up.outcome()
 }
 
-/// Asks one question on a blocking thread. It holds its permit until the answer arrives, even if the caller
+/// Asks one question on a blocking thread. The permit is held until the answer arrives, even if the caller
 /// stops waiting; otherwise questions would pile up while name servers do not answer.
 async fn ask(
     question: Question,

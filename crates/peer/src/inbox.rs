@@ -204,8 +204,8 @@ impl Arrivals {
     }
 }
 
-/// Wakes the peer thread if it waits and something has arrived. The lock is released first, so that the
-/// thread does not block on it.
+/// Wakes the peer thread if it waits and something has arrived. The lock is released before the wake-up, so
+/// that the thread does not block on the lock.
 fn wake(mut state: MutexGuard<'_, State>) {
     let due = state.stopped || !state.arrivals.is_empty();
     let waker = if due { state.waker.take() } else { None };

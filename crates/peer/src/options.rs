@@ -18,8 +18,8 @@ pub struct Options {
     pub server_version: &'static str,
     /// Lowest cluster version that this member can work with, such as `3.0.0`.
     pub min_cluster_version: &'static str,
-    /// Time without received bytes after which the reader of a stream closes it. Link heartbeats are sent
-    /// three times in this time.
+    /// Time without received bytes after which the reader of a stream closes it. This member sends three link
+    /// heartbeats in this time.
     pub read_timeout: Duration,
     /// Time for which the kernel may take no bytes of a connection before the connection is closed.
     pub write_timeout: Duration,
@@ -45,7 +45,7 @@ pub struct Listener {
 pub enum Level {
     /// Details for debugging.
     Debug,
-    /// Normal operation.
+    /// Information about normal operation.
     Info,
     /// A problem that was handled.
     Warn,

@@ -19,12 +19,12 @@ use crate::error::NoUrl;
 use crate::local_member::LocalMember;
 use crate::options::{Level, PIPELINE_CONNECTIONS, PIPELINED_MAX};
 
-/// Kind of a stream; there is one of each kind per direction.
+/// Kind of a stream. Each pair of members has one stream of each kind per direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Stream `msgappv2`, for MsgApp only.
     App,
-    /// Stream for all other messages; also for MsgApp while its own stream is not up.
+    /// Stream for all other messages, and for MsgApp while no stream for MsgApp is up.
     Message,
 }
 
@@ -59,9 +59,9 @@ struct Queues {
 /// Result of [`Peer::enqueue`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum QueueOutcome {
-    /// The message waits for a stream, or for a task of the pipeline that runs already.
+    /// The message is queued for a stream, or for a pipeline task that runs already.
     Queued,
-    /// The message waits for the pipeline, which has one more task now; the caller starts it.
+    /// The message is queued for the pipeline, which needs one more task; the caller starts that task.
     PipelineNeeded,
     /// The queue of the pipeline is full.
     Dropped,
@@ -84,7 +84,8 @@ pub(crate) struct Peer {
     pipeline_failed: Cell<bool>,
     /// Time at which the pipeline last worked, unless it failed since.
     pipeline_worked: Cell<Option<Instant>>,
-    /// Notified when the peer is known to be up, to dial again without waiting longer.
+    /// Notified when the peer is known to be up. A task that waits before its next dial then dials
+    /// immediately.
     pub(crate) presence: Notify,
     /// Addresses at which the peer accepted the streams that are up, one per stream kind.
     reached_at: [Cell<Option<IpAddr>>; 2],
@@ -208,7 +209,8 @@ impl Peer {
                 return QueueOutcome::Dropped;
             }
         };
-        // If the queue is not empty, the stream was already woken or waits for its connection to take bytes.
+        // If the queue was not empty, the writer of the stream was already woken, or it waits until its
+        // connection accepts bytes.
         let wakes = queue.is_empty();
         queue.push_back(message);
         if wakes && let Some(waker) = stream.borrow_mut().waker.take() {
@@ -266,8 +268,8 @@ impl Peer {
         self.link_down(local, "the stream to the peer ended");
     }
 
-    /// Handles the loss of a stream: its queued messages are dropped, and those in its connection may be
-    /// lost.
+    /// Handles the loss of a stream. Its queued messages are dropped, and messages that were handed to its
+    /// connection may be lost, so both are reported.
     fn writer_lost(&self, local: &LocalMember, kind: Kind) {
         let app_up = self.app.borrow().attached;
         self.drop_queued(kind == Kind::App || !app_up, kind == Kind::Message);
@@ -337,7 +339,7 @@ impl Peer {
         }
     }
 
-    /// Notes that one of the pipeline's tasks has no more messages.
+    /// Notes that one of the pipeline's tasks ends because the queue is empty.
     pub(crate) fn pipeline_rests(&self) {
         self.pipelines.set(self.pipelines.get() - 1);
         if self.pipelines.get() == 0 {

@@ -1,5 +1,6 @@
-//! Limits on the connections and snapshots that other members or other clients may have open: [`ConnectionSlots`] and
-//! [`SnapshotSlots`] select the one that is closed for a new one. They serve no connection themselves.
+//! Limits on the connections and snapshots that other members or other clients may have open:
+//! [`ConnectionSlots`] and [`SnapshotSlots`] decide which connection or snapshot is closed for a new one.
+//! They serve no connection themselves.
 
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
@@ -15,9 +16,9 @@ use tokio::sync::{Notify, oneshot};
 const MEMBER_SLOTS: usize = 32;
 
 /// Slots for connections that are served or perform a handshake. When all slots are in use, a connection that
-/// belongs to no member is closed for the new one, so members always find a slot. It is the oldest connection
-/// of the address with the most, so that an address with many connections does not displace others;
-/// connections with a verified certificate come last.
+/// belongs to no member is closed for the new one, so members always find a slot. The oldest connection of
+/// the address with the most such connections is closed, so that an address with many connections does not
+/// displace others. Connections with a verified certificate are closed only if there are no others.
 pub(crate) struct ConnectionSlots {
     max: usize,
     taken: RefCell<BTreeMap<u64, Rc<ConnectionSlot>>>,
@@ -50,7 +51,8 @@ impl ConnectionSlots {
         if full {
             let (address, is_verified, count) = ConnectionSlots::most_strangers(&taken);
             if count > 0 {
-                // Several are closed at once, so that the search does not run for every new connection.
+                // A batch of connections is closed at once, so that the search does not run for every new
+                // connection.
                 let batch = (self.max / 128).min(count / 2).max(1);
                 let same = |connection: &ConnectionSlot| {
                     connection.member.get() == 0
@@ -84,8 +86,9 @@ impl ConnectionSlots {
         Some((connection, full))
     }
 
-    /// Finds the address with the most connections that belong to no member, among unverified ones if there
-    /// are any. Returns the address, whether the connections are verified, and their number, which may be 0.
+    /// Finds the address with the most connections that belong to no member, among unverified connections if
+    /// there are any. Returns the address, whether the connections are verified, and their number, which may
+    /// be 0.
     fn most_strangers(taken: &BTreeMap<u64, Rc<ConnectionSlot>>) -> (Option<IpAddr>, bool, usize) {
         let mut strangers = [HashMap::new(), HashMap::new()];
         for connection in taken.values().filter(|connection| connection.member.get() == 0) {
@@ -94,7 +97,7 @@ impl ConnectionSlots {
             *count += 1;
         }
         for (strangers, is_verified) in strangers.into_iter().zip([false, true]) {
-            // Among addresses with equal counts, the one with the oldest connection.
+            // If several addresses have equal counts, the address with the oldest connection is selected.
             let most = strangers.into_iter().max_by_key(|(_, (number, count))| (*count, Reverse(*number)));
             if let Some((address, (_, count))) = most {
                 return (address, is_verified, count);
@@ -122,10 +125,10 @@ impl ConnectionSlots {
 
 /// Slots for snapshots that are being received.
 ///
-/// Without TLS anyone can claim to be a member. Two rules keep such a client from blocking a real snapshot. A
-/// snapshot from an address at which this member reaches the claimed sender gets a slot unless other such
-/// snapshots hold all slots. And a sender has one snapshot in flight: when another begins in its name, the
-/// earlier ones are ended, unless they make good progress.
+/// Without TLS anyone can claim to be a member. Two rules keep such a client from blocking a real snapshot.
+/// First, a snapshot that comes from an address at which this member reaches the claimed sender gets a slot,
+/// unless other such snapshots hold all slots. Second, a sender has one snapshot in flight: when another one
+/// begins in the name of the same sender, the earlier ones are ended, unless they make good progress.
 pub(crate) struct SnapshotSlots {
     max: usize,
     /// Time that a snapshot may arrive slowly before it can be ended for another one.
@@ -182,14 +185,15 @@ impl Progress {
         }
     }
 
-    /// Notes that a read waits again. `paused` is the time for which no read waited, and extends the
-    /// deadline.
+    /// Notes that a read waits again. `paused` is the time during which this member did not read; the
+    /// deadline is extended by this time.
     pub(crate) fn note_wait(&self, paused: Duration) {
         self.waits.set(true);
         self.until.set(self.until.get() + paused);
     }
 
-    /// Notes that the whole snapshot has arrived; further time is this member's own work.
+    /// Notes that the whole snapshot has arrived. From now on only this member's own work takes time, so
+    /// there is no deadline.
     pub(crate) fn note_complete(&self) {
         self.waits.set(false);
     }
@@ -229,8 +233,8 @@ impl SnapshotSlots {
             before.push(slot.ended);
         }
         let is_well = |slot: &SnapshotSlot| slot.from == from && slot.at_home && !slot.progress.is_slow(now);
-        // A snapshot from another address must not start before one from the sender's address, which may
-        // still wait for ended snapshots.
+        // A snapshot that does not come from the sender's address must not start before one that does: the
+        // latter may still wait for the end of other snapshots.
         if taken.len() >= self.max || !at_home && taken.iter().any(is_well) {
             return None;
         }

@@ -237,8 +237,8 @@ impl Stream {
         let mut alarm = pin!(tokio::time::sleep_until(heard + local.read_timeout));
         poll_fn(|cx| {
             let (mut bytes, mut ended) = (0, None);
-            // hyper delivers one piece at a time, so connection and body are polled alternately until neither
-            // makes progress.
+            // hyper delivers one piece at a time, so the connection and the body are polled alternately until
+            // both are pending.
             loop {
                 let before = bytes;
                 if let Some(connection) = &mut self.connection

@@ -115,11 +115,12 @@ fn others(bootstrap: &Bootstrap) -> Vec<String> {
 }
 
 fn form(bootstrap: &Bootstrap, tls: Option<&ClientTls>, logger: &Logger) -> Result<Beginning, JoinError> {
-    // A member that ran before must not come back with an empty directory: it would vote twice.
+    // If a member that ran before returned with an empty directory, it could vote twice in the same raft
+    // term.
     for url in others(bootstrap) {
         let members = match members_of(&url, BOOTSTRAPPED_TIMEOUT, tls) {
             Ok((_, members)) => members,
-            // As in etcd: if no member can be asked, this member counts as new.
+            // As in etcd: if no other member answers, this member counts as new.
             Err(error) => {
                 let text = "cannot ask another member whether this member has been in the cluster before";
                 logger.warn(text, &[("address", Value::Str(&url)), ("error", Value::Display(&error))]);
@@ -235,7 +236,7 @@ fn own_id(bootstrap: &Bootstrap, existing: &[Member]) -> Result<Option<u64>, Joi
     let (mut own, mut matched) = (None, BTreeSet::new());
     for member in &bootstrap.members {
         let wanted = texts(&member.peer_urls);
-        // If the options name one member twice, they do not name another one, which may be this one.
+        // If the options name one member twice, they leave out another one, which may be this one.
         let known =
             member_at(existing, |known| &known.peer_urls, &wanted).filter(|known| matched.insert(known.id));
         let Some(known) = known else {

@@ -9,8 +9,8 @@
 //! way out. No runtime is needed; inside a tokio runtime, futures that are not tasks of the member share the
 //! budget of the tokio task that runs.
 //!
-//! Everything repeats that follows from the calls made, the clock, and the answers of the disk and the links.
-//! Metrics that measure real durations do not repeat.
+//! The same calls, clock readings, and answers of the disk and the links give the same behaviour. Metrics
+//! that measure real durations are the exception.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -190,12 +190,12 @@ impl Wake for Woken {
 }
 
 impl Stepped {
-    /// Opens the data directory, as a start of the process does, and builds the member. Before this returns,
-    /// the log and the checkpoints are read, and what recovery has to write is written.
+    /// Opens the data directory, as a start of the process does, and builds the member. This function reads
+    /// the log and the checkpoints, and makes the writes that recovery needs.
     ///
     /// # Errors
     ///
-    /// Like [`opening::open`]. The disk stays as the failed attempt left it.
+    /// Returns the errors of [`opening::open`]. The disk stays as the failed attempt left it.
     pub fn open(setup: Setup) -> Result<Stepped, DataDirError> {
         let Setup {
             config,
@@ -295,16 +295,17 @@ impl Stepped {
         self.shared.core.inbox.fall_asleep(wanted);
     }
 
-    /// Runs one turn of the core, which handles everything that is queued for it. A turn without work does no harm.
+    /// Runs one turn of the core, which handles everything that is queued for it. A turn without work has no
+    /// effect.
     ///
     /// # Errors
     ///
-    /// The reason why the member cannot continue; a real process would end here.
+    /// Returns the reason why the member cannot continue; a real process would end here.
     pub fn turn(&mut self) -> Result<Going, Fatal> {
         self.shared.core.inbox.take(&mut self.asks);
         let outcome = self.core.turn(&mut self.asks, self.clock.now());
         if !matches!(outcome, Ok(false)) {
-            // Closing the queue answers the requests that wait: they learn that the core has ended.
+            // Closing the queue answers the waiting requests with an error, because the core has ended.
             self.shared.core.inbox.close();
         }
         let ended = outcome?;
@@ -429,7 +430,7 @@ impl Stepped {
         self.shared.data.readers.has_work()
     }
 
-    /// Returns true if a value was read that its call has not taken yet.
+    /// Returns true if a value was read from the disk and the call that needs it has not taken it yet.
     pub fn holds_untaken(&self) -> bool {
         self.shared.data.readers.holds_untaken()
     }

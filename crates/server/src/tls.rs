@@ -468,7 +468,7 @@ impl Watch {
     fn turn(&mut self, now: SystemTime) {
         for watched in &mut self.sides {
             let Some(event) = watched.reloader.poll(now) else { continue };
-            // The metrics count what the log says: files that could not be used.
+            // The metric counts what the log reports: files that could not be used.
             if matches!(event, Event::Kept { .. }) {
                 self.metrics.tls.reload_failures.with(&[watched.side.name()]).inc();
             }

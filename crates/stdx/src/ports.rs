@@ -19,8 +19,8 @@ const LOWEST: u16 = 10_000;
 /// # Errors
 /// Returns an error if no port of `ip` can be bound, or all are in use.
 pub fn unused_port(ip: IpAddr) -> io::Result<u16> {
-    // Next position in the list of candidates. The first one is random, so that other processes use other
-    // ports.
+    // Next position in the list of candidates. The first position is random, so that other processes use
+    // other ports.
     static NEXT: Mutex<Option<usize>> = Mutex::new(None);
     let candidates: Vec<u16> = candidates(&of_connections()).collect();
     let mut next = NEXT.lock().unwrap_or_else(|poisoned| poisoned.into_inner());

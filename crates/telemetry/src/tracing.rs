@@ -181,8 +181,9 @@ impl Tracer {
         self.seeds[seed].hash_one(count).max(1).to_be_bytes()
     }
 
-    /// Decides whether a call is traced: if it has a parent span, as the client decided, otherwise at this
-    /// member's rate. Returns the ids for the call's span; `None` if the call is not traced.
+    /// Decides whether a call is traced: if the call has a parent span, the client's decision counts;
+    /// otherwise this member traces calls at its own rate. Returns the ids for the call's span; `None` if the
+    /// call is not traced.
     pub fn begin(&self, parent: Option<&Parent>) -> Option<SpanContext> {
         let trace = match parent {
             Some(parent) if !parent.is_sampled => return None,

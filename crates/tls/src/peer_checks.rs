@@ -109,7 +109,8 @@ impl PeerChecks {
         if common_name.as_ref().is_some_and(|name| name.len() > MAX_COMMON_NAME_BYTES) {
             return Err(Refusal::Invalid("common name is too long".to_owned()));
         }
-        // etcd checks allowed names in verified chains only; without a verified chain no peer is allowed.
+        // As in etcd, only names in a verified chain are compared with the allowed names. So if names are
+        // required, a peer without a verified chain is refused.
         let may_be_allowed = verified.is_some() || matches!(self.allowed, Allowed::Any);
         if !may_be_allowed || !self.allowed.contain(&certificate) {
             return Err(Refusal::NotAllowed);

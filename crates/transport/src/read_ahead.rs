@@ -28,8 +28,9 @@ impl ReadAhead {
         self.bytes.len()
     }
 
-    /// Reads until the stream is pending, or more than `bytes_max` bytes are held. The latter is `Ok`. Before each read
-    /// it polls `poll_turn`, which becomes ready when the connection may read.
+    /// Reads until the stream is pending, or more than `bytes_max` bytes are held; in the latter case it
+    /// returns `Ok`. Before each read this function polls `poll_turn`, which becomes ready when the
+    /// connection may read.
     ///
     /// # Errors
     ///

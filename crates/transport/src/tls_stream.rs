@@ -39,7 +39,7 @@ pub enum Ending {
 /// rustls's own, of 4 KiB.
 ///
 /// Rejected alternative: to report bytes as written when they are encrypted, as `tokio-rustls` does. Then a
-/// connection whose other end takes nothing holds encrypted bytes that its writer does not know of.
+/// connection whose other end reads nothing holds encrypted bytes that its writer does not know of.
 #[derive(Debug)]
 pub struct TlsStream<S, P: Buffers> {
     stream: S,
@@ -178,7 +178,8 @@ impl<S: ByteStream, P: Buffers> TlsStream<S, P> {
             if end == 0 {
                 self.buffers.give(buffer);
                 if matches!(polled, Poll::Ready(Ok(()))) && self.ending == Ending::Announced {
-                    // Tells rustls about the end; its reader returns the error.
+                    // rustls learns here that the stream has ended; reading plaintext then returns the error,
+                    // if the end is one.
                     self.tls.read_tls(&mut io::empty())?;
                     continue;
                 }

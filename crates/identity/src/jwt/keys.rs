@@ -38,7 +38,8 @@ pub enum KeyError {
     BadPrivate,
     /// The block contains no readable public key.
     BadPublic,
-    /// An RSA key has this number of bits. Accepted are 2048 to 8192, for signing up to 4096.
+    /// An RSA key has this number of bits, which is not supported. Public keys must have 2048 to 8192 bits,
+    /// private keys 2048 to 4096.
     RsaBits(usize),
     /// An elliptic-curve private key does not include its public key.
     NoPublicPart,
@@ -255,8 +256,8 @@ impl Signer {
         Some(signature)
     }
 
-    /// Returns true if the public key verifies a signature of this key. The library accepts RSA keys whose
-    /// numbers do not belong together, and then fails for each token.
+    /// Returns true if the public key verifies a signature of this key. The check is needed because the
+    /// library accepts RSA keys whose numbers do not belong together, and then fails for each token.
     fn works(&self, method: Method) -> bool {
         let message = b"a message that is no token";
         let Some(signature) = self.sign(method, message) else { return false };
@@ -467,7 +468,7 @@ fn read_private(method: Method, file: &[u8]) -> Result<Signer, KeyError> {
 
 fn read_rsa(key: &[u8]) -> Result<RsaKeyPair, KeyError> {
     RsaKeyPair::from_der(key).map_err(|_| {
-        // The size is the usual reason for a refusal, and has its own message.
+        // The key size is the most frequent reason for a refusal, and has its own error.
         let mut numbers = only_sequence(key);
         let modulus = numbers.as_mut().and_then(|numbers| {
             numbers.unsigned()?;

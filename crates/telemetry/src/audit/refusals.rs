@@ -2,8 +2,8 @@
 //! any number of such calls.
 //!
 //! An address has an allowance of [`BURST`] lines, which regains one line every [`EACH`]; all addresses
-//! together have [`BURST_OF_ALL`] and [`EACH_OF_ALL`]. Further calls are counted, and reported from time to
-//! time.
+//! together have an allowance of [`BURST_OF_ALL`], which regains one line every [`EACH_OF_ALL`]. Further
+//! calls are counted, and reported from time to time.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -19,8 +19,8 @@ const EACH: Duration = Duration::from_millis(250);
 const BURST_OF_ALL: u32 = 1024;
 /// Time after which all addresses together regain one line.
 const EACH_OF_ALL: Duration = Duration::from_millis(16);
-/// Maximum number of addresses that are tracked separately. When more arrive, addresses with a full allowance
-/// are forgotten; if there are none, the new ones are counted together.
+/// Maximum number of addresses that are tracked separately. When further addresses arrive, addresses with a
+/// full allowance are forgotten. If there are none, the further addresses are counted together.
 pub(super) const ADDRESSES_MAX: usize = 1024;
 /// Maximum number of addresses that a report lists separately.
 pub(super) const REPORTED_MAX: usize = 16;

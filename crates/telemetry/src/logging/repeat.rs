@@ -20,8 +20,8 @@ impl Allowance {
     pub(super) const OF_STRANGERS: Allowance = Allowance { burst: 10, every: None };
 }
 
-/// Number of table slots for messages; messages with the same slot share its allowance. It bounds memory and
-/// does not affect correctness.
+/// Number of table slots for messages; messages with the same slot share one allowance. The number bounds the
+/// memory; with fewer slots, more messages share an allowance.
 const PLACES: usize = 1024;
 
 /// Counts lines per message and second, in bounded memory and without a lock.
