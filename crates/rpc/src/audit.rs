@@ -22,26 +22,28 @@ use telemetry::audit::{AuditLog, Entry};
 
 /// Maximum number of bytes of a key, a name or an error text that are shown.
 const TEXT_BYTES_MAX: usize = 256;
-/// Maximum number of comparisons and ranges of one transaction that are shown, and of URLs of one member.
+/// Maximum number of comparisons and ranges of one transaction that a line shows. Also the maximum number of
+/// URLs of one member.
 const LISTED_MAX: usize = 64;
-/// Maximum number of puts and deletions of one transaction that are shown: as many as a transaction may have
-/// by default.
+/// Maximum number of puts and deletions of one transaction that a line shows: as many as a transaction may
+/// have by default.
 const WRITES_LISTED_MAX: usize = 128;
 /// Maximum number of operations of a refused transaction that are shown: this many writes, and this many
 /// ranges and comparisons.
 const REFUSED_LISTED_MAX: usize = 4;
-/// Maximum length in bytes of a request that is decoded for its line, without the value of a put.
+/// Maximum length in bytes of a request that is decoded for its line in the audit log. The value of a put
+/// does not count.
 const LISTABLE_BYTES_MAX: usize = 4 << 20;
-/// Maximum length in bytes of a refused request that is decoded for its line.
+/// Maximum length in bytes of a refused request that is decoded for its line in the audit log.
 const REFUSED_LISTABLE_BYTES_MAX: usize = 64 << 10;
-/// Maximum number of comparisons and operations of a transaction that is decoded for its line. It is many
-/// times the number that an accepted transaction may have, unless `--max-txn-ops` was raised.
+/// Maximum number of comparisons and operations of a transaction that is decoded for its line in the audit
+/// log. It is many times the number that an accepted transaction may have, unless `--max-txn-ops` was raised.
 const LISTABLE_ELEMENTS_MAX: usize = 64 << 10;
 /// Number of bytes kept from the beginning of a response: enough for its header and a number field that
 /// follows the header.
 pub(crate) const ANSWER_BYTES: usize = 64;
-/// Maximum length in bytes of a request that is copied, so that the line does not keep a buffer of the
-/// connection alive.
+/// Maximum length in bytes of a request that is copied for its line. A line that refers to the received bytes
+/// instead would keep a whole read buffer of the connection in memory.
 const COPIED_BYTES_MAX: usize = 4096;
 
 /// Handle of a shard to the audit log.
@@ -64,7 +66,7 @@ pub struct Who {
     pub certificate: Option<Arc<str>>,
     /// Address of the client.
     pub remote: SocketAddr,
-    /// True if a user is required and there is none; then nothing that the client requests is carried out.
+    /// True if the call needs a user and has none. Such a call is refused.
     pub is_stranger: bool,
 }
 
@@ -146,7 +148,7 @@ struct RefusedHandshake {
     at: SystemTime,
     remote: SocketAddr,
     error: String,
-    /// Number of other handshakes that were refused since the last line and have no line of their own.
+    /// Number of other handshakes that were refused since the last line and for which no line was written.
     others: u64,
 }
 
@@ -179,7 +181,7 @@ impl Entry for RefusedHandshake {
     }
 }
 
-/// Request of a call, as far as it is kept for the line.
+/// Request of a call, in the form that is kept for its line in the audit log.
 enum Asked {
     /// The request is not known, or the call was refused before it was decoded.
     Unknown,
@@ -299,7 +301,7 @@ fn is_without_effect(status: &Status) -> bool {
     ) || [error::TOO_MANY_REQUESTS, error::NO_SPACE, error::NO_LEADER].contains(status)
 }
 
-/// Data of one line.
+/// Data of one line of the audit log.
 struct Line {
     at: SystemTime,
     who: Who,
@@ -362,8 +364,8 @@ impl Entry for Line {
             }
         }
         fields.out.push('}');
-        // The request was decoded only now, so only now it is known whether the transaction may write. The
-        // line of a transaction that writes nothing is removed, as for other reads.
+        // Only here is the request decoded, which shows whether the transaction may write. A transaction that
+        // only reads is logged like other reads, so its line is removed if reads are not logged.
         if !changes && !self.reads && !self.result.as_ref().is_err_and(is_refusal) {
             out.truncate(before);
         }
@@ -641,7 +643,7 @@ impl Fields<'_> {
     /// if the transaction may write.
     fn txn(&mut self, txn: &pb::TxnRequest, writes_max: usize, others_max: usize) -> bool {
         let (mut writes, mut ranges, mut compares) = (Vec::new(), Vec::new(), Vec::new());
-        // These count all operations, listed or not.
+        // These counters include operations that are not listed.
         let (mut writes_count, mut others_count) = (0, 0);
         let mut open = vec![txn];
         while let Some(txn) = open.pop() {

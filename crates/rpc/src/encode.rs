@@ -62,7 +62,8 @@ pub fn put(
 ///
 /// # Errors
 ///
-/// Returns an error if the read is left to be done after apply; then `services::answers` makes the response.
+/// Returns an error if apply did not do the read but left it for later; then `services::answers` makes the
+/// response.
 fn known(read: &Read) -> Result<(&[StoredKeyValue], bool, i64), ReadError> {
     match read {
         Read::Known { found, more, count } => Ok((found, *more, *count)),

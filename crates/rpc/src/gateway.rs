@@ -147,12 +147,12 @@ fn json_bytes_max(message_bytes_max: usize, elements_max: usize) -> usize {
     message_bytes_max.saturating_mul(3).saturating_add(names).min(message_bytes_max.saturating_mul(16))
 }
 
-/// Work in bytes that one byte of JSON counts as: reading or writing it takes longer than copying it.
+/// Work in bytes that is counted for one byte of JSON. Reading or writing JSON takes longer than copying it.
 const CODED_WORK: usize = 4;
 
-/// Returns true if decoding this many bytes of JSON, which happens in one step, exceeds the work left in the
-/// turn. Then the request waits for a long turn, since many clients may send such bodies at the same time,
-/// each before its user is identified.
+/// Returns true if decoding `json_bytes` bytes of JSON, which happens in one step, exceeds the work left in
+/// the turn. Then the request waits for a long turn: many clients may send such bodies at the same time, and
+/// they are decoded before the user is identified.
 fn is_long(json_bytes: usize) -> bool {
     json_bytes.saturating_mul(CODED_WORK) > accounting::work_left()
 }
@@ -438,7 +438,7 @@ struct Headed {
     head: Head,
     /// Timeout of the call.
     timeout: Option<Duration>,
-    /// Error with which grpc-go's client refuses to send such a call.
+    /// Error with which grpc-go's client would refuse to send a call with these headers.
     unsent: Option<Status>,
 }
 

@@ -124,10 +124,11 @@ fn gateway_path(raw: &str, unescaped: String) -> String {
     if raw.contains("%00") { unescaped } else { unescaped.replace('\0', "/") }
 }
 
-/// Work in bytes that one byte of metrics text counts as: writing numbers takes longer than copying them.
+/// Work in bytes that is counted for one byte of metrics text. Formatting numbers takes longer than copying
+/// them.
 const TEXT_WORK: usize = 8;
 
-/// Returns true if the page at this path is made in one step and takes long: metrics and diagnosis pages.
+/// Returns true for the pages that are made in one step that takes long: metrics and diagnosis pages.
 pub(crate) fn is_long(path: &str) -> bool {
     let unescaped = path.contains('%').then(|| target::unescape_path(path)).flatten();
     let path = unescaped.as_deref().unwrap_or(path);

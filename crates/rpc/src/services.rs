@@ -110,8 +110,8 @@ pub struct Services {
     stage_times: RefCell<[Option<Histogram>; Stage::ALL.len()]>,
 }
 
-/// Number of consecutive checks, one per election timeout, that must find no leader before streams that
-/// require a leader are ended.
+/// Number of consecutive checks that must find no leader before streams that require a leader are ended. One
+/// check is made per election timeout.
 const LEADERLESS_LOOKS: u32 = 3;
 
 /// Interval at which expired tokens are removed.
@@ -551,7 +551,8 @@ impl Services {
     }
 }
 
-/// Returns true for the methods that a learner answers. Of ranges, it answers only serializable ones.
+/// Returns true for the methods that a learner answers. A learner answers a range only if the range is
+/// serializable.
 fn is_for_learners(rpc: Rpc) -> bool {
     matches!(
         rpc,

@@ -43,8 +43,8 @@ pub(super) fn refusal(shared: &Shared, request: &Request<Bytes>) -> Option<&'sta
     )
 }
 
-/// Returns true if nobody else can have pointed this host name at the member: it is an address, a name
-/// without dots, which public DNS does not have, or a name in the members' client URLs.
+/// Returns true if no third party can have made this host name resolve to the member: the host is an address,
+/// a name without dots, which public DNS does not have, or a name in the members' client URLs.
 fn is_own_host(shared: &Shared, host: &str) -> bool {
     let name = without_port(host);
     let address = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);

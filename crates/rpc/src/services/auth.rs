@@ -84,7 +84,8 @@ pub(super) async fn change(call: &mut Call, message: Bytes) -> Result<Answer, St
 struct PasswordChange<R> {
     request: R,
     user: String,
-    /// `None` if the user gets no password; then the request is proposed without a hash.
+    /// New password of the user; `None` if the user gets no password. Without a password, the request is
+    /// proposed without a hash.
     password: Option<String>,
     set_hash: fn(&mut R, String),
     field: u32,
@@ -225,7 +226,8 @@ pub(super) async fn authenticate(call: &mut Call, message: Bytes) -> Result<Answ
     let request: AuthenticateRequest = decode(message)?;
     let shared = Arc::clone(call.shared());
     if request.name.len() > LOGGED_NAME_BYTES_MAX {
-        // No user has such a long name, and it must not be written to the log.
+        // No user has such a long name. The login is refused here, because a failed login would write the
+        // name to the log.
         let is_enabled = shared.state.load().auth.is_enabled();
         return Err(if is_enabled { error::AUTH_FAILED } else { error::AUTH_NOT_ENABLED });
     }

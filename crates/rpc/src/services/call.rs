@@ -48,7 +48,7 @@ pub(super) struct Call {
     observers: Option<Box<Observers>>,
 }
 
-/// Source of a call's response, with the times that are reported for it.
+/// Source of a call's response, and the times of the call that are reported.
 pub(super) enum Path {
     /// The time of the call is not reported.
     Unreported,
@@ -323,10 +323,11 @@ impl Call {
     /// write that would be refused then is not proposed: otherwise any client could fill disks with such
     /// entries (COMPAT-422).
     ///
-    /// A member may lag behind an acknowledged change of users, roles or authentication. Unless this member
-    /// is certain to have the newest state, it refuses only after it has applied everything that was
-    /// acknowledged before the call. Only refusals wait for that. If too many unauthenticated callers wait
-    /// already, further ones are refused according to the state that this member has applied.
+    /// A member may lag behind an acknowledged change of users, roles or authentication. So unless this
+    /// member is certain to have the newest state, it refuses a write only after it has applied everything
+    /// that was acknowledged before the call. Writes that are allowed do not wait. If too many
+    /// unauthenticated callers wait already, further unauthenticated callers are refused according to the
+    /// state that this member has applied.
     ///
     /// # Errors
     ///

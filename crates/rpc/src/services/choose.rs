@@ -45,7 +45,8 @@ pub(super) struct Item {
 
 /// Bytes of values that a slice reads even if little work is left in the connection's turn.
 const READ_AT_ONCE_MIN: usize = 4 << 10;
-/// Bytes that reading one value counts as, in addition to its length, for the system call.
+/// Work in bytes that is counted for the system call of reading one value, in addition to the length of the
+/// value.
 const READ_WORK: usize = 512;
 
 /// Returns the number of bytes of values that the next slice may read, according to the work left in the turn.
@@ -104,7 +105,7 @@ impl Chooser {
             Ok(0) | Err(_) => usize::MAX,
             Ok(limit) => limit,
         };
-        // This runs in the turn of the client's connection, so its account is charged.
+        // The code runs in the turn of the client's connection, so the account of that connection is charged.
         Chooser {
             request: request.clone(),
             target: SortTarget::try_from(request.sort_target).unwrap_or(SortTarget::Key),

@@ -181,9 +181,9 @@ fn stream_of(
     }
 }
 
-/// A watch stream. Streams stay open for days, so data that is only needed to begin the stream, such as its
-/// head, is dropped before the stream is served. This is a hand-written future, because an `async` block
-/// reserves memory for both futures at once.
+/// A watch stream. Streams stay open for days, so data that is needed only to begin the stream, such as the
+/// request head, is dropped before the stream is served. This is a hand-written future, because an `async`
+/// block would reserve memory for both phases at once.
 enum Watching<F> {
     Begins(LocalBoxFuture<F>),
     Served(F),
@@ -260,8 +260,8 @@ impl front::Service for Services {
         };
         let principal = match identified {
             Ok(principal) => Ok(principal),
-            // The call goes on with the error: some calls need no user, and others must fail with another
-            // error first.
+            // The call continues with the error as its user: some calls need no user, and others must fail
+            // with another error first.
             Err(Unidentified::Refused(status)) => Err(status),
             // These calls need no user and are answered without one.
             Err(Unidentified::NotYet | Unidentified::Unverified)

@@ -39,8 +39,8 @@ impl Ending {
 /// Future that resolves when the server shuts down.
 pub(super) struct Ended {
     ending: Rc<Ending>,
-    /// Index of this future's waker in [`Ending`], once it waits. A short type, because each open stream
-    /// holds one.
+    /// Index of this future's waker in [`Ending`] while the future waits. It is a `u32` to save memory,
+    /// because every open stream holds this future.
     place: Option<u32>,
 }
 

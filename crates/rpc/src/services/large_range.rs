@@ -28,7 +28,8 @@ use crate::encode::{header_len, put_header};
 use replica::long_reads::Reader;
 use storage::values::{Attempt, made};
 
-/// Number of keys visited for one piece of a response. At an older revision some of these keys may not exist.
+/// Maximum number of keys that are visited for one piece of a response. If the range is read at an older
+/// revision, some of these keys may not exist at that revision.
 pub(super) const KEYS_PER_PIECE: u64 = 8192;
 
 /// Reserves memory for a piece of this many bytes, once: only while `out` has no more capacity than the
@@ -220,7 +221,7 @@ impl Rest {
     /// Returns the response of `len` bytes, small enough to be made at once, and the time at which its values
     /// arrived.
     pub(super) async fn whole(mut self, len: usize, clock: &Clock) -> (Result<Answer, Status>, Instant) {
-        // These are the values that were missing in the first attempt, usually all that are missing.
+        // Fetches the values that were missing in the first attempt. Usually no others are missing.
         self.values.fetched().await;
         let fetched = clock.now();
         let piece = poll_fn(|context| self.poll_piece(len, context)).await;

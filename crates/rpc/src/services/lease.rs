@@ -125,7 +125,7 @@ pub(super) struct Renewing {
     at_once: u32,
     /// A renewal that waits for the core, the leader or the identification of the user.
     asked: Option<LocalBoxFuture<Result<(LeaseId, Seconds), Status>>>,
-    /// A response that waits for room in the outbound queue.
+    /// A response that waits until the outbound queue can take it.
     unsent: Option<Box<Bytes>>,
 }
 
@@ -186,7 +186,7 @@ impl Renewing {
         }));
     }
 
-    /// Answers a renewal, now or when there is room for the response.
+    /// Sends the response to a renewal, immediately or as soon as the outbound queue can take it.
     fn answer(&mut self, id: LeaseId, ttl: Seconds) -> Result<(), Status> {
         self.renewed.note(id, || self.outbound.account());
         let answer = {
@@ -312,7 +312,8 @@ pub(super) async fn revoke(call: &mut Call, message: Bytes) -> Result<Answer, St
 }
 
 /// Refuses to revoke a lease if the user may not write all keys attached to it. Apply checks the rights
-/// again; but as for all writes, an entry that apply would refuse is not proposed ([`Call::allowed`]).
+/// again; but, as for all writes, this member does not propose an entry that apply would refuse
+/// ([`Call::allowed`]).
 async fn may_revoke(call: &Call, id: LeaseId) -> Result<(), Status> {
     let (services, principal) = (&call.services, call.principal()?);
     let mut is_known = services.shared.state.load().reads_local;
@@ -364,7 +365,8 @@ pub(super) async fn leases(call: &mut Call, message: Bytes) -> Result<Answer, St
     call.expensive()?;
     let services = &call.services;
     let began = services.now();
-    // This runs in the turn of the client's connection, which is charged for the list while it is sorted.
+    // The code runs in the turn of the client's connection. The connection is charged for the list while the
+    // list is sorted.
     let held = Account::of_turn().map(|account| account.hold(0));
     let pending_reply = services.pending.ask(ClientRequest::Leases)?;
     let answered = match services.may_list_leases(call.principal()?).await {
@@ -426,8 +428,8 @@ impl Services {
         self.may_all(Right::Read, head.leases.iter().map(|(_, lease)| &lease.keys), principal).await
     }
 
-    /// Answers with the leases of one moment. If there are many, they are sorted here in slices, by remaining
-    /// times that the core returns in slices.
+    /// Answers with the leases of one moment. If there are many, they are sorted here in slices, by their
+    /// remaining times, which the core also returns in slices.
     async fn leases(&self, pending_reply: PendingReply, mut held: Option<Held>) -> Result<Answer, Status> {
         let reply = pending_reply.await?;
         let header = self.shared.member.header(reply.revision, reply.raft_term);
@@ -513,7 +515,7 @@ impl Services {
         }
     }
 
-    /// Renews a lease for one request of a stream, or refuses the renewal, if that needs no wait. Returns
+    /// Renews a lease for one request of a stream, or refuses the renewal, if neither needs a wait. Returns
     /// `None` if the user has to be identified first, if the core or the leader has to be asked, or if the
     /// renewal is traced or audited.
     fn renew_at_once(&self, asker: &Asker, id: LeaseId, is_traced: bool) -> Option<Result<Seconds, Status>> {

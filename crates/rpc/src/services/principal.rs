@@ -244,8 +244,8 @@ impl Services {
 
     /// Returns the user named in the client's certificate, for a call without a token; no user if there is no
     /// certificate. A gateway that speaks JSON to its clients presents its own certificate for all of them,
-    /// so calls that it forwards have no user. Neither have calls of a gateway in this process
-    /// ([`Head::new`]).
+    /// so calls that it forwards have no user. Calls of a gateway in this process have no user by certificate
+    /// either ([`Head::new`]).
     fn by_certificate(&self, asker: &impl Asks, state: &Published) -> Principal {
         let Some(name) = asker.common_name() else { return Principal::default() };
         let revision = state.auth.revision();
@@ -386,8 +386,8 @@ impl Services {
     }
 }
 
-/// Rights of the user of a watch stream. If `WITHIN` is true, the stream belongs to another call that makes
-/// its watches itself; then the audit log records that call, and not the watches.
+/// Rights of the user of a watch stream. If `WITHIN` is true, the stream was opened by another call inside
+/// the server, such as a lock; then the audit log records that call, and not its watches.
 pub(super) struct UserPermit<const WITHIN: bool> {
     services: Rc<Services>,
     /// Identity of the client that opened the stream, with its token.

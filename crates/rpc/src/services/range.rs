@@ -53,7 +53,8 @@ struct Size {
 /// Result of the attempt to answer a Range at once.
 pub(super) enum Attempted {
     Answered(Answer),
-    /// The read needs a confirmation. An unauthenticated caller waits for it in this slot.
+    /// The read needs a confirmation. If the caller is unauthenticated, the slot is the one in which it
+    /// waits.
     Unconfirmed(Timing, Option<Place>),
     /// The response cannot be made at once.
     Unmade(Box<Unmade>),
@@ -181,7 +182,8 @@ fn from_state(
         ranged(call, request, timing, &answer, meter.map(|meter| meter.made()));
         return answer.map(Ok);
     }
-    // The values are large or not in memory, so the range goes on without holding a view.
+    // The values are large or not in memory. The view is dropped now, so that it is not held while they are
+    // fetched.
     drop(state);
     if request.sort_target == SortTarget::Value as i32 {
         return unmade(Work::Slices);
@@ -296,8 +298,8 @@ impl Services {
         };
         let state = self.shared.state.load();
         let keys = KeyRange::of_request(&request.key, &request.range_end);
-        // The count is taken from the newest state, whatever the requested revision: it only has to tell
-        // large ranges from small ones.
+        // The count is taken from the newest state, even if the request is for an older revision, because it
+        // only has to distinguish large ranges from small ones.
         let keys = state.view.snapshot().count(keys, Revision::CURRENT).unwrap_or(0);
         let limit =
             u64::try_from(request.limit).ok().filter(|limit| *limit > 0 && range::is_natural(request));

@@ -62,7 +62,8 @@ impl Services {
         }
         let mut behind: Option<Vec<u8>> = None;
         let mut sent = 0i64;
-        // The newest piece is held back until the next one or the end, see `end_of_stream`.
+        // The newest piece is kept back until the next piece is ready or the range ends, because the last
+        // piece is sent as part of the last message (`end_of_stream`).
         let (mut unsent, mut held) = (BytesMut::new(), outbound.account().hold(0));
         while left > 0 {
             let looks = keys_per_slice();

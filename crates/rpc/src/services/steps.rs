@@ -101,8 +101,8 @@ impl Steps {
         self.write(kv::delete_range, &DeleteRangeRequest { key, ..DeleteRangeRequest::default() }).await
     }
 
-    /// Returns the lease of the session: `lease`, or a newly granted one if it is 0. As in etcd, only the
-    /// client renews it.
+    /// Returns the lease for a lock or a campaign: `lease`, or a newly granted lease if `lease` is 0. As in
+    /// etcd, only the client renews the lease.
     pub async fn session(&self, lease: i64) -> Result<i64, Status> {
         if lease != 0 {
             return Ok(lease);
@@ -112,9 +112,9 @@ impl Steps {
         Ok(granted.id)
     }
 
-    /// Starts to delete the first of these keys, if every key is still the one created at its revision. The
-    /// request is sent even if the returned future is dropped. Returns `None` if no request can be sent, or
-    /// if there is nothing to wait for.
+    /// Starts to delete the first of these keys, if each of these keys still has the given create revision.
+    /// The request is sent even if the returned future is dropped. Returns `None` if no request can be sent,
+    /// or if there is nothing to wait for.
     fn begin_release(&self, keys: &[(&Bytes, i64)]) -> Option<LocalBoxFuture<Result<Answer, Status>>> {
         let (key, _) = keys.first()?;
         let principal = self.services.identify(&self.asker).ok()?;
@@ -162,8 +162,8 @@ impl Steps {
         Changes::of(stream, arrived)
     }
 
-    /// Waits until no key of the line is older than the key of `place`. It watches only one key at a time,
-    /// the one directly before its own, so a deleted key wakes only one waiting call.
+    /// Waits until no key of the line is older than the key of `place`. The call watches only the key
+    /// directly before its own key, so the deletion of a key wakes only one waiting call.
     pub async fn turn(&self, line: &Line, place: &mut Place<'_>) -> Result<(), Status> {
         loop {
             let before = RangeRequest {
@@ -171,8 +171,8 @@ impl Steps {
                 sort_order: SortOrder::Descend as i32,
                 limit: 1,
                 keys_only: true,
-                // This member has applied the transaction that created or found the key, so it knows all
-                // older keys.
+                // A serializable read is enough: this member has applied the transaction that created or
+                // found the key, so it knows all older keys.
                 serializable: true,
                 ..line.all()
             };
@@ -277,11 +277,11 @@ impl Line {
     }
 }
 
-/// A key that waits in a line. The key is deleted when this is dropped, unless [`Place::keep`] was called;
-/// the front drops this when the client disconnects.
+/// A key that waits in a line. The key is deleted when this value is dropped, unless [`Place::keep`] was
+/// called. The front drops the call, and with it this value, when the client disconnects.
 ///
 /// A key that existed before the call may be known to the client as the holder's key, from an earlier call.
-/// It is deleted only while another key is before it (COMPAT-153).
+/// Such a key is deleted only while another key is before it (COMPAT-153).
 pub(super) struct Place<'a> {
     steps: &'a Steps,
     key: &'a Bytes,
@@ -339,8 +339,8 @@ impl Drop for Place<'_> {
 /// Stream of changes of watched keys.
 pub(super) struct Changes {
     stream: LocalBoxFuture<Result<(), Status>>,
-    /// Status with which the stream ended; it is not polled again. A response that arrived with the end is
-    /// returned first.
+    /// Status with which the stream ended. After the end the stream is not polled again; a response that
+    /// arrived together with the end is returned before the status.
     over: Option<Status>,
     arrived: Rc<RefCell<Option<Bytes>>>,
 }

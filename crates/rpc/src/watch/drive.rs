@@ -148,7 +148,7 @@ struct Drive<R, W> {
     /// `None` once the client has closed its side.
     requests: Option<R>,
     responses: W,
-    /// Timer of periodic progress, once a watch has asked for it.
+    /// Timer of periodic progress; set when a watch of the stream asks for progress.
     tick: Option<Box<Sleep>>,
 }
 

@@ -96,23 +96,25 @@ pub struct Hub {
     is_told_later: Cell<bool>,
     /// Waker of the task that continues work left for later turns; `None` while that task is awake.
     worker: Cell<Option<Waker>>,
-    /// Maximum number of changes walked in one turn, and maximum number of looks at watches in one turn.
+    /// Maximum number of changes that one turn has walked, and maximum number of times that one turn has
+    /// checked a watch against a change.
     #[cfg(test)]
     work_max: Cell<(usize, usize)>,
-    /// Total changes walked and total looks at watches, over all turns since these figures were last read.
+    /// Number of changes walked, and number of times that a watch was checked against a change, summed over
+    /// all turns since these figures were last read.
     #[cfg(test)]
     work_done: Cell<(usize, usize)>,
 }
 
 /// Number of watches that are removed from the index, or made to read history, before other calls run.
 const MOVED_AT_ONCE: usize = 256;
-/// Number of queued responses whose memory takes as long to free as removing one watch.
+/// Number of queued responses that take as long to free as one watch takes to remove.
 const QUEUED_FREED_AS_ONE: usize = 16;
 /// Maximum number of watches of a stream that read history together, or get progress, before other calls run.
 const TOGETHER_MAX: usize = 256;
 
-/// Maximum work of one turn of the hub, once for synced watches and once for all that read history: some milliseconds
-/// each. The shard looks at its sockets between two turns.
+/// Maximum work of one turn of the hub: some milliseconds for synced watches, and as much again for all
+/// watches that read history. The shard checks its sockets between two turns.
 const PORTION: Portion = Portion { changes: 16 << 10, watches: 1024, looks: 16 << 10, bytes: 8 << 20 };
 
 /// Counts of the responses that were sent in one turn.
@@ -201,7 +203,8 @@ impl Hub {
     /// one turn, [`Hub::poll_work`] delivers the rest. Called whenever the shard is woken; costs almost
     /// nothing if there are no changes.
     pub fn advance(&self) {
-        // Hundreds of requests may call this between two turns; then the work belongs to [`Hub::poll_work`].
+        // Work is left for later turns already, and [`Hub::poll_work`] will do it. Without this check,
+        // hundreds of requests could each do a portion of work between two turns.
         if self.is_told_later.get() {
             return;
         }
@@ -288,7 +291,8 @@ impl Hub {
         self.streams.borrow().values().filter(|stream| stream.long_bytes() > 0).count()
     }
 
-    /// Returns the maximum number of changes walked in one turn, and of looks at watches in one turn.
+    /// Returns the maximum number of changes that one turn has walked, and the maximum number of times that
+    /// one turn has checked a watch against a change.
     #[cfg(test)]
     pub(super) fn work_max(&self) -> (usize, usize) {
         self.work_max.take()
@@ -302,7 +306,8 @@ impl Hub {
         self.work_done.set((walked_before + walked, looks_before + looks));
     }
 
-    /// Returns the number of changes walked and of looks at watches since the last call.
+    /// Returns the number of changes walked, and the number of times that a watch was checked against a
+    /// change, since the last call.
     #[cfg(test)]
     pub(super) fn work_done(&self) -> (usize, usize) {
         self.work_done.take()
@@ -311,13 +316,15 @@ impl Hub {
     #[cfg(not(test))]
     fn note_work(&self, _walked: usize, _looks: usize) {}
 
-    /// Reduces the watches and the looks at watches allowed in one turn, for tests.
+    /// Reduces the maximum number of watches that one turn serves, and of checks of a watch against a change.
+    /// For tests.
     #[cfg(test)]
     pub(super) fn do_less_in_a_turn(&self, watches: usize, looks: usize) {
         self.portion.set(Portion { watches, looks, ..self.portion.get() });
     }
 
-    /// Reduces the changes walked and the bytes of events made in one turn, for tests.
+    /// Reduces the maximum number of changes that one turn walks, and of bytes of events that it encodes. For
+    /// tests.
     #[cfg(test)]
     pub(super) fn walk_less_in_a_turn(&self, changes: usize, bytes: usize) {
         self.portion.set(Portion { changes, bytes, ..self.portion.get() });

@@ -40,7 +40,7 @@ pub(super) struct Long {
     pub is_half_sent: bool,
     /// Claim on the response, if it is being made here and other streams may wait for it.
     pub claim: Option<Rc<Claim>>,
-    /// Finished response that another stream has made and given to this one.
+    /// Response that another stream has finished and given to this stream.
     pub given: Option<Rc<Given>>,
 }
 
@@ -81,8 +81,8 @@ impl Previous {
     }
 }
 
-/// A response that one stream is making, with the streams that wait for it. If the maker gives up, the
-/// waiting streams make the response themselves.
+/// A response that one stream is making, and the streams that wait for the same response. If the stream that
+/// makes it gives up, the waiting streams make the response themselves.
 pub(super) struct Claim {
     pub same: Same,
     waiting: RefCell<Vec<Rc<Stream>>>,
@@ -225,11 +225,11 @@ impl Long {
         })
     }
 
-    /// Returns the watch that may receive another stream's response, if all inputs of that response equal
-    /// those of its own.
+    /// Returns the watch of this read if another stream's response can be used for it, because all inputs of
+    /// both responses are equal.
     pub fn takes(&self, given: &Given) -> Option<Rc<Watch>> {
-        // The previous values are taken from the given response: both streams had the same when this one
-        // began to wait, and a waiting stream does not read.
+        // The previous values are taken from the given response. This is correct: both streams saw the same
+        // previous values when this stream began to wait, and a waiting stream reads nothing.
         let previous = given.same.previous.unwrap_or(Previous { are_there: false, are_held: false });
         (self.same(previous).as_ref() == Some(&given.same)).then(|| Rc::clone(&self.parts[0].watch))
     }
@@ -293,9 +293,9 @@ impl Long {
         Ok(turn)
     }
 
-    /// Drops some of the watches from this read if their responses together are large, so that a client with
-    /// many watches on one stream gets the responses one after the other. The dropped watches read later. The
-    /// lower number also applies to them, so that the lengths need not be computed again.
+    /// Drops some of the watches from this read if the responses of all of them together are large. So a
+    /// client with many watches on one stream gets these responses in several parts. The dropped watches read
+    /// the revision later, also in groups of at most the reduced number, so that this is decided only once.
     fn leave_some_for_later(&mut self) {
         let len = |parts: &[Part]| parts.iter().flat_map(|part| &part.lens).sum::<usize>();
         let watches = self.parts.len();

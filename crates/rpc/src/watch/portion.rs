@@ -8,7 +8,7 @@ pub(super) struct Portion {
     pub changes: usize,
     /// Maximum number of watches that receive something.
     pub watches: usize,
-    /// Maximum number of looks at watches: each change of a key that a watch covers counts as one look.
+    /// Maximum number of times that a watch is checked against a change of a key that the watch covers.
     pub looks: usize,
     /// Maximum bytes of events, each event counted once for every watch that receives it: if no two watches
     /// share a response, this many bytes are copied.
@@ -21,8 +21,8 @@ impl Portion {
         Portion { changes: usize::MAX, watches: usize::MAX, looks: usize::MAX, bytes: usize::MAX };
 }
 
-/// Work that a step of a turn has done: changes walked over, watches told, number of looks at watches, and bytes of
-/// events encoded.
+/// Work that a step of a turn has done: changes walked over, watches served, checks of a watch against a
+/// change, and bytes of events encoded.
 #[derive(Default)]
 pub(super) struct Done {
     pub walked: usize,

@@ -9,9 +9,9 @@ use super::response;
 /// Memory in bytes that a waiting response takes in addition to its own bytes.
 pub(super) const QUEUED_BYTES: usize = 128;
 
-/// Maximum length in bytes of a short response. Each stream has its own copy of a short response, next to
-/// others that are sent together with it. Sharing it would cost more than copying, and a copy takes little
-/// memory compared with [`QUEUED_BYTES`].
+/// Maximum length in bytes of a short response. Each stream has its own copy of a short response, in one
+/// buffer with other short responses of the stream. Sharing a short response between streams would cost more
+/// than copying it, and a copy takes little memory compared with [`QUEUED_BYTES`].
 pub(super) const SHORT_BYTES: usize = 512;
 
 /// Bytes of the waiting responses.
@@ -46,7 +46,7 @@ impl Body {
 pub(super) struct Queued {
     /// The encoded responses.
     pub body: Body,
-    /// Number of events in all of them.
+    /// Number of events in all responses together.
     pub events: u32,
 }
 

@@ -34,10 +34,11 @@ pub(super) const SLICE_BYTES_MAX: usize = 1 << 20;
 pub(super) enum Gathered {
     /// The slice contains everything through this revision.
     Through(Revision),
-    /// The slice is empty: its first revision, this one, matches more watches than the portion allows.
+    /// The slice is empty: its first revision, which this variant names, matches more watches than the
+    /// portion allows.
     TooMuch(Revision),
-    /// The slice is empty: its first revision, this one, has more changes than the portion allows, whatever
-    /// watches there are.
+    /// The slice is empty: its first revision, which this variant names, has more changes than the portion
+    /// allows, even for a single watch.
     TooLong(Revision),
 }
 

@@ -298,8 +298,8 @@ pub(super) struct Stream {
     /// True if any watch of the stream has asked for periodic progress.
     pub wants_ticks: Cell<bool>,
     queue: RefCell<VecDeque<Queued>>,
-    /// Bytes of the queued responses: at most [`QUEUE_BYTES_MAX`], or the length of one response, which a
-    /// gRPC message can hold.
+    /// Bytes of the queued responses. At most [`QUEUE_BYTES_MAX`], or the length of a single response; the
+    /// length of a gRPC message fits 32 bits.
     queued_bytes: Cell<u32>,
     waker: Cell<Option<Waker>>,
     /// Boxed and created only when needed, because most streams do not need it.
@@ -380,7 +380,7 @@ impl Stream {
         assert!(replaced.is_none(), "a watch is behind only once");
     }
 
-    /// Removes a watch from the unsynced watches; returns true if it was one of them.
+    /// Removes a watch from the unsynced watches. Returns true if the watch was among them.
     pub fn catches_up(&self, watch: &Watch) -> bool {
         let rare = self.rare_if_any();
         rare.is_some_and(|rare| rare.unsynced.borrow_mut().remove(&ReadsNext::of(watch)).is_some())
@@ -450,9 +450,9 @@ impl Stream {
         self.charge(bytes, rare.long_bytes.replace(bytes));
     }
 
-    /// Gives this stream a response that another stream has made and that this one waits for. The response is
-    /// charged to nobody until this stream's turn. Returns false if this stream may not take it soon, because
-    /// its queue is not empty or it is ending.
+    /// Gives this stream a response that it waits for and that another stream has made. The response is not
+    /// charged to this stream before its turn. Returns false if this stream may not take the response soon,
+    /// because its queue is not empty or the stream is ending.
     pub fn give(&self, given: &Rc<Given>) -> bool {
         if !self.is_drained() || self.ending().is_some() {
             return false;
@@ -471,8 +471,8 @@ impl Stream {
         }
     }
 
-    /// Gives up the response that other streams wait for, because this stream cannot continue; the others
-    /// then make it themselves.
+    /// Gives up the response that other streams wait for, because this stream cannot continue. The other
+    /// streams then make the response themselves.
     pub fn give_up_claim(&self) {
         let Some(rare) = self.rare_if_any() else { return };
         let claim = rare.long.borrow_mut().as_mut().and_then(|long| long.claim.take());
@@ -498,11 +498,11 @@ impl Stream {
         self.set_long(if long.parts.is_empty() { None } else { Some(long) });
     }
 
-    /// Returns the hub revision at which the requested progress notification may be sent: all watches have
-    /// then received everything up to it, none starts above it, and none has received more. Returns `None` if
-    /// the client waits for no notification, or if a watch must first catch up or a watch that was cancelled
-    /// by a compaction must first be cancelled by the client. A client can ask with a few bytes, so this
-    /// function does not visit each watch.
+    /// Returns the hub revision at which the requested progress notification may be sent: at that revision
+    /// all watches have received everything, no watch starts later, and no watch has received more. Returns
+    /// `None` if the client waits for no notification, if a watch is unsynced, or if the client has not yet
+    /// cancelled a watch that was cancelled by a compaction. The function does not visit each watch, because
+    /// a client can request progress with a few bytes.
     pub fn progress_due(&self) -> Option<Revision> {
         let rare = self.rare_if_any()?;
         let wanted = rare.progress_wanted.get()?;
@@ -517,7 +517,7 @@ impl Stream {
         self.charge(WATCH_BYTES + keys.bytes(), 0);
     }
 
-    /// Charges bytes that this stream and others may queue, once for all of them.
+    /// Charges bytes that this stream and other streams may queue: once in total, not once per stream.
     pub fn share(&self, bytes: Bytes) -> Bytes {
         match self.account() {
             Some(account) => account.share(bytes),
@@ -618,8 +618,9 @@ impl Stream {
         self.queued_bytes.set(self.queued_bytes.get() + queued.body.bytes() as u32);
         self.charge(queued.charged_bytes(), 0);
         self.pending_events.add(i64::from(queued.events));
-        // A response that another stream has given to this one would now be sent after a response with a
-        // newer header, and possibly late. So it is dropped, and this stream makes its own.
+        // If another stream has given a response to this stream, that response would be sent after `queued`
+        // but with an older header, and possibly much later. So it is dropped, and this stream makes its own
+        // response.
         if let Some(rare) = self.rare_if_any() {
             let given = rare.long.borrow_mut().as_mut().and_then(|long| long.given.take());
             drop(given);
@@ -667,8 +668,8 @@ impl Stream {
         self.end.get().map(|status| Status::clone(status))
     }
 
-    /// Returns the read attempt that was begun for history from this revision on, with its fetched values;
-    /// otherwise a new one from `begin`.
+    /// Takes the read attempt that was begun for history from this revision on, with its fetched values. If
+    /// there is none, returns a new one from `begin`.
     pub fn attempt(&self, from: Revision, begin: impl FnOnce() -> Attempt) -> Attempt {
         let rare = self.rare();
         let begun = rare.fetching.borrow_mut().take();

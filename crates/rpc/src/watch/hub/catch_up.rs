@@ -35,13 +35,13 @@ use crate::watch::stream::{Stream, Watch};
 use replica::shared::Published;
 use storage::values::Attempt;
 
-/// Maximum number of responses in [`Hub::claimed`]. A shard exceeds it only if hardly any two of its streams
-/// need the same response; then the oldest entry is dropped.
+/// Maximum number of entries of [`Hub::claimed`]. If there are more, the oldest entry is dropped; this
+/// happens only if the streams of a shard make very many different responses at a time.
 const CLAIMED_MAX: usize = 64;
 
 impl Hub {
-    /// Reads history for the streams that wait in the line, one after the other, until the portion is used
-    /// up. Returns true if no stream waited.
+    /// Reads history for the waiting streams, one after the other, until the work of one turn is used up.
+    /// Returns true if no stream waited.
     pub(in crate::watch) fn read_some(&self) -> bool {
         // Users or roles may have changed since the last check. Changes of the newest state are delivered
         // only after the next turn has checked the watches again.
@@ -52,8 +52,8 @@ impl Hub {
             let Some(stream) = self.readers.borrow_mut().pop() else { break };
             none_reads = false;
             if !stream.may_read() {
-                // The stream enters the line again when it may read. It still counts as work, because there
-                // may be many such streams.
+                // The stream is queued again when it may read. Skipping it counts as work, because there may
+                // be many such streams.
                 self.note_work(0, 1);
                 left = Done { looks: 1, ..Done::default() }.left_of(portion);
                 continue;
@@ -70,7 +70,7 @@ impl Hub {
         none_reads
     }
 
-    /// Puts a stream into the line of those that wait to read history.
+    /// Queues a stream to read history in its turn.
     pub(in crate::watch) fn read_later(&self, stream: &Rc<Stream>) {
         self.readers.borrow_mut().enter(stream);
         self.go_on_later();
@@ -105,9 +105,9 @@ impl Hub {
         watch.stream.wake();
     }
 
-    /// Reads one slice of history for some unsynced watches of a stream, those with the oldest next revision
-    /// first. Returns `None` if the slice needs more than `portion` and `portion` is only the rest of a turn;
-    /// `whole` is true if it is all of a turn.
+    /// Reads one slice of history for the unsynced watches of a stream that have the oldest next revisions.
+    /// `whole` is true if `portion` is the work of a complete turn. Returns `None` if `portion` is only the
+    /// rest of a turn and the slice needs more.
     fn catch_up(
         &self,
         stream: &Rc<Stream>,
@@ -156,8 +156,8 @@ impl Hub {
         let (slice, gathered) = Slice::gather(snapshot, &values, changes, &group, newest, portion);
         let done = slice.done();
         self.note_work(done.walked, done.looks);
-        // The watches among which the slice was chosen count as looks. A stream that got no event counts as
-        // one told watch, so that the turn ends.
+        // The watches among which the slice was chosen count as checked watches. A stream that got no event
+        // counts as one served watch, so that many such streams use up the turn.
         let done = Done { told: done.told.max(1), looks: done.looks + at_once, ..done };
         let through = match gathered {
             Gathered::Through(through) => through,
@@ -322,9 +322,9 @@ impl Hub {
         done
     }
 
-    /// Gives a finished response to the streams that wait for the same one. A stream whose queue is empty
-    /// takes it in its next turn; the others make the response themselves after their clients have read the
-    /// queued responses.
+    /// Gives a finished response to the streams that wait for the same response. A stream whose queue is
+    /// empty takes the response in its next turn. Every other stream makes the response itself, after its
+    /// client has read the queued responses.
     fn share_long(&self, claim: &Claim, made: &mut Long, header: &ResponseHeader) {
         let given = Rc::new(Given { same: claim.same.clone(), response: made.shared(header) });
         for waiting in claim.take_waiting() {

@@ -13,14 +13,17 @@ use crate::watch::stream::{Class, Place, Stream};
 pub(super) struct Line {
     classes: [BTreeMap<u64, Rc<Stream>>; 3],
     numbers: u64,
-    /// Number of consecutive turns of laden streams since the last turn of another stream.
+    /// Number of consecutive turns that streams of class [`Class::Laden`] have had since the last turn of
+    /// another stream.
     laden_since: usize,
-    /// True if the last stream that was not laden was of class [`Class::Held`].
+    /// True if the last turn of a stream that was not of class [`Class::Laden`] was that of a stream of class
+    /// [`Class::Held`].
     held_was_last: bool,
 }
 
-/// Number of laden streams after which one other stream gets its turn. Without this limit laden streams could
-/// go first for ever, because reading fetched values may cause further fetches.
+/// Number of consecutive turns of streams of class [`Class::Laden`] after which one other stream gets its
+/// turn. The limit is needed because reading fetched values may cause further fetches, so a stream of this
+/// class could go first for ever.
 const LADEN_MAX: usize = 16;
 
 impl Line {

@@ -47,9 +47,9 @@ impl Hub {
         self.say_progress(stream);
     }
 
-    /// Sends a due progress notification, or registers the stream to send it when the hub reaches the
-    /// required revision. A stream that has to wait for something else first, such as a cancel request of its
-    /// client, calls this again by itself.
+    /// Sends a progress notification if it is due. Otherwise registers the stream to send it when the hub
+    /// reaches the required revision. A stream that has to wait for something else first, such as a cancel
+    /// request of its client, calls this function again by itself.
     fn say_progress(&self, stream: &Rc<Stream>) {
         let mut due = stream.progress_due();
         // While revisions are being delivered over several turns, some watches of the stream may have
@@ -125,8 +125,8 @@ impl Hub {
     }
 
     fn push_progress(&self, stream: &Stream, watch_id: i64) {
-        // A stream that is ending may have lost events. A client resumes after the revision of the last
-        // notification, so this one would make it skip them.
+        // The stream is ending, so events may be missing in it. A client resumes after the revision of the
+        // last notification, so a notification now would make the client skip these events.
         if stream.ending().is_some() {
             return;
         }

@@ -18,8 +18,9 @@ use crate::watch::stream::Watch;
 use replica::shared::Published;
 use storage::values::Attempt;
 
-/// Delivery of revisions to synced watches over several turns. Until it ends, the hub's revision stays, and
-/// an unsynced watch joins the synced ones only if it has received later revisions.
+/// Delivery of revisions to synced watches over several turns. Until the delivery ends, the hub's revision
+/// stays the same, and an unsynced watch becomes synced only if it has read all revisions of the delivery
+/// itself.
 pub(super) enum UnderWay {
     /// Delivery of a few revisions that match many watches.
     Broadcast(Broadcast),
@@ -126,8 +127,8 @@ impl Hub {
         !self.is_under_way() && self.say_due_progress() && self.revision.get() >= current && is_newest
     }
 
-    /// Delivers a slice of the new changes. Returns the work done, and false if the next revision needs a
-    /// turn or more of its own.
+    /// Delivers a slice of the new changes. Returns the work done, and false if the next revision needs one
+    /// or more turns of its own.
     fn tell_all(&self, state: &Published, portion: Portion) -> (Done, bool) {
         let snapshot = state.view.snapshot();
         let current = snapshot.current_revision();
@@ -181,9 +182,9 @@ impl Hub {
             }
             (changes, bytes, through) = (changes + 1, bytes + event_len(version), version.main());
         }
-        // In the worst case each of these watches receives all changes, and `portion.bytes` must suffice for
-        // that. If there are very many changes, a turn is long even for one watch, so at least an eighth as
-        // many watches as changes are served.
+        // At most as many watches as `portion.bytes` allows if each of them receives all changes. If there
+        // are very many changes, even a turn for a single watch is long, so the other limit is raised to an
+        // eighth of the number of changes.
         let together = (portion.bytes / bytes.max(1)).clamp(1, portion.watches.max(changes / 8));
         let at = ChangeId::first_of(from);
         UnderWay::Broadcast(Broadcast {
@@ -298,7 +299,7 @@ impl Hub {
                 watch.left_behind.set(true);
             }
             if gathering.bytes < portion.bytes / 4 && gathering.looks < portion.looks / 4 {
-                // This turn used little of its portion, so the next one may serve more watches.
+                // This turn used little of its portion, so the next turn serves twice as many watches.
                 broadcast.together = (2 * broadcast.together).min(broadcast.together_max);
             }
         } else {
@@ -310,7 +311,8 @@ impl Hub {
                 *self.under_way.borrow_mut() = Some(UnderWay::Broadcast(broadcast));
                 return Done { told: 0, ..done };
             }
-            // The revisions exceed a portion even for one watch, so its stream reads them in parts.
+            // The revisions exceed the portion even for one watch, so the stream of this watch reads them in
+            // parts.
             chosen.iter().for_each(|watch| watch.left_behind.set(true));
         }
         for watch in chosen {
@@ -328,8 +330,8 @@ impl Hub {
         done
     }
 
-    /// Makes some more watches read history that may have been removed. Streams without watches count as
-    /// work, too, because there may be many of them.
+    /// Makes some more synced watches read as history the revisions up to `through`, which may have been
+    /// removed. A stream without watches counts as work, too, because there may be many of them.
     fn overtake(&self, through: Revision, stream: u64, watch: i64) -> Done {
         let from = self.revision.get() + 1;
         let streams = self.streams.borrow();
