@@ -420,7 +420,7 @@ impl fmt::Debug for Account {
     }
 }
 
-/// Work in bytes that examining one key counts as; both take about the same time.
+/// Work in bytes that is counted for examining one key: copying that many bytes takes about the same time.
 pub const KEY_BYTES: usize = 128;
 
 /// Counts keys and value bytes that a service has examined as work of the current connection's turn. Code
@@ -433,8 +433,8 @@ pub fn note_work(keys: u64, bytes: u64) {
 }
 
 /// Returns the work, in bytes as counted by [`note_work`], that the current connection may do before others
-/// have their turn. Work that is done in slices must not exceed it by much, since many connections may have
-/// such turns one after the other. Outside of a front there is no limit.
+/// have their turn. Code that works in slices must not exceed this number by much, since many connections may
+/// have such turns one after the other. Outside of a front there is no limit.
 pub fn work_left() -> usize {
     TURN.with_borrow(|account| account.as_ref().map_or(usize::MAX, |account| account.work_left.get()))
 }

@@ -4,7 +4,7 @@
 //! bytes of gzip expand to a thousand such elements. Therefore a request with repeated fields must be counted
 //! before it is decoded.
 //!
-//! Counting allocates nothing and takes one step for each field. An invalid message is counted up to the
+//! Counting allocates no memory and takes one step for each field. An invalid message is counted up to the
 //! first error that a decoder would find.
 
 use crate::{Code, Status};

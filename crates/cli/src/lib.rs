@@ -8,8 +8,8 @@
 //! tables in boxes, and Go's JSON. It re-exports [`stdx::go`] for Go's formats of durations, quoted strings
 //! and sizes.
 //!
-//! The server's table of flags (crate `config`) is built from the same [`Flag`] and [`Value`], with rows, a
-//! syntax and error texts of its own.
+//! The server's table of flags (crate `config`) is built from the same [`Flag`] and [`Value`], with its own
+//! row type, syntax and error texts.
 //!
 //! The crate does not know etcd's API, except URLs and the text of a status, nor any command or the network.
 //!

@@ -50,8 +50,8 @@ impl Matches {
         found.map(|(value, _)| value)
     }
 
-    /// Returns the value of a flag, from the command line or the environment, otherwise its default. A flag
-    /// that the command does not accept has its default, too.
+    /// Returns the value of a flag from the command line or the environment; otherwise, and for a flag that
+    /// the command does not accept, returns its default.
     pub fn get<T: FlagValue>(&self, flag: Flag<T>) -> T::Ref<'_> {
         let row = flag.row();
         T::of(self.value(&row), row.default)

@@ -141,8 +141,8 @@ pub struct RaftOptions {
     pub write_timeout: Duration,
     /// True if a batch of proposals may start while the previous one is being written, replicated or applied.
     pub pipeline: bool,
-    /// Maximum time for which writes are collected for one sync of the log; they wait only if that improves
-    /// throughput.
+    /// Maximum time for which writes are collected for one sync of the log; writes wait only if the wait
+    /// improves throughput.
     pub batch_fsync_window: Duration,
     /// Number of applied entries between two checkpoints; not 0.
     pub snapshot_count: u64,

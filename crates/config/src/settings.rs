@@ -353,8 +353,8 @@ impl Settings {
         self.given.contains_key(flag.row().name)
     }
 
-    /// Returns the value of a flag: the one that was set, otherwise its default. As in etcd, a list of URLs
-    /// that was set to an empty value has its default.
+    /// Returns the value of a flag: the one that was set, otherwise its default. As in etcd, if a list of
+    /// URLs was set to an empty value, its default is returned.
     pub(super) fn get<T: FlagValue>(&self, flag: Flag<T>) -> T::Ref<'_> {
         let row = flag.row();
         T::of(self.values.get(row.name), row.default)

@@ -33,7 +33,7 @@ const COMPACTION_BATCH_LIMIT_DEFAULT: u64 = 1_000;
 const COMPACTION_SLEEP_INTERVAL_DEFAULT: Duration = Duration::from_millis(1);
 const WATCH_PROGRESS_NOTIFY_INTERVAL_DEFAULT: Duration = Duration::from_secs(600);
 const WARNING_UNARY_REQUEST_DURATION_DEFAULT: Duration = Duration::from_millis(300);
-/// Lower bound: as in etcd, a shorter timeout is raised to this one.
+/// Minimum of the timeouts for raft connections. As in etcd, a shorter timeout is raised to this one.
 const RAFT_TIMEOUT_MIN: Duration = Duration::from_secs(5);
 const NANOS_PER_HOUR: u64 = 3_600_000_000_000;
 
@@ -246,8 +246,8 @@ fn raft_timeout(settings: &Settings, flag: Flag<Nanoseconds>) -> Result<Duration
     Ok(duration(settings, flag)?.max(RAFT_TIMEOUT_MIN))
 }
 
-/// Returns the release that a member reports for this version: a late one, because tools require a minimum
-/// release.
+/// Returns the release of etcd that a member reports for this minor version. It is a late patch release,
+/// because tools require a minimum release.
 fn release(version: &str) -> &'static str {
     match version {
         "3.5" => "3.5.24",

@@ -2,9 +2,9 @@
 //! forwarded to members.
 //!
 //! Structure: [`Console::start`] runs the console in a separate thread with a small runtime, so that neither
-//! shards nor the core wait for it. A member has one (`--listen-console-urls`), or it is a process of its own
-//! ([`run`], `mainstay console`). It makes no access decisions: a browser's user logs in at a member, and
-//! members decide about permissions. It offers only what any client can request.
+//! shards nor the core wait for it. The console is part of a member (`--listen-console-urls`), or a separate
+//! process ([`run`], `mainstay console`). The console makes no access decisions: a browser's user logs in at
+//! a member, and members decide about permissions. It offers only what any client can request.
 //!
 //! The server does not know the meaning of calls, the users, the state of a member, or what the pages do.
 //!

@@ -15,7 +15,8 @@ pub(crate) enum ExclusionReason {
     Malformed,
     /// The member's URLs are Unix sockets, which would be files of the console's machine.
     Unix,
-    /// The member's URLs have unspecified addresses, such as `0.0.0.0`, which would be the console's machine.
+    /// The member's URLs have unspecified addresses, such as `0.0.0.0`, which would mean the console's own
+    /// machine.
     Unspecified,
     /// The member has only URLs without TLS, while the URLs given to the console, or those of its own member,
     /// use TLS.

@@ -15,8 +15,8 @@ use tokio::task::spawn_local;
 type LookUpResult = Result<Vec<SocketAddr>, (io::ErrorKind, String)>;
 
 /// Look-ups in flight. Callers that look up the same name at the same time share one look-up: a name without
-/// an answer takes long, and the threads for look-ups are few. A look-up continues when no caller waits for
-/// it any more; its result is not cached.
+/// an answer takes long, and the threads for look-ups are few. A look-up continues even if no caller waits
+/// for it any more. Results are not cached.
 #[derive(Default)]
 pub(crate) struct NameLookUps {
     in_flight: RefCell<BTreeMap<String, watch::Receiver<Option<LookUpResult>>>>,

@@ -1,6 +1,6 @@
 //! Connections to members: [`Target`] is a member with the idle connections that are kept for it, [`Dialer`]
-//! opens connections, [`Link`] is one connection. Dropping a link closes it at once, which cancels its
-//! request.
+//! opens connections, [`Link`] is one connection. Dropping a link closes the connection at once, which
+//! cancels its request.
 
 use std::cell::{Cell, RefCell};
 use std::io;

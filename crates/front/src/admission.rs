@@ -47,7 +47,7 @@ impl HeadCache {
         known.find(|(its, _)| Arc::ptr_eq(its, fields)).map(|(_, request)| *request)
     }
 
-    /// Caches a head that the HTTP/2 engine caches too; other heads occur once.
+    /// Caches a head if the HTTP/2 engine caches it too. Any other head is unlikely to occur again.
     fn add(&mut self, fields: &Arc<Fields>, request: RequestKind) {
         if Arc::strong_count(fields) > 1 {
             self.heads[usize::from(self.next)] = Some((fields.clone(), request));

@@ -1,7 +1,7 @@
 //! One call, from its first bytes to its last answer, as a state machine that a connection steps:
 //! `Call::step`. This module gathers unary requests, runs streams, sends answers in pieces, holds answers
-//! that wait for room, enforces deadlines and detects stalled streams. Of the transport it knows only the two
-//! halves of the call's HTTP/2 stream.
+//! while the connection's queued answers are at their limit, enforces deadlines and detects stalled streams.
+//! The only part of the transport that it knows is the two halves of the call's HTTP/2 stream.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -458,9 +458,9 @@ impl FinishedCall {
     }
 }
 
-/// Sends the result of a unary call; if the connection's queued answers are at their limit, the result waits.
-/// `charge` is the charge of the call so far, `bytes` the length of its request if `charge` does not include
-/// it.
+/// Sends the result of a unary call. If the connection's queued answers are at their limit, the result waits.
+/// `charge` is the charge of the call so far; `bytes` is the length of the request if `charge` does not
+/// include it.
 #[expect(clippy::too_many_arguments, reason = "all of them are moved out of a call that is over")]
 fn answer(
     around: &Rc<ConnectionContext>,

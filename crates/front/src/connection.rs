@@ -1,6 +1,6 @@
-//! One HTTP/2 connection with all its calls: [`Connection::poll_turn`] runs one turn. `Connection::work` takes new requests
-//! (`input`), steps the calls that are ready, and sends everything in one write; `tending` has the timers. This module knows
-//! no protobuf and no methods; the service does.
+//! One HTTP/2 connection with all its calls: [`Connection::poll_turn`] runs one turn. `Connection::work`
+//! takes new requests (`input`), steps the calls that are ready, and sends everything in one write; `tending`
+//! has the timers. This module knows neither protobuf nor methods; only the service does.
 
 mod input;
 mod tending;
@@ -156,7 +156,8 @@ pub(crate) struct Connection {
     alarm: Instant,
     is_resting: bool,
     is_closing: bool,
-    /// True if the last turn was long and the next one may be.
+    /// True if the last turn was long. The connection then waits in the queue for long turns, after which its
+    /// next turn may be long too.
     was_long: bool,
     /// Index of the connection in [`ShardState::connections`] and in the shard's clock.
     index: u32,
@@ -324,7 +325,7 @@ impl Connection {
                 stepped += 1;
             }
             ready.drain(..stepped);
-            // Calls that became ready during the loop are queued behind the remaining ones.
+            // Calls that become ready while these calls run are queued after them.
             let work = self.work.get_or_insert_default();
             ready.append(&mut work.ready);
             work.ready = ready;
@@ -447,7 +448,8 @@ impl Connection {
                     break;
                 }
                 is_enough = output.written() - before >= WRITTEN_AT_ONCE;
-                // Pending means that the kernel takes no more; it wakes the transport later.
+                // The result is pending if the kernel accepts no more bytes; the transport is woken when it
+                // does again.
                 let mut cx = Context::from_waker(&self.around.transport_waker);
                 if is_enough {
                     break;
@@ -510,7 +512,8 @@ impl Connection {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
         }
         http2.close(reason, debug);
-        // Output that the kernel does not take now is sent while the connection lingers.
+        // Output that the kernel does not accept now is sent later, while the closed connection is still
+        // read.
         Poll::Ready(Ok(()))
     }
 }

@@ -1,5 +1,5 @@
-//! State shared by the calls of one connection: [`ConnectionContext`] holds the HTTP/2 state that they send
-//! with, the account that they charge, and the work count of the connection's turn.
+//! State shared by the calls of one connection: [`ConnectionContext`] contains the HTTP/2 state through which
+//! the calls send, the account that they charge, and the work count of the connection's turn.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -41,8 +41,8 @@ impl TurnWork {
     }
 }
 
-/// Memory in bytes that a queued piece of an answer, or its trailers, takes besides its content: an entry in
-/// the stream's queue, and a share of the stream, which stays open for it.
+/// Memory in bytes that a queued piece of an answer takes in addition to its content: an entry in the
+/// stream's queue, and a share of the stream's state. Queued trailers take as much.
 const PIECE_BYTES: usize = 512;
 
 /// State that the calls of one connection share.

@@ -70,8 +70,8 @@ impl Exchange {
         }
     }
 
-    /// Returns a future that resolves when the request may run for long, for work that cannot be split into
-    /// slices. A shard grants one such turn between two polls of the network.
+    /// Returns a future that resolves when the request may do a long piece of work that cannot be split into
+    /// slices. A shard grants one long turn between two polls of the network.
     pub fn long_turn(&self) -> impl Future<Output = ()> + use<> {
         poll_fn(self.long_turns())
     }
@@ -251,7 +251,7 @@ impl RequestBody {
         self.bytes_max = bytes_max;
     }
 
-    /// Reads the whole body. The memory charge grows with it.
+    /// Reads the whole body. The memory charge grows with the bytes read.
     ///
     /// # Errors
     ///

@@ -1,5 +1,5 @@
 //! HTTP/1 on the client port, served by hyper: [`serve`] runs one connection until it ends. Requests go to
-//! [`crate::Service::exchange`]. It knows no gRPC and no paths.
+//! [`crate::Service::exchange`]. This module knows neither gRPC nor paths.
 
 use std::cell::RefCell;
 use std::convert::Infallible;
@@ -150,8 +150,9 @@ fn in_turns<F: Future>(pace: &Pace, mut serving: Pin<&mut F>) -> impl Future<Out
     })
 }
 
-/// Reads ahead of the current request. Resolves with an error when the client has disconnected, with `Ok` when the buffer
-/// is full. Reading ahead takes from the same share as hyper's writes of the answer, so hyper gains no extra work by it.
+/// Reads ahead of the current request. Resolves with an error when the client has disconnected, with `Ok`
+/// when the buffer is full. Bytes read ahead count towards the same share as the bytes that hyper writes, so
+/// reading ahead does not allow the connection more work per turn.
 fn poll_ahead<S: Transport>(
     share: &Share<S>,
     ahead: &RefCell<ReadAhead>,

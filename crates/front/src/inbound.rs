@@ -30,8 +30,8 @@ struct Wire {
     assembler: Assembler,
     method: u16,
     ended: bool,
-    /// Bytes charged to the connection's account for the incomplete message. A plain number instead of a
-    /// [`crate::ledger::Charge`], whose pointer to the account would be redundant with the one in the stream.
+    /// Bytes charged to the connection's account for the incomplete message. Stored as a plain number: a
+    /// [`crate::ledger::Charge`] would contain a pointer to the account, which the stream has already.
     charged: u32,
 }
 

@@ -67,7 +67,7 @@ impl Messages {
     ///
     /// # Panics
     ///
-    /// If `send` returns a message other than the one it was given.
+    /// If `send` returns another message than the one that it was given.
     pub fn send_first(
         mut self,
         send: impl FnOnce(Bytes) -> Result<(), TrySend>,

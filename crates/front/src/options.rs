@@ -43,14 +43,14 @@ pub struct Options {
     /// Number of requests of one connection that may wait while its answers exceed their limit; further
     /// requests are refused with `REFUSED_STREAM`, which clients retry.
     pub waiting_requests_max: usize,
-    /// Unsent bytes that one streaming call may hold above which [`crate::Outbound::send`] waits.
+    /// Unsent bytes of one streaming call above which [`crate::Outbound::send`] waits.
     pub stream_buffer_bytes_max: usize,
     /// Time limit for the first bytes of a new connection, and in HTTP/1 for the headers and body of a
     /// request.
     pub first_bytes_timeout: Duration,
     /// Time without a received byte after which an unfinished unary request is reset, and a connection with
     /// an unfinished frame or header block is closed. This time and the keepalive time do not run while
-    /// reading from the client is suspended because it takes no output.
+    /// reading from the client is suspended because the client does not read its output.
     pub request_timeout: Duration,
     /// Time without progress after which a stream that holds unsent data is reset. The stream counts as
     /// stalled only if its turn to send came within that time, or if the client reads nothing at all. A

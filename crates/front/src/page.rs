@@ -119,7 +119,7 @@ impl Page {
                 Poll::Pending => return Some(self),
             };
             let (mut head, mut body) = answer.into_parts();
-            // These headers are forbidden in HTTP/2.
+            // HTTP/2 forbids these headers.
             for name in [CONNECTION, TRANSFER_ENCODING] {
                 head.headers.remove(name);
             }

@@ -88,7 +88,7 @@ impl Responder {
         }
     }
 
-    /// Sends an answer of one message.
+    /// Sends an answer that consists of one message.
     pub(crate) fn answer(mut self, message: Bytes, packed: bool) {
         self.is_done = true;
         {

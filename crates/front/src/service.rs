@@ -88,8 +88,8 @@ pub trait Service: 'static {
     /// Returns the method at a path such as `/etcdserverpb.KV/Range`; `None` if there is no such method.
     fn method(&self, path: &str) -> Option<Method>;
 
-    /// Returns true if a gRPC service of this name (such as `etcdserverpb.KV`) exists; selects between two
-    /// error texts for an unknown path.
+    /// Returns true if a gRPC service of this name (such as `etcdserverpb.KV`) exists. The result selects
+    /// between two error texts for an unknown path.
     fn has_service(&self, name: &str) -> bool;
 
     /// Returns true if unary calls of a method may be delayed a little in favour of other calls. Connections

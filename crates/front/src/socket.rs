@@ -113,8 +113,8 @@ impl<S: Transport> Socket<S> {
         }
     }
 
-    /// Reads available bytes behind the unused ones, which must be less than a frame. Returns the cost in
-    /// bytes of the round's allowance; 0 at the end of the stream.
+    /// Reads available bytes and appends them to the unused bytes, of which there must be less than a frame.
+    /// Returns the cost in bytes of the round's allowance; 0 at the end of the stream.
     pub(crate) fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         if self.drained {
             return Poll::Pending;

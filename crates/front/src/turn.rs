@@ -66,8 +66,8 @@ impl Turn {
             return false;
         }
         // A transport wake from another thread stores `transport` first and reads `awake` second. This code
-        // stores `awake` and reads `transport`, the opposite order, so at least one side sees the other's
-        // store.
+        // uses the opposite order: it stores `awake` first and reads `transport` second. So at least one of
+        // the two threads sees the store of the other.
         self.awake.store(false, SeqCst);
         if self.transport.load(SeqCst) {
             self.awake.store(true, SeqCst);

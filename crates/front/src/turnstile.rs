@@ -28,7 +28,7 @@ pub(crate) const TURNS: usize = 16;
 const STEP: Duration = Duration::from_millis(1);
 /// Interval between two checks for other calls.
 const LOOK: Duration = Duration::from_millis(10);
-/// Time for which other calls are assumed to continue to arrive after one has arrived.
+/// Time for which further calls are expected after a call that may not wait has arrived.
 const GOING_ON: Duration = Duration::from_millis(100);
 
 /// Limits the number of turns per step, and queues the turns above the limit.
@@ -207,7 +207,7 @@ impl Others {
     }
 }
 
-/// Repeated admissions of one connection through a turnstile.
+/// A connection's repeated admissions through a turnstile: one admission per turn.
 #[derive(Default)]
 pub(crate) struct Pass(Option<Rc<QueueEntry>>);
 

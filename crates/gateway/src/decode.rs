@@ -45,9 +45,9 @@ impl Refused {
     }
 }
 
-/// Converts the first JSON value in `body` to the bytes of a message, in no more memory than the body takes;
-/// an empty body is an empty message. Bytes after the value are ignored. All lists may have `elements_max`
-/// elements together: elements are decoded one by one, so a million would delay other calls.
+/// Converts the first JSON value in `body` to the bytes of a message, in no more memory than the body takes.
+/// An empty body gives an empty message. Bytes after the value are ignored. All lists together may have at
+/// most `elements_max` elements: they are decoded in one step, so a million elements would delay other calls.
 ///
 /// # Errors
 ///

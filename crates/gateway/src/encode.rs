@@ -294,10 +294,10 @@ pub(crate) fn text(text: &str, texts: Texts, out: &mut Vec<u8>) {
     out.push(b'"');
 }
 
-/// Writes a message as JSON while its bytes arrive in pieces, for responses that are too large to be held. A
-/// message that contains messages is opened as soon as its length is known, and each of its fields is written
-/// when it is complete; the fields have to arrive in the order of the description, as in etcd's responses.
-/// Other messages, such as a key with its value, are written when they are complete.
+/// Writes a message as JSON while its bytes arrive in pieces, for responses that are too large to be held in
+/// memory. A message that contains messages is opened as soon as its length is known, and each of its fields
+/// is written when it is complete; the fields have to arrive in the order of the description, as in etcd's
+/// responses. Other messages, such as a key with its value, are written when they are complete.
 #[derive(Debug)]
 pub struct RangeEncoder {
     /// Bytes of a field that is not complete yet.

@@ -1,9 +1,9 @@
 //! Buffers for bytes in transit: [`Input`] for received bytes that are not processed yet, [`Output`] for
 //! bytes to write. A connection without such bytes holds no buffer.
 //!
-//! Spare buffers belong to the thread, not to a connection: a few of them, in the processor's cache, serve
-//! all connections of a shard in turn. The rejected alternative, a pool that every connection references,
-//! would keep connections from moving to other threads.
+//! Spare buffers belong to the thread, not to a connection. So a few buffers, which stay in the processor's
+//! cache, serve all connections of a shard in turn. The rejected alternative is a pool to which every
+//! connection has a reference; then connections could not move to other threads.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -91,7 +91,8 @@ impl Input {
     pub fn space(&mut self) -> &mut [u8] {
         let buffer = self.buffer.get_or_insert_with(take_input);
         let (at, end) = (self.at as usize, self.end as usize);
-        // A partial frame is moved to the front once the rest of it might not fit.
+        // A partial frame is moved to the front of the buffer if the rest of the frame might not fit behind
+        // it.
         if at > 0 && buffer.len() - at < frame::PAYLOAD_BYTES_MAX + HEAD_BYTES {
             buffer.copy_within(at..end, 0);
             (self.at, self.end) = (0, (end - at) as u32);

@@ -153,7 +153,7 @@ impl Buckets {
 pub(crate) struct Lists {
     /// Streams with data to send, in the order of their turns. Some may have ended.
     pub(crate) ready: VecDeque<Key>,
-    /// Streams that have room to send and whose caller asked to be notified.
+    /// Streams that can send again and whose caller asked to be notified.
     pub(crate) writable: Vec<Key>,
     /// Streams that a GOAWAY of the peer ended.
     pub(crate) cut_off: Vec<Key>,
@@ -624,7 +624,8 @@ impl Connection {
             let more = flow::update(target, state.may_receive.into(), state.unreleased.into());
             if more > 0 {
                 let more = more.min(WINDOW_BYTES_MAX - state.may_receive.max(0) as u32);
-                // Negative windows are small, and positive ones were just bounded.
+                // The result fits 32 bits: a negative window is small, and a positive window was bounded
+                // above.
                 state.may_receive = (i64::from(state.may_receive) + i64::from(more)) as i32;
                 self.put_window_update(stream.id, more);
             }

@@ -32,7 +32,7 @@ impl Rate {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Streams that the peer resets in the turn ([`crate::Connection::begin_turn`]) in which it opened them
-    /// ("rapid reset", CVE-2023-44487). Each completely answered stream offsets one.
+    /// ("rapid reset", CVE-2023-44487). Each completely answered stream offsets one such reset.
     pub early_resets: Rate,
     /// Streams that this end must reset or refuse because of the peer's input ("made you reset",
     /// CVE-2025-8671).
@@ -79,10 +79,10 @@ pub struct Options {
     /// growth.
     pub stream_window_bytes_max: u32,
     /// Receive window of the connection in bytes, from 65,535 to 2^31-1. The effective window is at least
-    /// that of one stream, and at least four stream windows once those have grown.
+    /// that of one stream, and at least four grown stream windows once stream windows have grown.
     ///
-    /// A stream whose consumer stops occupies one stream window of it, and the rest is for the other streams;
-    /// so the value should be several times [`Options::stream_window_bytes`].
+    /// A stream whose consumer stops occupies one stream window of the connection's window, and the other
+    /// streams use the rest. So the value should be several times [`Options::stream_window_bytes`].
     pub connection_window_bytes: u32,
     /// Maximum number of streams that the peer may have open; `u32::MAX` for no limit. A client never accepts
     /// streams.

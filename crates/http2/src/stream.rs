@@ -19,7 +19,8 @@ pub struct Key {
 
 impl Key {
     /// Returns a small number that no other open stream of the connection has; numbers are reused. A caller
-    /// can index its own table by it, and compare [`Key::id`] to detect a reused slot.
+    /// can use the number as an index into its own table, and compare [`Key::id`] to detect that a number was
+    /// reused.
     pub fn slot(self) -> usize {
         self.slot as usize
     }
@@ -93,7 +94,7 @@ impl Payload {
     pub(crate) fn split_to(&mut self, bytes: usize) -> Payload {
         let of_prefix = bytes.min(PREFIX_BYTES - usize::from(self.at));
         let end = self.at + of_prefix as u8;
-        // The first part stores its prefix bytes at the end of its own array.
+        // The first part keeps its bytes of the prefix at the end of its own prefix array.
         let mut first = Payload {
             prefix: [0; PREFIX_BYTES],
             at: (PREFIX_BYTES - of_prefix) as u8,
@@ -165,7 +166,8 @@ pub(crate) struct Backlog {
 
 /// Bytes that a stream must still receive according to `content-length`, if known. `u64::MAX` means unknown,
 /// which takes half the memory of an `Option<u64>`; every open stream has such a field. An announced length
-/// of `u64::MAX` is stored as one less, which makes no difference, because neither length can be reached.
+/// of `u64::MAX` is stored as `u64::MAX - 1`, which makes no difference, because no body reaches such a
+/// length.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ContentLeft(u64);
 
@@ -221,7 +223,7 @@ pub(crate) struct Stream {
     pub(crate) sent_head: bool,
     /// True if the stream is in the list of turns.
     pub(crate) is_ready: bool,
-    /// True if the caller asked to be notified when there is room.
+    /// True if the caller asked to be notified when the stream can send again.
     pub(crate) wants_room: bool,
     /// True for a HEAD request, whose response has no content, whatever `content-length` says (RFC 9110,
     /// section 8.6).
@@ -271,8 +273,9 @@ impl Stream {
     }
 }
 
-/// Hasher for stream identifiers. They are increasing odd numbers, but the peer chooses which ones it skips;
-/// so they are multiplied with a secret number, and the peer cannot choose identifiers that collide.
+/// Hasher for stream identifiers. The identifiers are increasing odd numbers, but the peer chooses which
+/// numbers it skips. So they are multiplied by a secret number, and the peer cannot choose identifiers that
+/// collide.
 #[derive(Default)]
 pub(crate) struct Mixer(u64);
 
@@ -332,8 +335,8 @@ struct Tables {
 
 impl Default for Tables {
     fn default() -> Tables {
-        // Many connections have one stream and then go idle. A capacity of one keeps memory in use only
-        // briefly from fragmenting long-lived memory.
+        // Many connections have one stream and then go idle. With a capacity of one, such a connection
+        // allocates little, and its short-lived memory leaves only small gaps between long-lived allocations.
         Tables { slots: Slab::with_capacity(1), by_id: None }
     }
 }

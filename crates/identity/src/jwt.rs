@@ -29,7 +29,7 @@ use crate::keyed::{Entropy, MacKey, Tag};
 use crate::{Epoch, Now};
 use method::{Family, Named};
 
-/// Maximum length of a token in bytes. A longer one is refused without decoding.
+/// Maximum length of a token in bytes. A longer token is refused without being decoded.
 pub const TOKEN_BYTES_MAX: usize = 16 * 1024;
 
 /// Time for which a verified token is remembered after its last use.
@@ -148,7 +148,7 @@ impl std::error::Error for JwtError {}
 /// Error returned when a token cannot be signed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SignError {
-    /// No private key is configured, only a public one.
+    /// Only a public key is configured, and signing needs a private key.
     VerifyOnly,
     /// The cryptographic library failed, for example because the operating system has no random bytes.
     Failed,
@@ -318,8 +318,8 @@ impl Jwt {
         Ok(holder)
     }
 
-    /// Forgets verified tokens that were not used for some time. Expired tokens are refused even without this
-    /// call; it only frees their memory.
+    /// Forgets verified tokens that were not used for some time. Expired tokens are refused anyway; this call
+    /// only frees their memory.
     pub fn expire(&self, now: Instant) {
         let since_ns =
             self.epoch.ns(now).saturating_sub(u64::try_from(REMEMBERED.as_nanos()).unwrap_or(u64::MAX));
@@ -369,7 +369,7 @@ struct Unverified<'t> {
 }
 
 /// Decodes and verifies a token. The checks are in the order of golang-jwt, so that a token with several
-/// errors is reported with the same one.
+/// errors is reported with the same error.
 ///
 /// Returns the claims, and a counter that stays 0 until the key is removed.
 fn verify(keys: &Keys, token: &[u8], now: i64) -> Result<(Claims, Arc<AtomicU64>), JwtError> {

@@ -21,10 +21,10 @@ use crate::keyed::{Entropy, equal};
 pub const COST_MIN: u8 = 4;
 /// Maximum cost of a hash.
 pub const COST_MAX: u8 = 31;
-/// Cost that is used if none, or an invalid one, is given.
+/// Cost that is used if no cost or an invalid cost is given.
 pub const COST_DEFAULT: u8 = 10;
-/// Number of bytes of a password that count. Longer passwords cannot be set; when one is checked, the rest is
-/// ignored.
+/// Number of bytes of a password that count. A longer password cannot be set. When a longer password is
+/// checked, the bytes after these are ignored.
 pub const PASSWORD_BYTES_MAX: usize = 72;
 
 /// The alphabet of bcrypt; as in Go, unused bits of the last letter are ignored.
@@ -62,7 +62,7 @@ impl fmt::Display for InvalidCost {
 impl std::error::Error for InvalidCost {}
 
 impl Cost {
-    /// Cost that is used if none, or an invalid one, is given.
+    /// Cost that is used if no cost or an invalid cost is given.
     pub const DEFAULT: Cost = Cost(COST_DEFAULT);
     /// Lowest cost, at which hashes are very cheap and protect little; for tests and simulations.
     pub const LOWEST: Cost = Cost(COST_MIN);
@@ -101,7 +101,7 @@ impl std::error::Error for TooLong {}
 /// Reason why a password does not match a stored hash. The texts are Go's; they are never sent to clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unequal {
-    /// The password is a different one.
+    /// The stored hash belongs to another password.
     Mismatch,
     /// The stored hash has fewer than 59 bytes.
     HashTooShort,

@@ -37,7 +37,7 @@ pub fn draw_prefix(entropy: &mut Entropy) -> String {
 
 /// Returns the number in a token that the entry at `index` created, as etcd's members compute it. Up to etcd
 /// 3.4 it is the index of the entry, from 3.5 on it is that index minus 1. (3.5.0 to 3.5.2 number as 3.4
-/// does, and up to 3.5.4 each earlier failed entry lowers the number by one.).
+/// does, and up to 3.5.4 each earlier failed entry lowers the number by one.)
 pub fn number(index: Index, is_before_3_5: bool) -> Index {
     if is_before_3_5 { index } else { Index(index.0.saturating_sub(1)) }
 }
@@ -196,8 +196,8 @@ impl Store {
     }
 
     /// Returns the user of this token and renews the token. Both versions of [`number`] are accepted, because
-    /// members of a cluster may have seen different ones. `applied` is the index that this member has applied
-    /// and published, read before the call.
+    /// members of a cluster may have used different rules. `applied` is the index that this member has
+    /// applied and published, read before the call.
     ///
     /// # Errors
     /// Returns an error if the token is not in this store, or may belong to an entry that this member has not
@@ -220,7 +220,7 @@ impl Store {
     }
 
     /// Removes tokens that were not used for the TTL, checking at most `steps` tokens. Expired tokens are
-    /// refused even without this call; it only frees their memory.
+    /// refused anyway; this call only frees their memory.
     pub fn expire(&self, now: Instant, mut steps: usize) -> Expired {
         let now_ns = self.epoch.ns(now);
         self.write(|state| {

@@ -40,7 +40,8 @@ impl fmt::Display for DecodeError {
 
 impl std::error::Error for DecodeError {}
 
-/// Splits pieces that end anywhere into units of a known length; a unit within one piece is not copied.
+/// Joins pieces of a stream, which may end anywhere, into units of known length. A unit that lies within one
+/// piece is not copied.
 #[derive(Debug, Default)]
 pub(crate) struct Intake {
     piece: Bytes,
@@ -49,7 +50,7 @@ pub(crate) struct Intake {
 }
 
 impl Intake {
-    /// Sets the next piece; the previous one must be used up.
+    /// Sets the next piece. The previous piece must have been used up.
     pub(crate) fn feed(&mut self, piece: Bytes) {
         debug_assert!(self.piece.is_empty());
         self.piece = piece;

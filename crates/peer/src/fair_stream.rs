@@ -11,15 +11,15 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use transport::{Detached, Stream, end_turn};
 
-/// Bytes in one direction of one connection after which other connections have their turn, because heartbeats
-/// must not wait for a long queue to drain.
+/// Number of bytes in one direction of one connection after which other connections have their turn: raft's
+/// heartbeats must not wait until a long queue is sent.
 pub(crate) const TURN_BYTES: usize = 512 * 1024;
 
 /// Interval of TCP keepalive probes, as in etcd.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 
 /// A connection. Reads and writes are pending after [`TURN_BYTES`], so that other connections have their
-/// turn. A write fails if the kernel takes no bytes for the write timeout.
+/// turn. A write fails if the kernel accepts no bytes within the write timeout.
 #[derive(Debug)]
 pub(crate) struct FairStream {
     stream: Stream,

@@ -1,5 +1,6 @@
-//! Counters for etcd's network metrics: [`Figures`] is a copy of all of them, [`Counters`] the live counters
-//! of one peer, which all threads update. The names of the metrics are in `telemetry`.
+//! Counters for etcd's network metrics: [`Figures`] is a copy of the counters of all peers; [`Counters`]
+//! contains the live counters of one peer, which all threads update. The names of the metrics are in
+//! `telemetry`.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,6 +1,6 @@
 //! Writes frames without copying large entries: [`FrameBuffer`] gathers small parts and references large
 //! data; [`Segments`] is the result, sent with one vectored write. This module knows the framing of messages,
-//! but not when they are sent.
+//! but does not decide when they are sent.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;

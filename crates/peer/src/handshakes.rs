@@ -1,5 +1,6 @@
 //! TLS handshakes on a separate thread: [`Handshakes`]. A handshake costs milliseconds of processor time, a
-//! hostile one tens of milliseconds, and the peer thread must send raft's heartbeats.
+//! hostile handshake even tens of milliseconds, and meanwhile the peer thread could not send raft's
+//! heartbeats.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -238,7 +239,8 @@ async fn accept(
     }
 }
 
-/// Counts records as bytes read, because many small ones are expensive.
+/// Counts each received record as some additional bytes read, because many small records are expensive to
+/// process.
 fn count_records(stream: &mut FairStream, received: Received<'_>) {
     stream.count_as_read(RECORD_COST * received.records);
 }

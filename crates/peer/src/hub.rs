@@ -1,5 +1,5 @@
-//! Peers and the work for them: [`Hub`] owns the peers, takes what other threads put into the inbox, and starts the tasks
-//! that talk to the peers. `peer_thread` drives it; it serves no listener.
+//! Peers and the work for them: [`Hub`] owns the peers, takes what other threads put into the inbox, and
+//! starts the tasks that talk to the peers. `peer_thread` drives the hub. The hub does not serve listeners.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -77,7 +77,7 @@ impl Hub {
         let mut peers = self.peers.borrow_mut();
         let mut remotes = self.remotes.borrow_mut();
         if let Some(at) = remotes.iter().position(|known| *known == id) {
-            // The sender is known already and becomes the most recently heard one.
+            // The sender is known already, so it only becomes the most recently heard sender.
             remotes.remove(at);
             remotes.push_back(id);
             return;
@@ -207,7 +207,8 @@ impl Hub {
         timeout: Duration,
     ) -> Result<Response<Bytes>, RequestError> {
         if let Target::Member(_) = target {
-            // The identity headers let the member recognize the request as one from a member.
+            // The headers let the receiving member recognize that the request comes from a member of its
+            // cluster.
             self.local.identity.stamp(request.headers_mut());
         }
         match target {

@@ -22,7 +22,8 @@
 //! - TLS handshakes run on a separate thread. Admitted connections are checked again after TLS files were
 //!   reloaded, and once a minute (`secure`).
 //! - Input closes at most its own connection and never panics. Headers are checked before a body is read, a
-//!   slow body ends its connection, and connections of strangers give way to new ones (`garbage`, `overload`).
+//!   slow body ends its connection, and connections that belong to no member are closed for new connections
+//!   (`garbage`, `overload`).
 //!
 //! Start reading with [`Peers`], [`Handler`] (what the caller receives), `peer_thread.rs`, `hub.rs` and `routes.rs`. Tests also
 //! run beside real etcd with `MAINSTAY_TEST_ETCD=<etcd binary>`. `examples/exchange.rs` measures the cost of a

@@ -41,7 +41,8 @@ impl Kind {
 /// State of a stream that the peer dialed, shared with its writer.
 #[derive(Debug, Default)]
 struct Slot {
-    /// Incremented with every new stream, so that the writer of an older one sees that it was replaced.
+    /// Incremented with every new stream, so that the writer of an older stream notices that its stream was
+    /// replaced.
     generation: u64,
     attached: bool,
     waker: Option<Waker>,
@@ -87,7 +88,8 @@ pub(crate) struct Peer {
     /// Notified when the peer is known to be up. A task that waits before its next dial then dials
     /// immediately.
     pub(crate) presence: Notify,
-    /// Addresses at which the peer accepted the streams that are up, one per stream kind.
+    /// Addresses at which the peer accepted the streams that this member dialed, one per stream kind; `None`
+    /// for a stream that is not up.
     reached_at: [Cell<Option<IpAddr>>; 2],
     tasks: RefCell<Vec<AbortHandle>>,
     closed: Cell<bool>,
@@ -226,7 +228,8 @@ impl Peer {
         }
     }
 
-    /// Registers a stream that the peer dialed, replacing the previous one. Returns its generation.
+    /// Registers a stream that the peer dialed, replacing the previous one. Returns the generation of the new
+    /// stream.
     pub(crate) fn attach(&self, local: &LocalMember, kind: Kind) -> u64 {
         let (generation, replaced) = {
             let mut slot = self.slot(kind).borrow_mut();

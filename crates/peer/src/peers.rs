@@ -44,9 +44,9 @@ impl Peers {
 
     /// Sends messages to the peers in their `to` fields, messages of one kind in order. Never blocks: at most
     /// 4096 messages or 64 MiB of MsgApp are queued for one peer, and 4096 messages or 16 MiB of all others;
-    /// further messages are dropped and [`Handler::unreachable`] reports it. Messages to ids that are neither
-    /// members nor known senders are dropped. A MsgSnap must be sent with [`Peers::send_snapshot`]; here it
-    /// is reported as not delivered.
+    /// further messages are dropped, and [`Handler::unreachable`] reports the loss. Messages to ids that are
+    /// neither members nor known senders are dropped. A MsgSnap must be sent with [`Peers::send_snapshot`];
+    /// here it is reported as not delivered.
     pub fn send(&self, messages: Vec<Message>) {
         self.inbox.send(messages);
     }
@@ -123,8 +123,8 @@ impl Peers {
         drop(self);
     }
 
-    /// Stops like [`Peers::stop`], for one of several owners: messages are neither sent nor received any
-    /// more. Does not wait.
+    /// Stops sending and receiving messages, like [`Peers::stop`], but does not consume the value and does
+    /// not wait for the thread. For one of several owners.
     pub fn close(&self) {
         self.inbox.stop();
     }

@@ -131,7 +131,7 @@ impl ConnectionSlots {
 /// begins in the name of the same sender, the earlier ones are ended, unless they make good progress.
 pub(crate) struct SnapshotSlots {
     max: usize,
-    /// Time that a snapshot may arrive slowly before it can be ended for another one.
+    /// Time for which a snapshot may arrive slowly before another snapshot may displace it.
     chance: Duration,
     taken: RefCell<Vec<SnapshotSlot>>,
     next: Cell<u64>,
@@ -208,11 +208,11 @@ impl SnapshotSlots {
         SnapshotSlots { max, chance, taken: RefCell::default(), next: Cell::new(0) }
     }
 
-    /// Takes a slot for a snapshot that arrives on `connection` in the name of `from`. `at_home`
-    /// means that the snapshot comes from the sender's address; it then ends all snapshots that come from
-    /// other addresses. Slow snapshots are also ended: those of the same sender, and those of any sender if
-    /// no slot is free. Snapshots are ended even if slots are free, because only one snapshot is received at
-    /// a time and the new one would have to wait. Returns `None` if no slot can be freed.
+    /// Takes a slot for a snapshot that arrives on `connection` in the name of `from`. `at_home` means that
+    /// the snapshot comes from the sender's address; such a snapshot ends all snapshots that come from other
+    /// addresses. Slow snapshots are also ended: those of the same sender, and those of any sender if no slot
+    /// is free. Snapshots are ended even if slots are free, because only one snapshot is received at a time
+    /// and the new one would have to wait. Returns `None` if no slot can be freed.
     pub(crate) fn take(
         &self,
         connection: &Rc<ConnectionSlot>,

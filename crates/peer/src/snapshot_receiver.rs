@@ -120,7 +120,8 @@ async fn take(
     };
     let SnapshotAdmission { number, progress, taker, before } = admission;
     let mut receiving = Receiving::begin(hub, number, &account);
-    // The handler takes one snapshot at a time, so the ended snapshots must finish first.
+    // The handler processes one snapshot at a time, so the snapshots that were ended for this one must finish
+    // first.
     let ends = async {
         for one in before {
             // The other end is only dropped, so the result is always an error; only the wait matters.

@@ -540,9 +540,9 @@ fn front_options(config: &Config, shards: usize, segments: usize) -> Result<fron
     })
 }
 
-/// Returns the bytes that the calls in flight of one connection may hold: the default, or twice the largest
-/// message if that is more, but at most half of the budget. The budget is large enough for four of the
-/// largest messages.
+/// Returns the bytes that the calls in flight of one connection may hold: the default, or twice the size of
+/// the largest message if that is more; in both cases at most half of the budget. The budget is large enough
+/// for four of the largest messages.
 fn request_bytes_max(default: usize, budget_bytes: usize, message_bytes_max: usize) -> usize {
     default.max(message_bytes_max.saturating_mul(2)).min(budget_bytes / 2)
 }

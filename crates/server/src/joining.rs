@@ -27,7 +27,7 @@ const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
 /// may not be started yet.
 const BOOTSTRAPPED_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Error for which a member without data cannot begin. The texts are etcd's where etcd has one.
+/// Error that prevents a member without data from beginning. The texts are etcd's where etcd has one.
 #[derive(Debug)]
 pub enum JoinError {
     /// The options contradict each other.
@@ -236,7 +236,7 @@ fn own_id(bootstrap: &Bootstrap, existing: &[Member]) -> Result<Option<u64>, Joi
     let (mut own, mut matched) = (None, BTreeSet::new());
     for member in &bootstrap.members {
         let wanted = texts(&member.peer_urls);
-        // If the options name one member twice, they leave out another one, which may be this one.
+        // If the options name one member twice, they leave out another member, which may be this one.
         let known =
             member_at(existing, |known| &known.peer_urls, &wanted).filter(|known| matched.insert(known.id));
         let Some(known) = known else {

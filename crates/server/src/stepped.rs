@@ -6,8 +6,8 @@
 //! run can be repeated.
 //!
 //! All parts of a member live on one thread. Dropping the member simulates a crash: nothing is written on the
-//! way out. No runtime is needed; inside a tokio runtime, futures that are not tasks of the member share the
-//! budget of the tokio task that runs.
+//! way out. No runtime is needed. If the code runs inside a tokio runtime, futures that are not tasks of the
+//! member share the cooperative budget of the current tokio task.
 //!
 //! The same calls, clock readings, and answers of the disk and the links give the same behaviour. Metrics
 //! that measure real durations are the exception.
@@ -391,7 +391,7 @@ impl Stepped {
         true
     }
 
-    /// Runs the member's tasks until each one waits: those of the services, of the monitor, and of
+    /// Runs the member's tasks until each of them waits: those of the services, of the monitor, and of
     /// [`Stepped::spawn`].
     ///
     /// Between the tasks, and when all of them wait, values that are not in memory are read from the disk,

@@ -116,8 +116,8 @@ impl<O: Copy + Eq + Hash + Send + Sync + 'static> Turns<O> {
         self.tasks.insert(id, (task, waker));
     }
 
-    /// Polls the next task, and then yields the processor to other threads. Returns pending if no task is to
-    /// be polled; the caller is woken when one is.
+    /// Polls the next task, and then yields the processor to other threads. Returns pending if no task has to
+    /// be polled; the caller is woken when a task has to be.
     pub fn poll_one(&mut self, cx: &Context<'_>) -> Poll<()> {
         let ticket = {
             let mut queues = self.ready.lock();

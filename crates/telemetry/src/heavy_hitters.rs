@@ -11,7 +11,7 @@
 //! least [`TIMES`] times: a key that occurs once is never among them, however low the load is.
 //!
 //! Only samples of requests are noted (`rpc`'s sampler, one of 64), each weighted by the number of requests
-//! that it stands for. So most requests cost nothing here, and rare ones may be missed.
+//! that it stands for. So most requests cost nothing here, and names with few requests may be missed.
 //!
 //! # Example
 //!

@@ -24,8 +24,8 @@ const TEXT_BYTES_MAX: usize = 256;
 /// Value of [`Settings::rate`] with which all calls are traced.
 const RATE_OF_ALL: u64 = 1_000_000;
 
-/// Name of the instrumentation scope of gRPC spans; that of etcd's library, so that existing dashboards find
-/// them.
+/// Name of the instrumentation scope of gRPC spans. It is the name that etcd's library uses, so that existing
+/// dashboards find the spans.
 pub const GRPC_SCOPE: &str = "go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc";
 /// Name of the instrumentation scope of the member's own spans.
 pub const MEMBER_SCOPE: &str = "go.etcd.io/etcd";

@@ -27,7 +27,7 @@ use crate::trust::{Fingerprint, Trust};
 pub struct Expiry {
     /// Role of the certificate.
     pub of: Owner,
-    /// File of the certificate. If it contains several, the one that expires first counts.
+    /// File of the certificate. If the file contains several certificates, the one that expires first counts.
     pub file: PathBuf,
     /// Last second in which the certificate is valid.
     pub not_after: SystemTime,

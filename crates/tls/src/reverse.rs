@@ -1,7 +1,7 @@
 //! Names of an address, from the hosts file or else from name servers.
 //!
-//! The system function `getnameinfo` returns only one name per address. An address may have several, and a
-//! certificate may be for any of them.
+//! The system function `getnameinfo` returns only one name per address. An address may have several names,
+//! and a certificate may be for any of them.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::io::{self, Read as _, Write as _};
@@ -18,7 +18,7 @@ const SERVERS_MAX: usize = 3;
 /// Number of attempts per server; the next constant is the time limit of each attempt.
 const ATTEMPTS: usize = 2;
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum size of an answer over UDP in bytes; a longer one is fetched over TCP.
+/// Maximum size in bytes of an answer over UDP. A longer answer is fetched over TCP.
 const UDP_BYTES_MAX: usize = 4096;
 /// Maximum length of a name in bytes.
 const NAME_BYTES_MAX: usize = 255;

@@ -1,5 +1,5 @@
-//! TLS handshakes: [`Handshake`] is one in progress, driven by polling; [`connect`] and [`accept`] run one to its
-//! end. They do not decide whom to trust beyond what rustls verifies.
+//! TLS handshakes: [`Handshake`] is one in progress, driven by polling; [`connect`] and [`accept`] run one to
+//! its end. This module does not check the other end beyond what rustls verifies.
 
 use std::future::poll_fn;
 use std::io;

@@ -1,5 +1,5 @@
-//! HTTP/1 to servers, spoken by hyper: [`Link`] is one connection, [`IdleLinks`] keeps those to one server that wait
-//! for a request, [`send`] uses them.
+//! HTTP/1 to servers, spoken by hyper: [`Link`] is one connection, [`IdleLinks`] keeps the idle connections
+//! to one server, and [`send`] uses them for requests.
 
 use std::cell::RefCell;
 use std::error::Error;
@@ -14,8 +14,8 @@ use tokio::task::{AbortHandle, spawn_local};
 /// Longest time for which a request waits for a kept connection to get ready.
 const READY_MAX: Duration = Duration::from_millis(100);
 
-/// Connection to a server, for one request at a time. Dropping it closes the connection at once, which cancels its
-/// request and the body of its response.
+/// Connection to a server, for one request at a time. Dropping the link closes the connection at once, which
+/// cancels the request in flight and the body of its response.
 #[derive(Debug)]
 pub struct Link<B> {
     sender: SendRequest<B>,

@@ -1,7 +1,7 @@
 //! Byte streams under connections, with TLS or without: what servers and clients of every protocol share.
 //!
-//! * [`Stream`] is a TCP connection or a Unix socket in an event loop, [`Detached`] one between two event loops.
-//!   [`Listener`] accepts them.
+//! * [`Stream`] is a TCP connection or a Unix socket in an event loop, [`Detached`] is one that is moved
+//!   between two event loops. [`Listener`] accepts them.
 //! * [`Handshake`] performs a TLS handshake by polling; [`connect`] and [`accept`] run one to its end.
 //!   [`HandshakeThread`] is a thread for many of them, whose origins take turns.
 //! * [`TlsStream`] is TLS over any byte stream after the handshake, for either end. [`Wire`] is a stream with

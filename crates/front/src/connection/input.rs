@@ -225,7 +225,8 @@ impl Connection {
         }
     }
 
-    /// Makes the parked calls wait for their clients if this round did not complete their messages.
+    /// Makes the unary calls whose messages this round did not complete wait for their clients, and charges
+    /// their memory.
     pub(super) fn charge_parked(&mut self) {
         self.park_opening();
         let Some(work) = &mut self.work else { return };
@@ -275,7 +276,8 @@ impl Connection {
                 if work.parked.is_empty() {
                     self.serve(opening);
                 } else {
-                    // Earlier parked calls run first, if their bodies are completed in this round.
+                    // Calls that were put into the table earlier run before this one, if their messages are
+                    // completed in this round.
                     work.gathered.push(key);
                     let deadline = opening.deadline();
                     self.keep(key, Call::Gathering(opening), deadline);

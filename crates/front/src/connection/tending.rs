@@ -19,13 +19,14 @@ use crate::socket::{Socket, Transport};
 /// Time without activity after which a connection frees memory that only makes the next call cheaper.
 ///
 /// Allocating the memory again costs a call a few microseconds. The time is short because thousands of
-/// clients may connect at once: memory that each of them keeps until it goes idle is interleaved with
-/// long-lived allocations and leaves gaps.
+/// clients may connect at once. The memory that each connection keeps until it goes idle is interleaved with
+/// long-lived allocations, and leaves gaps when it is freed.
 const REST_AFTER: Duration = Duration::from_millis(250);
 
 /// Approximate time for which a PING acknowledgement waits for the answer of a recent call, to share one
-/// write with it. gRPC clients send a PING for each answer, to measure bandwidth, together with the next
-/// request; separate writes for the acknowledgement and the answer would double the number of writes.
+/// write with it. To measure bandwidth, gRPC clients send a PING for each answer, together with the next
+/// request. Separate writes for the acknowledgement and for the next answer would double the number of
+/// writes.
 const PONG_PATIENCE: Duration = Duration::from_millis(10);
 
 /// Progress of all data that waits for the client; allocated only while such data exists.
@@ -68,8 +69,8 @@ impl Connection {
             next = next.min(self.check_stalls(socket, now)?.unwrap_or(next));
             next = next.min(self.rest_when_idle(now).unwrap_or(next));
             next = next.min(self.pongs_due().unwrap_or(next));
-            // An early alarm only causes one extra check; moving it to a later time in every turn would cost
-            // more.
+            // The alarm is moved only to an earlier time. An alarm that is too early causes one extra check,
+            // which costs less than moving the alarm in every turn.
             if next < self.alarm || self.alarm <= now {
                 self.around.shard.clock.set(self.index, Some(self.alarm), next);
                 self.alarm = next;

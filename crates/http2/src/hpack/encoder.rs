@@ -59,8 +59,8 @@ struct List {
 }
 
 /// Header list that is sent often, such as the head of every answer. Its fields enter the connection's table
-/// when first sent and take one byte each from then on, as far as the table has room. A clone counts as the
-/// same template.
+/// when first sent and take one byte each from then on, as far as they fit into the table. A clone counts as
+/// the same template.
 ///
 /// Values that change from message to message do not belong in a template: they would fill the table, which
 /// is never cleared.

@@ -194,8 +194,8 @@ impl Keys {
         self.signer.as_ref()?.sign(self.method, message)
     }
 
-    /// Checks a signature with each key. If one has made it, returns a counter that stays 0 until that key is
-    /// removed.
+    /// Checks a signature with each key. If one of the keys has made the signature, returns a counter that
+    /// stays 0 until that key is removed.
     pub(super) fn verify(&self, message: &[u8], signature: &[u8]) -> Option<&Arc<AtomicU64>> {
         let has_signed = |verifying: &&Verifying| match &verifying.key {
             Verifier::Hmac(key) => hmac::verify(key, message, signature).is_ok(),
@@ -415,8 +415,8 @@ fn checked_rsa(key: PublicKey, bits_max: usize) -> Result<PublicKey, KeyError> {
     if (RSA_BITS_MIN..=bits_max).contains(&bits) { Ok(key) } else { Err(KeyError::RsaBits(bits)) }
 }
 
-/// Returns true if the bytes are an uncompressed point of the method's curve, by trying a key agreement with
-/// it.
+/// Returns true if the bytes are an uncompressed point of the method's curve. The check tries a key agreement
+/// with the point.
 fn is_point(method: Method, bytes: &[u8]) -> bool {
     let curve = if method == Method::Es384 { &agreement::ECDH_P384 } else { &agreement::ECDH_P256 };
     let Ok(own) = agreement::EphemeralPrivateKey::generate(curve, &SystemRandom::new()) else {

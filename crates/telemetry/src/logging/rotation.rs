@@ -109,7 +109,8 @@ impl RotatedFile {
 }
 
 impl Write for RotatedFile {
-    /// Writes a line completely; the log's lines are much shorter than a file.
+    /// Writes a line completely. A line is never split between files: the log's lines are much shorter than a
+    /// file.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         if self.size_bytes > 0 && self.size_bytes + line.len() as u64 > self.settings.file_bytes_max {
             // If rotating fails, the line goes into the current file.
