@@ -439,7 +439,7 @@ fn same_name(a: &str, b: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// Reading a key whose type does not fit its kind would give the default.
+    /// If the type of a flag's constant did not fit the kind of the flag, reading it would give the default.
     #[test]
     fn a_value_of_every_kind_is_read_with_the_type_of_its_key() {
         let mut settings = Settings::new();

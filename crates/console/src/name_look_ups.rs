@@ -99,7 +99,7 @@ mod tests {
             // Another name does not wait for this look-up.
             assert_eq!(ask("b").await.unwrap().unwrap(), [address]);
             assert_eq!(count.get(), 2);
-            // One caller leaves, and the others get the result, even an error.
+            // One caller stops waiting, and the other callers get the result, even if it is an error.
             let [first, second, third] = waiting;
             first.abort();
             end.send(Err(io::Error::new(io::ErrorKind::NotFound, "no such name"))).unwrap();

@@ -85,14 +85,14 @@ mod tests {
             )
         };
         assert!(!is_stalled(connection, stream, 0, false));
-        // The client takes the other streams slowly, while new data is queued.
+        // The client reads the other streams slowly, and new data is queued on them all the time.
         for timeouts in 1..10 {
             connection.sent += 100;
             assert!(!is_stalled(connection, stream, timeouts, false));
         }
         connection.sent += 100;
         assert!(is_stalled(connection, stream, 10, false));
-        // A stream that moved gets a new timeout, as long as any other stream moves.
+        // A stream that makes progress gets a new timeout, as long as any other stream makes progress too.
         for moves in [&mut connection, &mut stream] {
             moves.sent += 10;
             moves.queued -= 10;

@@ -253,7 +253,7 @@ mod tests {
         let turnstile = Turnstile::new(vec![], vec![]);
         let mut passes: Vec<_> = (0..100).map(|name| (name, ONE, Pass::default())).collect();
         assert_eq!(through(&turnstile, &mut passes), (0..TURNS).collect::<Vec<_>>());
-        // Admitted passes may queue again, behind the others.
+        // An admitted pass may queue again, and is then the last.
         passes.drain(..TURNS);
         passes.extend((100..104).map(|name| (name, OTHER, Pass::default())));
         assert_eq!(through(&turnstile, &mut passes), []);

@@ -455,7 +455,8 @@ mod tests {
         output.pong([1; 8]);
         output.pong([2; 8]);
         assert!(output.is_pongs_only());
-        // A frame of another kind, of which as many bytes are left as two acknowledgements have.
+        // A frame of another kind is written in part, until as many bytes are left as two acknowledgements
+        // have.
         output.data(0, 1, b"", Bytes::from(vec![7; 100]));
         assert!(!output.is_pongs_only());
         output.advance(output.len() - 34);
@@ -488,7 +489,7 @@ mod tests {
             }
             input.filled(n);
             assert!(input.unread().iter().eq(&expected));
-            // Less than a frame may be left.
+            // Less than one frame may be left unread.
             let stays = (round * 13 % frame::PAYLOAD_BYTES_MAX).min(expected.len());
             let consumed = expected.len() - stays;
             input.consume(consumed);

@@ -287,7 +287,8 @@ mod tests {
         // A member that reconnects finds a slot, whatever connections exist.
         let back: Vec<_> = (0..20).map(|_| take(1)).collect();
         assert!(!members.iter().chain(&back).any(|connection| is_cut(connection)));
-        // A client that claims to be a member with too many connections does not displace others.
+        // A client that claims to be a member and has too many connections does not displace other
+        // connections.
         let many: Vec<_> = (0..200).map(|_| take(2)).collect();
         assert!(!back.iter().any(|connection| is_cut(connection)));
         assert_eq!(slots.taken.borrow().len(), 80);
@@ -305,7 +306,8 @@ mod tests {
         let flood: Vec<_> = (0..200).map(|_| take("10.0.0.66")).collect();
         assert!(!is_cut(&member), "it shakes hands");
         assert_eq!(flood.iter().filter(|connection| is_cut(connection)).count(), 200 - 19);
-        // Among unknown clients from as many addresses, the one with a verified certificate stays.
+        // Unknown clients from 20 addresses have one connection each. The connection with a verified
+        // certificate is not closed.
         let slots = ConnectionSlots::new(20);
         let all: Vec<_> =
             (0..20).map(|n| slots.take(Some([10, 0, 0, n].into())).expect("there is a slot").0).collect();

@@ -94,9 +94,9 @@ mod tests {
     #[test]
     fn only_turns_that_find_much_by_themselves_let_others_go_first() {
         let mut gathering = Gathering::new(3);
-        // One large turn is not a queue.
+        // One turn with many messages does not show that messages are queued all the time.
         assert!(!gathering.turn(1000));
-        // A read and its response in one turn, however often.
+        // Each turn finds a read and its response, which is not enough, however often it happens.
         assert!((0..10_000).all(|_| !gathering.turn(2)));
         assert!((0..100).filter(|_| gathering.turn(5)).count() > 80);
         // Without load the state is as at the beginning.
@@ -121,10 +121,11 @@ mod tests {
     fn others_that_take_long_and_bring_little_do_not_go_first() {
         let mut gathering = Gathering::new(3);
         assert!(yields(&mut gathering, 1000, 20, Duration::from_millis(2)) > 900, "100 us for each");
-        // 640 us per message: another thread that only computes, and few clients.
+        // The turns find one message per 640 us of waiting, as if another thread only computed and there were
+        // few clients.
         let many = yields(&mut gathering, 20_000, 5, Duration::from_micros(3200));
         assert!((5..100).contains(&many), "tried again now and then: {many}");
-        // The other thread is gone.
+        // The thread that computes has ended.
         let turns = 2 * PAUSE_TURNS as usize;
         let after = yields(&mut gathering, turns, 5, Duration::from_micros(300));
         assert!(after > turns / 3, "{after}");

@@ -615,8 +615,8 @@ mod tests {
         (log, values)
     }
 
-    /// Returns a moment of a store at which few keys existed: those have long names, and one of them is the
-    /// last of all keys. All other keys are written later.
+    /// Returns a moment at which few keys existed in a store: they have long names, and one of them is the
+    /// last of all keys. All other keys are written after that moment.
     fn sparse(store: &mut Store, keys: u64) -> Moment {
         let was_there = |n: u64| n < 40 || n == keys - 1;
         let put = |store: &mut Store, n: u64| {

@@ -278,7 +278,7 @@ mod tests {
         let values = meter.measured(&slow);
         let read = || values.read_into(Value::default(), &mut BytesMut::new());
         pass(1);
-        // A value that is read before the keys are found, as when sorting by value.
+        // The value is read before the keys are found, as when a range is sorted by value.
         read().expect("it is read");
         meter.found();
         read().expect("it is read");

@@ -764,7 +764,8 @@ mod tests {
 
     #[test]
     fn a_stream_and_its_watch_are_small() {
-        // With the 16 bytes of a counted pointer they are 192 and 128, and the allocator has pieces of these sizes.
+        // With the 16 bytes of the `Rc` header these make 192 and 128 bytes, which are size classes of the
+        // allocator.
         assert!(size_of::<Stream>() <= 176, "a stream has {} bytes", size_of::<Stream>());
         assert!(size_of::<Watch>() <= 112, "a watch has {} bytes", size_of::<Watch>());
     }
