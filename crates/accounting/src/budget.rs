@@ -80,9 +80,9 @@ struct Address {
 /// Returns the address that a client's connections are counted under.
 pub use stdx::client_network as party;
 
-/// Steps of two threads whose order decides how many bytes count as leaving. All four are sequentially
-/// consistent: a connection that does not see that it was asked to close was weighed with its published
-/// reservation.
+/// Steps of two threads whose order decides how many bytes count as leaving: the thread of a connection, and
+/// the thread that exceeds the budget. All four steps use sequentially consistent memory order. So if a
+/// connection does not see that it was asked to close, the other thread has seen its published reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     /// The thread of the connection publishes its reservation.
@@ -288,8 +288,9 @@ impl Budget {
                 && let Some((weight, key)) = by_peer.get_mut(&peer).and_then(|(_, theirs)| theirs.pop())
             {
                 let holder = &holders.open[key];
-                // Set before weighing: a concurrent change by the connection's thread is then either included
-                // in the weight, or that thread sees the flag, waits for the lock and corrects the count.
+                // Set before the reservation is read. So a concurrent change of the reservation is either
+                // included in the result, or the connection's thread sees the flag, waits for the lock and
+                // corrects the count.
                 step(Step::Doom, || holder.doomed.store(true, SeqCst));
                 let leaving = step(Step::Weigh, || holder.weight());
                 holder.leaving.store(leaving, Relaxed);

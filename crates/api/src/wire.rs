@@ -1,8 +1,9 @@
 //! Protobuf encoding by hand, where filling a generated message would cost copies.
 //!
-//! The whole product's own encoding is in this module: varints, tags, and fields with numbers or bytes. The
-//! output equals that of every protobuf encoder that writes fields in ascending order: shortest varints, and
-//! no fields with the value 0 or empty. HashKV hashes such bytes, so they must never change.
+//! All hand-written protobuf encoding of the product is in this module: varints, tags, and fields with
+//! numbers or bytes. The output equals that of every protobuf encoder that writes fields in ascending order:
+//! shortest varints, and no fields with the value 0 or empty. HashKV hashes such bytes, so they must never
+//! change.
 //!
 //! Field numbers are below 16, so that a tag is one byte; [`wide_tag`] is for larger numbers. Nothing here
 //! allocates, except by growing the buffer that is appended to.

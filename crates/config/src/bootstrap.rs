@@ -21,7 +21,8 @@ pub struct InitialMember {
     pub peer_urls: Vec<Url>,
 }
 
-/// The initial cluster, with ids that every member computes from the same options with the same result.
+/// The initial cluster. The ids are computed from the options, so every member with the same options gets the
+/// same ids.
 ///
 /// A member that joins an existing cluster takes the ids from that cluster: members added later have other
 /// ids.

@@ -110,8 +110,9 @@ impl OpenMap {
         Ok(())
     }
 
-    /// Returns the map with the entries of the maps named by merge keys; earlier merge keys take precedence.
-    /// A key of the map itself overrides merged ones.
+    /// Returns the map together with the entries of the maps that merge keys name. If several of those maps
+    /// have the same key, the earlier merge key takes precedence. A key of the map itself overrides merged
+    /// keys.
     fn finish(self) -> Result<Yaml, &'static str> {
         let mut entries = self.entries;
         let maps = self.merges.into_iter().flat_map(|value| match value {

@@ -342,9 +342,9 @@ impl Endpoints {
         }
     }
 
-    /// Probes members at their listed URLs if they responded at an endpoint with another URL, which may be a
-    /// load balancer: the next response there may come from another member. The URL is not verified yet, so
-    /// no token is sent.
+    /// Probes members at their listed URLs if they responded at an endpoint with another URL, because that
+    /// endpoint may be a load balancer, whose next response may come from another member. The URL is not
+    /// verified yet, so no token is sent.
     async fn probe(&self, dialer: &Rc<Dialer>, reports: &[(u64, MemberList)]) {
         let mut wanted: Vec<(u64, Url)> = Vec::new();
         {

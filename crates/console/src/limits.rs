@@ -19,7 +19,7 @@ pub struct Limits {
     /// base64, plus its frame.
     pub body_bytes_max: u64,
     /// Time within which a request's head must arrive, counted from the start of the connection or the end of
-    /// the previous response. It also closes idle connections.
+    /// the previous response. Idle connections are closed after this time as well.
     pub head_timeout: Duration,
     /// Time within which a request's body must arrive.
     pub body_timeout: Duration,

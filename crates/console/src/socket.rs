@@ -1,6 +1,6 @@
-//! A connection in the form that hyper needs, with or without TLS: [`Socket`]. It is given up when the peer
-//! accepts no bytes for too long. It can be read ahead of hyper, which otherwise would not notice during a
-//! response that the browser has gone.
+//! A connection in the form that hyper needs, with or without TLS: [`Socket`]. The connection is closed when
+//! the other end accepts no bytes for too long. It can be read ahead of hyper; otherwise hyper would not
+//! notice during a response that the browser has disconnected.
 
 use std::cell::RefCell;
 use std::future::Future;

@@ -1,5 +1,5 @@
 //! Beginning of a call: [`begin`] checks a request's head like grpc-go's server, in the same order and with
-//! the same texts, reads the deadline, and creates the call. It reads no message.
+//! the same texts, reads the deadline, and creates the call. [`begin`] does not read the request's message.
 
 use std::fmt;
 use std::rc::Rc;

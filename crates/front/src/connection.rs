@@ -134,10 +134,10 @@ impl Work {
 
 /// One HTTP/2 connection with all its calls.
 ///
-/// Holds the calls by stream, the lists of calls with pending work, and the timers. Its task drives it in
-/// turns ([`Connection::poll_turn`]). A turn passes the received bytes to the engine
-/// ([`http2::Connection::next`]) and each event immediately to its call. A unary call whose message arrives
-/// in the same read as its head, as most do, is answered without an entry in any table.
+/// The struct holds the calls by stream, the lists of calls with pending work, and the timers. The
+/// connection's task calls [`Connection::poll_turn`] once per turn. A turn passes the received bytes to the
+/// engine ([`http2::Connection::next`]) and each event immediately to its call. A unary call whose message
+/// arrives in the same read as its head, as most do, is answered without an entry in any table.
 pub(crate) struct Connection {
     pub(crate) around: Rc<ConnectionContext>,
     pub(crate) secured: Option<Box<SecureState>>,
@@ -277,8 +277,9 @@ impl Connection {
         is_refused || self.around.account.is_doomed()
     }
 
-    /// Becomes ready when the connection must close. Closing does not wait for other connections, which may
-    /// need the memory, and wakes the task even if [`crate::turn::Turn`] considers it awake.
+    /// Becomes ready when the connection must close. A connection closes without waiting for its turn,
+    /// because other connections may need its memory. The wake-up reaches the task even if
+    /// [`crate::turn::Turn`] considers the task awake.
     fn poll_over(&self, cx: &mut Context<'_>) -> Poll<()> {
         if let Some(secured) = &self.secured
             && secured.validity().poll_over(cx).is_ready()

@@ -379,8 +379,8 @@ impl HandshakeContext {
         self.rejections.report(rejected, Instant::now());
     }
 
-    /// Sends the reason to the client and gives it time to read it. Closing immediately, with unread bytes
-    /// from the client, would destroy data in flight.
+    /// Sends the reason to the client and gives the client time to read it. If the connection were closed
+    /// immediately, with unread bytes from the client, the reason could be lost in flight.
     async fn send_away(&self, handshake: &mut Handshake<Stream>, failure: &Failure) -> io::Result<()> {
         if let Failure::PlainHttp = failure {
             let mut rest = NOT_PLAIN;

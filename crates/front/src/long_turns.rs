@@ -56,8 +56,8 @@ impl LongTurns {
         self.is_open || !self.is_used.get()
     }
 
-    /// Returns the work in bytes that a connection may do in a turn: [`LONG_BYTES`] if it has queued for a
-    /// long turn or none was taken since the last poll of the network.
+    /// Returns the work in bytes that a connection may do in a turn: [`LONG_BYTES`] if the connection has
+    /// queued for a long turn, or if no long turn was taken since the last poll of the network.
     pub(crate) fn bytes_max(&self, has_waited: bool) -> usize {
         if has_waited || self.are_free() { LONG_BYTES } else { UNANNOUNCED_BYTES }
     }

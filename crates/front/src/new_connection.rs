@@ -38,7 +38,7 @@ impl SecureState {
 }
 
 /// Waits for the first bytes of a connection. Returns `None` if the front closes first, or if the client
-/// speaks a protocol that its listener does not serve or that differs from the one negotiated by ALPN.
+/// speaks a protocol that its listener does not serve or another protocol than the one negotiated by ALPN.
 pub(crate) async fn begin<S: Transport + 'static>(
     wire: Wire<S>,
     origin: Origin,

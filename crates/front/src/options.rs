@@ -40,8 +40,8 @@ pub struct Options {
     /// many requests`, and a call whose answer would have to wait fails with the status of
     /// [`crate::Service::unanswered`].
     pub request_bytes_max: usize,
-    /// Number of requests of one connection that may wait while its answers exceed their limit; further
-    /// requests are refused with `REFUSED_STREAM`, which clients retry.
+    /// Number of requests of one connection that may wait while the connection's queued answers are at their
+    /// limit; further requests are refused with `REFUSED_STREAM`, which clients retry.
     pub waiting_requests_max: usize,
     /// Unsent bytes of one streaming call above which [`crate::Outbound::send`] waits.
     pub stream_buffer_bytes_max: usize,

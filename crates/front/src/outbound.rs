@@ -126,8 +126,8 @@ impl Outbound {
         self.sending.is_full()
     }
 
-    /// Returns true if a message can be queued now. On a stream with compression, a message may have to wait
-    /// for the connection's next turn, whatever its size.
+    /// Returns true if a message can be queued now. On a stream with compression, even a short message may
+    /// have to wait for the connection's next turn.
     fn has_room(&self) -> bool {
         let waits_for_turn = self.sending.gzip && self.sending.has_packed_enough();
         !self.is_full() && !waits_for_turn

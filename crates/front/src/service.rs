@@ -121,8 +121,8 @@ pub trait Service: 'static {
         outbound: Outbound,
     ) -> LocalBoxFuture<Result<(), Status>>;
 
-    /// Returns the method of a request that is not a gRPC call, if its path alone determines the method. Such
-    /// requests wait like calls of the method, see [`Service::may_wait`].
+    /// Returns the method of a request that is not a gRPC call, if its path alone determines the method. If
+    /// calls of that method may be delayed ([`Service::may_wait`]), the request may be delayed too.
     fn page_method(&self, _path: &str) -> Option<u16> {
         None
     }

@@ -4,8 +4,9 @@ use std::task::{Wake, Waker};
 
 /// Set of calls that must be polled in the next turn of a connection.
 ///
-/// The connection's task is woken once, however many calls became ready, and not at all for wakes during its
-/// own turn: the turn checks for new wakes before it ends.
+/// The connection's task is woken only once, however many calls became ready. If a call becomes ready during
+/// the connection's own turn, the task is not woken at all, because the turn checks for ready calls before it
+/// ends.
 #[derive(Debug)]
 pub(crate) struct Turn {
     /// True if the transport must be polled.

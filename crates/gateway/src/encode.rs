@@ -24,7 +24,8 @@ pub(crate) enum Texts {
 ///
 /// # Errors
 ///
-/// The bytes are not a valid encoding of the message; then the contents of `out` are undefined.
+/// Returns an error if the bytes are not a valid encoding of the message. The contents of `out` are then
+/// undefined.
 pub fn encode(message: &'static Message, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), Malformed> {
     encode_as(message, bytes, Texts::Plain, out)
 }

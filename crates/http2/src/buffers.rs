@@ -285,8 +285,8 @@ impl Output {
     }
 
     /// Returns the total bytes taken by [`Output::advance`], up to the end of the last frame of a call
-    /// (HEADERS, CONTINUATION, DATA). It increases only while the peer takes such frames; acknowledgements
-    /// and window updates after them do not count.
+    /// (HEADERS, CONTINUATION, DATA). The number increases only while the peer reads such frames;
+    /// acknowledgements and window updates do not count.
     pub fn written_of_calls(&self) -> u64 {
         self.written.min(self.calls_end)
     }

@@ -180,8 +180,8 @@ pub(crate) struct Queued {
 ///
 /// Trade-off: bodies are returned as slices of the input, so the owner copies what it keeps, once, into
 /// memory of the right size, and the input buffer is free again at the end of the turn. The rejected
-/// alternative, reference-counted slices of the buffer, saves that copy, but lets five bytes keep 32 KiB
-/// alive and needs a counter per slice.
+/// alternative, reference-counted slices of the buffer, saves that copy, but then a slice of five bytes could
+/// keep 32 KiB of memory alive, and each slice would need a counter.
 pub struct Connection {
     pub(crate) role: Role,
     pub(crate) phase: Phase,
@@ -327,10 +327,9 @@ impl Connection {
         &mut self.output
     }
 
-    /// Returns true if no input is processed until the peer takes some of the output, because its frames
-    /// would cause responses that the peer does not read. The owner should then not read from the network
-    /// either. When the connection is no longer blocked, complete frames may be left in the input that was
-    /// read before.
+    /// Returns true if no input is processed because the peer does not read the output: frames of the input
+    /// would cause further responses. The owner should then not read from the network either. When the
+    /// connection is no longer blocked, complete frames may be left in the input that was read before.
     pub fn is_blocked(&self) -> bool {
         self.output.len() >= self.options.output_bytes_max.saturating_mul(2)
     }
@@ -611,9 +610,9 @@ impl Connection {
         self.output.frame(kind::WINDOW_UPDATE, 0, stream, &more.to_be_bytes());
     }
 
-    /// Returns `bytes` bytes of a stream's data to the flow-control windows, because the consumer is done
-    /// with them; the peer may then send as many more. Does nothing for a stream that has ended, whose bytes
-    /// were returned at its end.
+    /// Returns `bytes` bytes of a stream's data to the flow-control windows, because the consumer no longer
+    /// needs them. The peer may then send as many more bytes. Does nothing for a stream that has ended,
+    /// because its bytes were returned at its end.
     pub fn release(&mut self, stream: Key, bytes: usize) {
         let target = self.growth.target;
         let Some(state) = self.streams.get_mut(stream) else { return };

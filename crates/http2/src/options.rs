@@ -21,8 +21,8 @@ impl Rate {
     }
 }
 
-/// Limits for behavior that the protocol allows and that no well-behaved peer shows often. Exceeding one ends
-/// the connection with ENHANCE_YOUR_CALM and the name of the limit ([`crate::Limit::name`]).
+/// Limits for behavior that the protocol allows and that no well-behaved peer shows often. Exceeding a limit
+/// ends the connection with ENHANCE_YOUR_CALM and the name of the limit ([`crate::Limit::name`]).
 ///
 /// Some input needs no limit here because it is bounded otherwise: frames that need a response, such as PING,
 /// are not processed while the peer does not read ([`Options::output_bytes_max`]); a SETTINGS frame visits
@@ -88,17 +88,18 @@ pub struct Options {
     /// streams.
     pub streams_max: u32,
     /// Largest header list accepted, in bytes as RFC 9113, section 6.5.2 counts them: 32 per field plus its
-    /// name and value. A larger request is answered with status 431, a larger response is reset. A list more
-    /// than four times as large ends the connection ([`crate::Limit::HeaderList`]), and so does a block
-    /// larger than [`Limits::block_bytes_max`].
+    /// name and value. A larger request is answered with status 431, a larger response is reset. A list of
+    /// more than four times this size ends the connection ([`crate::Limit::HeaderList`]). A block larger than
+    /// [`Limits::block_bytes_max`] ends the connection as well.
     pub header_list_bytes_max: u32,
     /// Size of the header compression table that the peer is asked to use, in bytes as RFC 7541, section 4.1
-    /// counts them. At most 4,096 bytes are used, the default that holds until the peer has received this
-    /// setting.
+    /// counts them. At most 4,096 bytes are used: this default of HTTP/2 holds until the peer has received
+    /// the setting.
     pub header_table_bytes: u32,
     /// Output in bytes above which bodies wait in their streams. Above twice this value, no input is taken
-    /// from the peer ([`crate::Connection::is_blocked`]). PING acknowledgements wait behind this output: with
-    /// a much larger value, a client on a slow network that receives a large answer would time out.
+    /// from the peer ([`crate::Connection::is_blocked`]). PING acknowledgements are sent after the output
+    /// that is already pending. So with a much larger value, a client that receives a large answer over a
+    /// slow network could time out.
     pub output_bytes_max: usize,
     /// Time limit for the peer to acknowledge the settings.
     pub settings_timeout: Duration,

@@ -72,8 +72,8 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// Returns an error if the server accepts no more streams, at all or at present, or if a field of `more`
-    /// is not allowed.
+    /// Returns an error if the server accepts no more streams on this connection, or none at present, or if a
+    /// field of `more` is not allowed.
     ///
     /// # Panics
     ///

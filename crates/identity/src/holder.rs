@@ -98,8 +98,8 @@ impl fmt::Debug for Holder {
     }
 }
 
-/// A valid token, kept by a connection so that the next request with the same token needs no lookup: only a
-/// comparison in constant time, three loads and rarely a store.
+/// A valid token that a connection keeps. With it, the next request with the same token needs no lookup, but
+/// only a comparison in constant time, three loads and rarely a store.
 pub struct Session {
     token: Secret,
     holder: Arc<Holder>,

@@ -202,8 +202,8 @@ impl Jwt {
         }
     }
 
-    /// Replaces the keys; the new ones may be for another method. A token of a removed key is refused from
-    /// now on, also on connections that have presented it, and is forgotten.
+    /// Replaces the keys; the new keys may be for another method. Tokens of a removed key are refused from
+    /// now on, even on connections that have presented them before, and are no longer remembered.
     pub fn replace_keys(&self, mut keys: Keys) {
         let (before, after) = {
             let mut current = self.keys.write().unwrap_or_else(PoisonError::into_inner);
@@ -274,8 +274,8 @@ impl Jwt {
         Some(known)
     }
 
-    /// Checks everything about a token except its signature. Takes some microseconds, whereas the signature
-    /// takes 20 to 500. [`Jwt::check`] checks the signature too.
+    /// Checks everything about a token except its signature. Takes some microseconds, whereas checking the
+    /// signature takes 20 to 500 microseconds. [`Jwt::check`] checks the signature too.
     ///
     /// # Errors
     /// Returns an error if the token is malformed, uses another method, is not valid now, or has no user or

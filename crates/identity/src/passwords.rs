@@ -186,9 +186,9 @@ impl Hashing {
 
     /// Returns true if the password matches a stored hash. `stored` is `None` if the user does not exist.
     ///
-    /// The duration does not reveal what was stored: without a user, or with an unreadable hash, a decoy is
-    /// hashed with the cost of new hashes; for a hash of a lower cost, the missing rounds are added. Only a
-    /// hash of a higher cost takes longer than a missing user.
+    /// The duration of the check does not reveal what was stored. If there is no user, or the hash is
+    /// unreadable, a decoy is hashed with the cost of new hashes. For a stored hash of a lower cost, the
+    /// missing rounds are added. Only a stored hash of a higher cost takes longer than a missing user.
     pub fn check(&self, stored: Option<&[u8]>, password: &[u8]) -> bool {
         let read = stored.and_then(|stored| StoredHash::read(stored).ok());
         let equal = read.as_ref().is_some_and(|stored| stored.is_of(password));

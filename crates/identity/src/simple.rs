@@ -20,8 +20,8 @@ pub const PREFIX_LETTERS: usize = 16;
 /// Maximum length of a token in bytes: prefix, dot and the largest index.
 const TOKEN_BYTES_MAX: usize = PREFIX_LETTERS + 1 + 20;
 
-/// Draws a random prefix. The member that received the request draws it and proposes it with the user's name;
-/// every member creates the token when it applies the entry.
+/// Draws a random prefix. The member that received the request draws the prefix and proposes it with the
+/// user's name. Every member creates the token when it applies the entry.
 pub fn draw_prefix(entropy: &mut Entropy) -> String {
     let mut prefix = String::with_capacity(PREFIX_LETTERS);
     while prefix.len() < PREFIX_LETTERS {
@@ -74,8 +74,8 @@ impl Default for Settings {
 /// The store has keyed hashes of tokens, so that the duration of a lookup reveals nothing about them; the
 /// text of a token is only in the [`crate::Session`] of a connection that presented it. The set of valid
 /// tokens is not replicated: as in etcd, each member counts the uses that it has seen, and removes tokens
-/// that were not used on it for the TTL. If a token is removed too early, its client only has to authenticate
-/// again.
+/// that were not used on this member for the TTL. If a token is removed too early, its client only has to
+/// authenticate again.
 pub struct Store {
     key: MacKey,
     epoch: Epoch,

@@ -1,5 +1,5 @@
 //! State of a peer that all threads use: [`Account`] bounds the messages queued for the peer by number and
-//! bytes, and records whether the peer is active. It has no queue itself.
+//! bytes, and records whether the peer is active. The account does not contain the queues.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};

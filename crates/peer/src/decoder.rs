@@ -1,6 +1,6 @@
 //! Decodes the frames of a stream from pieces that may end anywhere: [`Decoder`], for streams of whole
-//! messages and for `msgappv2`. Memory is taken as bytes arrive, whatever a length field says. It validates
-//! no message.
+//! messages and for `msgappv2`. Memory is allocated as bytes arrive, whatever a length field says. The
+//! decoder does not validate messages.
 
 use std::fmt;
 

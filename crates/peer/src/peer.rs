@@ -1,6 +1,7 @@
 //! One other member as seen by the peer thread: [`Peer`] has its queues, its streams in both directions, its
-//! pipeline, and its activity state. It opens no connection and starts no task: the hub starts `stream_reader` and
-//! `pipeline`, which open them; `stream_writer` writes the accepted streams.
+//! pipeline, and its activity state. A peer opens no connection and starts no task. The hub starts the tasks
+//! of `stream_reader` and `pipeline`, which open connections; `stream_writer` writes the streams that this
+//! member has accepted.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;

@@ -51,8 +51,9 @@ impl Peers {
         self.inbox.send(messages);
     }
 
-    /// Sets the other members (without this one) and their peer URLs. Connections of members that stay are
-    /// kept; a changed URL is used from the next dial on. A URL that cannot be used is logged and left out.
+    /// Sets the other members (without this one) and their peer URLs. Connections of members that remain in
+    /// the cluster are kept; a changed URL is used from the next dial on. A URL that cannot be used is logged
+    /// and ignored.
     pub fn set_members(&self, members: Vec<(u64, Vec<String>)>) {
         self.inbox.set_members(members);
     }
@@ -65,8 +66,8 @@ impl Peers {
 
     /// Sends a snapshot: `message` (a MsgSnap with metadata, `to` and `from`), followed by the data that
     /// `source` provides for this receiver. [`Handler::snapshot_sent`] reports the outcome; a failure is also
-    /// reported as unreachable. At most 16 snapshots are sent concurrently, and one per peer; further ones
-    /// are refused immediately.
+    /// reported as unreachable. At most 16 snapshots are sent concurrently, and at most one to each peer;
+    /// further snapshots are refused immediately.
     pub fn send_snapshot(&self, message: Message, source: Box<dyn SnapshotSource>) {
         self.snapshots.send(message, source);
     }

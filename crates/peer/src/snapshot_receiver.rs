@@ -1,6 +1,6 @@
 //! Receiving end of `POST /raft/snapshot`: [`receive`] reads the message at the front, then passes the bytes
-//! to the handler piece by piece, on a separate thread. It knows the format of the snapshot but not its
-//! content.
+//! to the handler piece by piece, on a separate thread. This module knows which format the bytes have, but
+//! does not interpret them.
 
 use std::fmt;
 use std::io;

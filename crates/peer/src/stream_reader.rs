@@ -1,5 +1,5 @@
 //! Dialing side of a stream: [`run`] dials one stream of a peer repeatedly, reads its messages, and passes
-//! them to the handler. It validates no message.
+//! them to the handler. This module does not validate messages.
 
 use std::error::Error;
 use std::fmt;

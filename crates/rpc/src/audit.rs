@@ -1,8 +1,8 @@
 //! Lines of the audit log: who made a call, for which keys, users or members, and how the call ended.
 //!
 //! A shard collects the data of a line ([`Call`]), and the log's own thread writes it (`Line`). Lines contain
-//! no values, passwords or tokens; passwords and tokens are removed before a request is queued for that
-//! thread.
+//! no values, passwords or tokens. The shard removes passwords and tokens from a request before it queues the
+//! request for the log's thread.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;

@@ -75,8 +75,7 @@ fn known(read: &Read) -> Result<(&[StoredKeyValue], bool, i64), ReadError> {
 ///
 /// # Errors
 ///
-/// Returns an error if a previous value cannot be read, or if the previous keys are left to be read after
-/// apply.
+/// Returns an error if a previous value cannot be read, or if apply left the previous keys to be read later.
 pub fn delete_range(
     header: &ResponseHeader,
     deleted: &Deleted,
@@ -130,7 +129,7 @@ pub fn named_len(outcome: &TxnOutcome) -> usize {
 ///
 /// # Errors
 ///
-/// Returns an error if a value cannot be read, or if a range is left to be read after apply.
+/// Returns an error if a value cannot be read, or if apply left a range to be read later.
 pub fn txn(header: &ResponseHeader, outcome: &TxnOutcome, values: &dyn Values) -> Result<Bytes, ReadError> {
     let only = |revision: Revision| ResponseHeader { revision: revision.0, ..ResponseHeader::default() };
     let mut out = BytesMut::new();

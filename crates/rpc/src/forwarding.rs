@@ -28,8 +28,8 @@ const LEADER_WANTS_TOKEN: Status = Status::new(
     "mainstay: the leader requires a token, but the caller identified itself with a certificate only: call the leader directly, or use a token",
 );
 
-/// Posts a request to the leader, and retries until the leader answers or the request times out. A response
-/// for which `is_final` returns true is not retried, whatever its status.
+/// Posts a request to the leader, and retries until the leader answers or the request times out. If
+/// `is_final` returns true for a response, the request is not retried, whatever the status of the response.
 async fn ask_leader(
     shared: &Shared,
     path: &str,
@@ -157,8 +157,9 @@ fn refusal(response: &Response<Bytes>) -> Option<Status> {
 ///
 /// # Errors
 ///
-/// Returns the leader's refusal. A refusal without a reason (etcd gives none) is retried, unless
-/// authentication is enabled and the caller has no token: then the error says that the leader requires one.
+/// Returns the leader's refusal. If a refusal has no reason (etcd gives none), the request is retried. But if
+/// authentication is enabled and the caller has no token, it is not: the error then says that the leader
+/// requires a token.
 pub async fn promote(shared: &Shared, id: u64, token: Option<HeaderValue>) -> Result<Vec<Member>, Status> {
     let path = format!("/members/promote/{id}");
     let lacks_token = token.is_none() && shared.state.load().auth.is_enabled();

@@ -43,8 +43,8 @@ const UNREADABLE: Status = Status::new(Code::Internal, "mainstay: an answer coul
 /// Number of bytes of a large response, or of the responses of a stream, that are written at a time.
 const PIECE_BYTES: usize = 64 * 1024;
 
-/// Number of bytes of a large response that are read before other calls run, even if nothing can be written
-/// yet: a large value is written only as a whole.
+/// Number of bytes of a large response that are read before other calls run. That many bytes may be read even
+/// if no JSON can be written yet, because a large value is written only as a whole.
 const TURN_BYTES: usize = 4 * PIECE_BYTES;
 
 /// Answers a request for a path under `/v3/`.
@@ -136,12 +136,12 @@ pub(crate) async fn answer(
 const ELEMENT_JSON_BYTES: usize = 512;
 
 /// Returns the maximum size in bytes of a JSON body for a message of at most `message_bytes_max` bytes with
-/// at most `elements_max` list elements. Any such message fits, unless its client escapes much of its text.
-/// Keys and values are a third longer in base64. Most texts have the same length as in the message, but
-/// control characters, `<` and `>` as Go writes them, and characters that a client chooses to escape take six
-/// bytes each; a text fits if at most a third of its characters are escaped. Field names are much longer than
-/// the one byte that they take in a message, but even an element that consists only of names is less than
-/// sixteen times as long.
+/// at most `elements_max` list elements. Any such message fits, unless the client escapes much of its text.
+/// The reasons are: Keys and values are a third longer in base64. Most texts have the same length as in the
+/// message. Control characters, `<` and `>` as Go writes them, and characters that a client chooses to escape
+/// take six bytes each, so a text fits if at most a third of its characters are escaped. A field name is much
+/// longer than the one byte of a field's tag, but even an element that consists only of names is less than
+/// sixteen times as long as in the message.
 fn json_bytes_max(message_bytes_max: usize, elements_max: usize) -> usize {
     let names = elements_max.saturating_mul(ELEMENT_JSON_BYTES);
     message_bytes_max.saturating_mul(3).saturating_add(names).min(message_bytes_max.saturating_mul(16))
@@ -363,8 +363,8 @@ impl Pieces {
     }
 }
 
-/// Returns the requests of a stream, which follow each other in the body. As in etcd, a request that cannot
-/// be decoded ends the requests, but the responses continue.
+/// Returns the requests of a stream, which follow each other in the body. As in etcd, if a request cannot be
+/// decoded, no further requests follow, but the responses continue.
 fn requests(
     message: &'static Message,
     mut body: RequestBody,

@@ -1,8 +1,8 @@
 //! Answers to plain HTTP requests on the client and metrics listeners: health, version, metrics.
 //!
 //! Statuses, headers and bodies are those of etcd 3.7. Everything is answered from the newest published
-//! state. Only health waits, until the cluster has confirmed that this state is new enough for a linearizable
-//! read.
+//! state. Only health checks wait: until the cluster has confirmed that this state is new enough for a
+//! linearizable read.
 //!
 //! Health checks are logged as in etcd; nothing else is logged here.
 //!

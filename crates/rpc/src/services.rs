@@ -591,7 +591,8 @@ fn is_about_data(rpc: Rpc) -> bool {
 ///
 /// # Panics
 ///
-/// Panics if no RPC has the number; the front passes on only numbers that it was given.
+/// Panics if no RPC has the number; this cannot happen, because the front passes on only numbers that
+/// [`front::Service::method`] returned.
 #[inline]
 fn numbered(method: u16) -> Rpc {
     Rpc::ALL[usize::from(method)]

@@ -75,12 +75,13 @@ type Fronts = OnceLock<Vec<Front>>;
 /// Finds the other members for a member without data: returns the options completed by an initial cluster.
 pub type Discover<'a> = dyn Fn(&Config) -> Result<Config, Box<dyn Error + Send + Sync>> + 'a;
 
-/// Starts a member; returns once it serves clients. Serving needs a quorum of the cluster, so `stop_wanted`
-/// is called periodically; the start is given up when it returns true.
+/// Starts a member; returns once it serves clients. A member can serve only when the cluster has a quorum,
+/// which may take long. So `stop_wanted` is called periodically, and the start is given up when it returns
+/// true.
 ///
 /// # Errors
 ///
-/// The file, address or option that is wrong, and why; the text says what to do.
+/// Returns an error that names the file, address or option that is wrong. Its text says why, and what to do.
 pub fn start(
     config: Config,
     logger: Arc<Logger>,
@@ -505,8 +506,8 @@ fn log_peer(logger: &Logger, level: peer::Level, line: &str, fields: &[(&str, pe
     }
 }
 
-/// Open files reserved for everything but connections, as in etcd. Two more are reserved for each log
-/// segment, since the number of segments may grow.
+/// Open files reserved for everything but connections, as in etcd. For each log segment two more files are
+/// reserved, because the number of segments may grow.
 const OTHER_FILES: usize = 150;
 /// Least number of connections with which a member starts.
 const CONNECTIONS_MIN: usize = 16;

@@ -99,7 +99,7 @@ impl std::error::Error for JoinError {}
 ///
 /// # Errors
 ///
-/// The options contradict each other, or the cluster does not have this member.
+/// Returns an error if the options contradict each other, or if the cluster does not have this member.
 pub fn begin(config: &Config, tls: Option<&ClientTls>, logger: &Logger) -> Result<Beginning, JoinError> {
     let bootstrap = config.bootstrap().map_err(JoinError::Options)?;
     match config.cluster.initial_cluster_state {
@@ -141,7 +141,7 @@ fn form(bootstrap: &Bootstrap, tls: Option<&ClientTls>, logger: &Logger) -> Resu
 ///
 /// # Errors
 ///
-/// The options contradict each other.
+/// Returns an error if the options contradict each other.
 pub fn form_alone(config: &Config) -> Result<Beginning, JoinError> {
     Ok(first_of(&config.bootstrap().map_err(JoinError::Options)?))
 }
@@ -227,7 +227,7 @@ fn join(
 ///
 /// # Errors
 ///
-/// The options do not name exactly the members of the cluster.
+/// Returns an error if the options do not name exactly the members of the cluster.
 fn own_id(bootstrap: &Bootstrap, existing: &[Member]) -> Result<Option<u64>, JoinError> {
     let urls = || existing.iter().flat_map(|member| member.peer_urls.iter().cloned()).collect();
     if existing.len() != bootstrap.members.len() {

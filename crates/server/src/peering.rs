@@ -67,7 +67,7 @@ impl Peering {
     ///
     /// # Errors
     ///
-    /// The stream is not valid, or this member cannot take the snapshot now.
+    /// Returns an error if the stream is not valid, or if this member cannot take the snapshot now.
     pub async fn take_snapshot(
         &self,
         message: raftpb::Message,
@@ -83,7 +83,8 @@ impl Peering {
     ///
     /// # Errors
     ///
-    /// The database is not valid, this member cannot take it now, or it is not durable yet.
+    /// Returns an error if the database is not valid, if this member cannot take it now, or if the received
+    /// state is not durable yet.
     pub async fn take_database(
         &self,
         message: raftpb::Message,

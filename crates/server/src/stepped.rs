@@ -319,7 +319,7 @@ impl Stepped {
     ///
     /// # Errors
     ///
-    /// When that file cannot be written.
+    /// Returns an error if the clean-shutdown file cannot be written.
     pub fn close(mut self) -> Result<(), log::OpenError> {
         self.log_turn();
         let end = self.shared.data.values.log_end();
@@ -358,10 +358,10 @@ impl Stepped {
         self.core.log_turn(batches_max);
     }
 
-    /// Runs one step of the checkpointer, which starts an order or continues with it. A step writes one block
-    /// of a checkpoint's run, the end of the run, or the manifest, deletes obsolete files, or moves one
-    /// portion of values. Returns false if the checkpointer has nothing to do, or waits until the core has
-    /// moved a portion.
+    /// Runs one step of the checkpointer, which starts an order or continues one. A step does one of these:
+    /// it writes one block of a checkpoint's run, the end of the run, or the manifest; deletes obsolete
+    /// files; or moves one portion of values. Returns false if the checkpointer has nothing to do, or waits
+    /// until the core has moved a portion.
     pub fn checkpointer_step(&mut self) -> bool {
         match self.checkpointer.step() {
             Step::Written | Step::Ended => true,

@@ -364,11 +364,11 @@ fn log_warnings(logger: &Logger, side: Side, warnings: &[Warning]) {
 }
 
 /// Returns the TLS settings with which a member of this configuration dials others, for use before the member
-/// runs. Warnings about its files are logged when the member starts, not here.
+/// runs. Warnings about the TLS files are logged when the member starts, and not by this function.
 ///
 /// # Errors
 ///
-/// The options contradict each other, or a file cannot be used.
+/// Returns an error if the options contradict each other, or if a file cannot be used.
 pub fn dialing(config: &Config) -> Result<tls::ClientTls, TlsError> {
     let silent = Logger::to(Level::Error, Format::Json, Vec::new());
     Ok(MemberTls::load(config, &silent, &Clock::real())?.dialing())

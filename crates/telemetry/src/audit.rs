@@ -7,8 +7,8 @@
 //! the contents of an entry ([`Entry`]).
 //!
 //! Refused calls ([`AuditLog::push_refused`]) have separate files, queue places and rate limits
-//! (`refusals.rs`): any client that can connect can make any number of them, and they must not displace other
-//! entries.
+//! (`refusals.rs`): any client that can connect can make any number of refused calls, and these must not
+//! displace other entries.
 
 mod refusals;
 

@@ -1,8 +1,8 @@
 //! Distributed tracing: which calls are traced, their spans, and the encoding for a collector (OTLP).
 //!
 //! A [`Tracer`] decides at the beginning of a call whether it is traced, and keeps ended spans until the
-//! sending thread takes them. It never waits: if spans end faster than they are taken, they are dropped and
-//! counted. The crate `server` sends them.
+//! sending thread takes them. A tracer never waits: if spans end faster than they are sent, some are dropped
+//! and counted. The crate `server` sends the spans.
 //!
 //! The module does not know the meaning of calls. Tests: beside the code.
 
@@ -50,7 +50,7 @@ pub struct Parent {
 
 impl Parent {
     /// Parses a `traceparent` header: version, trace, span and flags, in hexadecimal. Returns `None` for
-    /// anything else; the specification requires that such a header is ignored.
+    /// anything else; the specification requires that an invalid header is ignored.
     pub fn read(header: &str) -> Option<Parent> {
         let mut parts = header.split('-');
         let (version, trace, span, flags) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);

@@ -278,8 +278,8 @@ impl ServerCertVerifier for Servers {
     }
 }
 
-/// Verifies that the peer holds its certificate's private key. For a certificate of version 1, which rustls
-/// does not parse, the public key alone is used.
+/// Verifies that the peer holds its certificate's private key. rustls does not parse certificates of version
+/// 1; for such a certificate, the signature is verified with the public key alone.
 fn verify_signature(
     message: &[u8],
     certificate: &CertificateDer<'_>,

@@ -56,8 +56,9 @@ impl fmt::Display for Event {
 /// Watches the files of one [`Tls`] and replaces its material. The caller provides a thread that polls about
 /// once a second.
 ///
-/// New contents are used at the second poll that sees them, so that a partly written file that happens to
-/// parse is not used. Everything is replaced together or not at all: a new certificate waits for its key.
+/// New contents are used at the second poll that sees them, so a partly written file is not used even if it
+/// can be parsed. All files are replaced together or not at all: a new certificate is not used before its key
+/// has arrived.
 pub struct Reloader {
     tls: Tls,
     files: Vec<(Part, PathBuf)>,

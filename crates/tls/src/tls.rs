@@ -168,8 +168,8 @@ impl ServerTls {
     /// Returns the configuration for the next connection. Call this for each connection, so that reloaded
     /// files are used.
     ///
-    /// The memory of a handshake is bounded (a message has at most 64 KiB; certificates:
-    /// [`crate::MAX_CHAIN_BYTES`]), but its time is not: the caller must end it after
+    /// The memory of a handshake is bounded: a message has at most 64 KiB, and the certificates at most
+    /// [`crate::MAX_CHAIN_BYTES`]. Its time is not bounded: the caller must end the handshake after
     /// [`crate::HANDSHAKE_TIMEOUT`].
     pub fn config(&self) -> Arc<ServerConfig> {
         let material = self.shared.current.load();
@@ -214,7 +214,8 @@ impl ServerTls {
         self.shared.still_valid(session, |material| material.clients.as_ref())
     }
 
-    /// Checks like [`Self::still_valid`], but ignores the time: an expired certificate has not been revoked.
+    /// Checks like [`Self::still_valid`], but ignores the time: an expired certificate is accepted, because
+    /// it has not been revoked.
     ///
     /// # Errors
     /// Returns a refusal if the connection must be closed.

@@ -125,8 +125,9 @@ pub async fn before_deadline<T>(deadline: Instant, handshake: impl Future<Output
     before(|| Instant::now() >= deadline, over, handshake).await
 }
 
-/// Schedules the task to be polled again after other tasks and after the network was polled. Waking the task
-/// is not enough: a `LocalSet` polls a task that wakes itself dozens of times before it polls the network.
+/// Schedules the task to be polled again after other tasks have run and the network was polled. Waking the
+/// task is not enough: a `LocalSet` polls a task that wakes itself dozens of times before it polls the
+/// network.
 pub fn end_turn(cx: &mut Context<'_>) {
     // `yield_now` is never ready at its first poll.
     let _ = pin!(tokio::task::yield_now()).poll(cx);

@@ -12,8 +12,8 @@ use std::task::{Context, Poll, ready};
 use hyper::rt::ReadBufCursor;
 use tokio::io::{AsyncRead, ReadBuf};
 
-/// Number of bytes read at once. hyper compares its buffer with its limit between two reads, so this is also the number
-/// of bytes by which a head may be longer than hyper's limit.
+/// Number of bytes read at once. hyper checks the size of its buffer only between two reads, so a request
+/// head may exceed hyper's limit by this number of bytes.
 const READ_BYTES: usize = 8 * 1024;
 
 /// Bytes that were read before hyper asked for them.

@@ -185,8 +185,8 @@ impl Connection {
     }
 
     /// Resets streams that hold data without progress. Fails if the whole connection is stalled: a partial
-    /// frame or all its answers made no progress for the timeout. Checks a few times per timeout, and only
-    /// while data is held; returns the time of the next check.
+    /// frame or all its answers made no progress for the timeout. The checks run a few times per timeout, and
+    /// only while data is held. Returns the time of the next check.
     fn check_stalls<S: Transport>(
         &mut self,
         socket: &Socket<S>,

@@ -97,8 +97,8 @@ impl Table {
         }
     }
 
-    /// Evicts entries for a new one with `text_len` bytes of text. Returns false if the entry is larger than
-    /// the table, which is then empty (RFC 7541, section 4.4).
+    /// Evicts entries until a new entry with `text_len` bytes of text fits. Returns false if the new entry is
+    /// larger than the whole table; the table is then empty (RFC 7541, section 4.4).
     fn make_room(&mut self, text_len: usize) -> bool {
         let size = text_len + ENTRY_BYTES;
         self.shrink_to(self.limit.saturating_sub(size));
@@ -178,8 +178,8 @@ pub(crate) struct Decoder {
     memos: Option<Box<Memos>>,
     /// Size limit of a decoded list in bytes, see [`Gathering::new`].
     list_bytes_max: u32,
-    /// Bit set of blocks that have arrived once, indexed by 5 bits of their hash. Of two blocks with the same
-    /// bit, the second is cached at its first occurrence.
+    /// Bit set of blocks that have arrived once, indexed by 5 bits of their hash. If two blocks have the same
+    /// bit, the second block is already cached when it arrives for the first time, which does no harm.
     came_once: u32,
 }
 

@@ -77,8 +77,8 @@ pub(super) fn tells_names(shared: &Shared, request: &Request<Bytes>) -> bool {
 }
 
 /// Answers with the diagnosis as JSON. While authentication is enabled, lists with names of keys or users are
-/// left out unless root asks; an empty list would mean that there are none. Keys are quoted as in Go and
-/// Rust, with bytes that are not text as `\xff`.
+/// left out unless root asks. They are not shown as empty lists, which would mean that there are no such keys
+/// or users. Keys are quoted as in Go and Rust, with bytes that are not text as `\xff`.
 pub(super) fn answer(shared: &Shared, request: &Request<Bytes>) -> Response<Bytes> {
     let clock = &shared.member.clock;
     let names_keys = tells_names(shared, request);

@@ -283,7 +283,7 @@ struct Pieces {
 
 impl Pieces {
     /// Returns the next piece, which may exceed `bytes_max` by some bytes and may be empty; `None` after the
-    /// last piece. Makes the piece again until all its values are fetched.
+    /// last piece. If values of the piece are missing, the piece is made again after they are fetched.
     fn poll_next(
         &mut self,
         bytes_max: usize,
@@ -316,8 +316,9 @@ impl Pieces {
         }
     }
 
-    /// Returns the next piece and its end. A piece covers all parts that fit, so that their values are
-    /// fetched together, but not more than the end of one walk, which visits at most `looks` keys.
+    /// Returns the next piece and its end. A piece covers as many parts as fit, so that their values are
+    /// fetched together. It contains at most one walk over keys, which visits at most `looks` keys and ends
+    /// the piece.
     fn piece(&self, bytes_max: usize, looks: u64) -> Result<Option<(Bytes, Through)>, Status> {
         let mut through = Through::default();
         let mut out = BytesMut::new();
@@ -543,8 +544,8 @@ pub(super) async fn delete_range(
     evaluation.answer(delete_rope(&header, &deleted, Some(measured))).await
 }
 
-/// Error for a write that was carried out, but whose response can no longer be read (COMPAT-81). The client
-/// must not take it for a refused write, which `required revision has been compacted` would suggest.
+/// Error for a write that was carried out, but whose response can no longer be read (COMPAT-81). The error
+/// must not suggest that the write was refused, as `required revision has been compacted` would.
 const WRITTEN: Status = Status::new(
     Code::Unavailable,
     "mainstay: the write was carried out, but what it read was removed before it could be answered",

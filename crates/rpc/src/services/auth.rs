@@ -147,7 +147,7 @@ pub(super) async fn user_change_password(call: &mut Call, message: Bytes) -> Res
 }
 
 /// Waits until this member has applied everything that was acknowledged before the request. Returns the users
-/// and roles that answer it, with the response header.
+/// and roles from which the request is answered, and the response header.
 async fn users_and_roles(call: &mut Call) -> Result<(Arc<Auth>, ResponseHeader), Status> {
     call.principal()?;
     let read = call.readable(false).await?;

@@ -2,7 +2,7 @@
 //!
 //! Every key of the range has to be visited, but memory and time are limited: keys come in slices, keys
 //! beyond the limit are dropped early, and sorting yields to other calls regularly. If values of a slice are
-//! not in memory, the slice is repeated after they are fetched, up to the same key.
+//! not in memory, they are fetched, and then the slice is repeated up to the same key.
 
 use std::cmp::{Ordering, Reverse};
 use storage::values::unreadable;

@@ -46,10 +46,10 @@ fn check_urls(message: &[u8], field: u32) -> Result<(), Status> {
 
 /// Checks and sorts the URLs, as etcd stores them.
 ///
-/// `unixs` is refused, because no member can be reached there, and a voting member that never starts may cost
-/// the cluster its quorum. `unix` is allowed only if this member is reached through a Unix socket too
-/// (`has_unix`): otherwise anyone who may add a member could make all members connect to any socket on their
-/// machines.
+/// `unixs` is refused, because no member can be reached at such a URL: the new member would have a vote but
+/// never answer, and the cluster might lose its quorum. `unix` is allowed only if this member is reached
+/// through a Unix socket too (`has_unix`): otherwise anyone who may add a member could make all members
+/// connect to any socket on their machines.
 fn peer_urls(texts: &[String], has_unix: bool) -> Result<Vec<String>, Status> {
     if texts.is_empty() {
         return Err(error::MEMBER_BAD_URLS);

@@ -383,8 +383,8 @@ impl Services {
 
 /// Runs the next slice of a read-only transaction's comparisons, and counts it as work of the connection's
 /// turn. Returns `Some` once the result of all comparisons is known: true if all hold. If values are missing,
-/// those of the whole slice are requested together, and the caller repeats the slice from a copy of
-/// `comparing` after they are fetched.
+/// all missing values of the slice are requested together. The caller then repeats the slice, from a copy of
+/// `comparing`, after the values are fetched.
 fn compare_some(
     comparing: &mut Comparing,
     snapshot: &Snapshot<'_>,

@@ -330,9 +330,9 @@ impl Services {
         Rest::new((state, revision), values, (header, projection), walk, (more, count)).into_answer(len)
     }
 
-    /// Collects, filters and sorts a large range. Returns the versions, last one first; whether the limit
-    /// left some out; the number of keys in the range; and the length of the encoded keys and values in
-    /// bytes.
+    /// Collects, filters and sorts a large range. Returns four results: the versions, last one first; true if
+    /// the limit left some keys out; the number of keys in the range; and the length of the encoded keys and
+    /// values in bytes.
     pub(super) async fn choose(
         &self,
         state: &AsOf,

@@ -1,5 +1,5 @@
 //! Calls of the Lease service: grant, revoke, keep-alive, time to live, list. The core keeps the expiry
-//! times; `forwarding` asks the leader for what only the leader knows.
+//! times; `forwarding` asks the leader for times that only the leader knows.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet};
@@ -109,9 +109,9 @@ impl Drop for Renewed {
 
 /// A keep-alive stream, as a future that resolves when the stream ends.
 ///
-/// Most open streams are idle most of the time, so this holds only the memory that an idle stream needs. It
-/// is a hand-written future, because an `async` block reserves memory for everything that it holds at any
-/// await, and a second time for what it captures. Data that is needed only while the stream waits for
+/// Most open streams are idle most of the time, so this struct holds only the memory that an idle stream
+/// needs. It is a hand-written future, because an `async` block reserves memory for everything that it holds
+/// at any `await`, and for captured variables twice. Data that is needed only while the stream waits for
 /// something other than its client is boxed.
 pub(super) struct Renewing {
     services: Rc<Services>,
@@ -213,8 +213,9 @@ impl Renewing {
 /// Keys attached to a lease.
 type Keys = Arc<SharedMap<Bytes, ()>>;
 
-/// Returns a response of `len` bytes. `next` makes pieces of about [`PIECE_BYTES`], and an empty one at the
-/// end; it keeps `kept` bytes in memory. `beginning` contains the first bytes of the response.
+/// Returns a response of `len` bytes. `next` makes pieces of about [`PIECE_BYTES`], and an empty piece at the
+/// end. `next` holds `kept` bytes in memory until the end. `beginning` contains the first bytes of the
+/// response.
 fn in_pieces(
     len: usize,
     kept: usize,
@@ -574,8 +575,8 @@ impl Services {
         }
     }
 
-    /// Refuses a user who lacks this right on a key of these leases. Other calls run between two slices, and
-    /// each slice checks against the newest users and roles.
+    /// Refuses a user who lacks this right on any key of these leases. The keys are checked in slices. Other
+    /// calls run between two slices, and each slice uses the newest users and roles.
     async fn may_all<'k>(
         &self,
         right: Right,

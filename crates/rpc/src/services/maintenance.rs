@@ -178,9 +178,9 @@ async fn hash_kv_now(services: &Services, revision: Revision) -> Result<Answer, 
     Ok(whole(&HashKvResponse { header, hash, compact_revision, hash_revision }))
 }
 
-/// Answers a Hash with a hash of everything that this member holds. The hash of etcd covers the pages of its
-/// file format and is comparable only between etcd members; this hash is comparable only between members of
-/// this product (COMPAT-3).
+/// Answers a Hash with a hash of everything that this member holds. etcd's hash covers the pages of its
+/// database file, so it is comparable only between etcd members. The hash returned here is comparable only
+/// between members of this product (COMPAT-3).
 pub(super) async fn hash(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
     let HashRequest {} = decode(message)?;
     call.root()?;

@@ -144,7 +144,8 @@ impl Asks for Head {
 }
 
 /// Identity of a client, taken from the head of its call and kept as long as the call runs. Each open stream
-/// has one, for days, so it is small for clients that present neither a token nor a certificate.
+/// holds one, possibly for days, so the struct is small if the client presents neither a token nor a
+/// certificate.
 #[derive(Clone)]
 pub(super) struct Asker {
     /// Address of the client.
@@ -263,9 +264,9 @@ impl Services {
         Principal { user: Some(Arc::clone(name)), revision, has_token: false, is_dated: false }
     }
 
-    /// Does the same as [`Services::identify`], but waits where that cannot decide at once. If another member
-    /// may have issued the token, waits until this member has applied everything that was committed before
-    /// the call.
+    /// Does the same as [`Services::identify`], but waits if the user cannot be identified at once. If
+    /// another member may have issued the token, waits until this member has applied everything that was
+    /// committed before the call.
     ///
     /// # Errors
     ///
@@ -304,8 +305,8 @@ impl Services {
     }
 
     /// Returns the session of a stream's token while authentication is disabled and the token is not needed.
-    /// If authentication is enabled later, new watches of the stream do not have to wait for the verification
-    /// of a JWT signature.
+    /// It is kept so that, if authentication is enabled later, new watches of the stream need not wait for
+    /// the verification of a JWT signature.
     async fn session_for_later(&self, asker: &Asker) -> Option<Session> {
         let token = presented(asker)?;
         let credentials = &self.shared.clients.credentials;
@@ -410,8 +411,8 @@ struct KnownUser {
 
 impl<const WITHIN: bool> UserPermit<WITHIN> {
     /// Returns the rights of the user of a stream that is being opened. Waits as [`Services::identified`]
-    /// does, once for all watches of the stream: another thread may verify the signature of the token now,
-    /// but no watch waits for that later.
+    /// does. The wait, for example until another thread has verified the token's signature, happens once for
+    /// all watches of the stream, so no watch has to wait later.
     pub async fn of(services: &Rc<Services>, asker: Asker) -> Self {
         let services = Rc::clone(services);
         if asker.is_stranger() {

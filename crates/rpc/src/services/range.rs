@@ -1,4 +1,5 @@
-//! Ranges, read from the newest published state: what is small and in memory is answered at once.
+//! Ranges, read from the newest published state. A small range whose values are in memory is answered at
+//! once.
 //!
 //! A large response takes two walks over its keys (`large_range`): the first adds up its length, and the second makes it
 //! piece by piece as the client reads. Both walks yield to other calls regularly. Between two pieces they hold at most one
@@ -156,8 +157,8 @@ pub(super) async fn range(call: &mut Call, message: Bytes) -> Result<Answer, Sta
     go_on(call, request, attempted).await
 }
 
-/// Answers from `state`, if the user has the right to read it and if that takes little time. `state` is the
-/// newest one, unless the read is serializable.
+/// Answers from `state`, if the user has the right to read the range and if that takes little time. `state`
+/// is the newest state, except for a serializable read, for which it may be older.
 fn from_state(
     call: &mut Call,
     request: &RangeRequest,

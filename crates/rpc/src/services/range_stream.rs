@@ -127,8 +127,8 @@ impl Services {
 
     /// Streams keys that are sorted already; `chosen` holds the last one first.
     ///
-    /// etcd sorts each of its pieces by itself and continues after the last key of a piece, so that beyond
-    /// ten keys it repeats some and leaves out others. Here the whole range is sorted, as for a Range
+    /// etcd sorts each piece separately and continues after the last key of the piece, so with more than ten
+    /// keys it repeats some keys and leaves out others. Here the whole range is sorted, as for a Range
     /// (COMPAT-6).
     async fn stream_chosen(
         &self,

@@ -1,9 +1,8 @@
 //! Times of the stages of a call: measured while the call runs, reported when it ends.
 //!
 //! A call that is neither sampled nor traced pays almost nothing for this, because it needs no extra clock
-//! reads: a connection's turn reads the clock once, a call reads it when it goes to the core or reads the
-//! state and when it is answered, and the core notes its times once per batch. Only samples read the clock
-//! more often.
+//! reads. The clock is read anyway: once per turn of a connection; when a call goes to the core or reads the
+//! state; when a call is answered; and once per batch in the core. Only samples read the clock more often.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
 //! Calls that consist of other calls: the locks and elections of `lock` and `election`. etcd serves them
-//! through its own client inside the server. Each step is a call on behalf of the same client, which is
+//! through its own client inside the server. Each step is a call on behalf of the same client. A step is
 //! checked, proposed and counted like any other call.
 
 use std::cell::{Cell, RefCell};
@@ -238,7 +238,8 @@ impl Line {
     }
 
     /// Returns the line of this name, and the key of a lease in it. The key ends with the lease id in Go's
-    /// hexadecimal format. Both share their bytes, because a call holds them as long as it waits.
+    /// hexadecimal format. The line and the key share their bytes, because a call holds both as long as it
+    /// waits.
     pub fn with_key(name: &[u8], lease: i64) -> (Line, Bytes) {
         let sign = if lease < 0 { "-" } else { "" };
         let number = format!("{sign}{:x}", lease.unsigned_abs());

@@ -43,9 +43,9 @@ pub(super) enum Keys {
 }
 
 impl Keys {
-    /// Returns the keys that a request covers: one key; those before `range_end`; or, with `range_end` `\0`,
-    /// all from `key` on. Returns `None` if there are none. The bytes are copied, since the decoded ones keep
-    /// the whole frame in memory.
+    /// Returns the keys that a request covers: one key; the keys from `key` to before `range_end`; or, with
+    /// `range_end` `\0`, all keys from `key` on. Returns `None` if the request covers no keys. The bytes are
+    /// copied, because the decoded bytes would keep the whole received frame in memory.
     pub fn of_request(key: &[u8], range_end: &[u8]) -> Option<Keys> {
         let key = Key::from(if key.is_empty() { b"\0" } else { key });
         match range_end {

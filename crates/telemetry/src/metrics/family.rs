@@ -65,7 +65,7 @@ impl<T: Clone> Labelled<T> {
 #[allow(private_bounds, reason = "instruments are made in this module only")]
 impl<T: Instrument> Labelled<T> {
     /// Returns the series with these label values, in the order of the table, and creates it if it is
-    /// missing. The lookup takes a lock: keep the result where it is updated often.
+    /// missing. The look-up takes a lock, so code that updates the series often should keep the result.
     pub fn with(&self, values: &[&str]) -> T {
         let descriptor = &self.shared.descriptor;
         assert_eq!(values.len(), descriptor.labels.len(), "labels of {}", descriptor.name);

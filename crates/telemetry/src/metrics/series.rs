@@ -1,5 +1,5 @@
 //! Counters, gauges and histograms for a thread-per-core server: each thread adds to its own lane, and lanes
-//! are summed only when they are read. Counts kept by other crates are copied at each scrape. All memory
+//! are summed only when they are read. Numbers that other crates count are copied at each scrape. All memory
 //! orders are relaxed, so a reader may see one of two related updates before the other.
 
 use std::cell::Cell;
