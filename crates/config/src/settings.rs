@@ -25,8 +25,8 @@ pub(super) struct Settings {
     values: BTreeMap<&'static str, Value>,
     /// Feature gates that were set through the old experimental flag.
     old_gates: BTreeMap<&'static str, OldGate>,
-    /// Values of `allowed-cn` and `skip-client-san-verification` in the configuration file's block for
-    /// clients; no flag exists for them.
+    /// Values of `allowed-cn` and `skip-client-san-verification` from the block for clients in the
+    /// configuration file. No flags exist for these settings.
     pub(super) client_allowed_cns: Vec<String>,
     pub(super) client_skips_san: bool,
     /// True if the settings come from a configuration file.

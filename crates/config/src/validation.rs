@@ -40,7 +40,8 @@ const NANOS_PER_HOUR: u64 = 3_600_000_000_000;
 const ADVERTISE_CLIENT_URLS_UNSET: &str =
     "--advertise-client-urls is required when --listen-client-urls is set explicitly";
 
-/// Checks the options in etcd's order, so that of several errors the same one is reported.
+/// Checks the options in etcd's order. If several options are wrong, this reports the same error that etcd
+/// reports.
 pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Result<Config, Refusal> {
     let log = log_settings(settings)?;
     let urls = Urls::read(settings)?;
@@ -232,7 +233,8 @@ fn tracing(settings: &Settings) -> Result<Option<TracingOptions>, Refusal> {
     }))
 }
 
-/// Returns the entries of a list; `None` if it contains `*`. As in etcd, an empty list has one empty entry.
+/// Returns the entries of a list; `None` if the list contains `*`. As in etcd, an empty list is read as one
+/// empty entry.
 fn allowed(settings: &Settings, flag: Flag<Vec<String>>) -> Option<Vec<String>> {
     let mut listed = settings.get(flag).to_vec();
     if listed.is_empty() {

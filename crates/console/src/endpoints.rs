@@ -51,10 +51,11 @@ pub(crate) struct Endpoints {
     fetched: Cell<Option<Instant>>,
     /// Time when the last round of requests without a token ended.
     round_ended: Cell<Option<Instant>>,
-    /// Held while the list is fetched, so that one round serves all waiting requests.
+    /// Held while the list of members is fetched, so that all requests that wait meanwhile use the result of
+    /// one round.
     fetching: tokio::sync::Mutex<()>,
-    /// Held while members are queried with a user's token: users whose tokens are refused open at most one
-    /// connection to each member.
+    /// Held while members are queried with a user's token, so that users whose tokens are refused cannot open
+    /// more than one connection to each member together.
     asking_as_user: tokio::sync::Mutex<()>,
 }
 
@@ -78,7 +79,7 @@ struct Probe {
 struct Entry {
     id: u64,
     target: Rc<Target>,
-    /// True if the endpoint was given by the user, so that it stays.
+    /// True if the endpoint was given by the user. Such an endpoint is never removed.
     is_given: bool,
     /// True if the endpoint is listed now, so that requests may be sent to it.
     is_listed: bool,

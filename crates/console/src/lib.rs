@@ -87,8 +87,8 @@ const LOOK_UP_THREADS_MAX: usize = 8;
 pub struct Options {
     /// Listeners of the console.
     pub listeners: Vec<Listener>,
-    /// NameLookUps under which the console may be requested without TLS, besides IP addresses, `localhost` and the
-    /// hosts of its listeners.
+    /// Host names under which the console may be requested without TLS, besides IP addresses, `localhost` and
+    /// the hosts of its listeners.
     pub hosts: Vec<String>,
     /// Source of the list of members.
     pub source: Source,

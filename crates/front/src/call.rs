@@ -480,7 +480,8 @@ fn answer(
             Answer::Whole(message) => message.len(),
             Answer::Pieces { len, .. } => *len,
         };
-        // Compression makes a message longer by a few bytes at most, and no limit depends on those.
+        // Compression makes a message at most a few bytes longer. The limit is checked before compression,
+        // because it need not be exact to a few bytes.
         check_len(len, bytes_max).map(|()| answer)
     });
     match result {
@@ -508,7 +509,8 @@ fn answer(
             Step::Over
         }
         Ok(Answer::Pieces { len, source, held, .. }) => {
-            // Charged, because a client with a closed window can make any number of these answers wait.
+            // The answer is charged, because a client with a closed window can make any number of these
+            // answers wait.
             let mut charge = charge.unwrap_or_else(|| Charge::new(&around.account));
             charge.raise_to(CALL_BYTES + bytes);
             let base = charge.bytes();

@@ -32,8 +32,8 @@ use crate::{Options, Origin, Service};
 /// Maximum number of rounds in one turn; then other connections have their turn.
 const ROUNDS_MAX: usize = 8;
 
-/// Bytes of pending output after which a round writes and answer bodies stay in their streams. Beyond twice
-/// this number the client is not read from.
+/// Bytes of pending output at which a round starts to write and bodies of answers are left in their streams.
+/// Beyond twice this number the connection stops reading from its client.
 const OUTPUT_BYTES_MAX: usize = 64 * 1024;
 
 /// Bytes written in one go, after which other connections have their turn.
@@ -303,8 +303,8 @@ impl Connection {
         work_max: usize,
     ) -> io::Result<InputOutcome> {
         let around = self.around.clone();
-        // Checked first, because the loop below may return from any round; on a busy connection it always
-        // does.
+        // This is checked before the loop, because the loop may return from any round. On a busy connection
+        // it returns every time, so that a check after it would never run.
         if around.shard.closing.get() && !self.is_closing {
             self.is_closing = true;
             around.http2.borrow_mut().shut_down();

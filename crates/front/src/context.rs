@@ -70,13 +70,14 @@ pub(crate) struct ConnectionContext {
 }
 
 impl ConnectionContext {
-    /// Begins a turn, or the second half of one, with a limit of `bytes_max` bytes of work.
+    /// Begins a turn, or the second half of a turn, with a limit of `bytes_max` bytes of work.
     pub(crate) fn begin_work(&self, bytes_max: usize) {
         self.turn_work.begin_turn(bytes_max);
         self.account.allow_work(bytes_max);
     }
 
-    /// Counts bytes of work done by the front, which reduce the work left for services in this turn.
+    /// Counts bytes of work done by the front. They reduce the work that services may do in the rest of this
+    /// turn.
     pub(crate) fn add_work(&self, bytes: usize) {
         self.turn_work.add(bytes);
         self.account.spend_work(bytes);

@@ -10,7 +10,8 @@ use accounting::Budget;
 pub struct Options {
     /// Shard threads; 0 means one per core.
     pub shards: usize,
-    /// Number of method ids that the service uses: all ids are below it. It sizes the counters.
+    /// Number of method ids that the service uses. All ids are below this number, so the counters are stored
+    /// in arrays of this length.
     pub methods: usize,
     /// Maximum number of open connections over all shards; further connections are closed on accept.
     pub connections_max: usize,

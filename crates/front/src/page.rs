@@ -164,7 +164,7 @@ impl Page {
             responder.want_room();
             return Some(self);
         }
-        // While no bytes are ready, one byte of window is enough to ask for the next piece.
+        // While no bytes are ready, one byte of window is enough for the body to be asked for its next piece.
         let room = responder.room().min(made.len().clamp(1, PIECE_BYTES));
         self.waits_for_window = room == 0;
         if room == 0 && !(made.is_empty() && is_over(body)) {

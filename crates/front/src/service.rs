@@ -65,12 +65,13 @@ pub enum Answer {
     Pieces {
         /// Length of the whole message in bytes.
         len: usize,
-        /// First bytes of the message, for logging of answers: those known before the first part is produced,
-        /// or none. The parts contain them too.
+        /// First bytes of the message, for logging of answers: the bytes known before the first part is
+        /// produced, which may be none. The parts contain these bytes too.
         beginning: Box<[u8]>,
         /// Produces the parts.
         source: PieceSource,
-        /// Bytes that the source holds now, except for a few hundred. They are charged to the client.
+        /// Bytes that the source holds now; a few hundred bytes may be left out of the count. They are
+        /// charged to the client.
         held: Rc<Cell<usize>>,
     },
 }

@@ -80,8 +80,8 @@ impl Queue {
 }
 
 impl Turnstile {
-    /// Creates the turnstile of a shard. `may_wait` is indexed by method id; `counters` are those of all
-    /// shards. [`Turnstile::keep`] performs its steps.
+    /// Creates the turnstile of a shard. `may_wait` is indexed by method id; `counters` are the counters of
+    /// all shards. The turnstile works only while [`Turnstile::keep`] runs.
     pub(crate) fn new(may_wait: Vec<bool>, counters: Vec<Arc<ShardCounters>>) -> Turnstile {
         let queue = Queue {
             left: TURNS,

@@ -428,7 +428,8 @@ impl Open {
         out.push(b'}');
     }
 
-    /// Returns index and message type of the field with this number, if that message type contains messages.
+    /// If the field with this number holds messages that contain messages themselves, returns its index and
+    /// its message type.
     fn opened_by(&self, number: u64) -> Option<(usize, &'static Message)> {
         let index = self.message.fields.iter().position(|field| u64::from(field.number) == number)?;
         let Kind::Message(message) = self.message.fields[index].kind else { return None };

@@ -30,7 +30,8 @@ pub(crate) const GROWTH_PING: u64 = 0x4d53_4752_4f57_5448;
 /// consumer stops occupies one of them, and the other streams continue with the rest.
 const GROWN_STREAMS: u32 = 4;
 
-/// Maximum number of remembered streams that this end reset; frames in flight may still arrive for them.
+/// Maximum number of streams reset by this end that are remembered, because frames in flight may still arrive
+/// for them.
 const RESETS_MAX: usize = 64;
 /// Maximum number of remembered streams that ended in another way. They are remembered to tell frames that
 /// arrive late from frames that are never allowed.
@@ -206,7 +207,7 @@ pub struct Connection {
     pub(crate) last_peer_stream: u32,
     /// Highest stream of the peer that is accepted, as announced in GOAWAY.
     last_taken: u32,
-    /// Next stream that this end opens; above [`STREAM_MAX`] if none are left.
+    /// Next stream that this end opens; above [`STREAM_MAX`] if no identifiers are left.
     pub(crate) next_stream: u32,
     /// Number of concurrent streams that the peer allows.
     pub(crate) peer_streams_max: u32,
@@ -227,9 +228,9 @@ pub struct Connection {
     pub(crate) receive_initial: u32,
     /// Time at which the unacknowledged settings were sent.
     pub(crate) settings_sent: Option<u32>,
-    /// True once the peer has announced that it accepts no more streams.
+    /// True once the peer has sent GOAWAY: it accepts no further streams.
     pub(crate) peer_is_leaving: bool,
-    /// Highest stream of this end that the peer accepts, from its last GOAWAY.
+    /// Highest stream opened by this end that the peer still serves, from the peer's last GOAWAY.
     pub(crate) peer_last_taken: u32,
     pub(crate) buckets: Option<Box<Buckets>>,
 }

@@ -457,7 +457,7 @@ impl Connection {
     fn is_free(&mut self, key: Key, bytes: usize) -> Result<bool, SendError> {
         let stream = self.streams.get(key).filter(|stream| !stream.sent_end).ok_or(SendError::Closed)?;
         if !stream.sent_head {
-            // A bug of the caller costs this call, but not the other connections of the process.
+            // The caller has a bug. It costs this call, but the other connections of the process continue.
             self.reset(key, Reason::INTERNAL_ERROR);
             return Err(SendError::NoHead);
         }

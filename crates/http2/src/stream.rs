@@ -323,7 +323,8 @@ impl Default for Streams {
     }
 }
 
-/// Number of slots up to which a linear search replaces the map: it is faster and needs no memory.
+/// Maximum number of slots that are searched linearly. For so few slots a search is faster than a map, and
+/// needs no memory.
 const FEW: usize = 16;
 
 struct Tables {
@@ -446,7 +447,8 @@ impl Streams {
     /// Returns the heap memory in bytes, without the queued parts of streams.
     pub(crate) fn heap_bytes(&self) -> usize {
         let Some(tables) = &self.tables else { return 0 };
-        // A slab slot has one word besides the stream, a map slot one byte besides its entry.
+        // Besides the stream itself, a slot of the slab has one word. Besides its entry, a slot of the map
+        // has one byte.
         size_of::<Tables>()
             + tables.slots.capacity() * (size_of::<Stream>() + size_of::<usize>())
             + tables.by_id.as_ref().map_or(0, |by_id| by_id.capacity() * (size_of::<(u32, u32)>() + 1))

@@ -117,7 +117,7 @@ pub(crate) struct Decoder {
     index: u64,
     entries_left: u64,
     entries: Vec<Entry>,
-    /// Bytes that the remaining entries of this frame may have.
+    /// Total size in bytes that the remaining entries of this frame may have.
     room: u64,
     frame_bytes_max: u64,
 }

@@ -1,5 +1,5 @@
-//! Queue to the peer thread: [`Inbox`] bounds the queued messages per peer and wakes the thread at most once
-//! per call. It sends nothing itself.
+//! The queue of messages to the peer thread. [`Inbox`] bounds the messages queued for each peer, and wakes
+//! the thread at most once per call. It does not send messages: the thread does.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;

@@ -106,7 +106,8 @@ impl ConnectionSlots {
         (None, false, 0)
     }
 
-    /// Returns the oldest connection of the member with the most, if that member has too many.
+    /// Returns the oldest connection of the member that has the most connections, if that member has too
+    /// many.
     fn least(taken: &BTreeMap<u64, Rc<ConnectionSlot>>) -> Option<u64> {
         let mut of = BTreeMap::new();
         for connection in taken.values() {

@@ -28,8 +28,8 @@ const LISTED_MAX: usize = 64;
 /// Maximum number of puts and deletions of one transaction that a line shows: as many as a transaction may
 /// have by default.
 const WRITES_LISTED_MAX: usize = 128;
-/// Maximum number of operations of a refused transaction that are shown: this many writes, and this many
-/// ranges and comparisons.
+/// Maximum number of operations of a refused transaction that are shown. It applies twice: to the writes, and
+/// to the ranges and comparisons together.
 const REFUSED_LISTED_MAX: usize = 4;
 /// Maximum length in bytes of a request that is decoded for its line in the audit log. The value of a put
 /// does not count.
@@ -314,7 +314,9 @@ struct Line {
 }
 
 impl Line {
-    /// Returns false for a read that does not have to be logged, as far as the method shows that.
+    /// Returns true if the call is logged. Calls whose method only reads are left out, unless they were
+    /// refused or reads are logged too. Transactions count as writes here; those that only read are
+    /// recognised later, from the request.
     fn is_wanted(&self) -> bool {
         self.reads || !is_read(self.rpc) || self.result.as_ref().is_err_and(is_refusal)
     }
@@ -514,8 +516,8 @@ impl Line {
         Some(!is_read(self.rpc))
     }
 
-    /// Writes the fields of the response: the revision after the call, and the number after the header for
-    /// methods where it has a meaning.
+    /// Writes the fields of the response: the revision after the call, and for some methods the number that
+    /// follows the header in the response.
     fn write_answer(&self, fields: &mut Fields<'_>) {
         let Some((header, second)) = beginning(&self.answer) else { return };
         if header.revision != 0 {

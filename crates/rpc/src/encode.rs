@@ -13,8 +13,8 @@ const HEADER_BYTES_MAX: usize = 4 * 11;
 
 /// Appends the header as field 1.
 pub fn put_header(out: &mut BytesMut, header: &ResponseHeader) {
-    // Every response has a header with two ids of ten bytes each. The fields are put together first, so that
-    // they are appended at once.
+    // Every response has a header with two ids of up to ten bytes each. The header's fields are encoded into
+    // an array first, so that `out` is extended only once.
     let ResponseHeader { cluster_id, member_id, revision, raft_term } = *header;
     let mut fields = NumberFields::<HEADER_BYTES_MAX>::default();
     fields.push(1, cluster_id);

@@ -396,7 +396,8 @@ fn requests(
             };
             match next {
                 Next::Value(value) => {
-                    // The charge covers the value and the message decoded from it.
+                    // Charges the JSON value, and an estimate for the message decoded from it: twice the
+                    // length of the value.
                     body.hold(values.capacity() + 2 * value.len());
                     let decoded = gateway::decode_value(message, &value, elements_max);
                     accounting::note_work(0, (CODED_WORK * value.len()) as u64);
@@ -404,7 +405,7 @@ fn requests(
                         return Poll::Ready(Ok(None));
                     };
                     drop(value);
-                    // The message stays charged until the next one is requested.
+                    // The decoded message stays charged until the next message is requested.
                     body.hold(values.capacity() + request.len());
                     return Poll::Ready(check_len(request.len(), bytes_max).map(|()| Some(request.into())));
                 }

@@ -78,7 +78,8 @@ impl Running {
     }
 }
 
-/// Counts a started call, and once how it ended. A call that is dropped before its end counts as cancelled.
+/// Counts a call when it starts, and counts its result once. A call that is dropped before it ends counts as
+/// cancelled.
 pub(crate) struct Counted {
     pub(crate) counters: Arc<ShardCounters>,
     pub(crate) method: u16,

@@ -535,7 +535,8 @@ impl Services {
     /// refuses it and raises the alarm.
     fn check_quota(&self, cost: u64) -> Result<(), Status> {
         let state = self.shared.state.load();
-        // In a cluster this member may lag behind the disarming of the alarm, so the check is left to apply.
+        // The only voter of a cluster knows the newest alarms. Another member may not have applied yet that
+        // an alarm was disarmed, so there the write is checked only when it is applied.
         if state.reads_local && state.alarms.any(AlarmType::Nospace as i32) {
             // If both alarms are raised, etcd's writes fail with the error of the CORRUPT alarm.
             let corrupt = state.alarms.any(AlarmType::Corrupt as i32);

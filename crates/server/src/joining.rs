@@ -32,7 +32,8 @@ const BOOTSTRAPPED_TIMEOUT: Duration = Duration::from_secs(1);
 pub enum JoinError {
     /// The options contradict each other.
     Options(Refusal),
-    /// The cluster reports that this member has run before: with an empty directory it would vote twice.
+    /// The cluster reports that this member has run before. With an empty data directory the member has
+    /// forgotten its votes, so it might vote twice in a term.
     Bootstrapped {
         /// Id of this member.
         member_id: u64,

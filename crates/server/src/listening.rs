@@ -170,8 +170,8 @@ fn resolve(url: &Url) -> Result<SocketAddr, StartError> {
         .ok_or_else(|| failed(None))
 }
 
-/// The file of a Unix socket on which this process listens. Dropping removes the file, unless it was replaced
-/// by another.
+/// The file of a Unix socket on which this process listens. Dropping this removes the file, unless another
+/// file has replaced it.
 #[derive(Debug)]
 pub(crate) struct SocketFile {
     path: PathBuf,

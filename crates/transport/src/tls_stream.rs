@@ -277,8 +277,8 @@ impl<S: ByteStream, P: Buffers> TlsStream<S, P> {
                 (self.encrypted, self.reported, self.sent) = (0, 0, 0);
                 return Poll::Ready(Ok(rest));
             }
-            // Record headers count in `sent`, so this reports slightly more than was really sent; the last
-            // byte is reported last.
+            // Headers of records count in `sent`, so slightly more bytes are reported than were really sent.
+            // The last byte is reported only when everything has been sent.
             Poll::Pending => self.sent.min(self.encrypted - 1),
         };
         let more = written - self.reported;

@@ -111,7 +111,7 @@ impl Connection {
     /// if it is in the future.
     fn rest_when_idle(&mut self, now: Instant) -> Option<Instant> {
         if self.is_resting {
-            // Nothing happened in this turn.
+            // Nothing happened in this turn, so the memory for work is released.
             self.release_work();
             return None;
         }

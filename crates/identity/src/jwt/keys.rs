@@ -208,7 +208,7 @@ impl Keys {
         self.verifiers.iter().find(|key| self.method == method && key.id == *id)
     }
 
-    /// Prepares these keys to replace `before`: tokens verified by a key that both contain stay verified.
+    /// Prepares these keys to replace `before`. Tokens verified by a key that is in both sets stay verified.
     pub(super) fn succeed(&mut self, before: &Keys) {
         for verifying in &mut self.verifiers {
             if let Some(same) = before.find(self.method, &verifying.id) {

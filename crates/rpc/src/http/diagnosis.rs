@@ -210,8 +210,8 @@ fn client(address: IpAddr) -> String {
     if address.is_unspecified() { "unix".to_owned() } else { address.to_string() }
 }
 
-/// Returns the address as text; `others` for the entry that counts clients of Unix sockets and all clients
-/// without an entry of their own.
+/// Returns the address as text. Returns `others` for the unspecified address, under which clients of Unix
+/// sockets and all clients without an entry of their own are counted.
 fn shown(address: IpAddr) -> String {
     if address.is_unspecified() { "others".to_owned() } else { address.to_string() }
 }

@@ -277,7 +277,8 @@ struct Pieces {
     parts: Vec<Part>,
     /// The first key of the next part, if its value is large and was checked or partly sent.
     large: Option<LargeValue>,
-    /// Number of keys that the pass visits. It stays the same while the values of a piece are being fetched.
+    /// Maximum number of keys that the pass may visit. It is chosen once per piece, and stays the same while
+    /// the values of the piece are being fetched.
     looks: Option<u64>,
 }
 
@@ -402,7 +403,7 @@ impl Pieces {
 struct Through {
     /// Number of parts that end with the piece.
     parts: usize,
-    /// Number of keys of the part after them.
+    /// Number of keys that the piece contains of the part after those.
     keys: usize,
     behind: Option<Vec<u8>>,
     /// The key after the first `keys` ones, if its value is large and the piece ends before or inside that

@@ -191,7 +191,8 @@ impl Chooser {
             return;
         }
         if self.target == SortTarget::Key {
-            // In descending order the first keys are dropped: those with the greatest keys came last.
+            // The items are in ascending order of keys. With ascending sort, later keys are not collected at
+            // all, so this is a descending sort, for which the keys that came first are dropped.
             self.items.drain(..self.items.len() - self.limit);
         } else {
             let (target, descend) = (self.target, self.descend);

@@ -226,8 +226,8 @@ impl front::Service for Services {
     }
 
     fn connected(&self, from: &front::Origin) -> Option<Box<dyn Any>> {
-        // Looked up again: since this shard cached the client's figures, they may have been evicted and
-        // started from zero.
+        // The client's figures are looked up again: after this shard cached them, they may have been evicted
+        // and started again from zero.
         Some(Box::new((Connected::new(self.meet(from.peer)), self.known.borrow().connected(from.peer))))
     }
 
@@ -270,8 +270,8 @@ impl front::Service for Services {
                 Ok(Principal::default())
             }
             Err(Unidentified::NotYet | Unidentified::Unverified) => {
-                // Another member issued the token: wait until this member has applied everything that was
-                // committed by then.
+                // Another member may have issued the token. Therefore the call waits until this member has
+                // applied everything that was committed when the call arrived.
                 return Unary::Later(Box::pin(async move {
                     let asked = self.now();
                     let principal = self.identified(&head).await;

@@ -153,8 +153,8 @@ pub(super) async fn hash_kv(call: &mut Call, message: Bytes) -> Result<Answer, S
     call.root()?;
     call.expensive()?;
     let services = &call.services;
-    // The requested revision is looked up as it is: etcd, too, looks before it replaces 0 by the current
-    // revision.
+    // The requested revision is looked up unchanged. etcd, too, looks it up before it replaces 0 by the
+    // current revision.
     let Some(cached) = services.shared.data.compaction_hashes.at(revision) else {
         return hash_kv_now(services, revision).await;
     };

@@ -328,8 +328,8 @@ impl Services {
     /// Returns the rights of a user with these users and roles.
     pub(super) fn gate_of(&self, auth: &Auth, principal: &Principal) -> Gate {
         let gate = Gate::new(auth, principal.caller(), &mut self.known.borrow_mut().rights);
-        // The user's password may have changed while the call waited. A simple token is void from then on,
-        // but it was looked up before the change.
+        // The user's password may have changed while the call waited. A change of the password invalidates
+        // the user's simple tokens, but this call's token was looked up before the change.
         let is_outdated = principal.has_token
             && self.shared.clients.credentials.is_outdated(principal.name(), principal.revision);
         if is_outdated { gate.outdated() } else { gate }
@@ -524,7 +524,7 @@ impl<const WITHIN: bool> Permit for UserPermit<WITHIN> {
     }
 }
 
-/// Returns the request to watch these keys that is written to the audit log.
+/// Returns a request to watch these keys, for the audit log.
 fn watched(key: &[u8], range_end: &[u8]) -> Bytes {
     let request = WatchCreateRequest {
         key: Bytes::copy_from_slice(key),

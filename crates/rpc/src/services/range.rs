@@ -73,7 +73,8 @@ enum Work {
     /// The keys are found, but some values are not in memory. The number is the length of the response in
     /// bytes.
     Fetch(Rest, usize),
-    /// There may be many keys. The response is made in slices, from the state that is newest when this begins.
+    /// There may be many keys. The response is made in slices, from the state that is newest when the first
+    /// slice begins.
     Slices,
 }
 
@@ -312,8 +313,8 @@ impl Services {
         }
     }
 
-    /// Returns whether a request may select more keys than can be answered at once, with the number of keys
-    /// if they were counted.
+    /// Returns whether a request may select more keys than can be answered at once. The result contains the
+    /// number of keys if they were counted.
     fn size(&self, request: &RangeRequest, state: &Published) -> Result<Size, Status> {
         let uncounted = |is_large| Ok(Size { is_large, counted: None });
         let range = KeyRange::of_request(&request.key, &request.range_end);

@@ -17,7 +17,7 @@ use telemetry::stages::{Stage, StageTimes};
 
 use super::Services;
 
-/// One call out of this many is measured stage by stage. With `--metrics extensive` every call is.
+/// One in this many calls is measured stage by stage. With `--metrics extensive` every call is measured.
 pub(super) const ONE_IN: u32 = 64;
 
 /// Data recorded when a call arrives.

@@ -300,7 +300,7 @@ impl<'a> Place<'a> {
         Place { steps, key, created, is_made, before: None, is_kept: false }
     }
 
-    /// Keeps the key when this is dropped.
+    /// Consumes the place without deleting the key.
     pub fn keep(mut self) {
         self.is_kept = true;
     }
@@ -314,8 +314,8 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// Starts to delete the key. A member that shuts down keeps it, because the client will continue with the
-    /// same lease on another member.
+    /// Starts to delete the key. If this member is shutting down, the key is not deleted, because the client
+    /// will continue with the same lease on another member.
     fn begin(&self) -> Option<LocalBoxFuture<Result<Answer, Status>>> {
         if self.steps.services.closing.has_begun() {
             return None;

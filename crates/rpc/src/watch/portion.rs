@@ -32,7 +32,7 @@ pub(super) struct Done {
 }
 
 impl Done {
-    /// Returns what is left of a portion after this; `None` if it is used up.
+    /// Returns what is left of `portion` after this work; `None` if nothing is left.
     pub fn left_of(&self, portion: Portion) -> Option<Portion> {
         let left = Portion {
             changes: portion.changes.saturating_sub(self.walked),

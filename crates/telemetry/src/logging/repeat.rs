@@ -7,9 +7,9 @@ use super::settings::Level;
 /// Number of lines of one message that are written in a second.
 #[derive(Clone, Copy)]
 pub(super) struct Allowance {
-    /// Number of lines before the message is thinned.
+    /// Number of lines of one message per second that are all written.
     burst: u64,
-    /// One in this many of the further lines of the second is written; `None` for none.
+    /// After these, one line in this many is written for the rest of the second; `None` writes no more.
     every: Option<u64>,
 }
 

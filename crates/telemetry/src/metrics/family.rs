@@ -102,7 +102,8 @@ impl Labelled<Gauge> {
 }
 
 impl Labelled<Gauge> {
-    /// Replaces all series by these pairs of label values and value; at most as many as a family may have.
+    /// Replaces all series by this list of label values with their gauge values. At most as many as a family
+    /// may have are taken.
     pub fn replace(&self, series: Vec<(Vec<String>, i64)>) {
         let mut made: Vec<(Vec<String>, Gauge)> = Vec::new();
         for (values, value) in series.into_iter().take(SERIES_MAX) {

@@ -44,7 +44,8 @@ fn has_any(snapshots: &SnapshotFigures) -> bool {
     snapshots.successes + snapshots.failures + snapshots.in_flight > 0
 }
 
-/// Both sides have the same bounds: tests of `peer` and of `telemetry` compare them with etcd's.
+/// Copies the counts without converting them, because both histograms have the same bounds: tests of `peer`
+/// and of `telemetry` compare the bounds with etcd's.
 fn copy_histogram(to: &Distribution, from: &Histogram) {
     if from.buckets.is_empty() {
         return;
