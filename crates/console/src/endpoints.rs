@@ -343,9 +343,9 @@ impl Endpoints {
         }
     }
 
-    /// Probes members at their listed URLs if they responded at an endpoint with another URL, because that
-    /// endpoint may be a load balancer, whose next response may come from another member. The URL is not
-    /// verified yet, so no token is sent.
+    /// Probes the listed URLs of members that responded at an endpoint with another URL. Such an endpoint may
+    /// be a load balancer, and its next response may come from another member. The probe carries no token,
+    /// because the listed URL is not verified yet.
     async fn probe(&self, dialer: &Rc<Dialer>, reports: &[(u64, MemberList)]) {
         let mut wanted: Vec<(u64, Url)> = Vec::new();
         {

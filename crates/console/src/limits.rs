@@ -11,8 +11,8 @@ pub struct Limits {
     pub forwarded_max: usize,
     /// Largest number of forwarded requests per address. A browser has at most six in flight.
     pub forwarded_per_address: usize,
-    /// Largest size in bytes of a request's head, of the bytes read ahead, and of the bytes waiting to be
-    /// written on a connection, each.
+    /// Largest size in bytes of each buffer of a connection: the head of a request, the bytes read ahead, and
+    /// the bytes that wait to be written.
     pub buffer_bytes: usize,
     /// Largest size of a request's body in bytes. The console never holds a whole body, so the limit protects
     /// the members. It allows a value of the largest size that a member accepts by default, which is 2 MiB in

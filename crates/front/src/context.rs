@@ -142,8 +142,8 @@ impl ConnectionContext {
         }
     }
 
-    /// Fails with `too many requests` if the calls in flight together hold their limit of memory, or all
-    /// clients nearly do.
+    /// Fails with `too many requests` if the calls in flight on this connection exceed their memory limit, or
+    /// if the connection must not begin further calls because memory is short.
     pub(crate) fn check_requests(&self) -> Result<(), Status> {
         if self.account.requests_bytes() > self.shard.options.request_bytes_max || self.account.is_pressed() {
             return Err(api::error::TOO_MANY_REQUESTS);

@@ -21,7 +21,8 @@ pub(crate) struct Pace {
     done: Cell<usize>,
     /// Work in bytes after which other connections have their turn.
     bytes_max: Cell<usize>,
-    /// True after a long turn: the service continues when the connection is granted another one.
+    /// True after a long turn, until the connection is granted another long turn. Meanwhile the service does
+    /// not continue.
     waits: Cell<bool>,
 }
 

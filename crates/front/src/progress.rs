@@ -48,8 +48,8 @@ pub(crate) struct StallCheck<'a> {
 #[derive(Debug, Default)]
 pub(crate) struct StreamProgress {
     progress: Progress,
-    /// Value that the connection's counter of sent bytes must reach: then everything is sent that other
-    /// streams had queued when this stream last made progress.
+    /// Value of the connection's counter of sent bytes at which everything has been sent that was queued on
+    /// other streams when this stream last made progress.
     due: u64,
 }
 

@@ -134,8 +134,8 @@ pub trait Service: 'static {
         answer_whole(self, exchange)
     }
 
-    /// Answers a request that is not a gRPC call, with its whole body. The request's extensions hold the peer
-    /// address as a [`std::net::SocketAddr`], and an [`Origin`].
+    /// Answers a request that is not a gRPC call. `request` contains the whole body, and its extensions hold
+    /// the peer address as a [`std::net::SocketAddr`], and an [`Origin`].
     fn http(self: Rc<Self>, request: http::Request<Bytes>) -> LocalBoxFuture<http::Response<Bytes>>;
 }
 

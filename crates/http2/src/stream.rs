@@ -205,8 +205,8 @@ pub(crate) struct Stream {
     pub(crate) may_receive: i32,
     /// Bytes passed to the consumer and not released yet.
     pub(crate) unreleased: u32,
-    /// Difference between the send window and the initial window of the peer's settings, so that a change of
-    /// the settings touches no stream.
+    /// Difference between the send window and the initial window in the peer's settings. The difference is
+    /// stored instead of the window, so that no stream has to be updated when the peer changes its settings.
     pub(crate) window_change: i32,
     /// Body bytes that were put into frames.
     pub(crate) sent: u64,

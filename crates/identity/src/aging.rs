@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 
 use crate::keyed::{Prehashed, Tag};
 
-/// Maximum number of entries that one eviction moves back because they were used recently; then it evicts an
-/// entry even if that was used recently. This bounds the work of one insertion.
+/// Maximum number of entries that one eviction moves back because they were used recently. After that many,
+/// the eviction removes the next entry even if that one was used recently. This bounds the work of one
+/// insertion.
 const SECOND_CHANCES: usize = 64;
 
 /// A value that records the time of its last use.

@@ -11,8 +11,8 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use transport::{Detached, Stream, end_turn};
 
-/// Number of bytes in one direction of one connection after which other connections have their turn: raft's
-/// heartbeats must not wait until a long queue is sent.
+/// Number of bytes in one direction of one connection after which other connections have their turn. Without
+/// this limit, raft's heartbeats would wait until a long queue of another connection is sent.
 pub(crate) const TURN_BYTES: usize = 512 * 1024;
 
 /// Interval of TCP keepalive probes, as in etcd.

@@ -120,7 +120,8 @@ impl Server {
         let socket = match (tls, from) {
             (Some(tls), Some(from)) => self.shake_hands(slot, stream, from, tls).await,
             (None, _) => FairStream::new(stream, self.local.write_timeout).map(Socket::plain),
-            // A client on a Unix socket has no address that its certificate could be compared with; `Acceptor::new` refuses TLS there.
+            // Does not happen: `Acceptor::new` refuses TLS on a Unix socket, because a client there has no
+            // address with which its certificate could be compared.
             (Some(_), None) => return,
         };
         // A connection that already broke is dropped without a log line.

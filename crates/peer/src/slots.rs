@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, oneshot};
 
-/// Number of connections above which a member loses its preference: two streams, the pipeline, requests, a
-/// snapshot.
+/// Number of connections above which a member loses its preference. A member needs only a few connections:
+/// for two streams, the pipeline, requests and a snapshot.
 const MEMBER_SLOTS: usize = 32;
 
 /// Slots for connections that are served or perform a handshake. When all slots are in use, a connection that

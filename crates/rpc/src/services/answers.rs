@@ -557,8 +557,9 @@ fn of_write(status: Status) -> Status {
     if status == error::COMPACTED || status == REPLACED {
         return WRITTEN;
     }
-    // Too many bytes would have to be gathered, or a value is damaged. A client would take this error to mean
-    // that the write was refused or failed.
+    // With these codes a response fails if too many bytes would have to be gathered, or if a value is
+    // damaged. The code is replaced, because a client would conclude from it that the write was refused or
+    // failed.
     let is_refusal = matches!(status.code, Code::ResourceExhausted | Code::Internal);
     if is_refusal && status.message.starts_with("mainstay: ") {
         let text = format!(

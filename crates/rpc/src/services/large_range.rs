@@ -59,8 +59,8 @@ pub(super) struct Rest {
 pub(super) enum Keys {
     /// The next `left` keys in key order after the key `behind`.
     Walk { start: Bytes, end: Bytes, behind: Option<Vec<u8>>, left: u64 },
-    /// These versions, the last one first, by main and sub revision. Their locations in the log may change
-    /// until they are read.
+    /// The versions with these main and sub revisions; the next one to send is at the end. The list contains
+    /// no locations in the log, because these may change before the versions are read.
     Chosen(Vec<ChangeId>),
 }
 

@@ -38,8 +38,8 @@ use storage::values::{Attempt, unreadable};
 
 use super::walk::BYTES_AT_ONCE;
 
-/// Maximum number of bytes that may precede a value in its first part: the end of the data before it, and its
-/// key.
+/// Maximum number of bytes that may precede a value in its first part. These bytes are the end of the data
+/// before the value, and its key.
 const BEFORE_BYTES_MAX: usize = BUFFER_BYTES_MIN / 2;
 /// Number of fetches after which a value is held until its last part is taken.
 const FETCHES_MAX: u32 = 2;

@@ -86,9 +86,10 @@ impl Steps {
         Ok(answer)
     }
 
-    /// Returns the error of a call whose step failed with `status`. It keeps its status code, by which the
-    /// audit log recognizes a refused call, unless an earlier step has written: then the call was not
-    /// refused. [`Call::end`] removes the code for the client.
+    /// Returns the error of a call whose step failed with `status`. If no earlier step has written, the error
+    /// keeps its status code, by which the audit log recognizes a refused call. After a write the call no
+    /// longer counts as refused, so the code is removed. For the client, [`Call::end`] removes the code in
+    /// any case.
     pub fn failed(&self, status: Status) -> Status {
         if self.has_written.get() { without_code(status) } else { status }
     }

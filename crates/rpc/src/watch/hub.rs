@@ -203,8 +203,8 @@ impl Hub {
     /// one turn, [`Hub::poll_work`] delivers the rest. Called whenever the shard is woken; costs almost
     /// nothing if there are no changes.
     pub fn advance(&self) {
-        // Work is left for later turns already, and [`Hub::poll_work`] will do it. Without this check,
-        // hundreds of requests could each do a portion of work between two turns.
+        // If work is already left for later turns, [`Hub::poll_work`] will do it, and this call does nothing.
+        // Otherwise hundreds of requests could each do a portion of work between two turns.
         if self.is_told_later.get() {
             return;
         }

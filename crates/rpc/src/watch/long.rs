@@ -228,8 +228,9 @@ impl Long {
     /// Returns the watch of this read if another stream's response can be used for it, because all inputs of
     /// both responses are equal.
     pub fn takes(&self, given: &Given) -> Option<Rc<Watch>> {
-        // The previous values are taken from the given response. This is correct: both streams saw the same
-        // previous values when this stream began to wait, and a waiting stream reads nothing.
+        // The comparison uses the previous values of `given` as if they were this stream's. This is correct:
+        // both streams saw the same previous values when this stream began to wait, and a waiting stream
+        // reads nothing.
         let previous = given.same.previous.unwrap_or(Previous { are_there: false, are_held: false });
         (self.same(previous).as_ref() == Some(&given.same)).then(|| Rc::clone(&self.parts[0].watch))
     }

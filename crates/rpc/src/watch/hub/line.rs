@@ -7,8 +7,9 @@ use crate::watch::stream::{Class, Place, Stream};
 
 /// Streams that wait for their turn to read history, ordered by [`Class`].
 ///
-/// Laden streams go first, so that fetched values are freed soon: if 10,000 streams each held a fetched
-/// slice, they would hold gigabytes. Streams of the other two classes alternate.
+/// Streams that hold fetched values ([`Class::Laden`]) go first, so that these values are freed soon: if
+/// 10,000 streams each held a fetched slice, they would hold gigabytes. Streams of the other two classes
+/// alternate.
 #[derive(Default)]
 pub(super) struct Line {
     classes: [BTreeMap<u64, Rc<Stream>>; 3],
