@@ -30,8 +30,8 @@ const SMALL_BYTES: usize = 1024 * 1024;
 /// connections first, until an eighth of the budget is free again.
 ///
 /// Accounts reserve memory in steps, so one atomic for the whole server suffices: it is changed once per 32
-/// KiB. The rejected alternative, a share of the budget per shard, would refuse one shard's clients while
-/// another shard has room.
+/// KiB. The rejected alternative, a share of the budget per shard, would refuse the clients of one shard
+/// while another shard has memory left.
 ///
 /// # Example: one connection, and a budget of 64 MiB
 ///
@@ -80,12 +80,12 @@ struct Address {
 /// Returns the address that a client's connections are counted under.
 pub use stdx::client_network as party;
 
-/// Steps of two threads whose order decides how many bytes count as leaving. All four are sequentially
-/// consistent: a connection that does not see that it was asked to close was weighed with its published
-/// reservation.
+/// Steps of two threads whose order decides how many bytes count as leaving: the thread of a connection, and
+/// the thread that exceeds the budget. All four steps use sequentially consistent memory order. So if a
+/// connection does not see that it was asked to close, the other thread has seen its published reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// The connection's thread publishes its reservation.
+    /// The thread of the connection publishes its reservation.
     Publish,
     /// After `Publish`, the connection's thread reads the flag that requests it to close.
     See,
@@ -175,9 +175,9 @@ impl Budget {
         self.0.refused.fetch_add(1, Relaxed);
     }
 
-    /// Returns true if there is room for another connection. If there is none, connections of another address
-    /// that holds much are closed to make room; otherwise clients that hold nearly the whole budget would
-    /// lock out all others.
+    /// Returns true if enough memory is free for another connection. If not, connections of another address
+    /// that holds much memory are closed to free some; otherwise clients that hold nearly the whole budget
+    /// would lock out all others.
     pub fn has_room_for(&self, peer: IpAddr) -> bool {
         let needed = CONNECTION_BYTES + STEP_BYTES;
         if self.staying() + needed <= self.0.bytes_max {
@@ -288,8 +288,9 @@ impl Budget {
                 && let Some((weight, key)) = by_peer.get_mut(&peer).and_then(|(_, theirs)| theirs.pop())
             {
                 let holder = &holders.open[key];
-                // Set before weighing: a concurrent change by the connection's thread is then either included
-                // in the weight, or that thread sees the flag, waits for the lock and corrects the count.
+                // Set before the reservation is read. So a concurrent change of the reservation is either
+                // included in the result, or the connection's thread sees the flag, waits for the lock and
+                // corrects the count.
                 step(Step::Doom, || holder.doomed.store(true, SeqCst));
                 let leaving = step(Step::Weigh, || holder.weight());
                 holder.leaving.store(leaving, Relaxed);
@@ -321,10 +322,10 @@ impl Drop for Shared {
     }
 }
 
-/// Updates the bytes that count as leaving for a connection that was asked to close. Newly taken bytes are
-/// added unless they were weighed already; returned bytes no longer count, because the connection may stay
-/// for a while and the same memory would otherwise be given out twice. The lock on `Sums::holders` must be
-/// held.
+/// Updates the bytes that count as leaving for a connection that was asked to close. Bytes that the
+/// connection has taken since are added, unless they were weighed already. Bytes that it has returned no
+/// longer count: the connection may stay open for a while, and the same memory would otherwise be given out
+/// twice. The lock on `Sums::holders` must be held.
 fn leave_with(holder: &Holder, budget: &Budget, more: usize) {
     let before = holder.leaving.load(Relaxed);
     let leaving = (before + more).min(holder.weight());
@@ -353,8 +354,9 @@ impl AsRef<[u8]> for Awaited {
 impl Drop for Awaited {
     fn drop(&mut self) {
         self.holder.shared.fetch_sub(self.bytes.len(), Relaxed);
-        // A connection asked to close at this moment may be weighed with these bytes; its next change corrects
-        // that. Ordering between threads for each message would cost more than this error.
+        // If the connection is asked to close at this moment, its size may still include these bytes; its
+        // next change corrects that. Synchronizing the threads for each message would cost more than this
+        // error.
         if self.holder.doomed.load(Relaxed) {
             let _locked = lock(&self.budget.0.holders);
             leave_with(&self.holder, &self.budget, 0);
@@ -419,7 +421,7 @@ impl fmt::Debug for Account {
     }
 }
 
-/// Work in bytes that examining one key counts as; both take about the same time.
+/// Work in bytes that is counted for examining one key: copying that many bytes takes about the same time.
 pub const KEY_BYTES: usize = 128;
 
 /// Counts keys and value bytes that a service has examined as work of the current connection's turn. Code
@@ -432,8 +434,8 @@ pub fn note_work(keys: u64, bytes: u64) {
 }
 
 /// Returns the work, in bytes as counted by [`note_work`], that the current connection may do before others
-/// have their turn. Work that is done in slices must not exceed it by much, since many connections may have
-/// such turns one after the other. Outside of a front there is no limit.
+/// have their turn. Code that works in slices must not exceed this number by much, since many connections may
+/// have such turns one after the other. Outside of a front there is no limit.
 pub fn work_left() -> usize {
     TURN.with_borrow(|account| account.as_ref().map_or(usize::MAX, |account| account.work_left.get()))
 }
@@ -458,7 +460,7 @@ impl Account {
         }
     }
 
-    /// Charges bytes of a request, or of an answer that waits for room.
+    /// Charges bytes of a request, or of an answer that waits to be queued.
     pub fn charge_request(&self, n: usize) {
         self.requests.set(self.requests.get() + n);
         self.charge(n);
@@ -472,7 +474,7 @@ impl Account {
         self.release(n);
     }
 
-    /// Returns the bytes charged for requests and for answers that wait for room.
+    /// Returns the bytes charged for requests and for answers that wait to be queued.
     pub fn requests_bytes(&self) -> usize {
         self.requests.get()
     }
@@ -485,8 +487,8 @@ impl Account {
         step(Step::Publish, || self.holder.reserved.store(wanted, SeqCst));
         self.holder.address.reserved.fetch_add(more, Relaxed);
         if step(Step::See, || self.holder.doomed.load(SeqCst)) {
-            // The connection returns these bytes soon, when it closes, so no other connection has to make
-            // room for them.
+            // The connection returns these bytes soon, because it is closing. So other connections need not
+            // be closed for them.
             let _locked = lock(&self.budget.0.holders);
             self.budget.0.held.fetch_add(more, Relaxed);
             leave_with(&self.holder, &self.budget, more);
@@ -511,7 +513,8 @@ impl Account {
     }
 
     /// Marks shared bytes as queued for this client until the result is dropped. They are already charged to
-    /// the budget; the mark counts only when the connections that hold most are selected.
+    /// the budget. The mark matters only when the budget is exceeded and the connections that hold most are
+    /// selected.
     pub fn wait_for(&self, bytes: Bytes) -> Bytes {
         self.holder.shared.fetch_add(bytes.len(), Relaxed);
         Bytes::from_owner(Awaited { bytes, holder: self.holder.clone(), budget: self.budget.clone() })
@@ -528,8 +531,8 @@ impl Account {
     }
 
     /// Returns true if this connection must not begin further calls: memory is short, and both the connection
-    /// and its address hold much. If another address holds much, that one is asked to close before this
-    /// connection has to wait.
+    /// and its address hold much. If another address holds much as well, connections of that address are asked
+    /// to close before this connection has to wait.
     pub fn is_pressed(&self) -> bool {
         let held = self.held.get();
         held > SMALL_BYTES && {
@@ -577,8 +580,8 @@ impl Account {
         AccountTurn(TURN.replace(Some(self.clone())))
     }
 
-    /// Counts bytes that a service examined for the connection besides its answer, so that the turn is
-    /// limited.
+    /// Counts bytes that a service examined for the connection in addition to its answer, so that they count
+    /// towards the work limit of the turn.
     pub fn looked_at(&self, bytes: usize) {
         self.looked_at.set(self.looked_at.get().saturating_add(bytes));
         self.spend_work(bytes);

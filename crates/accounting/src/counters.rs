@@ -7,7 +7,7 @@ pub fn add(counter: &AtomicU64, n: u64) {
     counter.store(counter.load(Relaxed).wrapping_add(n), Relaxed);
 }
 
-/// Counters of one method on one shard. Read them with `load`; only the shard writes.
+/// Counters of one method on one shard. Any thread may read them with `load`; only the shard writes them.
 #[derive(Debug, Default)]
 pub struct MethodCounters {
     /// Number of calls begun.

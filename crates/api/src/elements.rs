@@ -1,10 +1,10 @@
 //! Counts the elements of a request's repeated fields on the wire, before the request is decoded.
 //!
-//! An empty element takes two bytes on the wire, two bytes of gzip expand to a thousand of them, and each
-//! takes some hundred bytes of memory once it is decoded. Therefore a request with repeated fields must be
-//! counted before it is decoded.
+//! An empty element takes two bytes on the wire, and some hundred bytes of memory once it is decoded. Two
+//! bytes of gzip expand to a thousand such elements. Therefore a request with repeated fields must be counted
+//! before it is decoded.
 //!
-//! Counting allocates nothing and takes one step for each field. An invalid message is counted up to the
+//! Counting allocates no memory and takes one step for each field. An invalid message is counted up to the
 //! first error that a decoder would find.
 
 use crate::{Code, Status};

@@ -1,8 +1,8 @@
 //! The error catalogue: every code and text that a client of etcd may receive.
 //!
-//! Clients compare these texts letter for letter (Patroni, kube-apiserver and clientv3 do), so each is
-//! spelled here and nowhere else. Two of them are sent with another code than etcd's constant declares; see
-//! [`TOO_MANY_REQUESTS`] and [`MEMBER_NOT_ENOUGH_STARTED`].
+//! Some clients (Patroni, kube-apiserver and clientv3) compare these texts letter for letter, so each text is
+//! written here and nowhere else. Two of these errors are sent with another code than etcd's constant
+//! declares; see [`TOO_MANY_REQUESTS`] and [`MEMBER_NOT_ENOUGH_STARTED`].
 
 use std::borrow::Cow;
 use std::fmt;

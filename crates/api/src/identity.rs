@@ -10,8 +10,8 @@ pub fn initial_member_id(peer_urls: &[impl AsRef<str>], cluster_token: &str) -> 
 }
 
 /// Returns the id of a member added to a running cluster: computed like [`initial_member_id`], with the time
-/// of the addition in seconds, as decimal text, in place of the token. The proposer must read the time, never
-/// the code that applies the entry.
+/// of the addition in seconds, as decimal text, in place of the token. The proposer must read the clock: the
+/// code that applies the entry must not, because all members must compute the same id.
 pub fn added_member_id(peer_urls: &[impl AsRef<str>], unix_seconds: i64) -> u64 {
     member_id(peer_urls, &unix_seconds.to_string())
 }

@@ -183,7 +183,8 @@ pub fn without_port(host: &str) -> &str {
 /// user, query and fragment are ignored, a port has to be a number, and the path after the first segment is
 /// unescaped.
 ///
-/// COMPAT-130: `unix:name` is the file that etcd's clients connect to; etcd's server listens elsewhere.
+/// COMPAT-130: for `unix:name` the path is the file to which etcd's clients connect. etcd's server listens on
+/// another file.
 fn socket_path(input: &str, rest: &str) -> Result<String, UrlError> {
     let rest = rest.split(['?', '#']).next().unwrap_or_default();
     let (host, path) = match rest.strip_prefix("//") {

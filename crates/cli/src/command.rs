@@ -105,10 +105,12 @@ impl<R: Copy> Program<R> {
         chain
     }
 
-    /// Asserts what the parser relies on: names are unique, defaults are values of their kind, and every
-    /// command either runs or has subcommands. Each tool calls it in a test.
+    /// Asserts the properties of the tables that the parser relies on: names are unique, defaults are values
+    /// of their kind, and every command either runs or has subcommands. Each tool calls this function in a
+    /// test.
     ///
     /// # Panics
+    ///
     /// Panics if the tables are invalid.
     pub fn assert_sound(&self) {
         fn check<R>(command: &Command<R>, globals: &[FlagRow]) {

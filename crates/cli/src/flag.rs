@@ -81,7 +81,7 @@ impl FlagRow {
 /// ([`Flag::row`]) and reads its value ([`Matches::get`](crate::Matches::get)), so name and kind always
 /// match.
 ///
-/// `R` is a row of the table: [`FlagRow`] for the tools. The server's table has rows of its own.
+/// `R` is a row of the table: [`FlagRow`] for the tools. The server's table uses its own row type.
 #[derive(Debug)]
 pub struct Flag<T, R = FlagRow> {
     row: R,

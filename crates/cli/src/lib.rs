@@ -3,12 +3,13 @@
 //!
 //! All tools have the same structure. A command is one file with its flags (constants of type [`Flag`]), its
 //! [`Command`] and the function that runs it; the function reads flags with [`Matches::get`], uses an [`Io`]
-//! and returns a [`Failure`]. The crate also contains the syntax of etcd's own tools (flags anywhere,
-//! `--name=value`, `--name value`, `-w json`), their environment variables, their error texts; box tables;
-//! Go's JSON, and by re-export of [`stdx::go`] Go's formats of durations, quoted strings and sizes.
+//! and returns a [`Failure`]. The crate also contains the command-line syntax of etcd's own tools (flags
+//! anywhere, `--name=value`, `--name value`, `-w json`), their environment variables and error texts, their
+//! tables in boxes, and Go's JSON. It re-exports [`stdx::go`] for Go's formats of durations, quoted strings
+//! and sizes.
 //!
-//! The server's table of flags (crate `config`) is built from the same [`Flag`] and [`Value`], with rows, a
-//! syntax and error texts of its own.
+//! The server's table of flags (crate `config`) is built from the same [`Flag`] and [`Value`], with its own
+//! row type, syntax and error texts.
 //!
 //! The crate does not know etcd's API, except URLs and the text of a status, nor any command or the network.
 //!

@@ -44,13 +44,14 @@ impl Matches {
 
     fn value(&self, flag: &FlagRow) -> Option<&Value> {
         let found = self.values.get(flag.name);
-        // A flag that is missing in its command's table has its default, because it cannot be given.
+        // If a flag is missing in the table of its command, it cannot be given, so its default is returned.
+        // That is a bug, which debug builds report.
         debug_assert!(found.is_some(), "the table of {:?} leaves out --{}", self.path, flag.name);
         found.map(|(value, _)| value)
     }
 
-    /// Returns the value of a flag, from the command line or the environment, otherwise its default. A flag
-    /// that the command does not accept has its default, too.
+    /// Returns the value of a flag from the command line or the environment; otherwise, and for a flag that
+    /// the command does not accept, returns its default.
     pub fn get<T: FlagValue>(&self, flag: Flag<T>) -> T::Ref<'_> {
         let row = flag.row();
         T::of(self.value(&row), row.default)

@@ -21,7 +21,7 @@ pub enum Invocation<R> {
     Help(String),
 }
 
-/// A refused command line.
+/// Error for a command line that is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UsageError {
     /// Error text of etcd's tools.
@@ -63,9 +63,9 @@ fn find_short<'a, R>(command: &'a Command<R>, globals: &'a [FlagRow], letter: ch
     command.all_flags().chain(globals).find(|flag| flag.short == Some(letter))
 }
 
-/// Returns true if the word after this one is its value, judging by this command's flags. Flags of
-/// subcommands are not known here and count as flags with a value; etcd's own parser (cobra) has the same
-/// rule.
+/// Returns true if the word that follows `word` is the value of the flag `word`, according to the flags of
+/// this command. This function does not know the flags of subcommands and treats them as flags with a value,
+/// as etcd's own parser (cobra) does.
 fn takes_next<R>(command: &Command<R>, globals: &[FlagRow], word: &str) -> bool {
     if word.contains('=') {
         return false;

@@ -65,8 +65,8 @@ pub trait FlagValue {
     /// The type in which a command reads the value.
     type Ref<'a>;
 
-    /// Returns the value. Without one, or for a value of another type, returns the default, which is parsed
-    /// from its text; an invalid text gives the type's own default.
+    /// Returns the value. Without a value, or for a value of another type, returns the default of the flag,
+    /// parsed from the text `default`. If that text is invalid, returns the default of the type.
     fn of<'a>(value: Option<&'a Value>, default: &'static str) -> Self::Ref<'a>;
 }
 

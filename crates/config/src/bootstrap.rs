@@ -21,7 +21,8 @@ pub struct InitialMember {
     pub peer_urls: Vec<Url>,
 }
 
-/// The initial cluster, with ids that every member computes from the same options with the same result.
+/// The initial cluster. The ids are computed from the options, so every member with the same options gets the
+/// same ids.
 ///
 /// A member that joins an existing cluster takes the ids from that cluster: members added later have other
 /// ids.
@@ -121,8 +122,8 @@ impl Config {
         let urls_by_name = parse(&self.cluster.initial_cluster)
             .map_err(|error| Refusal::start_failed(format!("error setting up initial cluster: {error}")))?;
         let is_new = self.cluster.initial_cluster_state == InitialClusterState::New;
-        // With SRV records, the member was identified by the addresses of these URLs; the records may use
-        // other host names.
+        // The URLs of this member are not compared with the SRV records. The records may use other host
+        // names, and the member was already found in them by comparing addresses.
         let is_recognised = matches!(self.cluster.discovery, Some(Discovery::Srv { .. }));
         let advertised =
             (is_new && !is_recognised).then_some(self.cluster.initial_advertise_peer_urls.as_slice());

@@ -103,8 +103,8 @@ pub struct ListenOptions {
 /// The cluster: its formation, the URLs announced to it, and the rules for changes of its members.
 #[derive(Clone, Debug)]
 pub struct ClusterOptions {
-    /// The cluster to form or join, as written. Parse it with [`Config::bootstrap`], and only if the data
-    /// directory contains no member: like etcd, the member ignores it otherwise.
+    /// The cluster to form or join, as written. Parse it with [`Config::bootstrap`] only if the data
+    /// directory contains no member; otherwise the member ignores this option, as in etcd.
     pub initial_cluster: String,
     /// State of the initial cluster: whether the member forms a new cluster or joins an existing one.
     pub initial_cluster_state: InitialClusterState,
@@ -141,8 +141,8 @@ pub struct RaftOptions {
     pub write_timeout: Duration,
     /// True if a batch of proposals may start while the previous one is being written, replicated or applied.
     pub pipeline: bool,
-    /// Maximum time for which writes are collected for one sync of the log; they wait only if that improves
-    /// throughput.
+    /// Maximum time for which writes are collected for one sync of the log; writes wait only if the wait
+    /// improves throughput.
     pub batch_fsync_window: Duration,
     /// Number of applied entries between two checkpoints; not 0.
     pub snapshot_count: u64,

@@ -83,7 +83,7 @@ const READ_AS_TEXT: &[&str] = &[
     HOST_WHITELIST.row().name,
     FEATURE_GATES.row().name,
 ];
-/// Keys of blocks that have no command-line flag.
+/// Key of the clients' block. This key and the next one have no command-line flag.
 const CLIENT_CNS: &str = "allowed-cn";
 const CLIENT_SKIP: &str = "skip-client-san-verification";
 

@@ -100,7 +100,8 @@ pub(super) fn read(settings: &Settings) -> Result<Option<Discovery>, Refusal> {
     let file = |flag: Flag<String>| settings.non_empty(flag).map(PathBuf::from);
     let (name, password) = (settings.get(table::DISCOVERY_USER), settings.get(table::DISCOVERY_PASSWORD));
     let user = match name.split_once(':') {
-        // As documented in the help text; etcd uses no user in this case.
+        // The user flag may contain `name:password` if the password flag is empty, as the help text
+        // documents. etcd uses no user in this case.
         Some((name, password_there)) if password.is_empty() => (name, password_there),
         _ => (name, password),
     };

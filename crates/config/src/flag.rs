@@ -117,7 +117,8 @@ pub enum Status {
     /// The flag has no meaning for this implementation: its value is validated, and the log says that it has
     /// no effect and gives this reason.
     NoEffect(&'static str),
-    /// Refused at start unless set to this value, which is the fixed behavior of this version.
+    /// The flag is not supported: the member refuses to start unless the flag has this value, which is the
+    /// fixed behavior of this version.
     NotYet(&'static str),
 }
 

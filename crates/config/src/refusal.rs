@@ -20,8 +20,8 @@ impl Refusal {
         Refusal::Invalid(vec![Entry::new(Level::Warn, "failed to verify flags").with("error", error)])
     }
 
-    /// Returns etcd's refusal when the options are valid but the member they describe cannot start. etcd's
-    /// message names discovery, whatever failed.
+    /// Returns the refusal for valid options that describe a member that cannot start. As in etcd, the
+    /// message says that discovery failed, whatever the cause is.
     pub(super) fn start_failed(error: impl Into<String>) -> Refusal {
         Refusal::Invalid(vec![Entry::new(Level::Fatal, "discovery failed").with("error", error)])
     }

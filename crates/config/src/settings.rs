@@ -25,8 +25,8 @@ pub(super) struct Settings {
     values: BTreeMap<&'static str, Value>,
     /// Feature gates that were set through the old experimental flag.
     old_gates: BTreeMap<&'static str, OldGate>,
-    /// Values of `allowed-cn` and `skip-client-san-verification` in the configuration file's block for
-    /// clients; no flag exists for them.
+    /// Values of `allowed-cn` and `skip-client-san-verification` from the block for clients in the
+    /// configuration file. No flags exist for these settings.
     pub(super) client_allowed_cns: Vec<String>,
     pub(super) client_skips_san: bool,
     /// True if the settings come from a configuration file.
@@ -57,7 +57,7 @@ enum Target {
     Old(&'static OldSpelling),
 }
 
-/// What the arguments ask for.
+/// Action that the arguments request.
 #[derive(PartialEq, Eq)]
 pub(super) enum Asked {
     Help,
@@ -146,8 +146,8 @@ impl Settings {
         }
     }
 
-    /// Returns the syntax of a key of the configuration file, and its flag, if the key is not the old
-    /// spelling of a gate.
+    /// Returns the syntax of a key of the configuration file, and the flag that the key sets; the flag is
+    /// `None` if the key is the old spelling of a feature gate.
     pub(super) fn kind_of_key(&self, key: &str) -> Option<(Option<&'static FlagRow>, Kind)> {
         let target = Target::find(key).filter(|target| target.kind() != Kind::Ignored)?;
         let flag = match target {
@@ -158,7 +158,8 @@ impl Settings {
         Some((flag, target.kind()))
     }
 
-    /// Sets a key of the configuration file that has a syntax; errors are those of [`Settings::set`].
+    /// Sets a key of the configuration file for which [`Settings::kind_of_key`] returns a syntax. The errors
+    /// are those of [`Settings::set`].
     pub(super) fn set_key(&mut self, key: &str, value: &str) -> Result<Result<(), Refusal>, ValueError> {
         match Target::find(key) {
             Some(target) => self.set(target, value, key.to_owned()),
@@ -232,8 +233,8 @@ impl Settings {
         flags.chain(gates).map(|spelling| env_name(spelling.trim_start_matches('-'))).collect()
     }
 
-    /// Sets a flag. The outer error is the reason why a value is malformed; the inner error says that a flag
-    /// and its old spelling are both set.
+    /// Sets a flag. The outer error is the reason why a value is malformed; the inner error is returned if a
+    /// flag and its old spelling are both set.
     fn set(
         &mut self,
         target: Target,
@@ -352,8 +353,8 @@ impl Settings {
         self.given.contains_key(flag.row().name)
     }
 
-    /// Returns the value of a flag: the one that was set, otherwise its default. As in etcd, a list of URLs
-    /// that was set to an empty value has its default.
+    /// Returns the value of a flag: the one that was set, otherwise its default. As in etcd, if a list of
+    /// URLs was set to an empty value, its default is returned.
     pub(super) fn get<T: FlagValue>(&self, flag: Flag<T>) -> T::Ref<'_> {
         let row = flag.row();
         T::of(self.values.get(row.name), row.default)
@@ -438,7 +439,7 @@ fn same_name(a: &str, b: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// Reading a key whose type does not fit its kind would give the default.
+    /// If the type of a flag's constant did not fit the kind of the flag, reading it would give the default.
     #[test]
     fn a_value_of_every_kind_is_read_with_the_type_of_its_key() {
         let mut settings = Settings::new();

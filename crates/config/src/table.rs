@@ -8,8 +8,9 @@ use super::flag::{Flag, FlagRow, Group, Kind, value};
 /// etcd's text for a flag that it no longer supports.
 const IGNORED: &str = "flag is no longer supported - ignoring";
 
-/// Declares each flag as a constant, the key with which its value is read, and lists the rows of all of them.
-/// The word for the syntax names both the variant of [`Kind`] and the type of the value in [`value`].
+/// Declares a constant for each flag, with which the value of the flag is read, and a list of the rows of all
+/// flags. The word for the syntax of a flag names both a variant of [`Kind`] and the type of the value in
+/// [`value`].
 macro_rules! flags {
     ($($key:ident = $name:literal, $group:ident, $kind:ident $(($words:expr))?, $default:literal, $status:expr, $help:literal;)*) => {
         $(

@@ -28,18 +28,20 @@ const REQUEST_BYTES_SUGGESTED_MAX: u64 = 10 << 20;
 const SNAPSHOT_COUNT_DEFAULT: u64 = 10_000;
 const SNAPSHOT_CATCHUP_ENTRIES_DEFAULT: u64 = 5_000;
 const COMPACTION_BATCH_LIMIT_DEFAULT: u64 = 1_000;
-/// etcd's default is 10 ms, because its compaction steps hold a lock that readers need.
+/// Default of `--compaction-sleep-interval`. etcd's default is 10 ms, because a compaction step of etcd holds
+/// a lock that readers need.
 const COMPACTION_SLEEP_INTERVAL_DEFAULT: Duration = Duration::from_millis(1);
 const WATCH_PROGRESS_NOTIFY_INTERVAL_DEFAULT: Duration = Duration::from_secs(600);
 const WARNING_UNARY_REQUEST_DURATION_DEFAULT: Duration = Duration::from_millis(300);
-/// Lower bound: as in etcd, a shorter timeout is raised to this one.
+/// Minimum of the timeouts for raft connections. As in etcd, a shorter timeout is raised to this one.
 const RAFT_TIMEOUT_MIN: Duration = Duration::from_secs(5);
 const NANOS_PER_HOUR: u64 = 3_600_000_000_000;
 
 const ADVERTISE_CLIENT_URLS_UNSET: &str =
     "--advertise-client-urls is required when --listen-client-urls is set explicitly";
 
-/// Checks the options in etcd's order, so that of several errors the same one is reported.
+/// Checks the options in etcd's order. If several options are wrong, this reports the same error that etcd
+/// reports.
 pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Result<Config, Refusal> {
     let log = log_settings(settings)?;
     let urls = Urls::read(settings)?;
@@ -79,8 +81,8 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
         import_etcd_data: settings.get(table::IMPORT_ETCD_DATA),
         unsafe_no_fsync: settings.get(table::UNSAFE_NO_FSYNC),
     };
-    // If several groups are wrong, the first that is read is reported: the order of these lines is the order
-    // of the reports.
+    // The groups are read in this order because, if several options are invalid, etcd reports the error of
+    // the first group.
     let observability = observability(settings, tracing, pprof)?;
     let clients = clients(settings)?;
     let cluster = ClusterOptions {
@@ -231,7 +233,8 @@ fn tracing(settings: &Settings) -> Result<Option<TracingOptions>, Refusal> {
     }))
 }
 
-/// Returns the entries of a list; `None` if it contains `*`. As in etcd, an empty list has one empty entry.
+/// Returns the entries of a list; `None` if the list contains `*`. As in etcd, an empty list is read as one
+/// empty entry.
 fn allowed(settings: &Settings, flag: Flag<Vec<String>>) -> Option<Vec<String>> {
     let mut listed = settings.get(flag).to_vec();
     if listed.is_empty() {
@@ -245,8 +248,8 @@ fn raft_timeout(settings: &Settings, flag: Flag<Nanoseconds>) -> Result<Duration
     Ok(duration(settings, flag)?.max(RAFT_TIMEOUT_MIN))
 }
 
-/// Returns the release that a member reports for this version: a late one, because tools require a minimum
-/// release.
+/// Returns the release of etcd that a member reports for this minor version. It is a late patch release,
+/// because tools require a minimum release.
 fn release(version: &str) -> &'static str {
     match version {
         "3.5" => "3.5.24",
@@ -255,7 +258,7 @@ fn release(version: &str) -> &'static str {
     }
 }
 
-/// Upper bound of the time for which a write may wait.
+/// Maximum of `--batch-fsync-window`, because a write may wait for this time.
 const BATCH_FSYNC_WINDOW_MAX: Duration = Duration::from_millis(5);
 
 fn batch_fsync_window(settings: &Settings) -> Result<Duration, Refusal> {
@@ -324,7 +327,8 @@ impl Urls {
                 "cannot bind both --listen-client-urls and --listen-client-http-urls on the same url {url}"
             )));
         }
-        // COMPAT-131: with `unixs`, members of etcd 3.7 cannot connect to each other either.
+        // COMPAT-131: `unixs` is refused for peer URLs. Members of etcd 3.7 cannot connect to each other
+        // through it either.
         let of_members = [
             (table::LISTEN_PEER_URLS, &listen.peer_urls),
             (table::INITIAL_ADVERTISE_PEER_URLS, &urls.initial_advertise_peer),
@@ -411,8 +415,8 @@ fn auto_compaction(settings: &mut Settings) -> Result<AutoCompaction, Refusal> {
     let amount = retention_amount(&retention, periodic)
         .map_err(|reason| Refusal::start_failed(format!("error parsing CompactionRetention: {reason}")))?;
     if !periodic && amount > 0 && !is_plain_number(&retention) {
-        // etcd interprets the duration's nanoseconds as a number of revisions; Mainstay does the same, with a
-        // warning.
+        // The duration has no meaning in the revision mode. etcd takes its nanoseconds as a number of
+        // revisions, and Mainstay does the same, with a warning.
         settings.warnings.push(
             Entry::new(
                 Level::Warn,
@@ -448,7 +452,7 @@ fn is_plain_number(text: &str) -> bool {
     !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit())
 }
 
-/// Checks options that have no effect here with etcd's rules.
+/// Checks options of etcd's storage engine, which have no effect here, by etcd's rules.
 fn check_engine_options(settings: &Settings) -> Result<(), Refusal> {
     let Nanoseconds(check_time) = settings.get(table::COMPACT_HASH_CHECK_TIME);
     if check_time <= 0 {
@@ -577,9 +581,9 @@ fn quota(settings: &Settings) -> Option<u64> {
     }
 }
 
-/// Lower bound: with fewer bytes a new file would be begun every few seconds.
+/// Lower bound of the file size: with smaller files, a new file would be begun every few seconds.
 const AUDIT_LOG_MAX_BYTES_MIN: u64 = 1 << 20;
-/// Upper bound, because each rotation renames all files.
+/// Upper bound of the number of files, because each rotation renames all of them.
 const AUDIT_LOG_FILES_MAX: u64 = 1000;
 
 fn audit_log(settings: &Settings) -> Option<AuditLogOptions> {

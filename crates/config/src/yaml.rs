@@ -110,8 +110,9 @@ impl OpenMap {
         Ok(())
     }
 
-    /// Returns the map with the entries of the maps named by merge keys; earlier merge keys take precedence.
-    /// A key of the map itself overrides merged ones.
+    /// Returns the map together with the entries of the maps that merge keys name. If several of those maps
+    /// have the same key, the earlier merge key takes precedence. A key of the map itself overrides merged
+    /// keys.
     fn finish(self) -> Result<Yaml, &'static str> {
         let mut entries = self.entries;
         let maps = self.merges.into_iter().flat_map(|value| match value {
@@ -124,8 +125,8 @@ impl OpenMap {
             };
             let known: HashSet<&String> = entries.iter().map(|(key, ..)| key).collect();
             let mut all: Vec<_> = more.into_iter().filter(|(key, ..)| !known.contains(key)).collect();
-            // Own entries come after merged ones, because of equal keys the last one counts, and the flag
-            // reader treats `Name` and `name` as equal.
+            // The entries of the map itself come after merged ones: of equal keys the last one counts, and
+            // the code that reads flags treats `Name` and `name` as equal keys.
             all.append(&mut entries);
             entries = all;
         }
@@ -186,7 +187,7 @@ pub(super) fn read(text: &str) -> Result<Yaml, YamlError> {
             }
         };
         if anchor != 0 {
-            // An anchor keeps a copy of its node, which counts too.
+            // The parser keeps a copy of each node that has an anchor, so these nodes are counted twice.
             bounded(&open, &mut nodes, whole.nodes(), 0).map_err(failed)?;
             anchors.insert(anchor, whole.clone());
         }

@@ -11,7 +11,7 @@ use crate::refusal::Refusal;
 use crate::response_body::{AnswerBody, MemberBody};
 
 /// Content security policy: nothing is loaded from other origins, no inline code runs, and no other page may
-/// show this one in a frame.
+/// show a page of the console in a frame.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; \
                       connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 

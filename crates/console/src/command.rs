@@ -1,4 +1,4 @@
-//! `mainstay console`: the console as a process of its own, for any cluster of Mainstay or etcd.
+//! `mainstay console`: the console as a separate process, for any cluster of Mainstay or etcd.
 
 use std::ffi::OsString;
 use std::net::ToSocketAddrs as _;

@@ -72,7 +72,7 @@ impl Body for GuardedBody {
     }
 }
 
-/// Serves a connection until it ends, or is closed to make room.
+/// Serves a connection until it ends, or until it is closed for a new connection.
 pub(crate) async fn serve(
     stream: Stream,
     settings: Rc<ListenerSettings>,
@@ -133,8 +133,8 @@ pub(crate) async fn serve(
             return Poll::Pending;
         }
         match state.body_until() {
-            // Only reading ahead shows that the browser has gone: hyper reads at most the first bytes of a
-            // next request.
+            // hyper reads at most the first bytes of a next request, so only reading ahead shows that the
+            // browser has disconnected.
             None => socket.borrow_mut().poll_ahead(cx),
             Some(until) => {
                 let timer = body_timer.get_or_insert_with(|| Box::pin(sleep_until(until)));
@@ -146,7 +146,7 @@ pub(crate) async fn serve(
         }
     });
     let expelled = expelled(settings.tls.as_ref(), session, service.reloaded.clone());
-    // How a connection ended concerns only its client.
+    // The result is ignored, because it concerns only the client of this connection.
     let _ = race(pin!(connection), race(ended, expelled)).await;
 }
 
@@ -157,13 +157,14 @@ fn poll_evicted(slot: &Slot, cx: &Context<'_>) -> Poll<()> {
 
 type TlsWire = (Wire<Stream>, Option<Session>);
 
-/// Performs the TLS handshake. Only HTTP/1.1 is offered here, whatever other listeners with the same files offer.
+/// Performs the TLS handshake. Only HTTP/1.1 is offered by ALPN, even if other listeners with the same files
+/// offer more.
 async fn shake_hands(stream: Stream, tls: &ServerTls) -> Result<TlsWire, String> {
     let mut config = rustls::ServerConfig::clone(&tls.config());
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     let secured = async {
         let connection = ServerConnection::new(config.into()).map_err(io::Error::other)?;
-        // HTTP shows whether a message is complete.
+        // HTTP itself shows whether a message is complete, so a missing `close_notify` is accepted.
         transport::accept(stream, connection, TLS_BUFFERS, Ending::Any).await
     };
     let stream = secured.await.map_err(|error| error.to_string())?;
@@ -173,7 +174,7 @@ async fn shake_hands(stream: Stream, tls: &ServerTls) -> Result<TlsWire, String>
 }
 
 /// Resolves when a browser must be disconnected: its certificate has expired, or the TLS files were replaced
-/// and it would not be admitted any more.
+/// and the browser would not be admitted any more.
 async fn expelled(
     tls: Option<&ServerTls>,
     session: Option<Session>,
@@ -190,7 +191,7 @@ async fn expelled(
             }
         };
         if let stdx::First::Left(Err(_)) = race(reloaded.changed(), due).await {
-            // The sender is dropped, so no more reloads happen.
+            // The sender was dropped, so the files are never reloaded again.
             return std::future::pending().await;
         }
         if tls.still_valid(&session).is_err() {

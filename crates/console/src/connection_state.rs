@@ -29,7 +29,7 @@ impl ConnectionState {
         self.has_request.get()
     }
 
-    /// Records that a request begins whose body must arrive until then.
+    /// Records that a request begins. Its body must arrive before `body_until`.
     pub(crate) fn begin(&self, body_until: Instant) {
         self.has_request.set(true);
         self.body_until.set(Some(body_until));
@@ -53,13 +53,13 @@ impl ConnectionState {
         }
     }
 
-    /// Closes the connection to make room for another.
+    /// Closes the connection so that another one can use its slot.
     pub(crate) fn evict(&self) {
         self.is_evicted.set(true);
         self.wake();
     }
 
-    /// Returns true if the connection must close to make room for another.
+    /// Returns true if the connection must close so that another one can use its slot.
     pub(crate) fn is_evicted(&self) -> bool {
         self.is_evicted.get()
     }

@@ -17,7 +17,7 @@ const OWN_HEADER: &str = "x-mainstay-console";
 /// Returns the host that a request is for, with its port.
 ///
 /// # Errors
-/// There is none, or more than one, or the request is meant for a proxy.
+/// Returns a refusal if the request names no host or more than one, or if it is meant for a proxy.
 pub(crate) fn host<B>(request: &Request<B>) -> Result<&str, Refusal> {
     let malformed =
         || Refusal::new(StatusCode::BAD_REQUEST, "the request must have exactly one Host header and a path");
@@ -35,7 +35,7 @@ pub(crate) fn host<B>(request: &Request<B>) -> Result<&str, Refusal> {
 /// and `localhost` are safe; over TLS, a foreign name does not match the certificate.
 ///
 /// # Errors
-/// The host is not one of the listener's.
+/// Returns a refusal if the host is not one of the listener's.
 pub(crate) fn check_host(host: &str, settings: &ListenerSettings, listed: &[String]) -> Result<(), Refusal> {
     if settings.tls.is_some() {
         return Ok(());
@@ -61,7 +61,8 @@ pub(crate) fn check_host(host: &str, settings: &ListenerSettings, listed: &[Stri
 /// Allows only requests of the console's own pages, and of programs that send the header.
 ///
 /// # Errors
-/// The request lacks the header of the console's pages, or comes from a page of another origin.
+/// Returns a refusal if the request lacks the header of the console's pages, or comes from a page of another
+/// origin.
 pub(crate) fn check_caller<B>(request: &Request<B>, host: &str) -> Result<(), Refusal> {
     let headers = request.headers();
     let refused = |text: &str| Err(Refusal::new(StatusCode::FORBIDDEN, text));

@@ -29,8 +29,9 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(3);
 /// Timeout of the request that verifies a member at the URL in the list, if an endpoint at another URL could
 /// be used instead.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Longest wait of a user's request for the list for those of other users. With two rounds, one of them with
-/// a probe, a response takes at most 9 s: the pages wait for 10 s.
+/// Maximum time for which a user's request for the list waits while the requests of other users are in
+/// progress. With two rounds, one of them with a probe, a response takes at most 9 s; the pages wait for 10
+/// s.
 const TURN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time for which the result of a probe is valid.
 const PROBE_FRESH: Duration = Duration::from_secs(30);
@@ -50,17 +51,18 @@ pub(crate) struct Endpoints {
     fetched: Cell<Option<Instant>>,
     /// Time when the last round of requests without a token ended.
     round_ended: Cell<Option<Instant>>,
-    /// Held while the list is fetched, so that one round serves all waiting requests.
+    /// Held while the list of members is fetched, so that all requests that wait meanwhile use the result of
+    /// one round.
     fetching: tokio::sync::Mutex<()>,
-    /// Held while members are queried with a user's token: users whose tokens are refused open at most one
-    /// connection to each member.
+    /// Held while members are queried with a user's token, so that users whose tokens are refused cannot open
+    /// more than one connection to each member together.
     asking_as_user: tokio::sync::Mutex<()>,
 }
 
-/// Authorization with which members were queried for the list.
+/// Authorization with which members were asked for the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ListAccess {
-    /// None: the list is shown to everybody.
+    /// No authorization: the members show the list to everybody.
     Public,
     /// The token of a user.
     User,
@@ -77,19 +79,21 @@ struct Probe {
 struct Entry {
     id: u64,
     target: Rc<Target>,
-    /// True if the endpoint was given by the user, so that it stays.
+    /// True if the endpoint was given by the user. Such an endpoint is never removed.
     is_given: bool,
     /// True if the endpoint is listed now, so that requests may be sent to it.
     is_listed: bool,
     /// Cluster in the endpoint's last successful response with the list. Only given endpoints are queried.
     reported_cluster: Option<u64>,
-    /// True if the endpoint has reported the shown cluster since that cluster is shown.
+    /// True if the endpoint has reported the shown cluster at some time since that cluster became the shown
+    /// one.
     was_ours: bool,
     /// True if the endpoint refused the last request for the list without a token.
     has_refused: bool,
-    /// If set, the endpoint is used only for the list, and the members behind it are reached at their listed
-    /// URLs. The value is the id of the member that responded here and was reached at its own URL; if the
-    /// next response comes from another member, this is a load balancer.
+    /// If set, the endpoint may be a load balancer: it is used only for the list, and the members behind it
+    /// are reached at their listed URLs. The value is the id of the member that responded at this endpoint
+    /// and was also reached at its own URL. If the next response comes from another member, the endpoint is
+    /// certainly a load balancer.
     lists_of: Option<u64>,
     member: Option<Member>,
 }
@@ -147,7 +151,7 @@ impl Endpoints {
     /// Responds with the list, for a browser at this address.
     ///
     /// # Errors
-    /// Members would have to be queried, and too many requests are in flight.
+    /// Returns a refusal if members would have to be queried and too many requests are in flight.
     pub(crate) async fn list(
         &self,
         dialer: &Rc<Dialer>,
@@ -198,7 +202,8 @@ impl Endpoints {
         self.replace_others(&mut entries, others, is_secure);
     }
 
-    /// Lists these members besides the given endpoints, and no others; with `is_secure`, only at `https` URLs.
+    /// Sets the listed members besides the given endpoints to exactly `others`; with `is_secure`, only
+    /// members with an `https` URL are listed.
     fn replace_others(&self, entries: &mut Vec<Entry>, others: Vec<Member>, is_secure: bool) {
         entries.iter_mut().filter(|entry| !entry.is_given).for_each(|entry| entry.is_listed = false);
         let mut unreached = Vec::new();
@@ -236,7 +241,7 @@ impl Endpoints {
         self.fetched.get().is_some_and(|fetched| fetched.elapsed() < dialer.limits.members_fresh)
     }
 
-    /// Requests the list from the given endpoints. Data that no response contains stays unchanged.
+    /// Requests the list from the given endpoints. State that no response updates stays unchanged.
     ///
     /// The endpoints are first queried without the user's token, in one round that serves all waiting
     /// requests: if the list is available without the token, the token is not shown to an endpoint that may
@@ -249,7 +254,7 @@ impl Endpoints {
             if self.is_fresh(dialer) {
                 return;
             }
-            // Any round that ended in the meantime counts, whatever its result.
+            // A round that has ended while this request waited is used, whatever its result.
             if self.round_ended.get().is_none_or(|ended| ended < came) {
                 let reports = self.query_given(dialer, None, |_| true).await;
                 self.apply_reports(dialer, reports, ListAccess::Public).await;
@@ -259,7 +264,7 @@ impl Endpoints {
         let has_list = || self.fetched.get().is_some_and(|fetched| fetched > came);
         let Some(authorization) = authorization.filter(|_| !has_list()) else { return };
         let Ok(_turn) = timeout(TURN_TIMEOUT, self.asking_as_user.lock()).await else { return };
-        // Another user's request may have obtained the list in the meantime.
+        // The request of another user may have obtained the list while this one waited.
         if !has_list() {
             let cluster = self.cluster.get();
             let may_see = |entry: &Entry| entry.has_refused && !entry.is_foreign_to(cluster);
@@ -291,7 +296,8 @@ impl Endpoints {
         for (id, task) in queries {
             let answer = task.outcome().await.unwrap_or(ListOutcome::NoAnswer);
             let mut entries = self.entries.borrow_mut();
-            // The result with one user's token does not apply to other users.
+            // A result that was obtained with the token of one user does not apply to other users, so it is
+            // not stored.
             if let Some(entry) = entries.iter_mut().find(|entry| entry.id == id && authorization.is_none()) {
                 entry.has_refused = matches!(answer, ListOutcome::Refused);
             }
@@ -302,8 +308,8 @@ impl Endpoints {
         reports
     }
 
-    /// Records the cluster that each of these endpoints reports, to a user or without a token; keeps in
-    /// `reports` only those of the shown cluster.
+    /// Records the cluster that each of these endpoints reports, and keeps in `reports` only the reports of
+    /// the shown cluster. `access` tells whether the endpoints were asked with a user's token.
     fn settle_cluster(&self, reports: &mut Vec<(u64, MemberList)>, access: ListAccess) {
         let mut entries = self.entries.borrow_mut();
         let known = self.cluster.get();
@@ -322,8 +328,8 @@ impl Endpoints {
         reports.retain(|(_, list)| Some(list.cluster) == next);
     }
 
-    /// Lists the members that these endpoints report. Reports of another cluster, and empty reports, change
-    /// no members.
+    /// Lists the members that these endpoints report. Reports of another cluster and empty reports have no
+    /// effect on the members.
     async fn apply_reports(
         &self,
         dialer: &Rc<Dialer>,
@@ -337,9 +343,9 @@ impl Endpoints {
         }
     }
 
-    /// Probes members at their listed URLs if they responded at an endpoint with another URL, which may be a
-    /// load balancer: the next response there may come from another member. The URL is not verified yet, so
-    /// no token is sent.
+    /// Probes the listed URLs of members that responded at an endpoint with another URL. Such an endpoint may
+    /// be a load balancer, and its next response may come from another member. The probe carries no token,
+    /// because the listed URL is not verified yet.
     async fn probe(&self, dialer: &Rc<Dialer>, reports: &[(u64, MemberList)]) {
         let mut wanted: Vec<(u64, Url)> = Vec::new();
         {
@@ -408,7 +414,8 @@ impl Endpoints {
                     entry.lists_of = None;
                 }
             }
-            // A member that has left the cluster says nothing about the member that responds here now.
+            // If that member has left the cluster, its id does not show which member responds at this
+            // endpoint now.
             entry.lists_of = entry.lists_of.filter(|id| members.iter().any(|member| member.id == *id));
             if entry.lists_of.is_some() {
                 (entry.is_listed, entry.member) = (false, None);
@@ -418,7 +425,7 @@ impl Endpoints {
             let by_url = || members.iter().find(|member| member.client_urls.contains(&entry.target.url));
             let id = reporter.or(known).or_else(|| by_url().map(|member| member.id));
             entry.member = id.and_then(|id| members.iter().find(|member| member.id == id).cloned());
-            // Two endpoints of one member are listed once.
+            // If two endpoints reach the same member, only one of them is listed.
             entry.is_listed = id.is_none_or(|id| !reached.contains(&id));
             reached.extend(id);
         }
@@ -431,11 +438,11 @@ impl Endpoints {
 ///
 /// At first it is the cluster of the first given endpoint that responds. An endpoint of another cluster,
 /// given by mistake, is not chosen just because it shows its list to everybody while the first one restricts
-/// the list to users. If a user's token is used, it is the cluster of the first endpoint that knows the user,
-/// since all of them restrict their lists. Later the cluster changes only if no endpoint reports it any more,
-/// and an endpoint that once reported it reports another cluster, even if it has reported that for long. An
-/// endpoint that restricts its list may still belong to the shown cluster, unless it last reported another
-/// one.
+/// the list to users. If a user's token is needed, because all endpoints restrict their lists, it is the
+/// cluster of the first endpoint that accepts the token. Later the shown cluster changes only if no endpoint
+/// reports it any more and an endpoint that once reported it now reports another cluster, however long it has
+/// done so. An endpoint that restricts its list may still belong to the shown cluster, unless its last report
+/// named another cluster.
 fn next_cluster(
     known: Option<u64>,
     entries: &[Entry],
@@ -461,7 +468,7 @@ fn next_cluster(
     next.or(known)
 }
 
-/// Spawns a task that ends when the handle is dropped, or after this time.
+/// Spawns a task that ends when the returned handle is dropped, or when the time `limit` has passed.
 fn start<T: 'static>(limit: Duration, work: impl Future<Output = T> + 'static) -> Task<T> {
     Task(spawn_local(async move { timeout(limit, work).await.ok() }))
 }
@@ -475,7 +482,8 @@ fn all_given_are_secure(entries: &[Entry]) -> bool {
 struct Task<T>(tokio::task::JoinHandle<Option<T>>);
 
 impl<T> Task<T> {
-    /// Waits for the task and returns its result; `None` if its time limit passed first.
+    /// Waits for the task and returns its result; returns `None` if the time limit of the task has passed
+    /// before.
     async fn outcome(mut self) -> Option<T> {
         (&mut self.0).await.ok().flatten()
     }
@@ -496,7 +504,8 @@ impl Entry {
     /// Returns the better URL for this member, which responded at this endpoint: one of its listed URLs,
     /// unless this endpoint's URL is among them. A loopback URL is no better than a given URL, unless the
     /// given URL is a loopback URL, too. A plain URL of another machine is no better than a given loopback
-    /// URL: that may be a tunnel, and the listed URL may have another meaning at its far end than here.
+    /// URL: the given URL may be a tunnel, and the listed URL may mean another machine here than at the far
+    /// end of the tunnel.
     fn listed_url(&self, member: &Member, is_secure: bool) -> Option<Url> {
         if member.client_urls.contains(&self.target.url) {
             return None;
@@ -523,7 +532,8 @@ impl Entry {
     }
 }
 
-/// Returns a member to which no requests are sent for the list, without an endpoint id, since it has none.
+/// Returns the JSON entry of a member to which no requests are sent. The entry has no endpoint id, since
+/// there is no endpoint.
 fn unreached(member: &Member, why: ExclusionReason) -> Value {
     json!({
         "id": Value::Null,

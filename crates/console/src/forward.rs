@@ -1,5 +1,5 @@
-//! `/api/endpoint/<id>/<path>`: forwards a request to a member, and the response back; neither is ever held
-//! in memory as a whole.
+//! `/api/endpoint/<id>/<path>`: forwards a request to a member, and its response to the browser. Neither of
+//! them is ever held in memory as a whole.
 
 use std::rc::Rc;
 
@@ -28,7 +28,7 @@ const CHECKS: [&str; 2] = ["livez/", "readyz/"];
 /// Returns the path at the member, with its query if the page has one.
 ///
 /// # Errors
-/// The path is not one that is forwarded, or not with this method.
+/// Returns a refusal if requests to this path, or with this method, are not forwarded.
 fn path_at_member(method: &Method, rest: &str, query: Option<&str>) -> Result<String, Refusal> {
     let is_call = rest.strip_prefix("v3/").is_some_and(|call| {
         let is_word = |word: &str| {

@@ -2,9 +2,9 @@
 //! forwarded to members.
 //!
 //! Structure: [`Console::start`] runs the console in a separate thread with a small runtime, so that neither
-//! shards nor the core wait for it. A member has one (`--listen-console-urls`), or it is a process of its own
-//! ([`run`], `mainstay console`). It makes no access decisions: a browser's user logs in at a member, and
-//! members decide about permissions. It offers only what any client can request.
+//! shards nor the core wait for it. The console is part of a member (`--listen-console-urls`), or a separate
+//! process ([`run`], `mainstay console`). The console makes no access decisions: a browser's user logs in at
+//! a member, and members decide about permissions. It offers only what any client can request.
 //!
 //! The server does not know the meaning of calls, the users, the state of a member, or what the pages do.
 //!
@@ -87,8 +87,8 @@ const LOOK_UP_THREADS_MAX: usize = 8;
 pub struct Options {
     /// Listeners of the console.
     pub listeners: Vec<Listener>,
-    /// Names under which the console may be requested without TLS, besides IP addresses, `localhost` and the
-    /// hosts of its listeners.
+    /// Host names under which the console may be requested without TLS, besides IP addresses, `localhost` and
+    /// the hosts of its listeners.
     pub hosts: Vec<String>,
     /// Source of the list of members.
     pub source: Source,

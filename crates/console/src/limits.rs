@@ -4,22 +4,22 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Largest number of browser connections. A further connection replaces the one that has been idle
-    /// longest; if all have a request in flight, it is closed.
+    /// longest. If all connections have a request in flight, the new one is closed.
     pub connections_max: usize,
     /// Largest number of requests forwarded at the same time; further ones are refused with 503. Smaller than
     /// the number of connections, so that the pages themselves can always be loaded.
     pub forwarded_max: usize,
     /// Largest number of forwarded requests per address. A browser has at most six in flight.
     pub forwarded_per_address: usize,
-    /// Largest size in bytes of a request's head, of the bytes read ahead, and of the bytes waiting to be
-    /// written on a connection, each.
+    /// Largest size in bytes of each buffer of a connection: the head of a request, the bytes read ahead, and
+    /// the bytes that wait to be written.
     pub buffer_bytes: usize,
-    /// Largest size of a request's body in bytes. A body is never held, so this limits what a member
-    /// receives: a value of the largest size that a member accepts by default is 2 MiB in base64, plus its
-    /// frame.
+    /// Largest size of a request's body in bytes. The console never holds a whole body, so the limit protects
+    /// the members. It allows a value of the largest size that a member accepts by default, which is 2 MiB in
+    /// base64, plus its frame.
     pub body_bytes_max: u64,
     /// Time within which a request's head must arrive, counted from the start of the connection or the end of
-    /// the previous response. It also closes idle connections.
+    /// the previous response. Idle connections are closed after this time as well.
     pub head_timeout: Duration,
     /// Time within which a request's body must arrive.
     pub body_timeout: Duration,

@@ -56,7 +56,8 @@ pub(crate) async fn is_member_at(
 ) -> bool {
     match request_list(dialer, target, None).await {
         ListOutcome::List(list) => list.reporter == member && Some(list.cluster) == cluster,
-        // Metrics need no permission. The id of a member is derived from the cluster's name, too.
+        // The list is refused, but the metrics need no permission and contain the member's id. The id is
+        // derived from the cluster's name, among others, so it also identifies the cluster.
         ListOutcome::Refused => {
             let Ok(request) = Request::get("/metrics").body(UpstreamBody::Whole(None)) else { return false };
             let answer = answer_of(dialer, target, request).await;

@@ -15,9 +15,11 @@ pub(crate) enum ExclusionReason {
     Malformed,
     /// The member's URLs are Unix sockets, which would be files of the console's machine.
     Unix,
-    /// The member's URLs have unspecified addresses, such as `0.0.0.0`, which would be the console's machine.
+    /// The member's URLs have unspecified addresses, such as `0.0.0.0`, which would mean the console's own
+    /// machine.
     Unspecified,
-    /// The member's URLs use no TLS, while those given to the console, or of its own member, do.
+    /// The member has only URLs without TLS, while the URLs given to the console, or those of its own member,
+    /// use TLS.
     Plain,
     /// More members are listed than the console remembers.
     TooMany,
@@ -41,8 +43,9 @@ impl ExclusionReason {
 /// then URLs with TLS.
 ///
 /// # Errors
-/// The member has no usable URL: a file or an unspecified address would be on the console's machine, and with
-/// `is_secure` a plain URL would carry tokens and passwords in clear.
+/// Returns the reason if the member has no usable URL: a Unix socket or an unspecified address would be on
+/// the console's own machine, and with `is_secure` a URL without TLS would carry tokens and passwords in
+/// clear text.
 pub(crate) fn usable(urls: &[String], is_secure: bool) -> Result<Url, ExclusionReason> {
     let is_unspecified =
         |url: &Url| url.host().parse::<std::net::IpAddr>().is_ok_and(|address| address.is_unspecified());

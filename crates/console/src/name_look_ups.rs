@@ -10,13 +10,13 @@ use std::rc::Rc;
 use tokio::sync::watch;
 use tokio::task::spawn_local;
 
-/// The addresses of a name, each with its scope if it has one, or the reason why there are none, in a form
-/// that all waiting callers can get.
+/// The addresses of a name, each with its IPv6 scope if it has one, or the reason why there are none. The
+/// type can be cloned for all waiting callers.
 type LookUpResult = Result<Vec<SocketAddr>, (io::ErrorKind, String)>;
 
 /// Look-ups in flight. Callers that look up the same name at the same time share one look-up: a name without
-/// an answer takes long, and the threads for look-ups are few. A look-up continues when no caller waits for
-/// it any more; its result is not cached.
+/// an answer takes long, and the threads for look-ups are few. A look-up continues even if no caller waits
+/// for it any more. Results are not cached.
 #[derive(Default)]
 pub(crate) struct NameLookUps {
     in_flight: RefCell<BTreeMap<String, watch::Receiver<Option<LookUpResult>>>>,
@@ -27,7 +27,7 @@ impl NameLookUps {
     /// unless a look-up of the name is in flight.
     ///
     /// # Errors
-    /// The name has no addresses, or the look-up failed.
+    /// Returns an error if the name has no addresses, or if the look-up failed.
     pub(crate) async fn find<F>(
         self: &Rc<NameLookUps>,
         name: &str,
@@ -99,7 +99,7 @@ mod tests {
             // Another name does not wait for this look-up.
             assert_eq!(ask("b").await.unwrap().unwrap(), [address]);
             assert_eq!(count.get(), 2);
-            // One caller leaves, and the others get the result, even an error.
+            // One caller stops waiting, and the other callers get the result, even if it is an error.
             let [first, second, third] = waiting;
             first.abort();
             end.send(Err(io::Error::new(io::ErrorKind::NotFound, "no such name"))).unwrap();

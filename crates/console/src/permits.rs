@@ -34,13 +34,15 @@ impl RequestPermits {
     /// Takes a permit for a request to members, for a browser at this address.
     ///
     /// # Errors
-    /// The limit is reached, or this address has its share.
+    /// Returns a refusal if the limit is reached, or if this address has as many permits as one address may
+    /// have.
     pub(crate) fn permit(self: &Rc<RequestPermits>, address: Option<IpAddr>) -> Result<Permit, Refusal> {
         let text = "the console has too many requests in progress: close some of its pages";
         self.take(address).ok_or_else(|| Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text))
     }
 
-    /// Takes a permit; returns `None` if the limit is reached, or this address has its share.
+    /// Takes a permit; returns `None` if the limit is reached, or if this address has as many permits as one
+    /// address may have.
     fn take(self: &Rc<RequestPermits>, of: Option<IpAddr>) -> Option<Permit> {
         let mut all = self.of.borrow_mut();
         let own = all.iter().filter(|other| **other == of).count();

@@ -62,7 +62,7 @@ impl BodyStream for MemberBody {
 
 impl Drop for MemberBody {
     fn drop(&mut self) {
-        // hyper does not poll a body with a known length for its end.
+        // hyper does not poll a body of known length again after its last byte, so the end is detected here.
         if self.incoming.is_end_stream() {
             self.give_back();
         }

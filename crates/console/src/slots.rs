@@ -12,7 +12,8 @@ use crate::connection_state::ConnectionState;
 pub(crate) struct Slots {
     max: usize,
     taken: RefCell<Vec<OpenConnection>>,
-    /// Counts connections and the moments when they became idle.
+    /// Counter that gives each connection its id, and each connection that becomes idle its position in the
+    /// order of idleness.
     counter: Cell<u64>,
 }
 

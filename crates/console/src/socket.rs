@@ -1,6 +1,6 @@
-//! A connection in the form that hyper needs, with or without TLS: [`Socket`]. It is given up when the peer
-//! accepts no bytes for too long. It can be read ahead of hyper, which otherwise would not notice during a
-//! response that the browser has gone.
+//! A connection in the form that hyper needs, with or without TLS: [`Socket`]. The connection is closed when
+//! the other end accepts no bytes for too long. It can be read ahead of hyper; otherwise hyper would not
+//! notice during a response that the browser has disconnected.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -37,7 +37,7 @@ pub(crate) struct Socket {
     ahead: ReadAhead,
     ahead_bytes_max: usize,
     stall_timeout: Duration,
-    /// Timer that runs while the peer accepts no bytes.
+    /// Timer that runs while the other end accepts no bytes.
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
@@ -46,7 +46,8 @@ impl Socket {
         Socket { wire, ahead: ReadAhead::default(), ahead_bytes_max, stall_timeout, stalled: None }
     }
 
-    /// Reads ahead what the peer sends. Ready when the peer has gone, or has sent more than the buffer holds.
+    /// Reads ahead what the browser sends. Becomes ready when the browser has disconnected, or has sent more
+    /// than the buffer holds.
     pub(crate) fn poll_ahead(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         self.ahead.poll_fill(&mut self.wire, cx, self.ahead_bytes_max, |_| Poll::Ready(())).map(drop)
     }

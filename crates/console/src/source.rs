@@ -36,7 +36,7 @@ pub enum Source {
         /// Returns the members as this member knows them.
         list: ListMembers,
     },
-    /// The console is a process of its own: these endpoints, and the members that they list.
+    /// The console is a separate process: these endpoints, and the members that they list.
     Endpoints(Vec<Url>),
 }
 

@@ -1,6 +1,6 @@
 //! Connections to members: [`Target`] is a member with the idle connections that are kept for it, [`Dialer`]
-//! opens connections, [`Link`] is one connection. Dropping a link closes it at once, which cancels its
-//! request.
+//! opens connections, [`Link`] is one connection. Dropping a link closes the connection at once, which
+//! cancels its request.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -67,7 +67,7 @@ impl Target {
         self.dial_url.scheme().is_secure()
     }
 
-    /// Returns true if the member is on this machine.
+    /// Returns true if the member is on the same machine as the console.
     pub(crate) fn is_local(&self) -> bool {
         self.dial_url.is_local()
     }
@@ -133,8 +133,8 @@ impl Dialer {
     }
 
     /// Sends a request and waits for the head of its response. If the member has closed a kept connection,
-    /// the request is sent again on another connection, provided that nothing of it was sent, or that it only
-    /// reads a page.
+    /// the request is sent again on another connection, provided that nothing of the request was sent, or
+    /// that the request only reads a page.
     pub(crate) async fn send(
         &self,
         target: &Target,
@@ -215,8 +215,8 @@ impl FileWatch {
         self.checked_at.set(Instant::now());
         let now = SystemTime::now();
         for reloader in self.reloaders.borrow_mut().iter_mut() {
-            // A change takes effect at the second poll that sees it. Files that cannot be used leave the
-            // loaded ones in use.
+            // A change takes effect at the second poll that sees it, so the files are polled twice. If the
+            // new files cannot be used, the loaded ones stay in use.
             let _ = reloader.poll(now).or_else(|| reloader.poll(now));
         }
     }
@@ -232,7 +232,7 @@ fn authority(url: &Url) -> HeaderValue {
     HeaderValue::try_from(authority).unwrap_or(HeaderValue::from_static("localhost"))
 }
 
-/// Returns the address at which this machine reaches a listener on all addresses.
+/// Returns the address at which this machine reaches a listener that listens on all addresses.
 fn reachable(host: &str) -> &str {
     match host.parse::<IpAddr>() {
         Ok(IpAddr::V4(address)) if address.is_unspecified() => "127.0.0.1",

@@ -1,6 +1,6 @@
 //! A server that answers every unary call with the same 1 KiB, to measure the cost of the front: `cargo run
 //! --release -p mainstay-front --example echo -- 127.0.0.1:2379 [shards]`. A path that ends in `Later` is
-//! answered from another task, as a write is; a path that ends in `Big`, with 4 MiB in pieces.
+//! answered from another task, as a write is; a path that ends in `Big` is answered with 4 MiB in pieces.
 
 use std::cell::RefCell;
 use std::rc::Rc;

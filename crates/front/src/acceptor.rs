@@ -40,8 +40,8 @@ impl HandshakeThreads {
         if let Some(thread) = self.threads.get(next) {
             let (context, listener) = (self.context.clone(), listener.clone());
             let pending = PendingHandshake { stream, peer, listener, share, since };
-            // The quota bounds the queue. The handshake ends in bounded time, or with the thread; `begin` returns
-            // false only when the front is closing.
+            // The result is ignored: the quota bounds the queue of the thread, and `begin` returns false only
+            // when the front is closing.
             let _ = thread.begin(pending.share.party, move || async move { context.receive(pending).await });
         }
         true
@@ -49,9 +49,9 @@ impl HandshakeThreads {
 }
 
 /// Accepts connections. Connections with TLS go to a handshake thread first, all others to the shard with the
-/// fewest connections. A listener that takes both kinds waits here for the first byte of each connection;
-/// during that wait the connection counts as open and not as a handshake, so neither the handshake quota nor
-/// slow handshakes affect it.
+/// fewest connections. On a listener that accepts connections with and without TLS, the acceptor waits for
+/// the first byte of each connection. During that wait the connection counts as open and not as a handshake,
+/// so neither the handshake quota nor slow handshakes affect it.
 pub(crate) struct Acceptor {
     pub(crate) listeners: Vec<Listener>,
     pub(crate) shards: Arc<ShardChannels>,

@@ -1,5 +1,5 @@
 //! Beginning of a call: [`begin`] checks a request's head like grpc-go's server, in the same order and with
-//! the same texts, reads the deadline, and creates the call. It reads no message.
+//! the same texts, reads the deadline, and creates the call. [`begin`] does not read the request's message.
 
 use std::fmt;
 use std::rc::Rc;
@@ -47,7 +47,7 @@ impl HeadCache {
         known.find(|(its, _)| Arc::ptr_eq(its, fields)).map(|(_, request)| *request)
     }
 
-    /// Caches a head that the HTTP/2 engine caches too; other heads occur once.
+    /// Caches a head if the HTTP/2 engine caches it too. Any other head is unlikely to occur again.
     fn add(&mut self, fields: &Arc<Fields>, request: RequestKind) {
         if Arc::strong_count(fields) > 1 {
             self.heads[usize::from(self.next)] = Some((fields.clone(), request));
@@ -202,8 +202,8 @@ fn examine(
     Ok(RequestKind::Call { method: method.id, kind: method.kind, timeout, gzip, requires_leader })
 }
 
-/// Returns true for an HTTP/2 request that etcd answers like an HTTP/1 request. Without TLS, etcd passes
-/// every HTTP/2 connection to gRPC.
+/// Returns true for an HTTP/2 request that etcd answers like an HTTP/1 request. Only connections with TLS
+/// have such requests: without TLS, etcd passes every HTTP/2 connection to gRPC.
 fn is_page(from: &Origin, content_type: Option<&[u8]>) -> bool {
     from.is_tls
         && match from.serves {

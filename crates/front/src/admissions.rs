@@ -99,8 +99,8 @@ impl Registration {
             waker: RefCell::new(None),
         });
         let key = admissions.sessions.borrow_mut().insert(validity.clone());
-        // The files may have been reloaded after the handshake, and the shard may have checked its
-        // connections before this one was added.
+        // Checked here: the files may have been reloaded after the handshake, and the shard may have checked
+        // its connections before this connection was added.
         validity.check(&admissions.rejections);
         Registration { admissions: admissions.clone(), key, validity }
     }
@@ -121,8 +121,8 @@ impl Admissions {
     /// Checks all connections after `every` and after each reload, until the front is dropped.
     pub(crate) async fn watch(&self, every: Duration, mut reloads: watch::Receiver<u64>) {
         loop {
-            // On a timeout the periodic check is due; on a change, the reload check. An inner error means that
-            // the front is gone.
+            // A timeout means that the periodic check is due, and a change that files were reloaded. An inner
+            // error means that the front was dropped.
             if let Ok(Err(_)) = tokio::time::timeout(every, reloads.changed()).await {
                 return;
             }
@@ -137,7 +137,7 @@ impl Admissions {
     /// Checks some connections, from slot `from` on. Returns the slot to continue at; `None` after the last
     /// slot.
     fn check_some(&self, from: usize) -> Option<usize> {
-        // A check wakes tasks, so the table is not borrowed meanwhile.
+        // A check wakes tasks, so the table must not be borrowed during the checks.
         let (to, some): (usize, Vec<Rc<SessionValidity>>) = {
             let sessions = self.sessions.borrow();
             let to = (from + CHECKED_AT_ONCE).min(sessions.capacity());

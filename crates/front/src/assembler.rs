@@ -47,10 +47,10 @@ impl Assembler {
         }
     }
 
-    /// Cuts the next complete message off the front of a payload. Returns `None` if there is none, and keeps
-    /// the rest of the payload as the beginning of a message. The returned message owns memory of exactly its
-    /// size. The cost of decompression, in bytes, is added to `work`, also for a refused message. After an
-    /// error the stream cannot be used any more.
+    /// Cuts the next complete message off the front of a payload. If the payload contains no complete
+    /// message, returns `None` and keeps the payload as the beginning of a message. The returned message owns
+    /// memory of exactly its size. The cost of decompression, in bytes, is added to `work`, also for a
+    /// refused message. After an error the stream cannot be used any more.
     pub(crate) fn cut(&mut self, payload: &mut &[u8], work: &mut usize) -> Result<Option<Assembled>, Status> {
         if self.partial.is_none()
             && let Some(len) = self.checked_len(payload)?

@@ -1,7 +1,7 @@
 //! One call, from its first bytes to its last answer, as a state machine that a connection steps:
 //! `Call::step`. This module gathers unary requests, runs streams, sends answers in pieces, holds answers
-//! that wait for room, enforces deadlines and detects stalled streams. Of the transport it knows only the two
-//! halves of the call's HTTP/2 stream.
+//! while the connection's queued answers are at their limit, enforces deadlines and detects stalled streams.
+//! The only part of the transport that it knows is the two halves of the call's HTTP/2 stream.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -63,9 +63,10 @@ pub(crate) struct PendingCall {
     charge: Charge,
 }
 
-/// Unary call whose answer is made and waits for room among the answers of the connection. Its future is
-/// dropped, so that no slot for disk reads is held while waiting for a client. An answer in pieces may read
-/// from a store snapshot, which it loses if it waits too long.
+/// Unary call whose answer is made, but not sent, because the connection's queued answers are at their limit.
+/// The future of the call is dropped, so that it holds no slot for disk reads while it waits for the client.
+/// If an answer in pieces waits too long, it fails, because it reads from a snapshot of the store that is
+/// kept only for a limited time.
 pub(crate) struct FinishedCall {
     made: Answer,
     responder: Responder,
@@ -105,8 +106,8 @@ pub(crate) struct StreamingCall {
     charged: usize,
 }
 
-/// Request that has not begun because the answers of the connection have no room, with the received part of
-/// its body.
+/// Request that has not begun because the connection's queued answers are at their limit, with the received
+/// part of its body.
 pub(crate) struct WaitingRequest {
     pub(crate) responder: Responder,
     pub(crate) fields: Arc<Fields>,
@@ -176,7 +177,8 @@ impl Call {
         }
     }
 
-    /// Returns true if the answer of the call is complete and waits for room.
+    /// Returns true if the answer of the call is complete and waits until other answers of the connection are
+    /// sent.
     pub(crate) fn is_finished(&self) -> bool {
         matches!(self, Call::Finished(_))
     }
@@ -423,8 +425,8 @@ impl FinishedCall {
             Answer::Whole(message) => message.len(),
             Answer::Pieces { held, .. } => held.get(),
         };
-        // The service's future and the metadata are freed now. An answer that needs no more memory than they
-        // did is always kept.
+        // The service's future and the metadata are freed now, so an answer that needs no more memory than
+        // these is always kept.
         let before = self.charge.bytes().max(CALL_BYTES);
         self.charge.set(CALL_BYTES + bytes.saturating_sub(METADATA_BYTES));
         around.add_work(bytes);
@@ -456,8 +458,9 @@ impl FinishedCall {
     }
 }
 
-/// Sends the result of a unary call; without room among the answers it waits. `charge` is the charge of the
-/// call so far, `bytes` the length of its request if `charge` does not include it.
+/// Sends the result of a unary call. If the connection's queued answers are at their limit, the result waits.
+/// `charge` is the charge of the call so far; `bytes` is the length of the request if `charge` does not
+/// include it.
 #[expect(clippy::too_many_arguments, reason = "all of them are moved out of a call that is over")]
 fn answer(
     around: &Rc<ConnectionContext>,
@@ -477,7 +480,8 @@ fn answer(
             Answer::Whole(message) => message.len(),
             Answer::Pieces { len, .. } => *len,
         };
-        // Compression makes a message longer by a few bytes at most, and no limit depends on those.
+        // Compression makes a message at most a few bytes longer. The limit is checked before compression,
+        // because it need not be exact to a few bytes.
         check_len(len, bytes_max).map(|()| answer)
     });
     match result {
@@ -505,7 +509,8 @@ fn answer(
             Step::Over
         }
         Ok(Answer::Pieces { len, source, held, .. }) => {
-            // Charged, because a client with a closed window can make any number of these answers wait.
+            // The answer is charged, because a client with a closed window can make any number of these
+            // answers wait.
             let mut charge = charge.unwrap_or_else(|| Charge::new(&around.account));
             charge.raise_to(CALL_BYTES + bytes);
             let base = charge.bytes();
@@ -544,7 +549,8 @@ impl PiecewiseAnswer {
             counters.handled(self.method, Code::Canceled);
             return Step::Over;
         }
-        // Without room among the connection's answers, each stream queues one piece at a time, however short.
+        // If the connection's queued answers are at their limit, each stream queues only one piece at a time,
+        // however short.
         let queued_max = if around.has_room() { PIECE_BYTES } else { 1 };
         if self.responder.queued_bytes() >= queued_max {
             self.responder.want_room();
@@ -553,10 +559,11 @@ impl PiecewiseAnswer {
         let room = self.responder.room().min(self.left.min(PIECE_BYTES) + PREFIX_BYTES);
         let mut wanted = if self.begun { room } else { room.saturating_sub(PREFIX_BYTES) };
         if wanted == 0 && (self.waits || room > 0) {
-            // The client has reduced the window for which the source waits. Data fetched for the source
-            // occupies shared room until it is taken and may have to be fetched again, so one byte is
-            // requested, and it waits for the window under the stall timeout. The same applies if the room is
-            // smaller than a prefix: the HTTP/2 engine would otherwise report room again and again.
+            // The source waits for a window of this size, but the client has reduced the window. Data fetched
+            // for the source occupies memory shared with others until it is taken, and may have to be fetched
+            // again if it is dropped. So one byte is requested, which then waits for the window under the
+            // stall timeout. The same is done if the window is smaller than a gRPC prefix: otherwise the
+            // HTTP/2 engine would report available space again and again.
             wanted = 1;
         }
         if wanted == 0 && self.left > 0 {

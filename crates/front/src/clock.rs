@@ -15,7 +15,8 @@ use tokio::time::sleep_until;
 /// Maximum number of connections woken before other tasks run.
 const WOKEN_AT_ONCE: usize = 256;
 
-/// Wake-up times of a shard's connections, at most one per connection. [`Clock::keep`] wakes them.
+/// Wake-up times of a shard's connections, at most one per connection. [`Clock::keep`] wakes each connection
+/// at its time.
 #[derive(Default)]
 pub(crate) struct Clock(RefCell<Alarms>);
 

@@ -1,6 +1,6 @@
-//! One HTTP/2 connection with all its calls: [`Connection::poll_turn`] runs one turn. `Connection::work` takes new requests
-//! (`input`), steps the calls that are ready, and sends everything in one write; `tending` has the timers. This module knows
-//! no protobuf and no methods; the service does.
+//! One HTTP/2 connection with all its calls: [`Connection::poll_turn`] runs one turn. `Connection::work`
+//! takes new requests (`input`), steps the calls that are ready, and sends everything in one write; `tending`
+//! has the timers. This module knows neither protobuf nor methods; only the service does.
 
 mod input;
 mod tending;
@@ -32,8 +32,8 @@ use crate::{Options, Origin, Service};
 /// Maximum number of rounds in one turn; then other connections have their turn.
 const ROUNDS_MAX: usize = 8;
 
-/// Bytes of pending output after which a round writes and answer bodies stay in their streams. Beyond twice
-/// this number the client is not read from.
+/// Bytes of pending output at which a round starts to write and bodies of answers are left in their streams.
+/// Beyond twice this number the connection stops reading from its client.
 const OUTPUT_BYTES_MAX: usize = 64 * 1024;
 
 /// Bytes written in one go, after which other connections have their turn.
@@ -67,7 +67,7 @@ pub(crate) fn engine_options(options: &Options) -> http2::Options {
         output_bytes_max: OUTPUT_BYTES_MAX,
         limits: Limits {
             early_resets: EARLY_RESETS,
-            // `PingPolicy` judges pings instead.
+            // The engine does not limit pings, because `PingPolicy` does.
             pings: Rate::new(u32::MAX, 0),
             block_bytes_max: defaults.block_bytes_max.max(list_bytes.saturating_add(list_bytes / 4)),
             ..defaults
@@ -86,9 +86,11 @@ struct Work {
     ready: Vec<u32>,
     /// Unary calls whose message was completed by a later frame.
     gathered: Vec<Key>,
-    /// Requests that wait for room among the answers, oldest first. Some may have ended.
+    /// Requests that wait until the connection's queued answers are below their limit, oldest first. Some may
+    /// have ended.
     waiting: VecDeque<Key>,
-    /// Calls whose answers wait for room among the answers, oldest first. Some may have ended.
+    /// Calls whose answers wait until the connection's queued answers are below their limit, oldest first.
+    /// Some may have ended.
     finished: VecDeque<Key>,
     /// Number of calls begun in this round.
     begun: usize,
@@ -132,10 +134,10 @@ impl Work {
 
 /// One HTTP/2 connection with all its calls.
 ///
-/// Holds the calls by stream, the lists of calls with pending work, and the timers. Its task drives it in
-/// turns ([`Connection::poll_turn`]). A turn passes the received bytes to the engine
-/// ([`http2::Connection::next`]) and each event immediately to its call. A unary call whose message arrives
-/// in the same read as its head, as most do, is answered without an entry in any table.
+/// The struct holds the calls by stream, the lists of calls with pending work, and the timers. The
+/// connection's task calls [`Connection::poll_turn`] once per turn. A turn passes the received bytes to the
+/// engine ([`http2::Connection::next`]) and each event immediately to its call. A unary call whose message
+/// arrives in the same read as its head, as most do, is answered without an entry in any table.
 pub(crate) struct Connection {
     pub(crate) around: Rc<ConnectionContext>,
     pub(crate) secured: Option<Box<SecureState>>,
@@ -144,8 +146,8 @@ pub(crate) struct Connection {
     calls: Calls,
     /// Allocated while the connection is in use, freed when it goes idle.
     work: Option<Box<Work>>,
-    /// True if reading from the client was suspended, because it takes no output, at some time since the last
-    /// stall check.
+    /// True if at some time since the last stall check the client was not read from, because it did not read
+    /// its output.
     was_deaf: bool,
     /// Set once the client has sent a PING.
     ping_policy: Option<Box<PingPolicy>>,
@@ -154,7 +156,8 @@ pub(crate) struct Connection {
     alarm: Instant,
     is_resting: bool,
     is_closing: bool,
-    /// True if the last turn was long and the next one may be.
+    /// True if the last turn was long. The connection then waits in the queue for long turns, after which its
+    /// next turn may be long too.
     was_long: bool,
     /// Index of the connection in [`ShardState::connections`] and in the shard's clock.
     index: u32,
@@ -274,8 +277,9 @@ impl Connection {
         is_refused || self.around.account.is_doomed()
     }
 
-    /// Becomes ready when the connection must close. Closing does not wait for other connections, which may
-    /// need the memory, and wakes the task even if [`crate::turn::Turn`] considers it awake.
+    /// Becomes ready when the connection must close. A connection closes without waiting for its turn,
+    /// because other connections may need its memory. The wake-up reaches the task even if
+    /// [`crate::turn::Turn`] considers the task awake.
     fn poll_over(&self, cx: &mut Context<'_>) -> Poll<()> {
         if let Some(secured) = &self.secured
             && secured.validity().poll_over(cx).is_ready()
@@ -299,8 +303,8 @@ impl Connection {
         work_max: usize,
     ) -> io::Result<InputOutcome> {
         let around = self.around.clone();
-        // Checked first, because the loop below may return from any round; on a busy connection it always
-        // does.
+        // This is checked before the loop, because the loop may return from any round. On a busy connection
+        // it returns every time, so that a check after it would never run.
         if around.shard.closing.get() && !self.is_closing {
             self.is_closing = true;
             around.http2.borrow_mut().shut_down();
@@ -322,7 +326,7 @@ impl Connection {
                 stepped += 1;
             }
             ready.drain(..stepped);
-            // Calls that became ready during the loop are queued behind the remaining ones.
+            // Calls that become ready while these calls run are queued after them.
             let work = self.work.get_or_insert_default();
             ready.append(&mut work.ready);
             work.ready = ready;
@@ -339,7 +343,7 @@ impl Connection {
             around.http2.borrow_mut().gather();
             if around.http2.borrow_mut().output().len() >= OUTPUT_BYTES_MAX {
                 goes_on |= self.flush(socket)?;
-                // The client takes output again, so it is read from again.
+                // The client reads its output again, so its input is read again too.
                 goes_on |= matches!(took, InputOutcome::Blocked) && !around.http2.borrow().is_blocked();
             } else {
                 goes_on |= self.wake_writable();
@@ -362,12 +366,12 @@ impl Connection {
         self.work.as_ref().is_some_and(|work| !work.ready.is_empty() || !work.gathered.is_empty())
     }
 
-    /// Returns true if calls wait for room among the answers.
+    /// Returns true if calls wait until the connection's queued answers are below their limit.
     fn has_waiting(&self) -> bool {
         self.work.as_ref().is_some_and(|work| !work.finished.is_empty() || !work.waiting.is_empty())
     }
 
-    /// Sends answers that waited for room.
+    /// Sends answers that waited until the connection's queued answers were below their limit.
     fn send_finished(&mut self) {
         while self.around.has_room()
             && !self.around.turn_work.is_enough()
@@ -445,7 +449,8 @@ impl Connection {
                     break;
                 }
                 is_enough = output.written() - before >= WRITTEN_AT_ONCE;
-                // Pending means that the kernel takes no more; it wakes the transport later.
+                // The result is pending if the kernel accepts no more bytes; the transport is woken when it
+                // does again.
                 let mut cx = Context::from_waker(&self.around.transport_waker);
                 if is_enough {
                     break;
@@ -474,7 +479,7 @@ impl Connection {
         }
     }
 
-    /// Returns true if output waits for the client to take it.
+    /// Returns true if output waits for the client to read it.
     fn holds_unsent(&self) -> bool {
         let mut http2 = self.around.http2.borrow_mut();
         let is_held_back = self.pongs_due().is_some();
@@ -508,7 +513,8 @@ impl Connection {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
         }
         http2.close(reason, debug);
-        // Output that the kernel does not take now is sent while the connection lingers.
+        // Output that the kernel does not accept now is sent later, while the closed connection is still
+        // read.
         Poll::Ready(Ok(()))
     }
 }

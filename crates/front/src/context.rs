@@ -1,5 +1,5 @@
-//! State shared by the calls of one connection: [`ConnectionContext`] holds the HTTP/2 state that they send
-//! with, the account that they charge, and the work count of the connection's turn.
+//! State shared by the calls of one connection: [`ConnectionContext`] contains the HTTP/2 state through which
+//! the calls send, the account that they charge, and the work count of the connection's turn.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -14,8 +14,8 @@ use crate::turn::Turn;
 use accounting::Account;
 
 /// Work of a connection's turn, in bytes: decompressed messages, compressed answers, pieces of answers, and
-/// data that services examined. All calls follow the same rule, since for waiting connections the kind of
-/// work does not matter.
+/// data that services examined. All kinds count alike, because connections that wait for their turn are
+/// delayed by any of them.
 #[derive(Debug, Default)]
 pub(crate) struct TurnWork {
     bytes: Cell<u32>,
@@ -41,8 +41,8 @@ impl TurnWork {
     }
 }
 
-/// Memory in bytes that a queued piece of an answer, or its trailers, takes besides its content: an entry in
-/// the stream's queue, and a share of the stream, which stays open for it.
+/// Memory in bytes that a queued piece of an answer takes in addition to its content: an entry in the
+/// stream's queue, and a share of the stream's state. Queued trailers take as much.
 const PIECE_BYTES: usize = 512;
 
 /// State that the calls of one connection share.
@@ -55,9 +55,9 @@ pub(crate) struct ConnectionContext {
     /// Wakes the connection through [`Self::turn`] when its transport is ready.
     pub(crate) transport_waker: Waker,
     pub(crate) shard: Rc<ShardState>,
-    /// Account of the connection, charged to the server's budget. It counts separately what
-    /// [`crate::ledger::Charge`] holds: request bytes in assembly and in unanswered unary calls, answers that
-    /// wait for room, and a fixed amount per call in flight.
+    /// Account of the connection, charged to the server's budget. It counts separately the bytes of
+    /// [`crate::ledger::Charge`]: requests being assembled, unanswered unary calls, answers that wait to be
+    /// queued, and a fixed amount per call in flight.
     pub(crate) account: Rc<Account>,
     /// Bytes charged for data queued in streams, in both directions.
     waiting_charged: Cell<usize>,
@@ -70,20 +70,21 @@ pub(crate) struct ConnectionContext {
 }
 
 impl ConnectionContext {
-    /// Begins a turn, or the second half of one, with a limit of `bytes_max` bytes of work.
+    /// Begins a turn, or the second half of a turn, with a limit of `bytes_max` bytes of work.
     pub(crate) fn begin_work(&self, bytes_max: usize) {
         self.turn_work.begin_turn(bytes_max);
         self.account.allow_work(bytes_max);
     }
 
-    /// Counts bytes of work done by the front, which reduce the work left for services in this turn.
+    /// Counts bytes of work done by the front. They reduce the work that services may do in the rest of this
+    /// turn.
     pub(crate) fn add_work(&self, bytes: usize) {
         self.turn_work.add(bytes);
         self.account.spend_work(bytes);
     }
 
-    /// Counts the data that the service examined for a call as work of the turn. It is already subtracted
-    /// from the work left.
+    /// Counts the data that the service examined for a call as work of the turn. The service has already
+    /// subtracted it from the work left.
     pub(crate) fn note_examined(&self) {
         self.turn_work.add(self.account.take_looked_at());
     }
@@ -122,14 +123,14 @@ impl ConnectionContext {
         http2.queued_bytes() + http2.queued_pieces() * PIECE_BYTES
     }
 
-    /// Returns true if the queued answers leave room for another answer.
+    /// Returns true if another answer may be queued: the queued answers are below their limit.
     pub(crate) fn has_room(&self) -> bool {
         self.answers_bytes() < self.shard.options.answer_bytes_max
     }
 
     /// Charges the bytes that are queued in streams now: answers for the client, and request bytes that were
-    /// not consumed. Must be called whenever either may have changed. Shared answer bytes are already charged
-    /// elsewhere.
+    /// not consumed. Must be called whenever one of these numbers may have changed. Shared answer bytes are
+    /// already charged elsewhere.
     pub(crate) fn charge_waiting(&self) {
         let received = self.http2.borrow().unreleased_bytes() as usize;
         let now = self.answers_bytes() - self.http2.borrow().queued_shared_bytes() + received;
@@ -141,8 +142,8 @@ impl ConnectionContext {
         }
     }
 
-    /// Fails with `too many requests` if the calls in flight together hold their limit of memory, or all
-    /// clients nearly do.
+    /// Fails with `too many requests` if the calls in flight on this connection exceed their memory limit, or
+    /// if the connection must not begin further calls because memory is short.
     pub(crate) fn check_requests(&self) -> Result<(), Status> {
         if self.account.requests_bytes() > self.shard.options.request_bytes_max || self.account.is_pressed() {
             return Err(api::error::TOO_MANY_REQUESTS);

@@ -28,8 +28,8 @@ use crate::shard_state::ShardState;
 use accounting::ShardCounters;
 use accounting::{Account, Held};
 
-/// Value that a service keeps per HTTP/1 connection; `None` until the service stores one. For an HTTP/2
-/// connection the value from [`crate::Service::connected`] takes this role and is stored elsewhere.
+/// Value that a service keeps per HTTP/1 connection; `None` until the service stores one. On an HTTP/2
+/// connection, the value from [`crate::Service::connected`] is used instead, and the connection stores it.
 pub(crate) type ConnectionValue = Rc<RefCell<Option<Box<dyn Any>>>>;
 
 /// Request that is not a gRPC call.
@@ -70,13 +70,13 @@ impl Exchange {
         }
     }
 
-    /// Returns a future that resolves when the request may run for long, for work that cannot be split into
-    /// slices. A shard grants one such turn between two polls of the network.
+    /// Returns a future that resolves when the request may do a long piece of work that cannot be split into
+    /// slices. A shard grants one long turn between two polls of the network.
     pub fn long_turn(&self) -> impl Future<Output = ()> + use<> {
         poll_fn(self.long_turns())
     }
 
-    /// Returns a poll function that becomes ready when the request may run for long, like
+    /// Returns a poll function that becomes ready when the request may do a long piece of work, like
     /// [`Exchange::long_turn`]. After each `Ready` it waits for another such turn.
     pub fn long_turns(&self) -> impl FnMut(&mut Context<'_>) -> Poll<()> + use<> {
         let (shard, mut ticket) = (self.shard.clone(), Ticket::default());
@@ -156,7 +156,8 @@ pub struct RequestBody {
 }
 
 /// Progress of the current request on an HTTP/1 connection. While a call waits or a stream lasts, only the
-/// end of the connection shows that the client is gone, so the connection must then be read past the request.
+/// end of the connection's input shows that the client has disconnected. So the connection must then be read
+/// beyond the end of the request.
 #[derive(Debug, Default)]
 pub(crate) struct Phase {
     is_stream: Cell<bool>,
@@ -173,8 +174,8 @@ impl Phase {
         self.is_answered.set(false);
     }
 
-    /// Notes that the answer begins. From then on a failing write shows that the client is gone, except for a
-    /// streaming call, which may send nothing for a long time.
+    /// Notes that the answer begins. From now on, a failing write shows that the client has disconnected.
+    /// This does not hold for a streaming call, which may send nothing for a long time.
     pub(crate) fn answered(&self) {
         self.is_answered.set(true);
     }
@@ -251,7 +252,7 @@ impl RequestBody {
         self.bytes_max = bytes_max;
     }
 
-    /// Reads the whole body. The memory charge grows with it.
+    /// Reads the whole body. The memory charge grows with the bytes read.
     ///
     /// # Errors
     ///

@@ -17,7 +17,8 @@ use crate::{Listener, Options, acceptor, handshakes};
 use accounting::ShardCounters;
 
 /// Average number of messages per poll of the network above which a shard yields to other threads before the
-/// next poll. A client that waits for each answer sends one message.
+/// next poll. One client that waits for each answer sends only one message per poll, so it alone does not
+/// make the shard yield.
 const GATHERED: u64 = 2;
 
 /// Running front. Dropping it closes everything immediately; [`Front::shutdown`] closes gracefully.

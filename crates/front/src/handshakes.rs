@@ -56,9 +56,9 @@ const LOOK_UP_THREADS: usize = 4;
 /// Response of Go's server to plain HTTP on a TLS port.
 const NOT_PLAIN: &[u8] = b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n";
 
-/// Memory limit for all handshakes together. An address may hold at most as much as is still free: alone it
-/// gets at most half, and an address without handshakes finds room unless very many addresses share the
-/// quota.
+/// Memory limit for all handshakes together. An address may hold at most as much memory as is still free. So
+/// a single address gets at most half of the quota, and an address without handshakes can begin one unless
+/// very many addresses share the quota.
 pub(crate) struct Quota {
     bytes_max: usize,
     budget: Budget,
@@ -105,7 +105,8 @@ impl Quota {
         true
     }
 
-    /// Reserves memory for another handshake with this client; `None` if the quota has no room.
+    /// Reserves memory for another handshake with this client; returns `None` if the quota has not enough
+    /// memory left.
     pub(crate) fn share(self: &Arc<Quota>, peer: IpAddr) -> Option<QuotaShare> {
         let party = party(peer);
         if !self.take(party, FIRST_BYTES) {
@@ -127,7 +128,7 @@ impl Quota {
 }
 
 impl QuotaShare {
-    /// Reserves the memory of a long handshake. Returns false if the quota has no room.
+    /// Reserves the memory of a long handshake. Returns false if the quota has not enough memory left.
     fn lengthen(&mut self) -> bool {
         if self.bytes == LONG_BYTES {
             return true;
@@ -378,8 +379,8 @@ impl HandshakeContext {
         self.rejections.report(rejected, Instant::now());
     }
 
-    /// Sends the reason to the client and gives it time to read it. Closing immediately, with unread bytes
-    /// from the client, would destroy data in flight.
+    /// Sends the reason to the client and gives the client time to read it. If the connection were closed
+    /// immediately, with unread bytes from the client, the reason could be lost in flight.
     async fn send_away(&self, handshake: &mut Handshake<Stream>, failure: &Failure) -> io::Result<()> {
         if let Failure::PlainHttp = failure {
             let mut rest = NOT_PLAIN;

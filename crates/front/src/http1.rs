@@ -1,5 +1,5 @@
 //! HTTP/1 on the client port, served by hyper: [`serve`] runs one connection until it ends. Requests go to
-//! [`crate::Service::exchange`]. It knows no gRPC and no paths.
+//! [`crate::Service::exchange`]. This module knows neither gRPC nor paths.
 
 use std::cell::RefCell;
 use std::convert::Infallible;
@@ -150,8 +150,9 @@ fn in_turns<F: Future>(pace: &Pace, mut serving: Pin<&mut F>) -> impl Future<Out
     })
 }
 
-/// Reads ahead of the current request. Resolves with an error when the client has disconnected, with `Ok` when the buffer
-/// is full. Reading ahead takes from the same share as hyper's writes of the answer, so hyper gains no extra work by it.
+/// Reads ahead of the current request. Resolves with an error when the client has disconnected, with `Ok`
+/// when the buffer is full. Bytes read ahead count towards the same share as the bytes that hyper writes, so
+/// reading ahead does not allow the connection more work per turn.
 fn poll_ahead<S: Transport>(
     share: &Share<S>,
     ahead: &RefCell<ReadAhead>,
@@ -161,9 +162,9 @@ fn poll_ahead<S: Transport>(
     ahead.borrow_mut().poll_fill(&mut socket, cx, AHEAD_BYTES_MAX, |cx| share.poll(cx))
 }
 
-/// Bytes that a connection may read and write before other connections have their turn. Input may be cheap to
-/// send and expensive to decrypt, and answers may be long. All readers and writers of the connection use the
-/// same share.
+/// Bytes that a connection may read and write before other connections have their turn. Reads count because
+/// decrypting input costs much more than sending it costs the client; writes count because answers may be
+/// long. All readers and writers of the connection use the same share.
 struct Share<S> {
     socket: Rc<RefCell<Socket<S>>>,
     shard: Rc<ShardState>,
@@ -187,8 +188,8 @@ impl<S: Transport> Share<S> {
     }
 }
 
-/// Socket adapter for hyper. A flush by hyper really writes, and other connections get their turn; hyper
-/// alone would continue as long as the client does.
+/// Socket adapter for hyper. A flush by hyper writes to the socket, and then other connections get their
+/// turn; without this limit hyper would continue for as long as the client keeps sending.
 struct Hyper<S> {
     socket: SharedSocket<S>,
     ahead: Rc<RefCell<ReadAhead>>,

@@ -30,8 +30,8 @@ struct Wire {
     assembler: Assembler,
     method: u16,
     ended: bool,
-    /// Bytes charged to the connection's account for the incomplete message. A plain number instead of a
-    /// [`crate::ledger::Charge`], whose pointer to the account would be redundant with the one in the stream.
+    /// Bytes charged to the connection's account for the incomplete message. Stored as a plain number: a
+    /// [`crate::ledger::Charge`] would contain a pointer to the account, which the stream has already.
     charged: u32,
 }
 
@@ -50,7 +50,7 @@ impl Inbound {
     }
 
     /// Returns the next message; `None` when the client has closed its side. Fails if a message is too large
-    /// or malformed, if the stream is cut inside a message, or if the client is gone. Cancel safe.
+    /// or malformed, if the stream is cut inside a message, or if the client has disconnected. Cancel safe.
     pub async fn next(&mut self) -> Result<Option<Bytes>, Status> {
         poll_fn(|cx| self.poll_next(cx)).await
     }
@@ -77,7 +77,7 @@ impl Inbound {
 }
 
 impl Wire {
-    /// Raises the charge for the incomplete message to `announced` bytes.
+    /// Raises the charge for the incomplete message to its announced length, `announced` bytes.
     fn charge(&mut self, announced: u32) {
         if announced > self.charged {
             let account = &self.stream.around().account;

@@ -8,8 +8,8 @@ const IDLE_PING_INTERVAL: Duration = Duration::from_secs(2 * 3600);
 /// Number of strikes that are tolerated.
 const STRIKES_MAX: u32 = 2;
 
-/// Judges a client's pings like grpc-go's server: a ping that follows too soon is a strike, an answer sent in
-/// between clears the strikes, and more than two strikes end the connection.
+/// Judges a client's pings like grpc-go's server: a ping that follows the previous ping too soon is a strike,
+/// an answer sent between two pings clears the strikes, and more than two strikes end the connection.
 #[derive(Debug, Default)]
 pub(crate) struct PingPolicy {
     last: Option<Instant>,
@@ -26,7 +26,7 @@ impl PingPolicy {
         self.forgiven |= std::mem::replace(&mut self.sent_before, sent) != sent;
     }
 
-    /// Counts a received ping. Returns true if it is one too many.
+    /// Counts a received ping. Returns true if the client has sent too many pings.
     pub(crate) fn is_too_many(&mut self, now: Instant, has_calls: bool, options: &Options) -> bool {
         let last = self.last.replace(now);
         if std::mem::take(&mut self.forgiven) {

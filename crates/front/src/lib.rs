@@ -8,10 +8,10 @@
 //! Out of scope: protobuf, etcd's methods, users, revisions. Messages are opaque [`bytes::Bytes`].
 //!
 //! Invariants, and the tests that check them (`tests/it`):
-//! - A connection, its calls and its service live on one thread. A call takes no lock that another shard holds;
-//!   a connection takes one when it begins, when it ends, and when it exceeds the memory budget.
-//! - One turn of a connection does at most one write to the socket (`turns`), reads a bounded number of bytes,
-//!   and reads none while the client takes no answers (`memory`).
+//! - A connection, its calls and its service live on one thread. A call takes no lock that is shared between
+//!   shards; a connection takes one only when it begins, when it ends, and when it exceeds the memory budget.
+//! - One turn of a connection does at most one write to the socket (`turns`), reads a bounded number of
+//!   bytes, and reads no bytes while the client reads no answers (`memory`).
 //! - Bytes held for a client are bounded (`memory`, `limits`): per stream
 //!   ([`Options::stream_buffer_bytes_max`]), per connection ([`Options::answer_bytes_max`],
 //!   [`Options::request_bytes_max`]), and for all clients together ([`Options::budget`]).

@@ -62,8 +62,8 @@ impl From<TcpListener> for Listener {
 /// Properties of a connection that are known before its first request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin {
-    /// Address of the client. A Unix socket's client has none: the field is then `0.0.0.0` with a number as
-    /// the port that distinguishes such connections; see [`shown_peer`].
+    /// Address of the client. A client of a Unix socket has no address: then the field is `0.0.0.0`, with a
+    /// port number that distinguishes such connections; see [`shown_peer`].
     pub peer: SocketAddr,
     /// Common name in the client's verified certificate, if the listener uses it as the user name
     /// (`--client-cert-auth`). Empty for a certificate without a common name.

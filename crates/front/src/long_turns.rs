@@ -1,7 +1,7 @@
-//! Queue of connections whose next turn takes long: answers of megabytes, or thousands of requests at once.
-//! Between two polls of the network one of them has its turn, however many wait, so a connection with little
-//! work waits for at most one long turn. Without this queue the runtime polls the network only after about
-//! sixty turns.
+//! Queue of connections whose next turn takes long, for example to send megabytes of answers or to take
+//! thousands of requests. Between two polls of the network, only one of these connections has its turn. So a
+//! connection with little work waits for at most one long turn. Without this queue the runtime would poll the
+//! network only after about sixty turns.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -13,8 +13,8 @@ use std::task::{Context, Poll, Waker};
 pub(crate) const LONG_BYTES: usize = 64 * 1024;
 
 /// Work in bytes that a connection may do in a turn without queueing, if a long turn was already taken since
-/// the last poll of the network. Small, because all connections of the shard may have such turns one after
-/// the other.
+/// the last poll of the network. The number is small, because all connections of the shard may have such
+/// turns one after the other.
 const UNANNOUNCED_BYTES: usize = LONG_BYTES / 8;
 
 /// Queue of the connections of a shard whose next turn may be long.
@@ -51,13 +51,13 @@ impl LongTurns {
         }
     }
 
-    /// Returns true if a turn may be long without queueing for it.
+    /// Returns true if a long turn needs no queueing now.
     fn are_free(&self) -> bool {
         self.is_open || !self.is_used.get()
     }
 
-    /// Returns the work in bytes that a connection may do in a turn: [`LONG_BYTES`] if it has queued for a
-    /// long turn or none was taken since the last poll of the network.
+    /// Returns the work in bytes that a connection may do in a turn: [`LONG_BYTES`] if the connection has
+    /// queued for a long turn, or if no long turn was taken since the last poll of the network.
     pub(crate) fn bytes_max(&self, has_waited: bool) -> usize {
         if has_waited || self.are_free() { LONG_BYTES } else { UNANNOUNCED_BYTES }
     }

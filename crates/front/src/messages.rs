@@ -63,11 +63,11 @@ impl Messages {
     ///
     /// # Errors
     ///
-    /// Returns the error of `send`, with all messages in place of the refused one.
+    /// Returns the error of `send`, in which the refused message is replaced by all messages.
     ///
     /// # Panics
     ///
-    /// If `send` returns a message other than the one it was given.
+    /// If `send` returns another message than the one that it was given.
     pub fn send_first(
         mut self,
         send: impl FnOnce(Bytes) -> Result<(), TrySend>,

@@ -38,7 +38,7 @@ impl SecureState {
 }
 
 /// Waits for the first bytes of a connection. Returns `None` if the front closes first, or if the client
-/// speaks a protocol that its listener does not serve or that differs from the one negotiated by ALPN.
+/// speaks a protocol that its listener does not serve or another protocol than the one negotiated by ALPN.
 pub(crate) async fn begin<S: Transport + 'static>(
     wire: Wire<S>,
     origin: Origin,
@@ -54,7 +54,7 @@ pub(crate) async fn begin<S: Transport + 'static>(
     let validity = secured.as_ref().map(|secured| secured.validity().clone());
     let mut socket = Socket::new(wire, state.pool.clone());
     let mut pass = Pass::default();
-    // The first check needs no turn: the connection was admitted through the turnstile just before.
+    // The first check needs no turn, because the turnstile has just admitted the connection.
     let mut has_turn = true;
     let first = poll_fn(|cx| {
         let waits =

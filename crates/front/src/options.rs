@@ -10,7 +10,8 @@ use accounting::Budget;
 pub struct Options {
     /// Shard threads; 0 means one per core.
     pub shards: usize,
-    /// Number of method ids that the service uses: all ids are below it. It sizes the counters.
+    /// Number of method ids that the service uses. All ids are below this number, so the counters are stored
+    /// in arrays of this length.
     pub methods: usize,
     /// Maximum number of open connections over all shards; further connections are closed on accept.
     pub connections_max: usize,
@@ -36,25 +37,25 @@ pub struct Options {
     /// connection wait.
     pub answer_bytes_max: usize,
     /// Bytes that one connection's calls in flight may hold: messages in assembly and in unanswered unary
-    /// calls, answers that wait, and 4 KiB for each call. Beyond that, a new call fails with etcd's `too many
-    /// requests`, and a call whose answer would have to wait fails with the status of
+    /// calls, answers that wait, and 4 KiB for each call. Above this limit, a new call fails with etcd's `too
+    /// many requests`, and a call whose answer would have to wait fails with the status of
     /// [`crate::Service::unanswered`].
     pub request_bytes_max: usize,
-    /// Number of requests of one connection that may wait while its answers exceed their limit; further
-    /// requests are refused with `REFUSED_STREAM`, which clients retry.
+    /// Number of requests of one connection that may wait while the connection's queued answers are at their
+    /// limit; further requests are refused with `REFUSED_STREAM`, which clients retry.
     pub waiting_requests_max: usize,
-    /// Unsent bytes that one streaming call may hold before [`crate::Outbound::send`] waits.
+    /// Unsent bytes of one streaming call above which [`crate::Outbound::send`] waits.
     pub stream_buffer_bytes_max: usize,
     /// Time limit for the first bytes of a new connection, and in HTTP/1 for the headers and body of a
     /// request.
     pub first_bytes_timeout: Duration,
     /// Time without a received byte after which an unfinished unary request is reset, and a connection with
     /// an unfinished frame or header block is closed. This time and the keepalive time do not run while
-    /// reading from the client is suspended because it takes no output.
+    /// reading from the client is suspended because the client does not read its output.
     pub request_timeout: Duration,
-    /// Time after which a stream that holds unsent data without progress is reset, provided that its turn to
-    /// send came in that time or that the client takes nothing at all. A connection whose answers are at
-    /// their limit for this time without progress is closed.
+    /// Time without progress after which a stream that holds unsent data is reset. The stream counts as
+    /// stalled only if its turn to send came within that time, or if the client reads nothing at all. A
+    /// connection whose answers are at their limit is closed after the same time without progress.
     pub stall_timeout: Duration,
     /// Time of silence after which the server pings a connection.
     pub keepalive_interval: Duration,

@@ -34,7 +34,7 @@ impl Outbound {
         Outbound { sending }
     }
 
-    /// Waits for room and sends one message. Fails when the call has ended.
+    /// Waits until the stream's buffer has space, and sends one message. Fails when the call has ended.
     pub async fn send(&mut self, message: Bytes) -> Result<(), Status> {
         self.ready().await?;
         self.sending.push(message, false).map_err(|refused| match refused {
@@ -43,7 +43,7 @@ impl Outbound {
         })
     }
 
-    /// Sends one message if there is room now.
+    /// Sends one message if the stream's buffer has space now.
     pub fn try_send(&mut self, message: Bytes) -> Result<(), TrySend> {
         if !self.has_room() {
             return Err(TrySend::Full(message));
@@ -51,7 +51,8 @@ impl Outbound {
         self.sending.push(message, false)
     }
 
-    /// Sends a message from [`Account::share`], which is already charged, if there is room now.
+    /// Sends a message from [`Account::share`], which is already charged, if the stream's buffer has space
+    /// now.
     pub fn try_send_shared(&mut self, message: Bytes) -> Result<(), TrySend> {
         if !self.has_room() {
             return Err(TrySend::Full(message));
@@ -59,9 +60,9 @@ impl Outbound {
         self.sending.push(message, true)
     }
 
-    /// Sends several messages if there is room now, in one frame if neither compression nor the client's
-    /// window prevents it. All messages are queued or none, except on a stream with compression: then those
-    /// without room are returned.
+    /// Sends several messages if the stream's buffer has space now. They are sent in one frame, unless
+    /// compression or the client's window prevents that. Either all messages are queued or none, except on a
+    /// stream with compression: there, the messages that were not queued are returned.
     pub fn try_send_messages(&mut self, messages: Messages) -> Result<(), TrySend<Messages>> {
         if !self.has_room() {
             return Err(TrySend::Full(messages));
@@ -85,7 +86,7 @@ impl Outbound {
         self.sending.account.clone()
     }
 
-    /// Resolves when there is room for a message; fails when the call has ended.
+    /// Resolves when the stream's buffer has space for a message; fails when the call has ended.
     pub async fn ready(&mut self) -> Result<(), Status> {
         poll_fn(|cx| self.poll_ready(cx)).await
     }
@@ -125,8 +126,8 @@ impl Outbound {
         self.sending.is_full()
     }
 
-    /// Returns true if a message can be queued now. On a stream with compression, a message may have to wait
-    /// for the connection's next turn, whatever its size.
+    /// Returns true if a message can be queued now. On a stream with compression, even a short message may
+    /// have to wait for the connection's next turn.
     fn has_room(&self) -> bool {
         let waits_for_turn = self.sending.gzip && self.sending.has_packed_enough();
         !self.is_full() && !waits_for_turn
@@ -168,7 +169,7 @@ impl State {
 /// stream.
 pub(crate) struct Sending {
     state: RefCell<State>,
-    /// Waker of the task that waits until the stream's buffer has room.
+    /// Waker of the task that waits until the stream's buffer has space.
     waker: Cell<Option<Waker>>,
     pub(crate) account: Rc<Account>,
     gzip: bool,
@@ -237,7 +238,7 @@ impl Sending {
         self.waker.set(Some(before.unwrap_or_else(|| waker.clone())));
     }
 
-    /// Wakes the task that waits until the stream has room or has ended.
+    /// Wakes the task that waits until the stream's buffer has space or the call has ended.
     pub(crate) fn wake(&self) {
         self.waker.take().into_iter().for_each(Waker::wake);
     }
@@ -318,7 +319,7 @@ impl Sending {
     }
 
     /// Returns true if the messages can be sent in one piece: the stream does not compress, the call has an
-    /// HTTP/2 stream, and no message is too long.
+    /// HTTP/2 stream, and each message is short enough.
     fn takes_together(&self, messages: &Messages) -> bool {
         match &*self.state.borrow() {
             State::Wire(responder) if !self.gzip => {

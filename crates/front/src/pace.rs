@@ -1,4 +1,5 @@
-//! [`Pace`]: how much a service works for one HTTP/1 connection before other connections have their turn.
+//! [`Pace`]: the limit on the work that a service does for one HTTP/1 connection before other connections
+//! have their turn.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -9,8 +10,9 @@ use accounting::Account;
 use crate::long_turns::{LONG_BYTES, Ticket};
 use crate::shard_state::ShardState;
 
-/// Limit on the work of the service for one connection before other connections have their turn. The bytes
-/// that the service examines and the bytes of its answers count. HTTP/2 connections follow the same rule.
+/// Limits the work of the service for one connection before other connections have their turn. The bytes that
+/// the service examines count as work, and so do the bytes of its answers. HTTP/2 connections follow the same
+/// rule.
 pub(crate) struct Pace {
     account: Rc<Account>,
     shard: Rc<ShardState>,
@@ -19,7 +21,8 @@ pub(crate) struct Pace {
     done: Cell<usize>,
     /// Work in bytes after which other connections have their turn.
     bytes_max: Cell<usize>,
-    /// True after a long turn: the service continues when the connection is granted another one.
+    /// True after a long turn, until the connection is granted another long turn. Meanwhile the service does
+    /// not continue.
     waits: Cell<bool>,
 }
 

@@ -1,7 +1,7 @@
 //! An HTTP/2 request that is not a gRPC call, as a state machine that a connection steps: [`Page`]. The
 //! answer is sent as the client's flow-control window opens. Bytes that were produced and not yet passed to
-//! the transport are charged to the connection. An answer that is produced piece by piece is asked for a
-//! piece only when the window has room. This module does not know paths.
+//! the transport are charged to the connection. The next piece of an answer in pieces is produced only when
+//! the window is open. This module does not know paths.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -119,7 +119,7 @@ impl Page {
                 Poll::Pending => return Some(self),
             };
             let (mut head, mut body) = answer.into_parts();
-            // These headers are forbidden in HTTP/2.
+            // HTTP/2 forbids these headers.
             for name in [CONNECTION, TRANSFER_ENCODING] {
                 head.headers.remove(name);
             }
@@ -164,7 +164,7 @@ impl Page {
             responder.want_room();
             return Some(self);
         }
-        // While no bytes are ready, one byte of window is enough to ask for the next piece.
+        // While no bytes are ready, one byte of window is enough for the body to be asked for its next piece.
         let room = responder.room().min(made.len().clamp(1, PIECE_BYTES));
         self.waits_for_window = room == 0;
         if room == 0 && !(made.is_empty() && is_over(body)) {
@@ -193,8 +193,8 @@ impl Page {
                     return None;
                 }
             }
-            // The window may have room for more than the one byte that was reserved, so the next step
-            // computes it again.
+            // The window may be larger than the one byte that was requested, so the next step computes its
+            // size again.
             cx.waker().wake_by_ref();
             return Some(self);
         }

@@ -1,5 +1,5 @@
-//! Detection of clients that take or send nothing: [`Progress`] watches one counter, [`StreamProgress`] one stream among
-//! others.
+//! Detection of clients that neither read nor send: [`Progress`] watches one counter, [`StreamProgress`] one
+//! stream among others.
 
 use std::time::{Duration, Instant};
 
@@ -38,9 +38,9 @@ pub(crate) struct StallCheck<'a> {
     pub(crate) queued: usize,
     /// Total answer bytes of calls that the connection has sent.
     pub(crate) sent: u64,
-    /// True if the client has taken no byte of any answer for the stall timeout.
+    /// True if the client has read no byte of any answer for the stall timeout.
     pub(crate) stands_still: bool,
-    /// True if reading from the client was suspended at some time since the last check.
+    /// True if at some time since the last check the client was not read from.
     pub(crate) was_deaf: bool,
 }
 
@@ -48,14 +48,14 @@ pub(crate) struct StallCheck<'a> {
 #[derive(Debug, Default)]
 pub(crate) struct StreamProgress {
     progress: Progress,
-    /// Value of the connection's counter of sent bytes at which everything is sent that was queued on other
-    /// streams when this stream last moved.
+    /// Value of the connection's counter of sent bytes at which everything has been sent that was queued on
+    /// other streams when this stream last made progress.
     due: u64,
 }
 
 impl StreamProgress {
-    /// Returns true if the stream has not moved for the stall timeout, although the bytes queued on other
-    /// streams were sent in that time or no stream moves.
+    /// Returns true if the stream has made no progress for the stall timeout, although in that time the bytes
+    /// queued on other streams were sent, or no stream of the connection made progress.
     pub(crate) fn is_stalled(&mut self, stream: StreamBytes, check: &StallCheck<'_>) -> bool {
         if !self.progress.is_at(stream.sent) {
             self.due = check.sent + check.queued.saturating_sub(stream.queued) as u64;
@@ -85,14 +85,14 @@ mod tests {
             )
         };
         assert!(!is_stalled(connection, stream, 0, false));
-        // The client takes the other streams slowly, while new data is queued.
+        // The client reads the other streams slowly, and new data is queued on them all the time.
         for timeouts in 1..10 {
             connection.sent += 100;
             assert!(!is_stalled(connection, stream, timeouts, false));
         }
         connection.sent += 100;
         assert!(is_stalled(connection, stream, 10, false));
-        // A stream that moved gets a new timeout, as long as any other stream moves.
+        // A stream that makes progress gets a new timeout, as long as any other stream makes progress too.
         for moves in [&mut connection, &mut stream] {
             moves.sent += 10;
             moves.queued -= 10;

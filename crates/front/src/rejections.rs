@@ -13,8 +13,9 @@ const SPAN: Duration = Duration::from_secs(1);
 /// are.
 pub(crate) struct Rejections {
     callback: Arc<dyn Fn(&Rejection) + Send + Sync>,
-    /// Rate-limit states: one for refusals, one for clients that closed the connection themselves. They are
-    /// separate because port probes cause many of the latter, which matter less.
+    /// Rate-limit states: one for refusals, and one for clients that closed the connection themselves. They
+    /// are separate because port probes cause many closed connections, which matter less and must not
+    /// displace refusals.
     states: Mutex<[State; 2]>,
 }
 

@@ -26,7 +26,8 @@ pub(crate) struct Templates {
     pub(crate) nothing: Template,
 }
 
-/// Templates of all connections; each connection's encoder tracks which of them it has sent.
+/// Header lists of answers, shared by all connections. The encoder of each connection tracks which of these
+/// lists it has sent.
 pub(crate) static TEMPLATES: LazyLock<Templates> = LazyLock::new(|| {
     const OPENING: [(&str, &str); 2] = [(":status", "200"), ("content-type", "application/grpc")];
     let template = |fields: &[(&str, &str)]| {

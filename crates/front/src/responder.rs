@@ -88,7 +88,7 @@ impl Responder {
         }
     }
 
-    /// Sends an answer of one message.
+    /// Sends an answer that consists of one message.
     pub(crate) fn answer(mut self, message: Bytes, packed: bool) {
         self.is_done = true;
         {
@@ -175,7 +175,7 @@ impl Responder {
         self.around.http2.borrow().room(self.key)
     }
 
-    /// Requests a wake of the call once nothing of its answer is queued and there is room.
+    /// Requests that the call is woken when nothing of its answer is queued and the window is open.
     pub(crate) fn want_room(&self) {
         self.around.http2.borrow_mut().want_room(self.key);
     }

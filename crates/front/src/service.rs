@@ -65,12 +65,13 @@ pub enum Answer {
     Pieces {
         /// Length of the whole message in bytes.
         len: usize,
-        /// First bytes of the message, for logging of answers: those known before the first part is produced,
-        /// or none. The parts contain them too.
+        /// First bytes of the message, for logging of answers: the bytes known before the first part is
+        /// produced, which may be none. The parts contain these bytes too.
         beginning: Box<[u8]>,
         /// Produces the parts.
         source: PieceSource,
-        /// Bytes that the source holds now, except for a few hundred. They are charged to the client.
+        /// Bytes that the source holds now; a few hundred bytes may be left out of the count. They are
+        /// charged to the client.
         held: Rc<Cell<usize>>,
     },
 }
@@ -88,12 +89,12 @@ pub trait Service: 'static {
     /// Returns the method at a path such as `/etcdserverpb.KV/Range`; `None` if there is no such method.
     fn method(&self, path: &str) -> Option<Method>;
 
-    /// Returns true if a gRPC service of this name (such as `etcdserverpb.KV`) exists; selects between two
-    /// error texts for an unknown path.
+    /// Returns true if a gRPC service of this name (such as `etcdserverpb.KV`) exists. The result selects
+    /// between two error texts for an unknown path.
     fn has_service(&self, name: &str) -> bool;
 
-    /// Returns true if unary calls of a method may wait a little while others are answered. Connections whose
-    /// clients make only such calls are throttled while other calls arrive.
+    /// Returns true if unary calls of a method may be delayed a little in favour of other calls. Connections
+    /// whose clients make only such calls are throttled while other calls arrive.
     fn may_wait(&self, _method: u16) -> bool {
         false
     }
@@ -107,8 +108,8 @@ pub trait Service: 'static {
     /// Answers a unary call. Runs inside the connection's turn, so it must not block.
     fn unary(self: Rc<Self>, head: Head, message: Bytes) -> Unary;
 
-    /// Returns the status that replaces an answer for which there is no room because the client takes no
-    /// answers. For a method that changes data it must not look like a refusal.
+    /// Returns the status that replaces an answer which cannot be queued because the client reads no answers.
+    /// For a method that changes data, the status must not look like a refusal, because the change was made.
     fn unanswered(&self, _method: u16) -> Status {
         api::error::TOO_MANY_REQUESTS
     }
@@ -121,8 +122,8 @@ pub trait Service: 'static {
         outbound: Outbound,
     ) -> LocalBoxFuture<Result<(), Status>>;
 
-    /// Returns the method of a request that is not a gRPC call, if its path alone determines the method. Such
-    /// requests wait like calls of the method, see [`Service::may_wait`].
+    /// Returns the method of a request that is not a gRPC call, if its path alone determines the method. If
+    /// calls of that method may be delayed ([`Service::may_wait`]), the request may be delayed too.
     fn page_method(&self, _path: &str) -> Option<u16> {
         None
     }
@@ -133,8 +134,8 @@ pub trait Service: 'static {
         answer_whole(self, exchange)
     }
 
-    /// Answers a request that is not a gRPC call, with its whole body. The request's extensions hold the peer
-    /// address as a [`std::net::SocketAddr`], and an [`Origin`].
+    /// Answers a request that is not a gRPC call. `request` contains the whole body, and its extensions hold
+    /// the peer address as a [`std::net::SocketAddr`], and an [`Origin`].
     fn http(self: Rc<Self>, request: http::Request<Bytes>) -> LocalBoxFuture<http::Response<Bytes>>;
 }
 

@@ -74,8 +74,8 @@ impl<S: Transport + 'static, K: Unpin + 'static> Future for Serving<S, K> {
 async fn leave<S: Transport, K>(open: Open<S, K>, result: io::Result<()>) -> io::Result<()> {
     let Open { mut connection, mut socket, presence: _presence, kept: _kept } = open;
     let around = connection.around.clone();
-    // The turnstile spreads thousands of simultaneous ends over time. A connection closed for memory does not
-    // wait.
+    // The turnstile spreads over time the work of thousands of connections that end at once. A connection
+    // that is closed to free memory does not wait.
     let pass = std::mem::take(&mut connection.pass);
     let through = pass.through(&around.shard.turnstile, around.origin.peer.ip());
     race(poll_fn(|cx| around.account.poll_doomed(cx)), through).await;

@@ -49,8 +49,8 @@ pub(crate) struct Certificates {
     pub(crate) rejections: Arc<Rejections>,
 }
 
-/// Runs a shard's thread: serves the connections from `handed` until closing is complete or must be
-/// immediate. `counters` are those of all shards.
+/// Runs a shard's thread. It serves the connections from `handed` until all of them have closed after a
+/// shutdown began, or until they must be closed immediately. `counters` are the counters of all shards.
 pub(crate) async fn run(
     shard: Shard,
     options: Arc<Options>,

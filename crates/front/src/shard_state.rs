@@ -1,4 +1,4 @@
-//! [`ShardState`]: what the connections of one shard share. It serves no connection.
+//! [`ShardState`]: the state that the connections of one shard share.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

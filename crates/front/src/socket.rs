@@ -1,6 +1,7 @@
 //! The byte stream under a connection: [`Socket`] reads large blocks into buffers that the shard's
-//! connections share. It writes the output that HTTP/2 has gathered in a turn, and gathers HTTP/1 writes
-//! until they are flushed. Below it is a [`Wire`]: any [`Transport`], with TLS or without.
+//! connections share. A socket writes the output that HTTP/2 has gathered in a turn, and gathers HTTP/1
+//! writes until they are flushed. The layer below the socket is a [`Wire`]: any [`Transport`], with TLS or
+//! without.
 
 use std::cell::RefCell;
 use std::io::{self, IoSlice};
@@ -21,8 +22,9 @@ const PIECES_MAX: usize = 64;
 /// Byte stream of a connection, whose buffers are those of its shard.
 pub(crate) type Wire<S> = transport::Wire<S, Rc<BufferPool>>;
 
-/// Any byte stream under a connection. Its poll functions must not wake the task themselves: after a pending
-/// read, a connection does not read again in the same turn (see `Socket::drained`).
+/// Any byte stream under a connection. Its poll functions must wake the task only when the stream becomes
+/// ready, and not to be polled again: after a pending read, a connection does not read again in the same turn
+/// (see `Socket::drained`).
 pub(crate) trait Transport: AsyncRead + AsyncWrite + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Unpin> Transport for T {}
 
@@ -113,8 +115,8 @@ impl<S: Transport> Socket<S> {
         }
     }
 
-    /// Reads available bytes behind the unused ones, which must be less than a frame. Returns the cost in
-    /// bytes of the round's allowance; 0 at the end of the stream.
+    /// Reads available bytes and appends them to the unused bytes, of which there must be less than a frame.
+    /// Returns the cost in bytes of the round's allowance; 0 at the end of the stream.
     pub(crate) fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         if self.drained {
             return Poll::Pending;

@@ -4,8 +4,8 @@ use bytes::Bytes;
 /// Reason why a message was not queued; `M` is the type of the message, or of the messages.
 #[derive(Debug)]
 pub enum TrySend<M = Bytes> {
-    /// The stream's buffer is full, or no more messages are compressed in this turn. Contains the message;
-    /// for several messages, those that were not queued.
+    /// The stream's buffer is full, or this turn has compressed as many messages as it may. Contains the
+    /// message that was not queued; if several were given, all that were not queued.
     Full(M),
     /// The message exceeds the size limit; the call should end with this status.
     TooLong(Status),

@@ -4,8 +4,9 @@ use std::task::{Wake, Waker};
 
 /// Set of calls that must be polled in the next turn of a connection.
 ///
-/// The connection's task is woken once, however many calls became ready, and not at all for wakes during its
-/// own turn: the turn checks for new wakes before it ends.
+/// The connection's task is woken only once, however many calls became ready. If a call becomes ready during
+/// the connection's own turn, the task is not woken at all, because the turn checks for ready calls before it
+/// ends.
 #[derive(Debug)]
 pub(crate) struct Turn {
     /// True if the transport must be polled.
@@ -66,8 +67,8 @@ impl Turn {
             return false;
         }
         // A transport wake from another thread stores `transport` first and reads `awake` second. This code
-        // stores `awake` and reads `transport`, the opposite order, so at least one side sees the other's
-        // store.
+        // uses the opposite order: it stores `awake` first and reads `transport` second. So at least one of
+        // the two threads sees the store of the other.
         self.awake.store(false, SeqCst);
         if self.transport.load(SeqCst) {
             self.awake.store(true, SeqCst);

@@ -4,8 +4,8 @@
 //!
 //! A step admits [`TURNS`] turns, in rotation over the client addresses. Between two steps the shard polls
 //! the network, so other calls wait for the turns of one step and not for all. While other calls arrive, on
-//! any shard, a step also takes at least [`STEP`]: throttled work then uses a part of the processor only, and
-//! threads that serve other calls find a free one.
+//! any shard, a step also takes at least [`STEP`]: throttled work then uses only a part of the processors,
+//! and other calls find a free one.
 //!
 //! Every waiting turn is admitted in bounded time, and a closing shard admits all of them.
 
@@ -28,7 +28,7 @@ pub(crate) const TURNS: usize = 16;
 const STEP: Duration = Duration::from_millis(1);
 /// Interval between two checks for other calls.
 const LOOK: Duration = Duration::from_millis(10);
-/// Time for which other calls are assumed to continue to arrive after one has arrived.
+/// Time for which further calls are expected after a call that may not wait has arrived.
 const GOING_ON: Duration = Duration::from_millis(100);
 
 /// Limits the number of turns per step, and queues the turns above the limit.
@@ -80,8 +80,8 @@ impl Queue {
 }
 
 impl Turnstile {
-    /// Creates the turnstile of a shard. `may_wait` is indexed by method id; `counters` are those of all
-    /// shards. [`Turnstile::keep`] performs its steps.
+    /// Creates the turnstile of a shard. `may_wait` is indexed by method id; `counters` are the counters of
+    /// all shards. The turnstile works only while [`Turnstile::keep`] runs.
     pub(crate) fn new(may_wait: Vec<bool>, counters: Vec<Arc<ShardCounters>>) -> Turnstile {
         let queue = Queue {
             left: TURNS,
@@ -207,7 +207,7 @@ impl Others {
     }
 }
 
-/// Repeated admissions of one connection through a turnstile.
+/// A connection's repeated admissions through a turnstile: one admission per turn.
 #[derive(Default)]
 pub(crate) struct Pass(Option<Rc<QueueEntry>>);
 
@@ -253,7 +253,7 @@ mod tests {
         let turnstile = Turnstile::new(vec![], vec![]);
         let mut passes: Vec<_> = (0..100).map(|name| (name, ONE, Pass::default())).collect();
         assert_eq!(through(&turnstile, &mut passes), (0..TURNS).collect::<Vec<_>>());
-        // Admitted passes may queue again, behind the others.
+        // An admitted pass may queue again, and is then the last.
         passes.drain(..TURNS);
         passes.extend((100..104).map(|name| (name, OTHER, Pass::default())));
         assert_eq!(through(&turnstile, &mut passes), []);

@@ -11,7 +11,8 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use crate::quote;
 use crate::scan;
 
-/// Largest nesting depth of messages: that of the deepest transaction that is accepted (COMPAT-1), and some more.
+/// Largest nesting depth of messages that is accepted: a few levels more than that of the deepest transaction
+/// that is accepted (COMPAT-1).
 pub const DEPTH_MAX: usize = 160;
 
 /// Largest nesting depth of a value that is skipped because its field is unknown.
@@ -44,9 +45,9 @@ impl Refused {
     }
 }
 
-/// Converts the first JSON value in `body` to the bytes of a message, in no more memory than the body takes;
-/// an empty body is an empty message. Bytes after the value are ignored. All lists may have `elements_max`
-/// elements together: elements are decoded one by one, so a million would delay other calls.
+/// Converts the first JSON value in `body` to the bytes of a message, in no more memory than the body takes.
+/// An empty body gives an empty message. Bytes after the value are ignored. All lists together may have at
+/// most `elements_max` elements: they are decoded in one step, so a million elements would delay other calls.
 ///
 /// # Errors
 ///
@@ -60,9 +61,9 @@ pub fn decode(message: &'static Message, body: &[u8], elements_max: usize) -> Re
             Err(why) => Err(Refused::Invalid(why)),
         };
     }
-    // Most bodies are valid, so they are parsed only once. After an error, the syntax of the body is checked
-    // first, since a syntax error takes precedence; bytes after the value matter only for an unpaired
-    // surrogate near its end.
+    // Most bodies are valid, so they are parsed only once. After an error, the syntax of the whole body is
+    // checked first, since a syntax error takes precedence. The bytes after the value can matter only if an
+    // unpaired surrogate is near its end.
     let mut reader = Reader::new(body, elements_max);
     match reader.whole(message) {
         Err(Refused::Invalid(why)) => Err(match scan::first_value(body) {
@@ -117,7 +118,8 @@ impl<'a> Reader<'a> {
     fn whole(&mut self, message: &'static Message) -> Result_<Vec<u8>> {
         let mut out = Vec::with_capacity(self.json.len());
         self.message(message, &mut out, 0)?;
-        // A call may hold the bytes for long, and JSON may be much longer than the message.
+        // The call may hold the bytes for a long time, and JSON may be much longer than the message that it
+        // encodes, so unused capacity is freed.
         if out.capacity() / 2 > out.len() {
             out.shrink_to_fit();
         }
@@ -310,7 +312,7 @@ impl<'a> Reader<'a> {
                 Some(b',' | b':' | b'}' | b']') | None => return Err(self.unexpected()),
                 Some(_) => drop(self.token()?),
             }
-            // A value has ended, and perhaps the objects and arrays that contain it.
+            // A value has ended. The objects and arrays around it may end with it.
             loop {
                 let Some(is_object) = open.last().copied() else { return Ok(()) };
                 match (self.peek(), is_object) {

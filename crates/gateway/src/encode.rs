@@ -15,7 +15,7 @@ pub struct Malformed;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Texts {
     Plain,
-    /// HTML characters are escaped, too, as Go does in streamed responses.
+    /// As Go does in streamed responses, `<`, `>` and `&` are escaped, too.
     ForHtml,
 }
 
@@ -24,7 +24,8 @@ pub(crate) enum Texts {
 ///
 /// # Errors
 ///
-/// The bytes are not a valid encoding of the message; then the contents of `out` are undefined.
+/// Returns an error if the bytes are not a valid encoding of the message. The contents of `out` are then
+/// undefined.
 pub fn encode(message: &'static Message, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), Malformed> {
     encode_as(message, bytes, Texts::Plain, out)
 }
@@ -231,8 +232,8 @@ fn base64_text(bytes: &[u8], out: &mut Vec<u8>) {
     out.push(b'"');
     let start = out.len();
     let length = bytes.len().div_ceil(3) * 4;
-    // Also reserves space for what follows the value: growing by one more byte would double the memory of a
-    // large value.
+    // Reserves some bytes more than the value: if the buffer had to grow after a large value, its memory
+    // would double.
     out.reserve(length + 64);
     out.resize(start + length, 0);
     let written = STANDARD.encode_slice(bytes, &mut out[start..]);
@@ -294,10 +295,10 @@ pub(crate) fn text(text: &str, texts: Texts, out: &mut Vec<u8>) {
     out.push(b'"');
 }
 
-/// Writes a message as JSON while its bytes arrive in pieces, for responses that are too large to be held. A
-/// message that contains messages is opened as soon as its length is known, and each of its fields is written
-/// when it is complete; the fields have to arrive in the order of the description, as in etcd's responses.
-/// Other messages, such as a key with its value, are written when they are complete.
+/// Writes a message as JSON while its bytes arrive in pieces, for responses that are too large to be held in
+/// memory. A message that contains messages is opened as soon as its length is known, and each of its fields
+/// is written when it is complete; the fields have to arrive in the order of the description, as in etcd's
+/// responses. Other messages, such as a key with its value, are written when they are complete.
 #[derive(Debug)]
 pub struct RangeEncoder {
     /// Bytes of a field that is not complete yet.
@@ -427,7 +428,8 @@ impl Open {
         out.push(b'}');
     }
 
-    /// Returns index and message type of the field with this number, if that message type contains messages.
+    /// If the field with this number holds messages that contain messages themselves, returns its index and
+    /// its message type.
     fn opened_by(&self, number: u64) -> Option<(usize, &'static Message)> {
         let index = self.message.fields.iter().position(|field| u64::from(field.number) == number)?;
         let Kind::Message(message) = self.message.fields[index].kind else { return None };
@@ -449,7 +451,8 @@ impl Open {
         Ok(())
     }
 
-    /// Writes the prefix of a value: its name, or the comma after the previous element of the list.
+    /// Writes the bytes before a value: the name of its field, or the comma after the previous element of the
+    /// list.
     fn name(&mut self, index: usize, out: &mut Vec<u8>) -> Result<(), Malformed> {
         self.reach(index, out)?;
         let field = &self.message.fields[index];

@@ -314,7 +314,7 @@ impl Values {
 ///
 /// # Errors
 ///
-/// The reason why it is not valid JSON, in Go's words.
+/// Returns the reason why the body is not valid JSON, in Go's words.
 pub(crate) fn first_value(body: &[u8]) -> Result<Option<&[u8]>, String> {
     let mut scanner = Scanner::new();
     for (at, &c) in body.iter().enumerate() {

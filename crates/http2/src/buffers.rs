@@ -1,9 +1,9 @@
 //! Buffers for bytes in transit: [`Input`] for received bytes that are not processed yet, [`Output`] for
 //! bytes to write. A connection without such bytes holds no buffer.
 //!
-//! Spare buffers belong to the thread, not to a connection: a few of them, in the processor's cache, serve
-//! all connections of a shard in turn. The rejected alternative, a pool that every connection references,
-//! would keep connections from moving to other threads.
+//! Spare buffers belong to the thread, not to a connection. So a few buffers, which stay in the processor's
+//! cache, serve all connections of a shard in turn. The rejected alternative is a pool to which every
+//! connection has a reference; then connections could not move to other threads.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -85,13 +85,14 @@ pub struct Input {
 
 impl Input {
     /// Returns the free space behind the held bytes. It is never empty if all bytes taken by
-    /// [`crate::Connection::next`] were consumed, because less than a frame is left then. While the
-    /// connection is blocked ([`crate::Connection::is_blocked`]) it may be empty. Call [`Input::consume`] if
-    /// nothing was read.
+    /// [`crate::Connection::next`] were consumed, because less than one frame is then held. While the
+    /// connection is blocked ([`crate::Connection::is_blocked`]) the space may be empty. If nothing was read
+    /// into the space, call [`Input::consume`] with 0 to return an empty buffer.
     pub fn space(&mut self) -> &mut [u8] {
         let buffer = self.buffer.get_or_insert_with(take_input);
         let (at, end) = (self.at as usize, self.end as usize);
-        // A partial frame is moved to the front once the rest of it might not fit.
+        // A partial frame is moved to the front of the buffer if the rest of the frame might not fit behind
+        // it.
         if at > 0 && buffer.len() - at < frame::PAYLOAD_BYTES_MAX + HEAD_BYTES {
             buffer.copy_within(at..end, 0);
             (self.at, self.end) = (0, (end - at) as u32);
@@ -284,8 +285,8 @@ impl Output {
     }
 
     /// Returns the total bytes taken by [`Output::advance`], up to the end of the last frame of a call
-    /// (HEADERS, CONTINUATION, DATA). It increases only while the peer takes such frames; acknowledgements
-    /// and window updates after them do not count.
+    /// (HEADERS, CONTINUATION, DATA). The number increases only while the peer reads such frames;
+    /// acknowledgements and window updates do not count.
     pub fn written_of_calls(&self) -> u64 {
         self.written.min(self.calls_end)
     }
@@ -302,8 +303,8 @@ impl Output {
         self.pongs = 0;
     }
 
-    /// Returns true if the pending bytes are only PING acknowledgements and were not refused, so they may
-    /// wait for the next frame.
+    /// Returns true if the pending bytes are only PING acknowledgements and the peer has not refused them
+    /// before, so they may wait for the next frame.
     pub fn is_pongs_only(&self) -> bool {
         self.len > 0 && self.len == self.pongs
     }
@@ -454,7 +455,8 @@ mod tests {
         output.pong([1; 8]);
         output.pong([2; 8]);
         assert!(output.is_pongs_only());
-        // A frame of another kind, of which as many bytes are left as two acknowledgements have.
+        // A frame of another kind is written in part, until as many bytes are left as two acknowledgements
+        // have.
         output.data(0, 1, b"", Bytes::from(vec![7; 100]));
         assert!(!output.is_pongs_only());
         output.advance(output.len() - 34);
@@ -487,7 +489,7 @@ mod tests {
             }
             input.filled(n);
             assert!(input.unread().iter().eq(&expected));
-            // Less than a frame may be left.
+            // Less than one frame may be left unread.
             let stays = (round * 13 % frame::PAYLOAD_BYTES_MAX).min(expected.len());
             let consumed = expected.len() - stays;
             input.consume(consumed);

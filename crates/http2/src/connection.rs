@@ -26,14 +26,15 @@ pub enum Role {
 pub(crate) const SHUTDOWN_PING: u64 = 0x4d53_5348_5554_444f;
 pub(crate) const GROWTH_PING: u64 = 0x4d53_4752_4f57_5448;
 
-/// Number of grown stream windows that the connection's window has room for. A stream whose consumer stops
-/// occupies one of them, and the other streams continue with the rest.
+/// Number of full-size stream windows that the connection's window must be able to hold. A stream whose
+/// consumer stops occupies one of them, and the other streams continue with the rest.
 const GROWN_STREAMS: u32 = 4;
 
-/// Maximum number of remembered streams that this end reset; frames in flight may still arrive for them.
+/// Maximum number of streams reset by this end that are remembered, because frames in flight may still arrive
+/// for them.
 const RESETS_MAX: usize = 64;
-/// Maximum number of remembered streams that ended otherwise, to tell late frames from frames that are never
-/// allowed.
+/// Maximum number of remembered streams that ended in another way. They are remembered to tell frames that
+/// arrive late from frames that are never allowed.
 const ENDED_MAX: usize = 4;
 
 /// End state of a stream that no longer exists.
@@ -153,7 +154,7 @@ impl Buckets {
 pub(crate) struct Lists {
     /// Streams with data to send, in the order of their turns. Some may have ended.
     pub(crate) ready: VecDeque<Key>,
-    /// Streams that have room to send and whose caller asked to be notified.
+    /// Streams that can send again and whose caller asked to be notified.
     pub(crate) writable: Vec<Key>,
     /// Streams that a GOAWAY of the peer ended.
     pub(crate) cut_off: Vec<Key>,
@@ -180,8 +181,8 @@ pub(crate) struct Queued {
 ///
 /// Trade-off: bodies are returned as slices of the input, so the owner copies what it keeps, once, into
 /// memory of the right size, and the input buffer is free again at the end of the turn. The rejected
-/// alternative, reference-counted slices of the buffer, saves that copy, but lets five bytes keep 32 KiB
-/// alive and needs a counter per slice.
+/// alternative, reference-counted slices of the buffer, saves that copy, but then a slice of five bytes could
+/// keep 32 KiB of memory alive, and each slice would need a counter.
 pub struct Connection {
     pub(crate) role: Role,
     pub(crate) phase: Phase,
@@ -206,7 +207,7 @@ pub struct Connection {
     pub(crate) last_peer_stream: u32,
     /// Highest stream of the peer that is accepted, as announced in GOAWAY.
     last_taken: u32,
-    /// Next stream that this end opens; above [`STREAM_MAX`] if none are left.
+    /// Next stream that this end opens; above [`STREAM_MAX`] if no identifiers are left.
     pub(crate) next_stream: u32,
     /// Number of concurrent streams that the peer allows.
     pub(crate) peer_streams_max: u32,
@@ -227,9 +228,9 @@ pub struct Connection {
     pub(crate) receive_initial: u32,
     /// Time at which the unacknowledged settings were sent.
     pub(crate) settings_sent: Option<u32>,
-    /// True once the peer has announced that it accepts no more streams.
+    /// True once the peer has sent GOAWAY: it accepts no further streams.
     pub(crate) peer_is_leaving: bool,
-    /// Highest stream of this end that the peer accepts, from its last GOAWAY.
+    /// Highest stream opened by this end that the peer still serves, from the peer's last GOAWAY.
     pub(crate) peer_last_taken: u32,
     pub(crate) buckets: Option<Box<Buckets>>,
 }
@@ -327,10 +328,9 @@ impl Connection {
         &mut self.output
     }
 
-    /// Returns true if no input is processed until the peer takes some of the output, because its frames
-    /// would cause responses that the peer does not read. The owner should then not read from the network
-    /// either. When the connection is no longer blocked, complete frames may be left in the input that was
-    /// read before.
+    /// Returns true if no input is processed because the peer does not read the output: frames of the input
+    /// would cause further responses. The owner should then not read from the network either. When the
+    /// connection is no longer blocked, complete frames may be left in the input that was read before.
     pub fn is_blocked(&self) -> bool {
         self.output.len() >= self.options.output_bytes_max.saturating_mul(2)
     }
@@ -611,9 +611,9 @@ impl Connection {
         self.output.frame(kind::WINDOW_UPDATE, 0, stream, &more.to_be_bytes());
     }
 
-    /// Returns `bytes` bytes of a stream's data to the flow-control windows, because the consumer is done
-    /// with them; the peer may then send as many more. Does nothing for a stream that has ended, whose bytes
-    /// were returned at its end.
+    /// Returns `bytes` bytes of a stream's data to the flow-control windows, because the consumer no longer
+    /// needs them. The peer may then send as many more bytes. Does nothing for a stream that has ended,
+    /// because its bytes were returned at its end.
     pub fn release(&mut self, stream: Key, bytes: usize) {
         let target = self.growth.target;
         let Some(state) = self.streams.get_mut(stream) else { return };
@@ -624,7 +624,8 @@ impl Connection {
             let more = flow::update(target, state.may_receive.into(), state.unreleased.into());
             if more > 0 {
                 let more = more.min(WINDOW_BYTES_MAX - state.may_receive.max(0) as u32);
-                // Negative windows are small, and positive ones were just bounded.
+                // The result fits 32 bits: a negative window is small, and a positive window was bounded
+                // above.
                 state.may_receive = (i64::from(state.may_receive) + i64::from(more)) as i32;
                 self.put_window_update(stream.id, more);
             }

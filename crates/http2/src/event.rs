@@ -44,8 +44,8 @@ pub enum Event<'a> {
     Reset {
         /// Stream that ended; an earlier event or command introduced it.
         stream: Key,
-        /// Error code. [`Reason::REFUSED_STREAM`] from the peer means that the request was not processed; it
-        /// is also reported for streams that a GOAWAY refuses.
+        /// Error code. [`Reason::REFUSED_STREAM`] from the peer means that the request was not processed; the
+        /// same code is reported for streams that a GOAWAY refuses.
         reason: Reason,
         /// True if the peer ended the stream, false if this end did because of an error of the peer.
         by_peer: bool,

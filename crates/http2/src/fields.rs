@@ -210,8 +210,8 @@ pub(crate) enum Refused {
     TooLarge,
 }
 
-/// Collects a header list while its block is decoded. A refused list uses no more memory, but its block is
-/// decoded to the end, since the tables of both ends must stay equal.
+/// Collects a header list while its block is decoded. Once a list is refused, no more memory is used for it,
+/// but its block is decoded to the end, because the compression tables of both ends must stay equal.
 pub(crate) struct Gathering {
     fields: Fields,
     /// Size as RFC 9113, section 6.5.2 counts it: names, values, and 32 bytes per field.

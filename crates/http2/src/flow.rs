@@ -9,11 +9,12 @@ const PAUSE_MS: u32 = 1000;
 /// is the size that the window should have, `may_receive` the bytes that the peer may still send,
 /// `unreleased` the bytes that the consumer holds.
 ///
-/// An update is sent when half of the window that the consumer does not hold is used up: updates are then
-/// rare, and arrive before the sender has to stop. Bytes held by the consumer do not count for that half;
-/// otherwise no update would be sent once the consumer holds more than half of the window, and a sender that
-/// has used up the rest would wait forever. Example with a window of 1,000 bytes, of which one call holds
-/// 600, and another call whose bytes are released immediately:
+/// The part of the window that the consumer does not hold is available to the peer. An update is sent when
+/// half of that part is used up: updates are then rare, and arrive before the sender has to stop. Bytes held
+/// by the consumer do not count for that half; if they counted, no update would be sent while the consumer
+/// holds more than half of the window, and a sender that has used up the rest would wait forever. Example
+/// with a window of 1,000 bytes, of which one call holds 600, and another call whose bytes are released
+/// immediately:
 ///
 /// ```text
 /// may send 400, nothing is missing      no update

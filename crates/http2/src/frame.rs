@@ -37,7 +37,8 @@ pub(crate) mod setting {
 pub const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Size of the frame header before each payload, in bytes.
 pub(crate) const HEAD_BYTES: usize = 9;
-/// Largest payload that every implementation accepts (section 4.2); this one accepts no larger payloads.
+/// Largest payload in bytes that every implementation of HTTP/2 accepts (section 4.2). This crate accepts no
+/// larger payloads.
 pub(crate) const PAYLOAD_BYTES_MAX: usize = 16_384;
 /// Default flow-control window in bytes (section 6.9.2).
 pub(crate) const WINDOW_BYTES: u32 = 65_535;

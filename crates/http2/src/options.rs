@@ -21,8 +21,8 @@ impl Rate {
     }
 }
 
-/// Limits for behavior that the protocol allows and that no well-behaved peer shows often. Exceeding one ends
-/// the connection with ENHANCE_YOUR_CALM and the name of the limit ([`crate::Limit::name`]).
+/// Limits for behavior that the protocol allows and that no well-behaved peer shows often. Exceeding a limit
+/// ends the connection with ENHANCE_YOUR_CALM and the name of the limit ([`crate::Limit::name`]).
 ///
 /// Some input needs no limit here because it is bounded otherwise: frames that need a response, such as PING,
 /// are not processed while the peer does not read ([`Options::output_bytes_max`]); a SETTINGS frame visits
@@ -32,7 +32,7 @@ impl Rate {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Streams that the peer resets in the turn ([`crate::Connection::begin_turn`]) in which it opened them
-    /// ("rapid reset", CVE-2023-44487). Each completely answered stream offsets one.
+    /// ("rapid reset", CVE-2023-44487). Each completely answered stream offsets one such reset.
     pub early_resets: Rate,
     /// Streams that this end must reset or refuse because of the peer's input ("made you reset",
     /// CVE-2025-8671).
@@ -79,26 +79,27 @@ pub struct Options {
     /// growth.
     pub stream_window_bytes_max: u32,
     /// Receive window of the connection in bytes, from 65,535 to 2^31-1. The effective window is at least
-    /// that of one stream, and at least four stream windows once those have grown.
+    /// that of one stream, and at least four grown stream windows once stream windows have grown.
     ///
-    /// A stream whose consumer stops occupies one stream window of it, and the rest is for the other streams;
-    /// so the value should be several times [`Options::stream_window_bytes`].
+    /// A stream whose consumer stops occupies one stream window of the connection's window, and the other
+    /// streams use the rest. So the value should be several times [`Options::stream_window_bytes`].
     pub connection_window_bytes: u32,
     /// Maximum number of streams that the peer may have open; `u32::MAX` for no limit. A client never accepts
     /// streams.
     pub streams_max: u32,
     /// Largest header list accepted, in bytes as RFC 9113, section 6.5.2 counts them: 32 per field plus its
-    /// name and value. A larger request is answered with status 431, a larger response is reset. A list more
-    /// than four times as large ends the connection ([`crate::Limit::HeaderList`]), and so does a block
-    /// larger than [`Limits::block_bytes_max`].
+    /// name and value. A larger request is answered with status 431, a larger response is reset. A list of
+    /// more than four times this size ends the connection ([`crate::Limit::HeaderList`]). A block larger than
+    /// [`Limits::block_bytes_max`] ends the connection as well.
     pub header_list_bytes_max: u32,
     /// Size of the header compression table that the peer is asked to use, in bytes as RFC 7541, section 4.1
-    /// counts them. At most 4,096 bytes are used, the default that holds until the peer has received this
-    /// setting.
+    /// counts them. At most 4,096 bytes are used: this default of HTTP/2 holds until the peer has received
+    /// the setting.
     pub header_table_bytes: u32,
     /// Output in bytes above which bodies wait in their streams. Above twice this value, no input is taken
-    /// from the peer ([`crate::Connection::is_blocked`]). PING acknowledgements wait behind this output: with
-    /// a much larger value, a client on a slow network that receives a large answer would time out.
+    /// from the peer ([`crate::Connection::is_blocked`]). PING acknowledgements are sent after the output
+    /// that is already pending. So with a much larger value, a client that receives a large answer over a
+    /// slow network could time out.
     pub output_bytes_max: usize,
     /// Time limit for the peer to acknowledge the settings.
     pub settings_timeout: Duration,

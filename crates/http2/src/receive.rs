@@ -185,8 +185,9 @@ impl Connection {
         stream.unreleased += bytes.len() as u32;
         let (may_receive, unreleased) = (i64::from(stream.may_receive), stream.unreleased);
         if !end {
-            // Returns padding, which the consumer never releases, and released bytes that were not worth a
-            // frame before. The consumer may be waiting for the rest of a message before it releases more.
+            // Returns to the window the padding, which the consumer never releases, and bytes that were
+            // released before but were not worth a frame then. This cannot wait: the consumer may need the
+            // rest of a message before it releases more.
             let more = flow::update(self.growth.target, may_receive, unreleased.into());
             if more > 0 {
                 stream.may_receive = (may_receive + i64::from(more)).min(WINDOW_BYTES_MAX.into()) as i32;
@@ -488,7 +489,7 @@ impl Connection {
             return Err(frame_size("the length of SETTINGS is not a multiple of six bytes"));
         };
         // A frame may repeat a setting a thousand times, and each change of the initial window visits all
-        // streams; so only the last value of each setting is applied.
+        // streams. So only the last value of each setting in the frame is applied.
         let (mut smallest_table, mut last_table, mut window) = (u32::MAX, None, None);
         for pair in pairs {
             let [a, b, c, d, e, f] = *pair;

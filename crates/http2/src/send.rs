@@ -11,11 +11,11 @@ use crate::hpack::{Encoder, InvalidField, OwnedBlock, Template, check_all};
 use crate::reason::Reason;
 use crate::stream::{Key, PREFIX_BYTES, Payload, Piece, Stream, prefix};
 
-/// Largest payload that is sent, in bytes, if the peer allows it. Larger frames would let one stream delay
-/// the others.
+/// Largest payload that this end sends in one frame, in bytes, if the peer allows it. With larger frames, one
+/// stream could delay the others.
 pub(crate) const PAYLOAD_BYTES_MAX: u32 = 64 * 1024;
 
-/// Capacity up to which a stream's queue is not shrunk, in pieces.
+/// Capacity in pieces up to which the queue of a stream is never shrunk.
 const PLACES_KEPT: usize = 64;
 
 /// Reason why nothing was sent on a stream.
@@ -72,8 +72,8 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// Returns an error if the server accepts no more streams, at all or at present, or if a field of `more`
-    /// is not allowed.
+    /// Returns an error if the server accepts no more streams on this connection, or none at present, or if a
+    /// field of `more` is not allowed.
     ///
     /// # Panics
     ///
@@ -133,8 +133,9 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends a part of a body, which may be empty. Bytes for which the windows or the turns of other streams
-    /// leave no room are queued. `end` means that this is the last part and no trailers follow.
+    /// Sends a part of a body, which may be empty. Bytes that cannot be sent now, because a window is closed
+    /// or other streams have their turn, are queued. `end` means that this is the last part and no trailers
+    /// follow.
     ///
     /// # Errors
     ///
@@ -155,7 +156,8 @@ impl Connection {
     }
 
     /// Sends a short part of a body immediately in one frame, by copying the bytes. Returns false if nothing
-    /// was sent, because the part would have to be queued or is too long; use [`Connection::send_data`] then.
+    /// was sent because the part would have to be queued or is too long; the caller then uses
+    /// [`Connection::send_data`].
     ///
     /// # Errors
     ///
@@ -242,9 +244,9 @@ impl Connection {
     }
 
     /// Sends a whole response: head, one part of a body, and trailers. The result equals
-    /// [`Connection::send_head`], [`Connection::send_data`] and [`Connection::send_trailers`], but if the
-    /// body need not be queued, the stream is looked up once and everything is appended to the output in one
-    /// piece.
+    /// [`Connection::send_head`], [`Connection::send_data`] and [`Connection::send_trailers`], but it is
+    /// cheaper: if the body need not be queued, the stream is looked up only once, and everything is appended
+    /// to the output in one piece.
     ///
     /// # Errors
     ///
@@ -324,8 +326,8 @@ impl Connection {
         self.streams.get(stream).map_or(0, |stream| stream.sent)
     }
 
-    /// Returns the number of bytes that could be sent on a stream now: the room in both windows and the
-    /// output, minus the stream's queued bytes.
+    /// Returns the number of bytes that could be sent on a stream now: the minimum of both windows and the
+    /// free space of the output, minus the bytes that are queued on the stream.
     pub fn room(&self, stream: Key) -> usize {
         let Some(state) = self.streams.get(stream) else { return 0 };
         let window = self.window(state.window_change).min(self.may_send.into()).max(0) as usize;
@@ -338,8 +340,8 @@ impl Connection {
         self.streams.get(stream).is_some_and(|state| self.has_turn(state, bytes))
     }
 
-    /// Requests that [`Connection::next_writable`] return the stream once, when nothing of it is queued and
-    /// its turn comes with an open window.
+    /// Requests that [`Connection::next_writable`] return the stream once, when nothing is queued on the
+    /// stream and it can send in its turn.
     pub fn want_room(&mut self, stream: Key) {
         if let Some(state) = self.streams.get_mut(stream)
             && !state.sent_end
@@ -349,7 +351,8 @@ impl Connection {
         }
     }
 
-    /// Returns the next stream that [`Connection::gather`] found to have room. It may have ended since.
+    /// Returns the next stream that [`Connection::gather`] found able to send. The stream may have ended
+    /// since.
     pub fn next_writable(&mut self) -> Option<Key> {
         self.lists.as_mut()?.writable.pop()
     }
@@ -383,7 +386,7 @@ impl Connection {
                 if window > 0 {
                     return false;
                 }
-                // The stream enters the list again when its window opens.
+                // The stream is added to the list again when its window opens.
                 stream.is_ready = false;
             }
             None if allowed == 0 => {
@@ -454,7 +457,7 @@ impl Connection {
     fn is_free(&mut self, key: Key, bytes: usize) -> Result<bool, SendError> {
         let stream = self.streams.get(key).filter(|stream| !stream.sent_end).ok_or(SendError::Closed)?;
         if !stream.sent_head {
-            // A bug of the caller costs this call, but not the other connections of the process.
+            // The caller has a bug. It costs this call, but the other connections of the process continue.
             self.reset(key, Reason::INTERNAL_ERROR);
             return Err(SendError::NoHead);
         }

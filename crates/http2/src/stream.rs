@@ -19,7 +19,8 @@ pub struct Key {
 
 impl Key {
     /// Returns a small number that no other open stream of the connection has; numbers are reused. A caller
-    /// can index its own table by it, and compare [`Key::id`] to detect a reused slot.
+    /// can use the number as an index into its own table, and compare [`Key::id`] to detect that a number was
+    /// reused.
     pub fn slot(self) -> usize {
         self.slot as usize
     }
@@ -93,7 +94,7 @@ impl Payload {
     pub(crate) fn split_to(&mut self, bytes: usize) -> Payload {
         let of_prefix = bytes.min(PREFIX_BYTES - usize::from(self.at));
         let end = self.at + of_prefix as u8;
-        // The first part stores its prefix bytes at the end of its own array.
+        // The first part keeps its bytes of the prefix at the end of its own prefix array.
         let mut first = Payload {
             prefix: [0; PREFIX_BYTES],
             at: (PREFIX_BYTES - of_prefix) as u8,
@@ -163,9 +164,10 @@ pub(crate) struct Backlog {
     pub(crate) queue: VecDeque<Piece>,
 }
 
-/// Bytes that a stream must still receive according to `content-length`, if known. Half the size of an
-/// `Option<u64>`, since every open stream has it: `u64::MAX` means unknown. An announced length of `u64::MAX`
-/// is stored as one less, which makes no difference, because neither length can be reached.
+/// Bytes that a stream must still receive according to `content-length`, if known. `u64::MAX` means unknown,
+/// which takes half the memory of an `Option<u64>`; every open stream has such a field. An announced length
+/// of `u64::MAX` is stored as `u64::MAX - 1`, which makes no difference, because no body reaches such a
+/// length.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ContentLeft(u64);
 
@@ -203,8 +205,8 @@ pub(crate) struct Stream {
     pub(crate) may_receive: i32,
     /// Bytes passed to the consumer and not released yet.
     pub(crate) unreleased: u32,
-    /// Difference between the send window and the initial window of the peer's settings, so that a change of
-    /// the settings touches no stream.
+    /// Difference between the send window and the initial window in the peer's settings. The difference is
+    /// stored instead of the window, so that no stream has to be updated when the peer changes its settings.
     pub(crate) window_change: i32,
     /// Body bytes that were put into frames.
     pub(crate) sent: u64,
@@ -221,7 +223,7 @@ pub(crate) struct Stream {
     pub(crate) sent_head: bool,
     /// True if the stream is in the list of turns.
     pub(crate) is_ready: bool,
-    /// True if the caller asked to be notified when there is room.
+    /// True if the caller asked to be notified when the stream can send again.
     pub(crate) wants_room: bool,
     /// True for a HEAD request, whose response has no content, whatever `content-length` says (RFC 9110,
     /// section 8.6).
@@ -271,8 +273,9 @@ impl Stream {
     }
 }
 
-/// Hasher for stream identifiers. They are increasing odd numbers, but the peer chooses which ones it skips;
-/// so they are multiplied with a secret number, and the peer cannot choose identifiers that collide.
+/// Hasher for stream identifiers. The identifiers are increasing odd numbers, but the peer chooses which
+/// numbers it skips. So they are multiplied by a secret number, and the peer cannot choose identifiers that
+/// collide.
 #[derive(Default)]
 pub(crate) struct Mixer(u64);
 
@@ -320,7 +323,8 @@ impl Default for Streams {
     }
 }
 
-/// Number of slots up to which a linear search replaces the map: it is faster and needs no memory.
+/// Maximum number of slots that are searched linearly. For so few slots a search is faster than a map, and
+/// needs no memory.
 const FEW: usize = 16;
 
 struct Tables {
@@ -332,8 +336,8 @@ struct Tables {
 
 impl Default for Tables {
     fn default() -> Tables {
-        // Many connections have one stream and then go idle. A capacity of one keeps memory in use only
-        // briefly from fragmenting long-lived memory.
+        // Many connections have one stream and then go idle. With a capacity of one, such a connection
+        // allocates little, and its short-lived memory leaves only small gaps between long-lived allocations.
         Tables { slots: Slab::with_capacity(1), by_id: None }
     }
 }
@@ -443,7 +447,8 @@ impl Streams {
     /// Returns the heap memory in bytes, without the queued parts of streams.
     pub(crate) fn heap_bytes(&self) -> usize {
         let Some(tables) = &self.tables else { return 0 };
-        // A slab slot has one word besides the stream, a map slot one byte besides its entry.
+        // Besides the stream itself, a slot of the slab has one word. Besides its entry, a slot of the map
+        // has one byte.
         size_of::<Tables>()
             + tables.slots.capacity() * (size_of::<Stream>() + size_of::<usize>())
             + tables.by_id.as_ref().map_or(0, |by_id| by_id.capacity() * (size_of::<(u32, u32)>() + 1))

@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 
 use crate::keyed::{Prehashed, Tag};
 
-/// Maximum number of recently used entries that one eviction passes over before it evicts one anyway. It
-/// bounds the work of one insertion.
+/// Maximum number of entries that one eviction moves back because they were used recently. After that many,
+/// the eviction removes the next entry even if that one was used recently. This bounds the work of one
+/// insertion.
 const SECOND_CHANCES: usize = 64;
 
 /// A value that records the time of its last use.
@@ -16,14 +17,14 @@ pub(crate) trait Used {
 
 /// Values by their [`Tag`], ordered by the time of their last use that the map has seen.
 ///
-/// A use only changes the value, which may happen without the map's lock. The order is corrected when an
-/// entry reaches the front: entries are sorted by the last use that the map has seen, which is never later
-/// than the true one. So no entry is due before the first one, and neither a use nor the passing of time
-/// costs work proportional to the number of entries. A timer wheel would need a move per use.
+/// A use only changes the value, which may happen without the map's lock. So the map sorts its entries by the
+/// last use that it has seen, which is never later than the true last use, and corrects the order when an
+/// entry reaches the front. No entry is due before the first one, and neither a use nor the passing of time
+/// costs work proportional to the number of entries. A timer wheel would have to move the entry at each use.
 ///
 /// Example, with an idle time of 300: `a` is inserted at 0 and used at 200, `b` is inserted at 100. At 310
-/// the first entry is `a` with the seen use 0 and seems due. Its true last use is 200, so it moves behind
-/// `b`. Now `b` is first, and not due.
+/// the first entry is `a`: its last use that the map has seen is 0, so it seems due. Its true last use is
+/// 200, so it moves behind `b`. Now `b` is first, and it is not due.
 pub(crate) struct Aging<V> {
     entries: HashMap<Tag, Entry<V>, Prehashed>,
     order: BTreeMap<Place, Tag>,
@@ -88,8 +89,8 @@ impl<V: Used> Aging<V> {
         None
     }
 
-    /// Removes and returns the least recently used entry. It is only approximately that one if more than
-    /// [`SECOND_CHANCES`] entries were used since the map last checked them.
+    /// Removes and returns the least recently used entry. If more than [`SECOND_CHANCES`] entries were used
+    /// since the map last checked them, the result is only approximately the least recently used one.
     pub fn pop_least_used(&mut self) -> Option<(Tag, V)> {
         for _ in 0..SECOND_CHANCES {
             let (&(seen_ns, _), &tag) = self.order.first_key_value()?;

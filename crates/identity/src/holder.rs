@@ -11,8 +11,8 @@ use crate::{Epoch, Now};
 pub struct Holder {
     pub(crate) user: Arc<str>,
     pub(crate) revision: Option<u64>,
-    /// Counter that is incremented when all tokens of the store become invalid, or all tokens that a key has
-    /// verified.
+    /// Counter that is incremented when the holder may have become invalid: when all tokens of the store
+    /// become invalid, or all tokens that a key has verified.
     pub(crate) generation: Arc<AtomicU64>,
     /// Value of `generation` when this holder was created.
     pub(crate) born: u64,
@@ -25,20 +25,21 @@ pub struct Holder {
 /// Validity period of a token.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Life {
-    /// Valid until the token was not used for this time.
+    /// Valid until the token has not been used for `ttl_ns` nanoseconds.
     Idle { epoch: Epoch, ttl_ns: u64 },
     /// Valid until this second since 1970; without limit if it is `None`.
     Until(Option<i64>),
 }
 
-/// Difference by which a use may be later than the recorded one. Holders are shared, so a connection that
-/// presents its token with every request must not write each time.
+/// Returns the time in nanoseconds by which a recorded use may lag behind the true one. All threads share a
+/// holder, so a connection that presents its token with every request must not write to the holder each time.
 const fn slack_ns(ttl_ns: u64) -> u64 {
     ttl_ns / 1024
 }
 
-/// Time after the recorded use at which a token expires. It is never shorter than the TTL after the true last
-/// use, and with the default TTL at most 0.3 s longer; etcd is up to a second late.
+/// Returns the time in nanoseconds after the recorded use at which a token expires. A token never expires
+/// earlier than the TTL after its true last use, and with the default TTL at most 0.3 s later; etcd is up to
+/// a second late.
 pub(crate) const fn idle_ns(ttl_ns: u64) -> u64 {
     ttl_ns.saturating_add(slack_ns(ttl_ns))
 }
@@ -49,7 +50,8 @@ impl Holder {
         &self.user
     }
 
-    /// Auth revision at which the token was made. `None` for a simple token, which always has the newest one.
+    /// Auth revision at which the token was made. `None` for a simple token, for which the newest auth
+    /// revision always applies.
     pub fn revision(&self) -> Option<u64> {
         self.revision
     }
@@ -96,8 +98,8 @@ impl fmt::Debug for Holder {
     }
 }
 
-/// A valid token, kept by a connection so that the next request with the same token needs no lookup: only a
-/// comparison in constant time, three loads and rarely a store.
+/// A valid token that a connection keeps. With it, the next request with the same token needs no lookup, but
+/// only a comparison in constant time, three loads and rarely a store.
 pub struct Session {
     token: Secret,
     holder: Arc<Holder>,
@@ -108,8 +110,8 @@ impl Session {
         Session { token: Secret::new(token), holder }
     }
 
-    /// Returns the user of this token and renews it, if it is the token of this session and still valid. If
-    /// it returns `None`, call [`crate::Tokens::check`].
+    /// If `token` is the token of this session and still valid, renews it and returns its user. If the result
+    /// is `None`, call [`crate::Tokens::check`].
     #[inline]
     pub fn renew(&self, token: &[u8], now: Now) -> Option<&Holder> {
         (equal(token, self.token.bytes()) && self.holder.renew(now)).then_some(&*self.holder)

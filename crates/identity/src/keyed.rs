@@ -5,8 +5,8 @@ use std::hash::{BuildHasherDefault, Hash, Hasher};
 
 use ring::hmac;
 
-/// Fills the slice with unpredictable random bytes. [`system_entropy`] does that; a simulation provides
-/// seeded bytes.
+/// Fills the slice with unpredictable random bytes. [`system_entropy`] is the source in production; a
+/// simulation provides seeded bytes.
 pub type Entropy<'a> = dyn FnMut(&mut [u8]) + 'a;
 
 /// Returns a source of the operating system's random bytes.
@@ -95,7 +95,7 @@ impl Hasher for Identity {
     }
 
     fn write(&mut self, bytes: &[u8]) {
-        // Required by the trait. Tags and numbers are hashed with `write_u64`.
+        // The trait requires this method, but tags and numbers are hashed with `write_u64`.
         self.0 = bytes.iter().fold(self.0, |hash, byte| hash.rotate_left(8) ^ u64::from(*byte));
     }
 

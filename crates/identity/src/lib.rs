@@ -4,8 +4,8 @@
 //!   [`passwords::WorkQueue`] (passwords that wait to be hashed, in a fair order).
 //! * [`Tokens`]: the tokens chosen by `--auth-token`: [`simple`] tokens or [`jwt`]. A connection keeps the
 //!   [`Session`] of its token.
-//! * [`presented`] finds the token in the metadata of a call; [`fingerprint`] is the part of it that a log
-//!   may show.
+//! * [`presented`] finds the token in the metadata of a call; [`fingerprint`] is a short hash of the token
+//!   that a log may show.
 //!
 //! The crate opens no file and no socket, starts no thread and reads no clock: key files are passed as bytes,
 //! time as [`Now`], and randomness as [`Entropy`]; only signatures that need randomness (PS, ES) get it from

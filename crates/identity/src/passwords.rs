@@ -21,10 +21,10 @@ use crate::keyed::{Entropy, equal};
 pub const COST_MIN: u8 = 4;
 /// Maximum cost of a hash.
 pub const COST_MAX: u8 = 31;
-/// Cost that is used if none, or an invalid one, is given.
+/// Cost that is used if no cost or an invalid cost is given.
 pub const COST_DEFAULT: u8 = 10;
-/// Number of bytes of a password that count. Longer passwords cannot be set; when one is checked, the rest is
-/// ignored.
+/// Number of bytes of a password that count. A longer password cannot be set. When a longer password is
+/// checked, the bytes after these are ignored.
 pub const PASSWORD_BYTES_MAX: usize = 72;
 
 /// The alphabet of bcrypt; as in Go, unused bits of the last letter are ignored.
@@ -62,7 +62,7 @@ impl fmt::Display for InvalidCost {
 impl std::error::Error for InvalidCost {}
 
 impl Cost {
-    /// Cost that is used if none, or an invalid one, is given.
+    /// Cost that is used if no cost or an invalid cost is given.
     pub const DEFAULT: Cost = Cost(COST_DEFAULT);
     /// Lowest cost, at which hashes are very cheap and protect little; for tests and simulations.
     pub const LOWEST: Cost = Cost(COST_MIN);
@@ -101,7 +101,7 @@ impl std::error::Error for TooLong {}
 /// Reason why a password does not match a stored hash. The texts are Go's; they are never sent to clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unequal {
-    /// The password is a different one.
+    /// The stored hash belongs to another password.
     Mismatch,
     /// The stored hash has fewer than 59 bytes.
     HashTooShort,
@@ -186,9 +186,9 @@ impl Hashing {
 
     /// Returns true if the password matches a stored hash. `stored` is `None` if the user does not exist.
     ///
-    /// The duration does not reveal what was stored: without a user, or with an unreadable hash, a decoy is
-    /// hashed with the cost of new hashes; for a hash of a lower cost, the missing rounds are added. Only a
-    /// hash of a higher cost takes longer than a missing user.
+    /// The duration of the check does not reveal what was stored. If there is no user, or the hash is
+    /// unreadable, a decoy is hashed with the cost of new hashes. For a stored hash of a lower cost, the
+    /// missing rounds are added. Only a stored hash of a higher cost takes longer than a missing user.
     pub fn check(&self, stored: Option<&[u8]>, password: &[u8]) -> bool {
         let read = stored.and_then(|stored| StoredHash::read(stored).ok());
         let equal = read.as_ref().is_some_and(|stored| stored.is_of(password));
@@ -279,7 +279,8 @@ const ROUNDS_AT_ONCE: u32 = 4;
 
 /// Returns the 31 letters of a hash.
 fn digest(password: &[u8], cost: Cost, salt: [u8; 16]) -> String {
-    // bcrypt's key is the password and a zero byte, repeated; only the first 72 bytes count.
+    // The key of bcrypt is the password followed by a zero byte, repeated. Only the first 72 bytes of the
+    // password count.
     let counting = counting(password);
     let mut key = Zeroizing::new([0; PASSWORD_BYTES_MAX + 1]);
     key[..counting.len()].copy_from_slice(counting);
@@ -290,9 +291,9 @@ fn digest(password: &[u8], cost: Cost, salt: [u8; 16]) -> String {
 /// The algorithm of Provos and Mazieres, "A Future-Adaptable Password Scheme" (1999), in the form of all
 /// implementations since OpenBSD's: the last of the 24 bytes is left out.
 ///
-/// Calls `give_way` every few rounds to yield the processor. Hashing takes about 50 ms, and a thread that
-/// wakes up in that time would otherwise wait for the end of this thread's time slice, which the kernel may
-/// end only after several milliseconds.
+/// Calls `give_way` every few rounds to yield the processor. Hashing takes about 50 ms. Another thread that
+/// wakes up during that time would otherwise wait until the kernel ends this thread's time slice, which may
+/// take several milliseconds.
 fn bcrypt(key: &[u8], cost: Cost, salt: [u8; 16], mut give_way: impl FnMut()) -> [u8; 23] {
     let mut state = Blowfish::bc_init_state();
     state.salted_expand_key(&salt, key);
@@ -320,7 +321,7 @@ fn bcrypt(key: &[u8], cost: Cost, salt: [u8; 16], mut give_way: impl FnMut()) ->
     kept
 }
 
-/// Returns the part of a password that is hashed.
+/// Returns the part of a password that is hashed: its first 72 bytes.
 fn counting(password: &[u8]) -> &[u8] {
     &password[..password.len().min(PASSWORD_BYTES_MAX)]
 }

@@ -20,14 +20,14 @@ pub const PREFIX_LETTERS: usize = 16;
 /// Maximum length of a token in bytes: prefix, dot and the largest index.
 const TOKEN_BYTES_MAX: usize = PREFIX_LETTERS + 1 + 20;
 
-/// Draws a random prefix. The member that received the request draws it and proposes it with the user's name;
-/// every member creates the token when it applies the entry.
+/// Draws a random prefix. The member that received the request draws the prefix and proposes it with the
+/// user's name. Every member creates the token when it applies the entry.
 pub fn draw_prefix(entropy: &mut Entropy) -> String {
     let mut prefix = String::with_capacity(PREFIX_LETTERS);
     while prefix.len() < PREFIX_LETTERS {
         let mut bytes = [0; PREFIX_LETTERS];
         entropy(&mut bytes);
-        // 208 is a multiple of 52, so below it all letters are equally frequent.
+        // Only bytes below 208 are used: 208 is a multiple of 52, so all letters are equally frequent.
         let letters =
             bytes.iter().filter(|byte| **byte < 208).map(|byte| char::from(LETTERS[usize::from(byte % 52)]));
         prefix.extend(letters.take(PREFIX_LETTERS - prefix.len()));
@@ -35,9 +35,9 @@ pub fn draw_prefix(entropy: &mut Entropy) -> String {
     prefix
 }
 
-/// Returns the number in a token that the entry at `index` created, as members of etcd know it: up to 3.4 the
-/// entry's index, from 3.5 on the index before it (3.5.0 to 3.5.2 number as 3.4 does, and up to 3.5.4 each
-/// earlier failed entry lowers the number by one).
+/// Returns the number in a token that the entry at `index` created, as etcd's members compute it. Up to etcd
+/// 3.4 it is the index of the entry, from 3.5 on it is that index minus 1. (3.5.0 to 3.5.2 number as 3.4
+/// does, and up to 3.5.4 each earlier failed entry lowers the number by one.)
 pub fn number(index: Index, is_before_3_5: bool) -> Index {
     if is_before_3_5 { index } else { Index(index.0.saturating_sub(1)) }
 }
@@ -74,8 +74,8 @@ impl Default for Settings {
 /// The store has keyed hashes of tokens, so that the duration of a lookup reveals nothing about them; the
 /// text of a token is only in the [`crate::Session`] of a connection that presented it. The set of valid
 /// tokens is not replicated: as in etcd, each member counts the uses that it has seen, and removes tokens
-/// that were not used on it for the TTL. If a token is removed too early, its client only has to authenticate
-/// again.
+/// that were not used on this member for the TTL. If a token is removed too early, its client only has to
+/// authenticate again.
 pub struct Store {
     key: MacKey,
     epoch: Epoch,
@@ -196,15 +196,16 @@ impl Store {
     }
 
     /// Returns the user of this token and renews the token. Both versions of [`number`] are accepted, because
-    /// members of a cluster may have seen different ones. `applied` is the index that this member has applied
-    /// and published, read before the call.
+    /// members of a cluster may have used different rules. `applied` is the index that this member has
+    /// applied and published, read before the call.
     ///
     /// # Errors
     /// Returns an error if the token is not in this store, or may belong to an entry that this member has not
     /// applied.
     pub fn check(&self, token: &[u8], applied: Index, now: Now) -> Result<Arc<Holder>, Refused> {
         let (prefix, number) = parts_of(token).ok_or(Refused::Invalid)?;
-        // The entry's index if etcd up to 3.4 numbered the token, or from 3.5 on.
+        // The token may have been numbered by the rule up to etcd 3.4 or by the rule from 3.5 on, so two
+        // entries may have created it.
         let entries = [number, Index(number.0.saturating_add(1))];
         let found = entries.into_iter().find_map(|index| {
             let tag = self.key.tag(text(prefix, index).as_bytes());
@@ -219,7 +220,7 @@ impl Store {
     }
 
     /// Removes tokens that were not used for the TTL, checking at most `steps` tokens. Expired tokens are
-    /// refused even without this call; it only frees their memory.
+    /// refused anyway; this call only frees their memory.
     pub fn expire(&self, now: Instant, mut steps: usize) -> Expired {
         let now_ns = self.epoch.ns(now);
         self.write(|state| {
@@ -232,7 +233,7 @@ impl Store {
         })
     }
 
-    /// Number of tokens, including expired ones that were not removed yet.
+    /// Returns the number of tokens, including expired ones that were not removed yet.
     pub fn len(&self) -> usize {
         self.state.read().unwrap_or_else(PoisonError::into_inner).tokens.len()
     }
@@ -264,7 +265,7 @@ impl State {
         }
     }
 
-    /// Called when a token was removed from `tokens`: removes it from its user's tokens too.
+    /// Called when a token was removed from `tokens`: also removes the token from the list of its user.
     fn leave(&mut self, tag: Tag, holder: &Holder) {
         holder.void.store(true, Ordering::Release);
         if let Some(of_user) = self.users.get_mut(&holder.user) {

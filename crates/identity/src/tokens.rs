@@ -49,7 +49,7 @@ pub enum Tokens {
     Jwt(Box<Jwt>),
 }
 
-/// Error returned when a token is not accepted.
+/// Error returned when a token is not accepted, or not yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
     /// The token is invalid: `etcdserver: invalid auth token`.
@@ -57,8 +57,8 @@ pub enum Refused {
     /// The JSON Web Token is invalid; the reason is for the log.
     Jwt(JwtError),
     /// The token may come from this entry, which this member has not applied yet. etcd waits until the entry
-    /// is applied or the call's deadline is reached, and then checks again; the index may be forged, so the
-    /// wait must be bounded.
+    /// is applied or the call's deadline is reached, and then checks the token again. The wait must be
+    /// bounded, because the index in a token may be forged.
     NotYet(Index),
     /// The signature of the JSON Web Token was not checked yet. [`Tokens::check`] checks it, which takes up
     /// to half a millisecond and should run on a thread that serves no clients.
@@ -149,9 +149,10 @@ impl Tokens {
         }
     }
 
-    /// Returns the token for the client; called on the member that received the request. `number` is that of
-    /// a simple token ([`simple::number`]); `revision` is the auth revision when the entry was applied.
-    /// Signing takes up to 2 ms of processor time, so it must not run on the thread that applies entries.
+    /// Returns the token for the client; called on the member that received the request. `number` is the
+    /// number in a simple token ([`simple::number`]); `revision` is the auth revision when the entry was
+    /// applied. Signing takes up to 2 ms of processor time, so it must not run on the thread that applies
+    /// entries.
     ///
     /// # Errors
     /// Returns an error if tokens are disabled, or there is only a public key.
@@ -221,8 +222,7 @@ impl Tokens {
         Ok(Session::new(token, holder))
     }
 
-    /// Frees the memory of invalid tokens; a bounded part of it with each call. One call per second is
-    /// enough.
+    /// Frees memory of invalid tokens, a bounded amount with each call. One call per second is enough.
     pub fn expire(&self, now: Instant) {
         match self {
             Tokens::None => {}
@@ -232,5 +232,5 @@ impl Tokens {
     }
 }
 
-/// Number of simple tokens that one call checks; takes less than 1 ms.
+/// Number of simple tokens that one call checks. The check takes less than 1 ms.
 const EXPIRED_PER_CALL: usize = 2000;

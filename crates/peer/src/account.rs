@@ -1,5 +1,5 @@
 //! State of a peer that all threads use: [`Account`] bounds the messages queued for the peer by number and
-//! bytes, and records whether the peer is active. It has no queue itself.
+//! bytes, and records whether the peer is active. The account does not contain the queues.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -28,7 +28,8 @@ impl Allowance {
         Allowance { messages: AtomicUsize::new(0), bytes: AtomicUsize::new(0), bytes_max }
     }
 
-    /// Reserves room for a message. Only callers that hold the inbox's lock reserve, so the limit is exact.
+    /// Reserves space for a message in the limits. Only callers that hold the inbox's lock reserve, so the
+    /// limit is exact.
     fn take(&self, bytes: usize) -> bool {
         // A message larger than the limit is accepted if no other message is queued; otherwise it could never
         // be sent.
@@ -54,7 +55,8 @@ impl Allowance {
 pub(crate) struct Account {
     pub(crate) id: u64,
     pub(crate) counters: Counters,
-    /// True if messages to the peer are accepted: it is a member, or an unknown sender that can be answered.
+    /// True if messages to the peer are accepted: the peer is a member, or an unknown sender that can be
+    /// answered.
     pub(crate) reachable: AtomicBool,
     /// True if the peer is a member.
     pub(crate) is_member: AtomicBool,
@@ -97,12 +99,12 @@ impl Account {
         if is_app { &self.apps } else { &self.others }
     }
 
-    /// Reserves room for a message. Returns false if there is none.
+    /// Reserves space for a message in the limits of its kind. Returns false if the message does not fit.
     pub(crate) fn take(&self, message: &Message) -> bool {
         self.allowance(is_app(message)).take(weight(message))
     }
 
-    /// Releases the room of a message that left its queue.
+    /// Releases the space of a message that left its queue.
     pub(crate) fn give_back(&self, message: &Message) {
         self.allowance(is_app(message)).give_back(1, weight(message));
     }

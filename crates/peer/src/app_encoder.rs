@@ -26,8 +26,8 @@ impl AppEncoder {
     pub(crate) fn encode(&mut self, message: Message, into: &mut FrameBuffer) {
         let (term, index) = (message.term.unwrap_or(0), message.index.unwrap_or(0));
         let follows = self.index == index && self.term == message.log_term.unwrap_or(0) && self.term == term;
-        // The short form has no room for other fields. A MsgApp does not use them, but none may be lost if
-        // one ever does.
+        // The short form cannot carry other fields. A MsgApp has none today; if one has, the whole message is
+        // sent, so that no field is lost.
         let is_plain =
             message.context.is_none() && message.responses.is_empty() && message.snapshot.is_none();
         if follows && is_plain {

@@ -1,6 +1,6 @@
 //! Decodes the frames of a stream from pieces that may end anywhere: [`Decoder`], for streams of whole
-//! messages and for `msgappv2`. Memory is taken as bytes arrive, whatever a length field says. It validates
-//! no message.
+//! messages and for `msgappv2`. Memory is allocated as bytes arrive, whatever a length field says. The
+//! decoder does not validate messages.
 
 use std::fmt;
 
@@ -40,7 +40,8 @@ impl fmt::Display for DecodeError {
 
 impl std::error::Error for DecodeError {}
 
-/// Splits pieces that end anywhere into units of a known length; a unit within one piece is not copied.
+/// Joins pieces of a stream, which may end anywhere, into units of known length. A unit that lies within one
+/// piece is not copied.
 #[derive(Debug, Default)]
 pub(crate) struct Intake {
     piece: Bytes,
@@ -49,7 +50,7 @@ pub(crate) struct Intake {
 }
 
 impl Intake {
-    /// Sets the next piece; the previous one must be used up.
+    /// Sets the next piece. The previous piece must have been used up.
     pub(crate) fn feed(&mut self, piece: Bytes) {
         debug_assert!(self.piece.is_empty());
         self.piece = piece;
@@ -116,7 +117,7 @@ pub(crate) struct Decoder {
     index: u64,
     entries_left: u64,
     entries: Vec<Entry>,
-    /// Bytes that the remaining entries of this frame may have.
+    /// Total size in bytes that the remaining entries of this frame may have.
     room: u64,
     frame_bytes_max: u64,
 }
@@ -158,7 +159,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// Performs one step; `None` if more bytes are needed for it.
+    /// Performs one step of the decoding; returns `None` if more bytes are needed for the step.
     fn advance(&mut self, into: &mut Vec<Message>) -> Result<Option<Step>, DecodeError> {
         let next = match self.step {
             Step::Type => match self.intake.take_u8() {

@@ -123,7 +123,7 @@ impl Endpoints {
         self.all.get(self.picked).cloned()
     }
 
-    /// Notes that an endpoint did not answer, so that the next one is used next time.
+    /// Notes that an endpoint did not answer, so that the next endpoint is tried next time.
     pub(crate) fn unreachable(&mut self, endpoint: &Endpoint) {
         if self.all.get(self.picked) == Some(endpoint) {
             self.picked = (self.picked + 1) % self.all.len();

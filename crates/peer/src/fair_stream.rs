@@ -1,5 +1,5 @@
-//! [`FairStream`]: a connection that yields to other connections, and fails when the other end takes no bytes in
-//! time.
+//! [`FairStream`]: a connection that yields to other connections, and whose writes fail when the other end
+//! accepts no bytes for too long.
 
 use std::future::Future;
 use std::io::{self, IoSlice};
@@ -11,22 +11,22 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use transport::{Detached, Stream, end_turn};
 
-/// Bytes in one direction of one connection after which other connections have their turn, because heartbeats
-/// must not wait for a long queue to drain.
+/// Number of bytes in one direction of one connection after which other connections have their turn. Without
+/// this limit, raft's heartbeats would wait until a long queue of another connection is sent.
 pub(crate) const TURN_BYTES: usize = 512 * 1024;
 
 /// Interval of TCP keepalive probes, as in etcd.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 
 /// A connection. Reads and writes are pending after [`TURN_BYTES`], so that other connections have their
-/// turn. A write fails if the kernel takes no bytes for the write timeout.
+/// turn. A write fails if the kernel accepts no bytes within the write timeout.
 #[derive(Debug)]
 pub(crate) struct FairStream {
     stream: Stream,
     write_timeout: Duration,
     /// Write timeout; set while a write waits for the kernel.
     stalled: Option<Pin<Box<tokio::time::Sleep>>>,
-    /// Bytes read and written since the connection last had to wait.
+    /// Bytes read since the connection last had to wait; the next field counts the bytes written.
     read_bytes: usize,
     written_bytes: usize,
 }
@@ -37,7 +37,8 @@ impl FairStream {
             stream.set_nodelay(true)?;
             let socket = socket2::SockRef::from(stream);
             socket.set_tcp_keepalive(&socket2::TcpKeepalive::new().with_time(KEEPALIVE))?;
-            // Without this, bytes to a vanished host would count as sent for many minutes.
+            // Without this option, the kernel would accept bytes for a host that has vanished for many
+            // minutes.
             #[cfg(target_os = "linux")]
             socket.set_tcp_user_timeout(Some(write_timeout))?;
         }

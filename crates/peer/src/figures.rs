@@ -1,5 +1,6 @@
-//! Counters for etcd's network metrics: [`Figures`] is a copy of all of them, [`Counters`] the live counters
-//! of one peer, which all threads update. The names of the metrics are in `telemetry`.
+//! Counters for etcd's network metrics: [`Figures`] is a copy of the counters of all peers; [`Counters`]
+//! contains the live counters of one peer, which all threads update. The names of the metrics are in
+//! `telemetry`.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +14,8 @@ const SNAPSHOT_BUCKETS: usize = 10;
 /// Counters for etcd's network metrics.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Figures {
-    /// Counters by peer id. Removed members stay, because their time series do.
+    /// Counters by peer id. Members that were removed stay in the map, because their time series must not
+    /// disappear.
     pub peers: BTreeMap<u64, PeerFigures>,
     /// Number of snapshots refused before their sender was known.
     pub unknown_snapshot_failures: u64,

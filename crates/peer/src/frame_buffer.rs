@@ -1,6 +1,6 @@
 //! Writes frames without copying large entries: [`FrameBuffer`] gathers small parts and references large
 //! data; [`Segments`] is the result, sent with one vectored write. This module knows the framing of messages,
-//! but not when they are sent.
+//! but does not decide when they are sent.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -101,8 +101,8 @@ impl FrameBuffer {
 
     fn room(&mut self, bytes: usize) {
         if self.small.capacity() - self.small.len() < bytes {
-            // Reserved in large steps: pieces in flight share the allocation, which can be reused when they
-            // are dropped.
+            // Memory is reserved in large steps: frames in flight share one allocation, which can be reused
+            // when all of them are dropped.
             self.small.reserve(bytes.max(GROWTH_BYTES));
         }
     }
@@ -133,8 +133,8 @@ impl FrameBuffer {
             message.encode_raw(&mut self.small);
             return;
         }
-        // Fields are encoded in the order of their numbers, as by every encoder: the fields before the
-        // entries, the entries, then the fields after them.
+        // Every encoder writes fields in the order of their numbers. So the fields before the entries come
+        // first, then the entries, then the fields after them.
         let entries = std::mem::take(&mut message.entries);
         let before = Message {
             r#type: message.r#type.take(),

@@ -10,9 +10,9 @@ use crate::error::BoxError;
 /// Receiver of messages and events. Methods are called on the peer thread unless stated otherwise, and must
 /// not block it.
 pub trait Handler: Send + Sync + 'static {
-    /// Takes the messages of one read of a connection, in order, by draining them. They are addressed to this
-    /// member, and none is a link heartbeat or a MsgSnap; raft must validate them further. Messages left in
-    /// `messages` are dropped and counted as failures.
+    /// Takes the messages of one read of a connection, in order, which the method drains from `messages`. All
+    /// of them are addressed to this member, and none is a link heartbeat or a MsgSnap. Nothing else was
+    /// validated, so raft must check them. Messages left in `messages` are dropped and counted as failures.
     fn received(&self, messages: &mut Vec<Message>);
 
     /// Returns true if this id belonged to a member that was removed and must not return.

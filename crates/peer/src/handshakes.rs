@@ -1,5 +1,6 @@
 //! TLS handshakes on a separate thread: [`Handshakes`]. A handshake costs milliseconds of processor time, a
-//! hostile one tens of milliseconds, and the peer thread must send raft's heartbeats.
+//! hostile handshake even tens of milliseconds, and meanwhile the peer thread could not send raft's
+//! heartbeats.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -151,14 +152,14 @@ impl Handshakes {
         if let Some(thread) = &*thread {
             return Ok(thread.clone());
         }
-        // The thread ends with its handle.
+        // The thread is detached; it ends when its handle is dropped.
         let (started, _) =
             HandshakeThread::start("peer-tls".to_owned(), LOOK_UPS_MAX, std::future::pending())?;
         *thread = Some(started.clone());
         Ok(started)
     }
 
-    /// Runs a future on the thread. It is dropped if the caller stops waiting for it.
+    /// Runs a future on the thread. The future is dropped if the caller stops waiting for it.
     async fn run<T: Send + 'static, F: Future<Output = T> + 'static>(
         &self,
         origin: Origin,
@@ -238,7 +239,8 @@ async fn accept(
     }
 }
 
-/// Counts records as bytes read, because many small ones are expensive.
+/// Counts each received record as some additional bytes read, because many small records are expensive to
+/// process.
 fn count_records(stream: &mut FairStream, received: Received<'_>) {
     stream.count_as_read(RECORD_COST * received.records);
 }
@@ -271,7 +273,7 @@ async fn resolve(
     look_up.outcome()
 }
 
-/// Asks one question on a blocking thread. It holds its permit until the answer arrives, even if the caller
+/// Asks one question on a blocking thread. The permit is held until the answer arrives, even if the caller
 /// stops waiting; otherwise questions would pile up while name servers do not answer.
 async fn ask(
     question: Question,

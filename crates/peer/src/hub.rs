@@ -1,5 +1,5 @@
-//! Peers and the work for them: [`Hub`] owns the peers, takes what other threads put into the inbox, and starts the tasks
-//! that talk to the peers. `peer_thread` drives it; it serves no listener.
+//! Peers and the work for them: [`Hub`] owns the peers, takes what other threads put into the inbox, and
+//! starts the tasks that talk to the peers. `peer_thread` drives the hub. The hub does not serve listeners.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -62,8 +62,8 @@ impl Hub {
         self.peers.borrow().get(&id).filter(|peer| !peer.is_remote).cloned()
     }
 
-    /// Returns the member that a request claims to come from; 0 if the request names none, or none that is
-    /// valid.
+    /// Returns the member that a request claims to come from; 0 if the request names no sender, or no valid
+    /// one.
     pub(crate) fn known_sender(&self, headers: &http::HeaderMap) -> u64 {
         let from = headers.get(identity::SERVER_FROM).and_then(|id| identity::parse_id(id.to_str().ok()?));
         let known =
@@ -71,13 +71,13 @@ impl Hub {
         known.unwrap_or(0)
     }
 
-    /// Remembers an unknown sender and its URLs, so that it can be answered; it may know more about the
-    /// cluster than this member.
+    /// Remembers an unknown sender and its URLs, so that the sender can be answered. The sender may be a
+    /// member that this member does not know yet.
     pub(crate) fn add_remote(&self, id: u64, urls: &[String]) {
         let mut peers = self.peers.borrow_mut();
         let mut remotes = self.remotes.borrow_mut();
         if let Some(at) = remotes.iter().position(|known| *known == id) {
-            // The sender is known already and becomes the most recently heard one.
+            // The sender is known already, so it only becomes the most recently heard sender.
             remotes.remove(at);
             remotes.push_back(id);
             return;
@@ -157,7 +157,7 @@ impl Hub {
         }
     }
 
-    /// Replaces the other members. New ones are dialed until they leave again.
+    /// Replaces the other members. New members are dialed until they leave the cluster.
     pub(crate) fn set_members(&self, members: Vec<(u64, Vec<String>)>) {
         let mut peers = self.peers.borrow_mut();
         self.remotes.borrow_mut().retain(|id| !members.iter().any(|member| member.0 == *id));
@@ -207,7 +207,8 @@ impl Hub {
         timeout: Duration,
     ) -> Result<Response<Bytes>, RequestError> {
         if let Target::Member(_) = target {
-            // The identity headers let the member recognize the request as one from a member.
+            // The headers let the receiving member recognize that the request comes from a member of its
+            // cluster.
             self.local.identity.stamp(request.headers_mut());
         }
         match target {
@@ -233,8 +234,8 @@ impl Hub {
     }
 }
 
-/// Sends one snapshot and reports the result to `done`. If this ends early, the thread that provides the
-/// pieces notices.
+/// Sends one snapshot and reports the result to `done`. If the task ends early, `done` and the queue of
+/// pieces are dropped, which the thread that provides the pieces notices.
 async fn post_snapshot(
     hub: Rc<Hub>,
     message: Message,
@@ -248,6 +249,6 @@ async fn post_snapshot(
         Some(peer) => snapshot_post::post(&hub.local, &peer, message, form, pieces).await,
         None => Err(PostError::Left { member_id: to }),
     };
-    // Only the snapshot's thread receives the result, and it waits until then.
+    // Only the thread of the snapshot receives the result, and that thread waits for it.
     let _ = done.send(sent);
 }

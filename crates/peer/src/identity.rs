@@ -1,5 +1,6 @@
-//! Headers by which members recognize each other: [`Identity`] writes this member's, and checks the cluster
-//! and the version of others with etcd's texts. It does not know the membership.
+//! Headers by which members recognize each other: [`Identity`] writes this member's headers, and checks the
+//! cluster and the version of other members with etcd's texts. This module does not know which members the
+//! cluster has.
 
 use std::io;
 

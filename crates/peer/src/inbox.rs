@@ -1,5 +1,5 @@
-//! Queue to the peer thread: [`Inbox`] bounds the queued messages per peer and wakes the thread at most once
-//! per call. It sends nothing itself.
+//! The queue of messages to the peer thread. [`Inbox`] bounds the messages queued for each peer, and wakes
+//! the thread at most once per call. It does not send messages: the thread does.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -204,8 +204,8 @@ impl Arrivals {
     }
 }
 
-/// Wakes the peer thread if it waits and something has arrived. The lock is released first, so that the
-/// thread does not block on it.
+/// Wakes the peer thread if it waits and something has arrived. The lock is released before the wake-up, so
+/// that the thread does not block on the lock.
 fn wake(mut state: MutexGuard<'_, State>) {
     let due = state.stopped || !state.arrivals.is_empty();
     let waker = if due { state.waker.take() } else { None };

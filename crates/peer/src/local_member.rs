@@ -14,7 +14,7 @@ use crate::sessions::Finding;
 /// This member as the tasks of the peer thread see it: its identity, the receiver of messages and events, the client for
 /// requests, the time limits and the log.
 ///
-/// The tasks share it instead of the hub, which starts them.
+/// The tasks share this struct and not the hub, which starts the tasks.
 pub(crate) struct LocalMember {
     pub(crate) identity: Identity,
     pub(crate) handler: Arc<dyn Handler>,

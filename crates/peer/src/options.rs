@@ -18,10 +18,10 @@ pub struct Options {
     pub server_version: &'static str,
     /// Lowest cluster version that this member can work with, such as `3.0.0`.
     pub min_cluster_version: &'static str,
-    /// Time without received bytes after which the reader of a stream closes it. Link heartbeats are sent
-    /// three times in this time.
+    /// Time without received bytes after which the reader of a stream closes it. This member sends three link
+    /// heartbeats in this time.
     pub read_timeout: Duration,
-    /// Time for which the kernel may take no bytes of a connection before the connection is closed.
+    /// Time after which a connection is closed if the kernel has accepted none of its bytes.
     pub write_timeout: Duration,
     /// Listeners that the other members connect to.
     pub listeners: Vec<Listener>,
@@ -45,7 +45,7 @@ pub struct Listener {
 pub enum Level {
     /// Details for debugging.
     Debug,
-    /// Normal operation.
+    /// Information about normal operation.
     Info,
     /// A problem that was handled.
     Warn,
@@ -93,8 +93,8 @@ pub(crate) const ENVELOPE_BYTES_MAX: u64 = 64 << 20;
 pub(crate) const MEMBERS_BODIES_BYTES_MAX: usize = 1 << 30;
 /// Limit in bytes for all messages that are being read from other senders.
 pub(crate) const STRANGERS_BODIES_BYTES_MAX: usize = 64 << 20;
-/// Maximum number of encoded bytes of a message beyond its known fields, such as fields of a newer version.
-/// The decoded message keeps all bytes that it was received in.
+/// Maximum number of encoded bytes of a message that belong to unknown fields, for example those of a newer
+/// version. The limit is needed because the decoded message keeps all bytes in which it was received.
 pub(crate) const SURPLUS_BYTES_MAX: usize = 4 << 10;
 /// Size limit in bytes of the body of a request outside of raft.
 pub(crate) const REQUEST_BYTES_MAX: usize = 1 << 20;

@@ -2,7 +2,7 @@
 
 /// Messages of the pipeline.
 pub(crate) const MESSAGES: &str = "/raft";
-/// Streams; the kind of the stream and the id of the member that dials it follow.
+/// Streams. The path continues with the kind of the stream, and then with the id of the member that dials.
 pub(crate) const STREAMS: &str = "/raft/stream/";
 /// Snapshots.
 pub(crate) const SNAPSHOTS: &str = "/raft/snapshot";

@@ -1,6 +1,7 @@
 //! One other member as seen by the peer thread: [`Peer`] has its queues, its streams in both directions, its
-//! pipeline, and its activity state. It opens no connection and starts no task: the hub starts `stream_reader` and
-//! `pipeline`, which open them; `stream_writer` writes the accepted streams.
+//! pipeline, and its activity state. A peer opens no connection and starts no task. The hub starts the tasks
+//! of `stream_reader` and `pipeline`, which open connections; `stream_writer` writes the streams that this
+//! member has accepted.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -19,12 +20,12 @@ use crate::error::NoUrl;
 use crate::local_member::LocalMember;
 use crate::options::{Level, PIPELINE_CONNECTIONS, PIPELINED_MAX};
 
-/// Kind of a stream; there is one of each kind per direction.
+/// Kind of a stream. Each pair of members has one stream of each kind per direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Stream `msgappv2`, for MsgApp only.
     App,
-    /// Stream for all other messages; also for MsgApp while its own stream is not up.
+    /// Stream for all other messages, and for MsgApp while no stream for MsgApp is up.
     Message,
 }
 
@@ -41,7 +42,8 @@ impl Kind {
 /// State of a stream that the peer dialed, shared with its writer.
 #[derive(Debug, Default)]
 struct Slot {
-    /// Incremented with every new stream, so that the writer of an older one sees that it was replaced.
+    /// Incremented with every new stream, so that the writer of an older stream notices that its stream was
+    /// replaced.
     generation: u64,
     attached: bool,
     waker: Option<Waker>,
@@ -60,9 +62,9 @@ struct Queues {
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum QueueOutcome {
-    /// The message waits for a stream, or for a task of the pipeline that runs already.
+    /// The message is queued for a stream, or for a pipeline task that runs already.
     Queued,
-    /// The message waits for the pipeline, which has one more task now; the caller starts it.
+    /// The message is queued for the pipeline, which needs one more task; the caller starts that task.
     PipelineNeeded,
     /// The queue of the pipeline is full.
     Dropped,
@@ -85,9 +87,11 @@ pub(crate) struct Peer {
     pipeline_failed: Cell<bool>,
     /// Time at which the pipeline last worked, unless it failed since.
     pipeline_worked: Cell<Option<Instant>>,
-    /// Notified when the peer is known to be up, to dial again without waiting longer.
+    /// Notified when the peer is known to be up. A task that waits before its next dial then dials
+    /// immediately.
     pub(crate) presence: Notify,
-    /// Addresses at which the peer accepted the streams that are up, one per stream kind.
+    /// Addresses at which the peer accepted the streams that this member dialed, one per stream kind; `None`
+    /// for a stream that is not up.
     reached_at: [Cell<Option<IpAddr>>; 2],
     tasks: RefCell<Vec<AbortHandle>>,
     closed: Cell<bool>,
@@ -209,7 +213,8 @@ impl Peer {
                 return QueueOutcome::Dropped;
             }
         };
-        // If the queue is not empty, the stream was already woken or waits for its connection to take bytes.
+        // If the queue was not empty, the writer of the stream was already woken, or it waits until its
+        // connection accepts bytes.
         let wakes = queue.is_empty();
         queue.push_back(message);
         if wakes && let Some(waker) = stream.borrow_mut().waker.take() {
@@ -225,7 +230,8 @@ impl Peer {
         }
     }
 
-    /// Registers a stream that the peer dialed, replacing the previous one. Returns its generation.
+    /// Registers a stream that the peer dialed, replacing the previous one. Returns the generation of the new
+    /// stream.
     pub(crate) fn attach(&self, local: &LocalMember, kind: Kind) -> u64 {
         let (generation, replaced) = {
             let mut slot = self.slot(kind).borrow_mut();
@@ -267,8 +273,8 @@ impl Peer {
         self.link_down(local, "the stream to the peer ended");
     }
 
-    /// Handles the loss of a stream: its queued messages are dropped, and those in its connection may be
-    /// lost.
+    /// Handles the loss of a stream. Its queued messages are dropped, and messages that were handed to its
+    /// connection may be lost, so both are reported.
     fn writer_lost(&self, local: &LocalMember, kind: Kind) {
         let app_up = self.app.borrow().attached;
         self.drop_queued(kind == Kind::App || !app_up, kind == Kind::Message);
@@ -338,7 +344,7 @@ impl Peer {
         }
     }
 
-    /// Notes that one of the pipeline's tasks has no more messages.
+    /// Notes that one of the pipeline's tasks ends because the queue is empty.
     pub(crate) fn pipeline_rests(&self) {
         self.pipelines.set(self.pipelines.get() - 1);
         if self.pipelines.get() == 0 {

@@ -44,15 +44,16 @@ impl Peers {
 
     /// Sends messages to the peers in their `to` fields, messages of one kind in order. Never blocks: at most
     /// 4096 messages or 64 MiB of MsgApp are queued for one peer, and 4096 messages or 16 MiB of all others;
-    /// further messages are dropped and [`Handler::unreachable`] reports it. Messages to ids that are neither
-    /// members nor known senders are dropped. A MsgSnap must be sent with [`Peers::send_snapshot`]; here it
-    /// is reported as not delivered.
+    /// further messages are dropped, and [`Handler::unreachable`] reports the loss. Messages to ids that are
+    /// neither members nor known senders are dropped. A MsgSnap must be sent with [`Peers::send_snapshot`];
+    /// here it is reported as not delivered.
     pub fn send(&self, messages: Vec<Message>) {
         self.inbox.send(messages);
     }
 
-    /// Sets the other members (without this one) and their peer URLs. Connections of members that stay are
-    /// kept; a changed URL is used from the next dial on. A URL that cannot be used is logged and left out.
+    /// Sets the other members (without this one) and their peer URLs. Connections of members that remain in
+    /// the cluster are kept; a changed URL is used from the next dial on. A URL that cannot be used is logged
+    /// and ignored.
     pub fn set_members(&self, members: Vec<(u64, Vec<String>)>) {
         self.inbox.set_members(members);
     }
@@ -65,8 +66,8 @@ impl Peers {
 
     /// Sends a snapshot: `message` (a MsgSnap with metadata, `to` and `from`), followed by the data that
     /// `source` provides for this receiver. [`Handler::snapshot_sent`] reports the outcome; a failure is also
-    /// reported as unreachable. At most 16 snapshots are sent concurrently, and one per peer; further ones
-    /// are refused immediately.
+    /// reported as unreachable. At most 16 snapshots are sent concurrently, and at most one to each peer;
+    /// further snapshots are refused immediately.
     pub fn send_snapshot(&self, message: Message, source: Box<dyn SnapshotSource>) {
         self.snapshots.send(message, source);
     }
@@ -123,8 +124,8 @@ impl Peers {
         drop(self);
     }
 
-    /// Stops like [`Peers::stop`], for one of several owners: messages are neither sent nor received any
-    /// more. Does not wait.
+    /// Stops sending and receiving messages, like [`Peers::stop`], but does not consume the value and does
+    /// not wait for the thread. For one of several owners.
     pub fn close(&self) {
         self.inbox.stop();
     }

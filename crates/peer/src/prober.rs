@@ -40,7 +40,7 @@ pub(crate) async fn run(local: Rc<LocalMember>, peer: Rc<Peer>) {
     }
 }
 
-/// Returns the peer's clock if the answer reports a healthy peer.
+/// Returns the time of the peer's clock if the answer reports a healthy peer.
 fn read(body: &[u8]) -> Option<SystemTime> {
     let answer: serde_json::Value = serde_json::from_slice(body).ok()?;
     (answer.get("OK")?.as_bool()?).then(|| calendar::parse_rfc3339(answer.get("Now")?.as_str()?))?

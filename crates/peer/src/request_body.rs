@@ -16,7 +16,7 @@ use crate::piece::{Piece, broken_off};
 pub(crate) enum RequestBody {
     /// Body that is complete from the start.
     Whole(Option<Segments>),
-    /// Snapshot: its message, then pieces from the thread that produces them.
+    /// A snapshot: first its message, then pieces from the thread that reads the snapshot.
     Snapshot {
         envelope: Option<Segments>,
         pieces: mpsc::Receiver<Piece>,

@@ -184,12 +184,12 @@ async fn accept_message(
 enum Unread {
     TooLong,
     Broken,
-    /// Other bodies use all of the shared memory.
+    /// Other bodies use the whole shared memory limit.
     Crowded,
 }
 
 /// Reads a body of at most `bytes_max` bytes, at the pace that [`Pace`] requires. Memory is taken as bytes
-/// arrive, within the shared limit `room`: its counter and its maximum in bytes.
+/// arrive, within the shared limit `room`, which is given by its counter and its maximum in bytes.
 async fn read(
     mut body: Incoming,
     bytes_max: usize,

@@ -120,7 +120,8 @@ impl Server {
         let socket = match (tls, from) {
             (Some(tls), Some(from)) => self.shake_hands(slot, stream, from, tls).await,
             (None, _) => FairStream::new(stream, self.local.write_timeout).map(Socket::plain),
-            // A client on a Unix socket has no address that its certificate could be compared with; `Acceptor::new` refuses TLS there.
+            // Does not happen: `Acceptor::new` refuses TLS on a Unix socket, because a client there has no
+            // address with which its certificate could be compared.
             (Some(_), None) => return,
         };
         // A connection that already broke is dropped without a log line.
@@ -172,7 +173,8 @@ impl Server {
     /// Logs a rejected connection in etcd's words; at most a few per second, others are only counted.
     fn log_rejection(&self, from: SocketAddr, rejected: &Rejection) {
         self.local.handler.rejected();
-        // As in etcd, port probes, which connect and send nothing, do not fill the log.
+        // As in etcd, port probes are logged on level debug only. They connect and send nothing, and would
+        // otherwise fill the log.
         let is_probe = rejected.failure.is_end_of_file();
         let left_out = if is_probe {
             0
@@ -218,6 +220,7 @@ pub(crate) async fn answer_requests(
         .header_read_timeout(hub.local.read_timeout)
         .title_case_headers(true)
         .serve_connection(socket, answer);
-    // The error is not needed: a broken connection also fails its stream writer or snapshot body.
+    // The error is ignored here: a broken connection also fails its stream writer or snapshot body, which
+    // report it.
     let _ = connection.await;
 }

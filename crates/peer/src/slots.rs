@@ -1,5 +1,6 @@
-//! Limits on the connections and snapshots that other members or other clients may have open: [`ConnectionSlots`] and
-//! [`SnapshotSlots`] select the one that is closed for a new one. They serve no connection themselves.
+//! Limits on the connections and snapshots that other members or other clients may have open:
+//! [`ConnectionSlots`] and [`SnapshotSlots`] decide which connection or snapshot is closed for a new one.
+//! They serve no connection themselves.
 
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
@@ -10,14 +11,14 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, oneshot};
 
-/// Number of connections above which a member loses its preference: two streams, the pipeline, requests, a
-/// snapshot.
+/// Number of connections above which a member loses its preference. A member needs only a few connections:
+/// for two streams, the pipeline, requests and a snapshot.
 const MEMBER_SLOTS: usize = 32;
 
 /// Slots for connections that are served or perform a handshake. When all slots are in use, a connection that
-/// belongs to no member is closed for the new one, so members always find a slot. It is the oldest connection
-/// of the address with the most, so that an address with many connections does not displace others;
-/// connections with a verified certificate come last.
+/// belongs to no member is closed for the new one, so members always find a slot. The oldest connection of
+/// the address with the most such connections is closed, so that an address with many connections does not
+/// displace others. Connections with a verified certificate are closed only if there are no others.
 pub(crate) struct ConnectionSlots {
     max: usize,
     taken: RefCell<BTreeMap<u64, Rc<ConnectionSlot>>>,
@@ -50,7 +51,8 @@ impl ConnectionSlots {
         if full {
             let (address, is_verified, count) = ConnectionSlots::most_strangers(&taken);
             if count > 0 {
-                // Several are closed at once, so that the search does not run for every new connection.
+                // A batch of connections is closed at once, so that the search does not run for every new
+                // connection.
                 let batch = (self.max / 128).min(count / 2).max(1);
                 let same = |connection: &ConnectionSlot| {
                     connection.member.get() == 0
@@ -84,8 +86,9 @@ impl ConnectionSlots {
         Some((connection, full))
     }
 
-    /// Finds the address with the most connections that belong to no member, among unverified ones if there
-    /// are any. Returns the address, whether the connections are verified, and their number, which may be 0.
+    /// Finds the address with the most connections that belong to no member, among unverified connections if
+    /// there are any. Returns the address, whether the connections are verified, and their number, which may
+    /// be 0.
     fn most_strangers(taken: &BTreeMap<u64, Rc<ConnectionSlot>>) -> (Option<IpAddr>, bool, usize) {
         let mut strangers = [HashMap::new(), HashMap::new()];
         for connection in taken.values().filter(|connection| connection.member.get() == 0) {
@@ -94,7 +97,7 @@ impl ConnectionSlots {
             *count += 1;
         }
         for (strangers, is_verified) in strangers.into_iter().zip([false, true]) {
-            // Among addresses with equal counts, the one with the oldest connection.
+            // If several addresses have equal counts, the address with the oldest connection is selected.
             let most = strangers.into_iter().max_by_key(|(_, (number, count))| (*count, Reverse(*number)));
             if let Some((address, (_, count))) = most {
                 return (address, is_verified, count);
@@ -103,7 +106,8 @@ impl ConnectionSlots {
         (None, false, 0)
     }
 
-    /// Returns the oldest connection of the member with the most, if that member has too many.
+    /// Returns the oldest connection of the member that has the most connections, if that member has too
+    /// many.
     fn least(taken: &BTreeMap<u64, Rc<ConnectionSlot>>) -> Option<u64> {
         let mut of = BTreeMap::new();
         for connection in taken.values() {
@@ -122,13 +126,13 @@ impl ConnectionSlots {
 
 /// Slots for snapshots that are being received.
 ///
-/// Without TLS anyone can claim to be a member. Two rules keep such a client from blocking a real snapshot. A
-/// snapshot from an address at which this member reaches the claimed sender gets a slot unless other such
-/// snapshots hold all slots. And a sender has one snapshot in flight: when another begins in its name, the
-/// earlier ones are ended, unless they make good progress.
+/// Without TLS anyone can claim to be a member. Two rules keep such a client from blocking a real snapshot.
+/// First, a snapshot that comes from an address at which this member reaches the claimed sender gets a slot,
+/// unless other such snapshots hold all slots. Second, a sender has one snapshot in flight: when another one
+/// begins in the name of the same sender, the earlier ones are ended, unless they make good progress.
 pub(crate) struct SnapshotSlots {
     max: usize,
-    /// Time that a snapshot may arrive slowly before it can be ended for another one.
+    /// Time for which a snapshot may arrive slowly before another snapshot may displace it.
     chance: Duration,
     taken: RefCell<Vec<SnapshotSlot>>,
     next: Cell<u64>,
@@ -182,14 +186,15 @@ impl Progress {
         }
     }
 
-    /// Notes that a read waits again. `paused` is the time for which no read waited, and extends the
-    /// deadline.
+    /// Notes that a read waits again. `paused` is the time during which this member did not read; the
+    /// deadline is extended by this time.
     pub(crate) fn note_wait(&self, paused: Duration) {
         self.waits.set(true);
         self.until.set(self.until.get() + paused);
     }
 
-    /// Notes that the whole snapshot has arrived; further time is this member's own work.
+    /// Notes that the whole snapshot has arrived. From now on only this member's own work takes time, so
+    /// there is no deadline.
     pub(crate) fn note_complete(&self) {
         self.waits.set(false);
     }
@@ -204,11 +209,11 @@ impl SnapshotSlots {
         SnapshotSlots { max, chance, taken: RefCell::default(), next: Cell::new(0) }
     }
 
-    /// Takes a slot for a snapshot that arrives on `connection` in the name of `from`. `at_home`
-    /// means that the snapshot comes from the sender's address; it then ends all snapshots that come from
-    /// other addresses. Slow snapshots are also ended: those of the same sender, and those of any sender if
-    /// no slot is free. Snapshots are ended even if slots are free, because only one snapshot is received at
-    /// a time and the new one would have to wait. Returns `None` if no slot can be freed.
+    /// Takes a slot for a snapshot that arrives on `connection` in the name of `from`. `at_home` means that
+    /// the snapshot comes from the sender's address; such a snapshot ends all snapshots that come from other
+    /// addresses. Slow snapshots are also ended: those of the same sender, and those of any sender if no slot
+    /// is free. Snapshots are ended even if slots are free, because only one snapshot is received at a time
+    /// and the new one would have to wait. Returns `None` if no slot can be freed.
     pub(crate) fn take(
         &self,
         connection: &Rc<ConnectionSlot>,
@@ -229,8 +234,8 @@ impl SnapshotSlots {
             before.push(slot.ended);
         }
         let is_well = |slot: &SnapshotSlot| slot.from == from && slot.at_home && !slot.progress.is_slow(now);
-        // A snapshot from another address must not start before one from the sender's address, which may
-        // still wait for ended snapshots.
+        // A snapshot that does not come from the sender's address must not start before one that does: the
+        // latter may still wait for the end of other snapshots.
         if taken.len() >= self.max || !at_home && taken.iter().any(is_well) {
             return None;
         }
@@ -283,7 +288,8 @@ mod tests {
         // A member that reconnects finds a slot, whatever connections exist.
         let back: Vec<_> = (0..20).map(|_| take(1)).collect();
         assert!(!members.iter().chain(&back).any(|connection| is_cut(connection)));
-        // A client that claims to be a member with too many connections does not displace others.
+        // A client that claims to be a member and has too many connections does not displace other
+        // connections.
         let many: Vec<_> = (0..200).map(|_| take(2)).collect();
         assert!(!back.iter().any(|connection| is_cut(connection)));
         assert_eq!(slots.taken.borrow().len(), 80);
@@ -301,7 +307,8 @@ mod tests {
         let flood: Vec<_> = (0..200).map(|_| take("10.0.0.66")).collect();
         assert!(!is_cut(&member), "it shakes hands");
         assert_eq!(flood.iter().filter(|connection| is_cut(connection)).count(), 200 - 19);
-        // Among unknown clients from as many addresses, the one with a verified certificate stays.
+        // Unknown clients from 20 addresses have one connection each. The connection with a verified
+        // certificate is not closed.
         let slots = ConnectionSlots::new(20);
         let all: Vec<_> =
             (0..20).map(|n| slots.take(Some([10, 0, 0, n].into())).expect("there is a slot").0).collect();

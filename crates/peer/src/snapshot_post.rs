@@ -62,8 +62,8 @@ pub(crate) async fn post(
         let body = body.map(|body| body.to_bytes()).unwrap_or_default();
         Err(PostError::Snapshot(status, String::from_utf8_lossy(&body).trim_end().to_owned()))
     };
-    // The time limit for the answer starts after the last piece. The duration of the pieces depends on their
-    // number, and the connection's write timeout checks that they make progress.
+    // The time limit for the answer starts after the last piece. The pieces have no total time limit, because
+    // their number varies; the connection's write timeout checks that they make progress.
     let patience = async {
         handed_over.notified().await;
         tokio::time::sleep(SNAPSHOT_ANSWER_TIMEOUT).await;

@@ -1,6 +1,6 @@
 //! Receiving end of `POST /raft/snapshot`: [`receive`] reads the message at the front, then passes the bytes
-//! to the handler piece by piece, on a separate thread. It knows the format of the snapshot but not its
-//! content.
+//! to the handler piece by piece, on a separate thread. This module knows which format the bytes have, but
+//! does not interpret them.
 
 use std::fmt;
 use std::io;
@@ -47,7 +47,8 @@ pub(crate) async fn receive(
     let (head, mut body) = request.into_parts();
     let taken = take(hub, slot, &head.headers, &mut body).await;
     if taken.is_err() {
-        // The answer is sent while the sender still writes. Closing now could destroy the answer in flight.
+        // The answer is sent while the sender still writes the body. Closing the connection now, with unread
+        // bytes, could destroy the answer in flight.
         tokio::task::spawn_local(drain(body, hub.local.read_timeout));
     }
     stamp(
@@ -77,8 +78,8 @@ async fn take(
     if let Some((id, urls)) = identity::sender(headers) {
         hub.add_remote(id, &urls);
     }
-    // Nothing is read from unknown senders. A member that was just added may know this member before it is
-    // known here.
+    // Nothing is read from unknown senders. A member that was just added may already know this member, before
+    // this member knows it.
     let known = headers.get(identity::SERVER_FROM).and_then(|id| identity::parse_id(id.to_str().ok()?));
     if known.is_none_or(|id| hub.inbox.account(id).is_none()) {
         hub.inbox.count_unknown_snapshot_failure();
@@ -119,10 +120,11 @@ async fn take(
     };
     let SnapshotAdmission { number, progress, taker, before } = admission;
     let mut receiving = Receiving::begin(hub, number, &account);
-    // The handler takes one snapshot at a time, so the ended snapshots must finish first.
+    // The handler processes one snapshot at a time, so the snapshots that were ended for this one must finish
+    // first.
     let ends = async {
         for one in before {
-            // The sender is dropped and never used.
+            // The other end is only dropped, so the result is always an error; only the wait matters.
             let _ = one.await;
         }
     };
@@ -230,7 +232,7 @@ impl fmt::Display for ReceiveError {
 
 impl std::error::Error for ReceiveError {}
 
-/// Passes the pieces to the handler on a separate thread, as fast as the handler takes them.
+/// Passes the pieces to the handler, which runs on a separate thread, as fast as the handler takes them.
 async fn hand_over(
     hub: &Hub,
     (account, progress): (&Arc<Account>, &Progress),
@@ -246,7 +248,7 @@ async fn hand_over(
         let mut pieces = piece::Incoming::new(pieces);
         let result = handler.receive_snapshot(message, form, &mut pieces);
         drop(taker);
-        // The request may have been dropped.
+        // The receiver of the result may have been dropped with the request.
         let _ = done.send(result);
     };
     let thread = std::thread::Builder::new().name("snapshot-receive".to_owned()).spawn(work);
@@ -274,7 +276,7 @@ async fn hand_over(
             };
             let is_last = !matches!(piece, Piece::Bytes(_));
             let given = Instant::now();
-            // A handler that takes no more pieces has already decided.
+            // A handler that takes no more pieces has already decided about the snapshot.
             if give.send(piece).await.is_err() || is_last {
                 break;
             }
@@ -292,11 +294,11 @@ async fn hand_over(
 /// Reads and discards the rest of a body for a limited time.
 async fn drain(mut body: Incoming, at_most: Duration) {
     let all = async { while let Some(Ok(_)) = body.frame().await {} };
-    // A sender that still sends after that is disconnected.
+    // If the sender still sends after this time, the connection is closed.
     let _ = tokio::time::timeout(at_most, all).await;
 }
 
-/// Snapshot being received. Its slot is freed when this is dropped, even if the request is cancelled.
+/// Snapshot being received. Its slot is freed when this value is dropped, even if the request is cancelled.
 struct Receiving<'a> {
     hub: &'a Hub,
     number: u64,

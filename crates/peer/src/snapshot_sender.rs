@@ -46,7 +46,8 @@ impl SnapshotSender {
         let sending = Arc::clone(&self.sending);
         let work = move || {
             let sent = send(&inbox, message, source);
-            // Removed before the report, because the handler may react to the report with the next snapshot.
+            // The entry is removed before the report, because the handler may react to the report by sending
+            // the next snapshot.
             sending.lock().unwrap_or_else(PoisonError::into_inner).remove(&to);
             let id = format!("{to:x}");
             match &sent {

@@ -51,8 +51,8 @@ impl Read for Socket {
         // Many small records are expensive.
         let surplus = stream.take_surplus();
         stream.below_mut().count_as_read(surplus);
-        // Sends the answer to received records: this end may have nothing to write. What was read, or why reading failed, counts
-        // more than an answer that cannot be sent.
+        // Sends the answer to received TLS records, because this end may have no data to write. A failure to
+        // send it is reported only if the read neither returned data nor failed.
         let answered = stream.poll_answer(cx);
         if polled.is_pending() {
             let _ = answered?;

@@ -1,5 +1,5 @@
 //! Dialing side of a stream: [`run`] dials one stream of a peer repeatedly, reads its messages, and passes
-//! them to the handler. It validates no message.
+//! them to the handler. This module does not validate messages.
 
 use std::error::Error;
 use std::fmt;
@@ -237,8 +237,8 @@ impl Stream {
         let mut alarm = pin!(tokio::time::sleep_until(heard + local.read_timeout));
         poll_fn(|cx| {
             let (mut bytes, mut ended) = (0, None);
-            // hyper delivers one piece at a time, so connection and body are polled alternately until neither
-            // makes progress.
+            // hyper delivers one piece at a time, so the connection and the body are polled alternately until
+            // both are pending.
             loop {
                 let before = bytes;
                 if let Some(connection) = &mut self.connection

@@ -1,8 +1,8 @@
 //! Lines of the audit log: who made a call, for which keys, users or members, and how the call ended.
 //!
 //! A shard collects the data of a line ([`Call`]), and the log's own thread writes it (`Line`). Lines contain
-//! no values, passwords or tokens; passwords and tokens are removed before a request is queued for that
-//! thread.
+//! no values, passwords or tokens. The shard removes passwords and tokens from a request before it queues the
+//! request for the log's thread.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -22,25 +22,28 @@ use telemetry::audit::{AuditLog, Entry};
 
 /// Maximum number of bytes of a key, a name or an error text that are shown.
 const TEXT_BYTES_MAX: usize = 256;
-/// Maximum number of comparisons and ranges of one transaction that are shown, and of URLs of one member.
+/// Maximum number of comparisons and ranges of one transaction that a line shows. Also the maximum number of
+/// URLs of one member.
 const LISTED_MAX: usize = 64;
-/// Maximum number of puts and deletions of one transaction that are shown: as many as a transaction may have
-/// by default.
+/// Maximum number of puts and deletions of one transaction that a line shows: as many as a transaction may
+/// have by default.
 const WRITES_LISTED_MAX: usize = 128;
-/// Maximum number of operations of a refused transaction that are shown: this many writes, and this many
-/// ranges and comparisons.
+/// Maximum number of operations of a refused transaction that are shown. It applies twice: to the writes, and
+/// to the ranges and comparisons together.
 const REFUSED_LISTED_MAX: usize = 4;
-/// Maximum length in bytes of a request that is decoded for its line, without the value of a put.
+/// Maximum length in bytes of a request that is decoded for its line in the audit log. The value of a put
+/// does not count.
 const LISTABLE_BYTES_MAX: usize = 4 << 20;
-/// Maximum length in bytes of a refused request that is decoded for its line.
+/// Maximum length in bytes of a refused request that is decoded for its line in the audit log.
 const REFUSED_LISTABLE_BYTES_MAX: usize = 64 << 10;
-/// Maximum number of comparisons and operations of a transaction that is decoded for its line. It is many
-/// times the number that an accepted transaction may have, unless `--max-txn-ops` was raised.
+/// Maximum number of comparisons and operations of a transaction that is decoded for its line in the audit
+/// log. It is many times the number that an accepted transaction may have, unless `--max-txn-ops` was raised.
 const LISTABLE_ELEMENTS_MAX: usize = 64 << 10;
-/// Number of bytes kept from the beginning of a response: enough for its header and the number after it.
+/// Number of bytes kept from the beginning of a response: enough for its header and a number field that
+/// follows the header.
 pub(crate) const ANSWER_BYTES: usize = 64;
-/// Maximum length in bytes of a request that is copied, so that the line does not keep a buffer of the
-/// connection alive.
+/// Maximum length in bytes of a request that is copied for its line. A line that refers to the received bytes
+/// instead would keep a whole read buffer of the connection in memory.
 const COPIED_BYTES_MAX: usize = 4096;
 
 /// Handle of a shard to the audit log.
@@ -63,12 +66,12 @@ pub struct Who {
     pub certificate: Option<Arc<str>>,
     /// Address of the client.
     pub remote: SocketAddr,
-    /// True if a user is required and there is none; then nothing that the client requests is carried out.
+    /// True if the call needs a user and has none. Such a call is refused.
     pub is_stranger: bool,
 }
 
-/// A call in progress. Its line is written when the call is answered, or when this is dropped because the
-/// client disconnected.
+/// A call in progress. Its line is written when the call is answered, or when the record is dropped because
+/// the client disconnected.
 pub struct Call {
     auditor: Auditor,
     line: Option<Line>,
@@ -145,7 +148,7 @@ struct RefusedHandshake {
     at: SystemTime,
     remote: SocketAddr,
     error: String,
-    /// Number of other handshakes that were refused since the last line and have no line of their own.
+    /// Number of other handshakes that were refused since the last line and for which no line was written.
     others: u64,
 }
 
@@ -178,7 +181,7 @@ impl Entry for RefusedHandshake {
     }
 }
 
-/// Request of a call, as far as it is kept for the line.
+/// Request of a call, in the form that is kept for its line in the audit log.
 enum Asked {
     /// The request is not known, or the call was refused before it was decoded.
     Unknown,
@@ -298,7 +301,7 @@ fn is_without_effect(status: &Status) -> bool {
     ) || [error::TOO_MANY_REQUESTS, error::NO_SPACE, error::NO_LEADER].contains(status)
 }
 
-/// Data of one line.
+/// Data of one line of the audit log.
 struct Line {
     at: SystemTime,
     who: Who,
@@ -311,7 +314,9 @@ struct Line {
 }
 
 impl Line {
-    /// Returns false for a read that does not have to be logged, as far as the method shows that.
+    /// Returns true if the call is logged. Calls whose method only reads are left out, unless they were
+    /// refused or reads are logged too. Transactions count as writes here; those that only read are
+    /// recognised later, from the request.
     fn is_wanted(&self) -> bool {
         self.reads || !is_read(self.rpc) || self.result.as_ref().is_err_and(is_refusal)
     }
@@ -361,7 +366,8 @@ impl Entry for Line {
             }
         }
         fields.out.push('}');
-        // Whether a transaction changes something is known only now. If it does not, its line is removed.
+        // Only here is the request decoded, which shows whether the transaction may write. A transaction that
+        // only reads is logged like other reads, so its line is removed if reads are not logged.
         if !changes && !self.reads && !self.result.as_ref().is_err_and(is_refusal) {
             out.truncate(before);
         }
@@ -510,8 +516,8 @@ impl Line {
         Some(!is_read(self.rpc))
     }
 
-    /// Writes the fields of the response: the revision after the call, and the number after the header for
-    /// methods where it has a meaning.
+    /// Writes the fields of the response: the revision after the call, and for some methods the number that
+    /// follows the header in the response.
     fn write_answer(&self, fields: &mut Fields<'_>) {
         let Some((header, second)) = beginning(&self.answer) else { return };
         if header.revision != 0 {
@@ -526,7 +532,7 @@ impl Line {
     }
 }
 
-/// Decodes the header of a response, and the second field if that is a number.
+/// Decodes the header of a response, and the second field of the response if that field is a number.
 fn beginning(mut answer: &[u8]) -> Option<(pb::ResponseHeader, Option<u64>)> {
     let (1, WireType::LengthDelimited) = decode_key(&mut answer).ok()? else { return None };
     let len = usize::try_from(decode_varint(&mut answer).ok()?).ok()?;
@@ -634,12 +640,12 @@ impl Fields<'_> {
         }
     }
 
-    /// Writes what a transaction writes, reads and compares, in this order, from all branches and nested
+    /// Lists the writes, reads and comparisons of a transaction, in this order, from all branches and nested
     /// transactions. At most `writes_max` writes and `others_max` other operations are listed. Returns true
     /// if the transaction may write.
     fn txn(&mut self, txn: &pb::TxnRequest, writes_max: usize, others_max: usize) -> bool {
         let (mut writes, mut ranges, mut compares) = (Vec::new(), Vec::new(), Vec::new());
-        // These count all operations, listed or not.
+        // These counters include operations that are not listed.
         let (mut writes_count, mut others_count) = (0, 0);
         let mut open = vec![txn];
         while let Some(txn) = open.pop() {

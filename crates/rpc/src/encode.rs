@@ -13,8 +13,8 @@ const HEADER_BYTES_MAX: usize = 4 * 11;
 
 /// Appends the header as field 1.
 pub fn put_header(out: &mut BytesMut, header: &ResponseHeader) {
-    // Every response has a header with two ids of ten bytes each. The fields are put together first, so that
-    // they are appended at once.
+    // Every response has a header with two ids of up to ten bytes each. The header's fields are encoded into
+    // an array first, so that `out` is extended only once.
     let ResponseHeader { cluster_id, member_id, revision, raft_term } = *header;
     let mut fields = NumberFields::<HEADER_BYTES_MAX>::default();
     fields.push(1, cluster_id);
@@ -62,7 +62,8 @@ pub fn put(
 ///
 /// # Errors
 ///
-/// Returns an error if the read is left to be done after apply; then `services::answers` makes the response.
+/// Returns an error if apply did not do the read but left it for later; then `services::answers` makes the
+/// response.
 fn known(read: &Read) -> Result<(&[StoredKeyValue], bool, i64), ReadError> {
     match read {
         Read::Known { found, more, count } => Ok((found, *more, *count)),
@@ -74,8 +75,7 @@ fn known(read: &Read) -> Result<(&[StoredKeyValue], bool, i64), ReadError> {
 ///
 /// # Errors
 ///
-/// Returns an error if a previous value cannot be read, or if the previous keys are left to be read after
-/// apply.
+/// Returns an error if a previous value cannot be read, or if apply left the previous keys to be read later.
 pub fn delete_range(
     header: &ResponseHeader,
     deleted: &Deleted,
@@ -105,7 +105,7 @@ fn range(header: &ResponseHeader, ranged: &Ranged, values: &dyn Values) -> Resul
     Ok(out.freeze())
 }
 
-/// Returns the bytes of the keys and values that a read found during apply.
+/// Returns the number of bytes of the keys and values that a read found during apply.
 pub fn found_len(read: &Read) -> usize {
     match read {
         Read::Known { found, .. } => found.iter().map(StoredKeyValue::encoded_len).sum(),
@@ -113,7 +113,8 @@ pub fn found_len(read: &Read) -> usize {
     }
 }
 
-/// Returns the bytes of the keys and values in the response of a transaction that were found during apply.
+/// Returns the number of bytes of the keys and values that were found during apply for the response of a
+/// transaction.
 pub fn named_len(outcome: &TxnOutcome) -> usize {
     let named = |response: &OpOutcome| match response {
         OpOutcome::Range(ranged) => found_len(&ranged.read),
@@ -128,7 +129,7 @@ pub fn named_len(outcome: &TxnOutcome) -> usize {
 ///
 /// # Errors
 ///
-/// Returns an error if a value cannot be read, or if a range is left to be read after apply.
+/// Returns an error if a value cannot be read, or if apply left a range to be read later.
 pub fn txn(header: &ResponseHeader, outcome: &TxnOutcome, values: &dyn Values) -> Result<Bytes, ReadError> {
     let only = |revision: Revision| ResponseHeader { revision: revision.0, ..ResponseHeader::default() };
     let mut out = BytesMut::new();

@@ -19,7 +19,7 @@ use replica::shared::Shared;
 /// Pause before a request to the leader is retried.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Only text that an etcd leader returns for most refusals to promote a learner.
+/// Error text of an etcd leader for most refusals to promote a learner. It does not tell the reason.
 const ETCDS_REFUSAL: &[u8] = b"Internal Server Error";
 
 /// Error for a caller that presented only a certificate, if the leader requires a token.
@@ -28,8 +28,8 @@ const LEADER_WANTS_TOKEN: Status = Status::new(
     "mainstay: the leader requires a token, but the caller identified itself with a certificate only: call the leader directly, or use a token",
 );
 
-/// Posts a request to the leader, and retries until the leader answers or the request times out. A response
-/// for which `is_final` returns true is not retried, whatever its status.
+/// Posts a request to the leader, and retries until the leader answers or the request times out. If
+/// `is_final` returns true for a response, the request is not retried, whatever the status of the response.
 async fn ask_leader(
     shared: &Shared,
     path: &str,
@@ -50,14 +50,15 @@ async fn ask_leader(
             return Err(error::TIMEOUT);
         }
         if leader == shared.member.identity.member_id {
-            // This member was elected since: the caller asks its own core.
+            // This member has become the leader in the meantime, so the caller asks its own core.
             return Err(error::NOT_PRIMARY_LESSOR);
         }
         if leader != 0
             && let Some(peers) = shared.cluster.peers()
         {
             let answered = peers.request(Target::Member(leader), request.clone(), left).await;
-            // A former leader, or one that does not know the lease yet, answers with 500 or 408.
+            // A member that no longer leads, or a leader that does not know the lease yet, answers with 500
+            // or 408.
             if let Ok(response) = answered
                 && (is_final(&response)
                     || !matches!(
@@ -156,8 +157,9 @@ fn refusal(response: &Response<Bytes>) -> Option<Status> {
 ///
 /// # Errors
 ///
-/// Returns the leader's refusal. A refusal without a reason (etcd gives none) is retried, unless
-/// authentication is enabled and the caller has no token: then the error says that the leader requires one.
+/// Returns the leader's refusal. If a refusal has no reason (etcd gives none), the request is retried. But if
+/// authentication is enabled and the caller has no token, it is not: the error then says that the leader
+/// requires a token.
 pub async fn promote(shared: &Shared, id: u64, token: Option<HeaderValue>) -> Result<Vec<Member>, Status> {
     let path = format!("/members/promote/{id}");
     let lacks_token = token.is_none() && shared.state.load().auth.is_enabled();

@@ -43,8 +43,8 @@ const UNREADABLE: Status = Status::new(Code::Internal, "mainstay: an answer coul
 /// Number of bytes of a large response, or of the responses of a stream, that are written at a time.
 const PIECE_BYTES: usize = 64 * 1024;
 
-/// Number of bytes of a large response that are read before other calls run, even if nothing can be written
-/// yet: a large value is written only as a whole.
+/// Number of bytes of a large response that are read before other calls run. That many bytes may be read even
+/// if no JSON can be written yet, because a large value is written only as a whole.
 const TURN_BYTES: usize = 4 * PIECE_BYTES;
 
 /// Answers a request for a path under `/v3/`.
@@ -83,7 +83,8 @@ pub(crate) async fn answer(
         let next = move |body| requests(request, body, bytes_max, elements_max, long_turns);
         return call.stream(services, exchange, counters, account, next).await;
     }
-    // Checked before any part of the body is held, and again below when its size is known.
+    // Checked before any part of the body is held in memory. Checked again below, when the size of the body
+    // is known.
     if let Err(status) = exchange.check() {
         return refused(&status);
     }
@@ -135,23 +136,23 @@ pub(crate) async fn answer(
 const ELEMENT_JSON_BYTES: usize = 512;
 
 /// Returns the maximum size in bytes of a JSON body for a message of at most `message_bytes_max` bytes with
-/// at most `elements_max` list elements. Any such message fits, unless its client escapes much of its text.
-/// Keys and values are a third longer in base64. Most texts have the same length as in the message, but
-/// control characters, `<` and `>` as Go writes them, and characters that a client chooses to escape take six
-/// bytes each; a text fits if at most a third of its characters are escaped. Field names are much longer than
-/// the one byte that they take in a message, but even an element that consists only of names is less than
-/// sixteen times as long.
+/// at most `elements_max` list elements. Any such message fits, unless the client escapes much of its text.
+/// The reasons are: Keys and values are a third longer in base64. Most texts have the same length as in the
+/// message. Control characters, `<` and `>` as Go writes them, and characters that a client chooses to escape
+/// take six bytes each, so a text fits if at most a third of its characters are escaped. A field name is much
+/// longer than the one byte of a field's tag, but even an element that consists only of names is less than
+/// sixteen times as long as in the message.
 fn json_bytes_max(message_bytes_max: usize, elements_max: usize) -> usize {
     let names = elements_max.saturating_mul(ELEMENT_JSON_BYTES);
     message_bytes_max.saturating_mul(3).saturating_add(names).min(message_bytes_max.saturating_mul(16))
 }
 
-/// Work in bytes that one byte of JSON counts as: reading or writing it takes longer than copying it.
+/// Work in bytes that is counted for one byte of JSON. Reading or writing JSON takes longer than copying it.
 const CODED_WORK: usize = 4;
 
-/// Returns true if decoding this many bytes of JSON, which happens in one step, exceeds the work left in the
-/// turn. Then the request waits for a long turn, since many clients may send such bodies at the same time,
-/// each before its user is identified.
+/// Returns true if decoding `json_bytes` bytes of JSON, which happens in one step, exceeds the work left in
+/// the turn. Then the request waits for a long turn: many clients may send such bodies at the same time, and
+/// they are decoded before the user is identified.
 fn is_long(json_bytes: usize) -> bool {
     json_bytes.saturating_mul(CODED_WORK) > accounting::work_left()
 }
@@ -362,8 +363,8 @@ impl Pieces {
     }
 }
 
-/// Returns the requests of a stream, which follow each other in the body. As in etcd, a request that cannot
-/// be decoded ends the requests, but the responses continue.
+/// Returns the requests of a stream, which follow each other in the body. As in etcd, if a request cannot be
+/// decoded, no further requests follow, but the responses continue.
 fn requests(
     message: &'static Message,
     mut body: RequestBody,
@@ -395,7 +396,8 @@ fn requests(
             };
             match next {
                 Next::Value(value) => {
-                    // The charge covers the value and the message decoded from it.
+                    // Charges the JSON value, and an estimate for the message decoded from it: twice the
+                    // length of the value.
                     body.hold(values.capacity() + 2 * value.len());
                     let decoded = gateway::decode_value(message, &value, elements_max);
                     accounting::note_work(0, (CODED_WORK * value.len()) as u64);
@@ -403,7 +405,7 @@ fn requests(
                         return Poll::Ready(Ok(None));
                     };
                     drop(value);
-                    // The message stays charged until the next one is requested.
+                    // The decoded message stays charged until the next message is requested.
                     body.hold(values.capacity() + request.len());
                     return Poll::Ready(check_len(request.len(), bytes_max).map(|()| Some(request.into())));
                 }
@@ -423,7 +425,8 @@ fn requests(
     })
 }
 
-/// Returns the method with which a form overrides its own, if there is one, as grpc-gateway reads it.
+/// Returns the HTTP method that replaces the method of a request whose body is a form; `None` if the client
+/// requests no replacement. The header is read as grpc-gateway reads it.
 fn overridden(head: &Parts) -> Option<String> {
     let is = |name: HeaderName, text: &str| head.headers.get(name).is_some_and(|value| value == text);
     let method = head.headers.get("x-http-method-override").filter(|method| !method.is_empty())?;
@@ -436,7 +439,7 @@ struct Headed {
     head: Head,
     /// Timeout of the call.
     timeout: Option<Duration>,
-    /// Error with which grpc-go's client refuses to send such a call.
+    /// Error with which grpc-go's client would refuse to send a call with these headers.
     unsent: Option<Status>,
 }
 
@@ -447,7 +450,8 @@ struct Headed {
 /// Returns an error if the timeout, or metadata in base64, cannot be parsed.
 fn headed(rpc: Rpc, exchange: &Exchange, arrived: Instant) -> Result<Headed, Status> {
     let given = &exchange.head.headers;
-    // The common name is not used, because the certificate need not be that of the user.
+    // The common name of the client's certificate is not used: a gateway may present its own certificate for
+    // many users.
     let mut head = Head::new(rpc as u16, exchange.origin.peer, arrived);
     let timeout = match given.get("grpc-timeout").filter(|value| !value.is_empty()) {
         None => None,
@@ -464,8 +468,8 @@ fn headed(rpc: Rpc, exchange: &Exchange, arrived: Instant) -> Result<Headed, Sta
         if name == AUTHORIZATION {
             metadata.append(AUTHORIZATION, value.clone());
         }
-        // Such a value in one of these headers makes grpc-go's client refuse the call. In other headers it is
-        // left out.
+        // grpc-go's client refuses a call in which one of these headers has a value that is not printable
+        // ASCII. Other headers with such a value are left out.
         if (name == AUTHORIZATION || name == "x-forwarded-for" || name == "x-forwarded-host")
             && value.to_str().is_err()
         {

@@ -94,7 +94,7 @@ async fn call(
             }
             accounting::note_work(0, body.len() as u64);
             let bytes = decoded(&body)?;
-            // The text is freed here because it is no longer charged, and a call may wait for long.
+            // The text is freed now: its memory is no longer charged, and the call may wait for a long time.
             drop(body);
             bytes
         }
@@ -129,8 +129,8 @@ async fn call(
     Ok(good(form, ResponseBody::Chunks(stream(form, running, account))))
 }
 
-/// Reads the headers as gRPC does: all of them are metadata. The name in a certificate is not used as the
-/// user, since a browser presents the certificate for any page that makes a request.
+/// Reads the headers as gRPC does: all of them are metadata. The name in a client certificate is not used as
+/// the user, because a browser presents its certificate for every page that makes a request.
 fn headed(method: u16, exchange: &Exchange, arrived: Instant) -> Result<(Head, Option<Duration>), Refused> {
     let given = &exchange.head.headers;
     let timeout = match given.get("grpc-timeout") {

@@ -1,8 +1,8 @@
 //! Answers to plain HTTP requests on the client and metrics listeners: health, version, metrics.
 //!
 //! Statuses, headers and bodies are those of etcd 3.7. Everything is answered from the newest published
-//! state. Only health waits, until the cluster has confirmed that this state is new enough for a linearizable
-//! read.
+//! state. Only health checks wait: until the cluster has confirmed that this state is new enough for a
+//! linearizable read.
 //!
 //! Health checks are logged as in etcd; nothing else is logged here.
 //!
@@ -124,10 +124,11 @@ fn gateway_path(raw: &str, unescaped: String) -> String {
     if raw.contains("%00") { unescaped } else { unescaped.replace('\0', "/") }
 }
 
-/// Work in bytes that one byte of metrics text counts as: writing numbers takes longer than copying them.
+/// Work in bytes that is counted for one byte of metrics text. Formatting numbers takes longer than copying
+/// them.
 const TEXT_WORK: usize = 8;
 
-/// Returns true if the page at this path is made in one step and takes long: metrics and diagnosis pages.
+/// Returns true for the pages that are made in one step that takes long: metrics and diagnosis pages.
 pub(crate) fn is_long(path: &str) -> bool {
     let unescaped = path.contains('%').then(|| target::unescape_path(path)).flatten();
     let path = unescaped.as_deref().unwrap_or(path);

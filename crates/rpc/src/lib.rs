@@ -5,8 +5,8 @@
 //! * [`http`] answers requests for health, version, metrics and diagnosis pages.
 //! * `gateway` answers calls in JSON, and [`grpc_web`] those in gRPC-Web; `local_call` is shared by both.
 //! * `audit` builds the lines of the audit log.
-//! * `encode` encodes responses that may contain many keys; [`forwarding`] asks the leader for what only the
-//!   leader knows.
+//! * `encode` encodes responses that may contain many keys; [`forwarding`] sends requests that only the
+//!   leader can answer to the leader.
 //!
 //! This crate does not contain raft or the log. It reads published states and sends requests to the core.
 //!

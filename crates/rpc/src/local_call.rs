@@ -16,7 +16,7 @@ use front::{Answer, First, LocalBoxFuture, LocalStream, Unary};
 /// Error of a call that exceeded its deadline.
 pub(crate) const LATE: Status = Status::new(Code::DeadlineExceeded, "context deadline exceeded");
 
-/// Waits for the response of a unary call, until `late` resolves at the latest.
+/// Waits for the response of a unary call. Gives up when `late` resolves.
 ///
 /// # Errors
 ///
@@ -78,7 +78,8 @@ impl Running {
     }
 }
 
-/// Counts a started call, and once how it ended. A call that is dropped before its end counts as cancelled.
+/// Counts a call when it starts, and counts its result once. A call that is dropped before it ends counts as
+/// cancelled.
 pub(crate) struct Counted {
     pub(crate) counters: Arc<ShardCounters>,
     pub(crate) method: u16,
@@ -105,8 +106,9 @@ impl Drop for Counted {
     }
 }
 
-/// Parses a timeout as grpc-gateway does: a number, which may be negative, and a unit. Both are multiplied in
-/// 64 bits, with overflow. Returns `None` if the text is invalid, and `Some(None)` for no timeout.
+/// Parses a timeout as grpc-gateway does: a number, which may be negative, and a unit. The number is
+/// multiplied by the unit in 64 bits, and may overflow. Returns `None` if the text is invalid, and
+/// `Some(None)` for no timeout.
 pub(crate) fn read_timeout(text: &str) -> Option<Option<Duration>> {
     let (unit_at, unit) = text.char_indices().next_back()?;
     let nanoseconds: i64 = match unit {

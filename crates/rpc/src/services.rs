@@ -110,8 +110,8 @@ pub struct Services {
     stage_times: RefCell<[Option<Histogram>; Stage::ALL.len()]>,
 }
 
-/// Number of consecutive checks, one per election timeout, that must find no leader before streams that
-/// require a leader are ended.
+/// Number of consecutive checks that must find no leader before streams that require a leader are ended. One
+/// check is made per election timeout.
 const LEADERLESS_LOOKS: u32 = 3;
 
 /// Interval at which expired tokens are removed.
@@ -256,8 +256,8 @@ impl Services {
         services
     }
 
-    /// Answers a unary call that did not arrive through a front, in the same way. The handler runs as far as
-    /// it can before this returns.
+    /// Answers a unary call that did not arrive through a front, as [`front::Service::unary`] would. The
+    /// handler runs as far as it can before this function returns.
     pub fn call(self: &Rc<Self>, head: Head, message: Bytes) -> Unary {
         let mut answer = front::Service::unary(Rc::clone(self), head, message);
         if let Unary::Later(later) = &mut answer
@@ -268,8 +268,8 @@ impl Services {
         answer
     }
 
-    /// Serves a watch stream that did not arrive through a front, in the same way. `closed` resolves when the
-    /// server stops.
+    /// Serves a watch stream that did not arrive through a front, as [`front::Service::stream`] would.
+    /// `closed` resolves when the server stops.
     pub fn watch(
         self: &Rc<Self>,
         head: &Head,
@@ -482,14 +482,15 @@ impl Services {
         call.ended(&Err(status.clone()));
     }
 
-    /// Measures the time of a call that was admitted at `admitted`. Called only with `--metrics extensive`.
+    /// Adds the time since `admitted` to the metrics of a call that was admitted then. Called only with
+    /// `--metrics extensive`.
     fn timed(&self, rpc: Rpc, admitted: Instant) {
         if let Some(method) = self.shared.diagnostics.metrics.grpc.methods().get(rpc as usize) {
             method.took(self.now().saturating_duration_since(admitted));
         }
     }
 
-    /// Measures the time of a request. `what` is etcd's name for the request.
+    /// Adds the time `took` of a request to the metrics. `what` is etcd's name for the request.
     pub(crate) fn took(&self, what: &'static str, success: bool, took: Duration) {
         let mut times = self.request_times.borrow_mut();
         match times.get(&(what, success)) {
@@ -534,7 +535,8 @@ impl Services {
     /// refuses it and raises the alarm.
     fn check_quota(&self, cost: u64) -> Result<(), Status> {
         let state = self.shared.state.load();
-        // In a cluster this member may lag behind the disarming of the alarm, so the check is left to apply.
+        // The only voter of a cluster knows the newest alarms. Another member may not have applied yet that
+        // an alarm was disarmed, so there the write is checked only when it is applied.
         if state.reads_local && state.alarms.any(AlarmType::Nospace as i32) {
             // If both alarms are raised, etcd's writes fail with the error of the CORRUPT alarm.
             let corrupt = state.alarms.any(AlarmType::Corrupt as i32);
@@ -550,7 +552,8 @@ impl Services {
     }
 }
 
-/// Returns true for the methods that a learner answers. Of ranges, it answers only serializable ones.
+/// Returns true for the methods that a learner answers. A learner answers a range only if the range is
+/// serializable.
 fn is_for_learners(rpc: Rpc) -> bool {
     matches!(
         rpc,
@@ -563,11 +566,11 @@ fn is_for_learners(rpc: Rpc) -> bool {
     )
 }
 
-/// Returns true for the methods that a member refuses while the CORRUPT alarm names it; etcd's member goes on
-/// answering reads, from a state that is known to be wrong (COMPAT-20). Leases are renewed at the leader, and
-/// calls that an operator needs for diagnosis and repair are answered. Writes are refused when they are
-/// applied, at the same entry on all members; otherwise a member that lags behind the disarming would refuse
-/// a write wrongly.
+/// Returns true for the methods that a member refuses while the CORRUPT alarm names it; an etcd member
+/// continues to answer reads, although its state is known to be wrong (COMPAT-20). Leases are renewed at the
+/// leader, and calls that an operator needs for diagnosis and repair are answered. Writes are refused when
+/// they are applied, at the same entry on all members; otherwise a member that lags behind the disarming
+/// would refuse a write wrongly.
 fn is_about_data(rpc: Rpc) -> bool {
     matches!(
         rpc,
@@ -589,7 +592,8 @@ fn is_about_data(rpc: Rpc) -> bool {
 ///
 /// # Panics
 ///
-/// Panics if no RPC has the number; the front passes on only numbers that it was given.
+/// Panics if no RPC has the number; this cannot happen, because the front passes on only numbers that
+/// [`front::Service::method`] returned.
 #[inline]
 fn numbered(method: u16) -> Rpc {
     Rpc::ALL[usize::from(method)]

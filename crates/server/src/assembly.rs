@@ -65,7 +65,7 @@ pub(crate) struct Assembled {
     pub entries: log::Entries,
     pub fetches: Receiver<Fetch>,
     pub peering: Arc<Peering>,
-    /// Receives one message when the member may serve clients.
+    /// Receives one message when the member is ready to serve clients.
     pub ready: Receiver<()>,
     /// True if the data directory held the data of a member.
     pub had_data: bool,
@@ -179,7 +179,8 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
 /// Returns the seed of the ids of commands and leases.
 fn id_seed(clock: &Clock, random: u64) -> u64 {
     let millis = clock.wall().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
-    // The clock alone does not make a unique seed: it may be set back, or start at the same time at every boot.
+    // The clock alone does not make a unique seed: it may be set back, or it may start at the same time after
+    // every boot of the machine.
     if planted::is(Bug::IdsByTheClock) { millis } else { millis ^ random }
 }
 

@@ -75,12 +75,13 @@ type Fronts = OnceLock<Vec<Front>>;
 /// Finds the other members for a member without data: returns the options completed by an initial cluster.
 pub type Discover<'a> = dyn Fn(&Config) -> Result<Config, Box<dyn Error + Send + Sync>> + 'a;
 
-/// Starts a member; returns once it serves clients. Serving needs a quorum of the cluster, so `stop_wanted`
-/// is called periodically; the start is given up when it returns true.
+/// Starts a member; returns once it serves clients. A member can serve only when the cluster has a quorum,
+/// which may take long. So `stop_wanted` is called periodically, and the start is given up when it returns
+/// true.
 ///
 /// # Errors
 ///
-/// The file, address or option that is wrong, and why; the text says what to do.
+/// Returns an error that names the file, address or option that is wrong. Its text says why, and what to do.
 pub fn start(
     config: Config,
     logger: Arc<Logger>,
@@ -148,9 +149,9 @@ pub fn start(
 }
 
 /// Refuses to start if this release is older than the version of the cluster, as etcd does: entries of newer
-/// members may be unknown to this release. A downgrade lowers the cluster's version first. To be called once
-/// all entries are applied that were committed before the start: a checkpoint may be older than the last
-/// change of the cluster's version.
+/// members may be unknown to this release. An operator lowers the cluster's version with a downgrade first.
+/// Must be called after all entries are applied that were committed before the start, because a checkpoint
+/// may be older than the last change of the cluster's version.
 fn check_release(shared: &Shared) -> Result<(), StartError> {
     let members = Arc::clone(&shared.state.load().members);
     let (cluster, own) = (minor(&members.cluster_version), minor(shared.member.api_version));
@@ -419,8 +420,8 @@ fn await_cluster(
             Err(mpsc::RecvTimeoutError::Disconnected) => {
                 return Err(match core.join() {
                     Ok(Err(fatal)) => StartError::Core(fatal),
-                    // Nobody stopped the core, so it ended because the member was removed: the log or another
-                    // member said so.
+                    // The core was not told to stop. It ended because the member was removed, as the log or
+                    // another member reported.
                     Ok(Ok(())) => {
                         let member_id = shared.member.identity.member_id;
                         StartError::DataDir(DataDirError::Removed { member_id, data_dir })
@@ -505,8 +506,8 @@ fn log_peer(logger: &Logger, level: peer::Level, line: &str, fields: &[(&str, pe
     }
 }
 
-/// Open files reserved for everything but connections, as in etcd. Two more are reserved for each log
-/// segment, since the number of segments may grow.
+/// Open files reserved for everything but connections, as in etcd. For each log segment two more files are
+/// reserved, because the number of segments may grow.
 const OTHER_FILES: usize = 150;
 /// Least number of connections with which a member starts.
 const CONNECTIONS_MIN: usize = 16;
@@ -540,8 +541,9 @@ fn front_options(config: &Config, shards: usize, segments: usize) -> Result<fron
     })
 }
 
-/// Returns the bytes that the calls in flight of one connection may hold: the default, or twice the largest
-/// message if that is more, but at most half of the budget. The budget holds four of the largest messages.
+/// Returns the bytes that the calls in flight of one connection may hold: the default, or twice the size of
+/// the largest message if that is more; in both cases at most half of the budget. The budget is large enough
+/// for four of the largest messages.
 fn request_bytes_max(default: usize, budget_bytes: usize, message_bytes_max: usize) -> usize {
     default.max(message_bytes_max.saturating_mul(2)).min(budget_bytes / 2)
 }
@@ -595,9 +597,9 @@ impl Running {
     ///
     /// # Errors
     ///
-    /// The reason why the core had already ended by itself, or why the clean shutdown could not be recorded.
-    /// The member's other threads have been stopped then, too; that which reads old entries for followers
-    /// ends by itself.
+    /// Returns the reason why the core had already ended by itself, or why the clean shutdown could not be
+    /// recorded. In these cases, too, the member's other threads have been stopped, except for the one that
+    /// reads old entries for followers, which ends by itself.
     pub fn stop(self) -> Result<(), EndError> {
         self.shared.data.values.wind_down();
         // Dropped first: the reloading thread notifies the fronts, the console and the peers of new files.
@@ -616,18 +618,20 @@ impl Running {
         self.shared.core.inbox.send(ControlRequest::Stop);
         let ended = self.core.join();
         if ended.is_err() {
-            // A core that panicked left its queue open. The checkpointer may wait there for an answer.
+            // A core that panicked did not close its queue, and the checkpointer may wait for an answer
+            // there.
             self.shared.core.inbox.close();
         }
         self.monitor.stop();
         self.peers.close();
         self.shared.data.compaction_hashes.stop();
         let _ = self.hasher.join();
-        // The core has told the checkpointer to end, or dropped its end of the queue of orders in a panic.
+        // The checkpointer ends, because the core has told it to end or, in a panic, has dropped its end of
+        // the queue of orders.
         let _ = self.checkpointer.join();
         let outcome = ended.map_err(|_| EndError::CorePanicked)?;
         if outcome.is_ok() {
-            // The core owned the log, so the log is closed here and its end is final.
+            // The core owned the log. The core has ended, so the log is closed and its end is final.
             let end = self.shared.data.values.log_end();
             self.clean_shutdown.close(&self.shared.member.identity, end).map_err(EndError::CleanShutdown)?;
         }

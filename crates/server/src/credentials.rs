@@ -160,8 +160,8 @@ impl KeyFiles {
     }
 }
 
-/// Prepares tokens and passwords; `threads` threads hash passwords and sign tokens. Returned key files, if
-/// any, are to be watched with [`KeyFiles::watch`].
+/// Prepares tokens and passwords; `threads` threads hash passwords and sign tokens. If key files are
+/// returned, the caller has to start [`KeyFiles::watch`].
 pub(crate) fn credentials(
     config: &Config,
     logger: &Logger,

@@ -27,12 +27,13 @@ const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
 /// may not be started yet.
 const BOOTSTRAPPED_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Error for which a member without data cannot begin. The texts are etcd's where etcd has one.
+/// Error that prevents a member without data from beginning. The texts are etcd's where etcd has one.
 #[derive(Debug)]
 pub enum JoinError {
     /// The options contradict each other.
     Options(Refusal),
-    /// The cluster reports that this member has run before: with an empty directory it would vote twice.
+    /// The cluster reports that this member has run before. With an empty data directory the member has
+    /// forgotten its votes, so it might vote twice in a term.
     Bootstrapped {
         /// Id of this member.
         member_id: u64,
@@ -99,7 +100,7 @@ impl std::error::Error for JoinError {}
 ///
 /// # Errors
 ///
-/// The options contradict each other, or the cluster does not have this member.
+/// Returns an error if the options contradict each other, or if the cluster does not have this member.
 pub fn begin(config: &Config, tls: Option<&ClientTls>, logger: &Logger) -> Result<Beginning, JoinError> {
     let bootstrap = config.bootstrap().map_err(JoinError::Options)?;
     match config.cluster.initial_cluster_state {
@@ -115,11 +116,12 @@ fn others(bootstrap: &Bootstrap) -> Vec<String> {
 }
 
 fn form(bootstrap: &Bootstrap, tls: Option<&ClientTls>, logger: &Logger) -> Result<Beginning, JoinError> {
-    // A member that ran before must not come back with an empty directory: it would vote twice.
+    // If a member that ran before returned with an empty directory, it could vote twice in the same raft
+    // term.
     for url in others(bootstrap) {
         let members = match members_of(&url, BOOTSTRAPPED_TIMEOUT, tls) {
             Ok((_, members)) => members,
-            // As in etcd: if no member can be asked, this member counts as new.
+            // As in etcd: if no other member answers, this member counts as new.
             Err(error) => {
                 let text = "cannot ask another member whether this member has been in the cluster before";
                 logger.warn(text, &[("address", Value::Str(&url)), ("error", Value::Display(&error))]);
@@ -140,7 +142,7 @@ fn form(bootstrap: &Bootstrap, tls: Option<&ClientTls>, logger: &Logger) -> Resu
 ///
 /// # Errors
 ///
-/// The options contradict each other.
+/// Returns an error if the options contradict each other.
 pub fn form_alone(config: &Config) -> Result<Beginning, JoinError> {
     Ok(first_of(&config.bootstrap().map_err(JoinError::Options)?))
 }
@@ -226,7 +228,7 @@ fn join(
 ///
 /// # Errors
 ///
-/// The options do not name exactly the members of the cluster.
+/// Returns an error if the options do not name exactly the members of the cluster.
 fn own_id(bootstrap: &Bootstrap, existing: &[Member]) -> Result<Option<u64>, JoinError> {
     let urls = || existing.iter().flat_map(|member| member.peer_urls.iter().cloned()).collect();
     if existing.len() != bootstrap.members.len() {
@@ -235,7 +237,7 @@ fn own_id(bootstrap: &Bootstrap, existing: &[Member]) -> Result<Option<u64>, Joi
     let (mut own, mut matched) = (None, BTreeSet::new());
     for member in &bootstrap.members {
         let wanted = texts(&member.peer_urls);
-        // If the options name one member twice, they do not name another one, which may be this one.
+        // If the options name one member twice, they leave out another member, which may be this one.
         let known =
             member_at(existing, |known| &known.peer_urls, &wanted).filter(|known| matched.insert(known.id));
         let Some(known) = known else {

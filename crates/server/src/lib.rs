@@ -1,8 +1,8 @@
 //! Builds a member from its parts, and runs it.
 //!
 //! * `assembly` builds the parts of a member from the data directory that [`storage`] has opened.
-//! * [`boot`] gives each part a thread and a socket; [`stepped`] drives the same parts by hand, without
-//!   threads, sockets and real time, for simulation.
+//! * [`boot`] gives each part a thread and a socket; [`stepped`] lets a simulation drive the same parts step
+//!   by step, without threads, sockets and real time.
 //! * `options` builds the options of the parts from the configuration; `joining` determines the identity of a
 //!   member without data.
 //! * [`peering`] answers requests of other members, and passes their raft messages to the core. `memory` reads

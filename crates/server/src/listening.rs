@@ -148,7 +148,7 @@ fn listen_tcp(url: &Url, config: &Config) -> Result<TcpListener, StartError> {
     let bind = || -> io::Result<TcpListener> {
         let domain = if address.is_ipv6() { Domain::IPV6 } else { Domain::IPV4 };
         let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
-        // Go sets this option for every listener, so the flag for it changes nothing.
+        // Go sets this option for every listener, so the flag for the option changes nothing.
         socket.set_reuse_address(true)?;
         if config.listen.reuse_port {
             socket.set_reuse_port(true)?;
@@ -170,8 +170,8 @@ fn resolve(url: &Url) -> Result<SocketAddr, StartError> {
         .ok_or_else(|| failed(None))
 }
 
-/// The file of a Unix socket on which this process listens. Dropping removes the file, unless it was replaced
-/// by another.
+/// The file of a Unix socket on which this process listens. Dropping this removes the file, unless another
+/// file has replaced it.
 #[derive(Debug)]
 pub(crate) struct SocketFile {
     path: PathBuf,
@@ -235,7 +235,7 @@ fn remove_stale(path: &Path, address: &SockAddr) -> io::Result<()> {
         Ok(_) => {}
     }
     let probe = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-    // A process that listens but does not accept must not block the start.
+    // A process that listens on the socket but does not accept must not block the start of this member.
     probe.set_nonblocking(true)?;
     match probe.connect(address) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path),

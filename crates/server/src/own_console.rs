@@ -47,8 +47,8 @@ pub(crate) fn start(
     Ok(console)
 }
 
-/// Returns the URL through which the console requests pages of this member: one without TLS if there is one,
-/// as the cheapest.
+/// Returns the URL through which the console requests pages of this member: a URL without TLS if there is
+/// one, because that costs least.
 fn reached_at(listening: &Listening) -> Option<Url> {
     let listeners = if listening.pages.is_empty() { &listening.clients } else { &listening.pages };
     let urls: Vec<Url> = listeners.iter().filter_map(|url| Url::parse(url).ok()).collect();

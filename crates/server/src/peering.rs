@@ -67,7 +67,7 @@ impl Peering {
     ///
     /// # Errors
     ///
-    /// The stream is not valid, or this member cannot take the snapshot now.
+    /// Returns an error if the stream is not valid, or if this member cannot take the snapshot now.
     pub async fn take_snapshot(
         &self,
         message: raftpb::Message,
@@ -83,7 +83,8 @@ impl Peering {
     ///
     /// # Errors
     ///
-    /// The database is not valid, this member cannot take it now, or it is not durable yet.
+    /// Returns an error if the database is not valid, if this member cannot take it now, or if the received
+    /// state is not durable yet.
     pub async fn take_database(
         &self,
         message: raftpb::Message,
@@ -221,7 +222,8 @@ async fn time_to_live(shared: &Shared, body: Bytes) -> Response<Bytes> {
             let header = Some(shared.member.header(reply.revision, reply.raft_term));
             let mut response =
                 LeaseTimeToLiveResponse { header, id, ttl: ttl.0, granted_ttl: granted.0, keys: Vec::new() };
-            // Only etcd's members ask for keys, possibly for a million; the loop yields between batches.
+            // Only members that run etcd ask for the keys of a lease, which may be a million, so the loop
+            // yields between batches.
             let mut behind: Option<Bytes> = None;
             loop {
                 let some = keys.after(behind.as_ref()).take(LISTED_AT_ONCE).map(|(key, ())| key.clone());
@@ -241,8 +243,8 @@ async fn time_to_live(shared: &Shared, body: Bytes) -> Response<Bytes> {
     }
 }
 
-/// Answers a sender of a state that asks what this member has. The answer contains the hash if the request
-/// says that the sender understands it.
+/// Answers a sender of a state that asks what this member has. The answer contains a hash of this member's
+/// state if the request says that the sender understands the hash.
 async fn held(receiver: &Receiver, question: &Request<Bytes>) -> Response<Bytes> {
     let hashed = question.uri().query().is_some_and(|query| query.split('&').any(|pair| pair == HASHED));
     match receiver.held().await {
@@ -344,7 +346,7 @@ impl peer::Handler for Peering {
 
     fn body_bytes_max(&self, head: &http::request::Parts) -> usize {
         match (&head.method, head.uri.path()) {
-            // One byte more than allowed, so that the handler sees that the body is too long.
+            // Allows one byte more than the limit, so that the handler notices a body that is too long.
             (&Method::POST, "/leases" | "/leases/internal") => LEASE_BODY_BYTES_MAX + 1,
             (&Method::GET, consistency::comparison::HASH_KV) => HASH_BODY_BYTES_MAX,
             _ => 0,

@@ -6,11 +6,11 @@
 //! run can be repeated.
 //!
 //! All parts of a member live on one thread. Dropping the member simulates a crash: nothing is written on the
-//! way out. No runtime is needed; inside a tokio runtime, futures that are not tasks of the member share the
-//! budget of the tokio task that runs.
+//! way out. No runtime is needed. If the code runs inside a tokio runtime, futures that are not tasks of the
+//! member share the cooperative budget of the current tokio task.
 //!
-//! Everything repeats that follows from the calls made, the clock, and the answers of the disk and the links.
-//! Metrics that measure real durations do not repeat.
+//! The same calls, clock readings, and answers of the disk and the links give the same behaviour. Metrics
+//! that measure real durations are the exception.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -190,12 +190,12 @@ impl Wake for Woken {
 }
 
 impl Stepped {
-    /// Opens the data directory, as a start of the process does, and builds the member. Before this returns,
-    /// the log and the checkpoints are read, and what recovery has to write is written.
+    /// Opens the data directory, as a start of the process does, and builds the member. This function reads
+    /// the log and the checkpoints, and makes the writes that recovery needs.
     ///
     /// # Errors
     ///
-    /// Like [`opening::open`]. The disk stays as the failed attempt left it.
+    /// Returns the errors of [`opening::open`]. The disk stays as the failed attempt left it.
     pub fn open(setup: Setup) -> Result<Stepped, DataDirError> {
         let Setup {
             config,
@@ -295,16 +295,17 @@ impl Stepped {
         self.shared.core.inbox.fall_asleep(wanted);
     }
 
-    /// Runs one turn of the core, which handles everything that is queued for it. A turn without work does no harm.
+    /// Runs one turn of the core, which handles everything that is queued for it. A turn without work has no
+    /// effect.
     ///
     /// # Errors
     ///
-    /// The reason why the member cannot continue; a real process would end here.
+    /// Returns the reason why the member cannot continue; a real process would end here.
     pub fn turn(&mut self) -> Result<Going, Fatal> {
         self.shared.core.inbox.take(&mut self.asks);
         let outcome = self.core.turn(&mut self.asks, self.clock.now());
         if !matches!(outcome, Ok(false)) {
-            // Closing the queue answers the requests that wait: they learn that the core has ended.
+            // Closing the queue answers the waiting requests with an error, because the core has ended.
             self.shared.core.inbox.close();
         }
         let ended = outcome?;
@@ -318,7 +319,7 @@ impl Stepped {
     ///
     /// # Errors
     ///
-    /// When that file cannot be written.
+    /// Returns an error if the clean-shutdown file cannot be written.
     pub fn close(mut self) -> Result<(), log::OpenError> {
         self.log_turn();
         let end = self.shared.data.values.log_end();
@@ -357,10 +358,10 @@ impl Stepped {
         self.core.log_turn(batches_max);
     }
 
-    /// Runs one step of the checkpointer, which starts an order or continues with it. A step writes one block
-    /// of a checkpoint's run, the end of the run, or the manifest, deletes obsolete files, or moves one
-    /// portion of values. Returns false if the checkpointer has nothing to do, or waits until the core has
-    /// moved a portion.
+    /// Runs one step of the checkpointer, which starts an order or continues one. A step does one of these:
+    /// it writes one block of a checkpoint's run, the end of the run, or the manifest; deletes obsolete
+    /// files; or moves one portion of values. Returns false if the checkpointer has nothing to do, or waits
+    /// until the core has moved a portion.
     pub fn checkpointer_step(&mut self) -> bool {
         match self.checkpointer.step() {
             Step::Written | Step::Ended => true,
@@ -390,7 +391,7 @@ impl Stepped {
         true
     }
 
-    /// Runs the member's tasks until each one waits: those of the services, of the monitor, and of
+    /// Runs the member's tasks until each of them waits: those of the services, of the monitor, and of
     /// [`Stepped::spawn`].
     ///
     /// Between the tasks, and when all of them wait, values that are not in memory are read from the disk,
@@ -429,7 +430,7 @@ impl Stepped {
         self.shared.data.readers.has_work()
     }
 
-    /// Returns true if a value was read that its call has not taken yet.
+    /// Returns true if a value was read from the disk and the call that needs it has not taken it yet.
     pub fn holds_untaken(&self) -> bool {
         self.shared.data.readers.holds_untaken()
     }

@@ -364,11 +364,11 @@ fn log_warnings(logger: &Logger, side: Side, warnings: &[Warning]) {
 }
 
 /// Returns the TLS settings with which a member of this configuration dials others, for use before the member
-/// runs. Warnings about its files are logged when the member starts, not here.
+/// runs. Warnings about the TLS files are logged when the member starts, and not by this function.
 ///
 /// # Errors
 ///
-/// The options contradict each other, or a file cannot be used.
+/// Returns an error if the options contradict each other, or if a file cannot be used.
 pub fn dialing(config: &Config) -> Result<tls::ClientTls, TlsError> {
     let silent = Logger::to(Level::Error, Format::Json, Vec::new());
     Ok(MemberTls::load(config, &silent, &Clock::real())?.dialing())
@@ -412,7 +412,7 @@ pub(crate) fn rejections(
 /// Callback with the side whose files were replaced, so that existing connections are checked again.
 pub(crate) type Reloaded = Box<dyn Fn(Side) + Send>;
 
-/// The thread that polls the files. Dropping this ends the thread and waits for it.
+/// The thread that polls the certificate files for changes. Dropping this ends the thread and waits for it.
 pub(crate) struct Reloading {
     stop: Option<SyncSender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -468,7 +468,7 @@ impl Watch {
     fn turn(&mut self, now: SystemTime) {
         for watched in &mut self.sides {
             let Some(event) = watched.reloader.poll(now) else { continue };
-            // The metrics count what the log says: files that could not be used.
+            // The metric counts what the log reports: files that could not be used.
             if matches!(event, Event::Kept { .. }) {
                 self.metrics.tls.reload_failures.with(&[watched.side.name()]).inc();
             }

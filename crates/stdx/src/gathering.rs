@@ -4,16 +4,17 @@ use std::time::Duration;
 /// more work.
 ///
 /// A sleeping thread is woken by the first message that arrives, and may take the processor from the sender
-/// before that has sent more. If processors are busy, each wake-up finds little to do, and wake-ups, system
-/// calls and responses cost more than the work itself. A thread that yields instead is still runnable after
-/// the other threads have had their turn, and finds everything that all of them sent.
+/// before the sender has sent more. If processors are busy, each wake-up finds little to do, and wake-ups,
+/// system calls and responses cost more than the work itself. A thread that yields instead is still runnable
+/// after the other threads have had their turn, and finds everything that all of them sent.
 ///
-/// The price is that the thread may wait behind threads that only compute, for a time slice of some
-/// milliseconds, where a sleeping thread would have been woken at once. So it yields only while its turns
-/// find several messages without yielding, which means that there is a queue anyway, and only while the turns
-/// after a yield find one message for each 400 us of waiting, and no wait takes 20 ms. Otherwise it stops
-/// yielding for some thousand turns. All messages that such a turn finds count, because those that arrived
-/// due to the yield cannot be distinguished.
+/// The disadvantage: a yielding thread may wait behind threads that only compute, for a time slice of some
+/// milliseconds, while a sleeping thread would have been woken at once. So a thread yields only under two
+/// conditions. First, its turns find several messages even without yielding, which shows that messages are
+/// queued anyway. Second, the turns after a yield find at least one message for each 400 us of waiting, and
+/// no wait takes 20 ms. If the second condition fails, the thread stops yielding for some thousand turns. All
+/// messages that a turn after a yield finds are counted, because those that arrived due to the yield cannot
+/// be distinguished from others.
 ///
 /// ```
 /// let mut gathering = stdx::Gathering::new(3);
@@ -44,7 +45,8 @@ const TURN_MAX: u64 = 32;
 const WORTH_US: u64 = 400;
 /// Duration from which on a single yield is too long, however many messages are found after it.
 const AT_ONCE: Duration = Duration::from_millis(20);
-/// Initial value of the messages found, as a credit: the first few yields say little.
+/// Initial value of the average of messages found after a yield. It is a credit, because the first few yields
+/// show little.
 const CREDIT: u64 = 8 * WHOLE;
 /// Number of turns in which a thread does not yield after yielding was not worth it.
 const PAUSE_TURNS: u32 = 4000;
@@ -79,7 +81,7 @@ impl Gathering {
         self.pause == 0 && self.average >= self.enough
     }
 
-    /// Records that the thread yielded, for this time.
+    /// Records that the thread yielded before its current turn, for the time `took`.
     pub fn gave_way(&mut self, took: Duration) {
         self.gave_way = Some(took);
     }
@@ -92,9 +94,9 @@ mod tests {
     #[test]
     fn only_turns_that_find_much_by_themselves_let_others_go_first() {
         let mut gathering = Gathering::new(3);
-        // One large turn is not a queue.
+        // One turn with many messages does not show that messages are queued all the time.
         assert!(!gathering.turn(1000));
-        // A read and its response in one turn, however often.
+        // Each turn finds a read and its response, which is not enough, however often it happens.
         assert!((0..10_000).all(|_| !gathering.turn(2)));
         assert!((0..100).filter(|_| gathering.turn(5)).count() > 80);
         // Without load the state is as at the beginning.
@@ -119,10 +121,11 @@ mod tests {
     fn others_that_take_long_and_bring_little_do_not_go_first() {
         let mut gathering = Gathering::new(3);
         assert!(yields(&mut gathering, 1000, 20, Duration::from_millis(2)) > 900, "100 us for each");
-        // 640 us per message: another thread that only computes, and few clients.
+        // The turns find one message per 640 us of waiting, as if another thread only computed and there were
+        // few clients.
         let many = yields(&mut gathering, 20_000, 5, Duration::from_micros(3200));
         assert!((5..100).contains(&many), "tried again now and then: {many}");
-        // The other thread is gone.
+        // The thread that computes has ended.
         let turns = 2 * PAUSE_TURNS as usize;
         let after = yields(&mut gathering, turns, 5, Duration::from_micros(300));
         assert!(after > turns / 3, "{after}");

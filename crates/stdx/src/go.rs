@@ -48,8 +48,8 @@ fn escaped(out: &mut String, c: char, quote: char) {
     }
 }
 
-/// Returns true if Go prints a character unescaped. Rust's escaping of invisible characters is used in place
-/// of Go's table (`unicode.IsPrint`), except that combining marks count as visible.
+/// Returns true if Go prints a character unescaped. Instead of Go's table (`unicode.IsPrint`), the function
+/// uses Rust's rule for characters to be escaped, except that combining marks count as visible.
 fn is_printed(c: char) -> bool {
     let is_plain = c.escape_debug().count() == 1 || matches!(c, '"' | '\'');
     let is_combining = c.escape_debug().count() > 1 && !c.is_control() && c.is_alphanumeric();

@@ -1,8 +1,8 @@
 use std::net::{IpAddr, Ipv6Addr};
 
-/// Returns the address under which a client is counted: for IPv6 that of its 64-bit network, because a client
-/// that has one address of a network has all of them; for IPv4 the address itself, also if it is mapped to
-/// IPv6.
+/// Returns the address under which a client is counted. For IPv6 it is the address of the 64-bit network,
+/// because a client that has one address of such a network usually has all of them. For IPv4, also if mapped
+/// to IPv6, it is the IPv4 address itself.
 pub fn client_network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => {

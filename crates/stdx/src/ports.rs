@@ -9,7 +9,7 @@ use crate::Random;
 const CONNECTIONS: Range<u16> = 32_768..61_000;
 const LOWEST: u16 = 10_000;
 
-/// Returns a port of `ip` on which no socket listens, a different one in each call of this process; for a
+/// Returns a port of `ip` on which no socket listens, a different port in each call of this process. For a
 /// server whose port must be known in advance.
 ///
 /// If possible, the port is outside of the range that the kernel uses for outgoing connections. So no client
@@ -19,8 +19,8 @@ const LOWEST: u16 = 10_000;
 /// # Errors
 /// Returns an error if no port of `ip` can be bound, or all are in use.
 pub fn unused_port(ip: IpAddr) -> io::Result<u16> {
-    // Next position in the list of candidates. The first one is random, so that other processes use other
-    // ports.
+    // Next position in the list of candidates. The first position is random, so that other processes use
+    // other ports.
     static NEXT: Mutex<Option<usize>> = Mutex::new(None);
     let candidates: Vec<u16> = candidates(&of_connections()).collect();
     let mut next = NEXT.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -37,8 +37,8 @@ pub fn unused_port(ip: IpAddr) -> io::Result<u16> {
     Err(refused)
 }
 
-/// Returns the candidate ports for servers: those below the range for connections, or, if they are fewer than
-/// a thousand, those above it; if these are few too, all ports from `LOWEST` on.
+/// Returns the candidate ports for servers: the ports below the range for outgoing connections. If these are
+/// fewer than a thousand, the ports above the range; if these are few too, all ports from `LOWEST` on.
 fn candidates(connections: &Range<u16>) -> impl Iterator<Item = u16> + use<> {
     const ENOUGH: u16 = 1000;
     if connections.start >= LOWEST + ENOUGH {

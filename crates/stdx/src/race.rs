@@ -24,8 +24,8 @@ pub async fn race<A, B>(left: impl Future<Output = A>, right: impl Future<Output
 }
 
 /// Polls a future until `end` is ready, and never after that. Returns `None` if `end` is ready first.
-/// `is_over` is checked before each poll, for a future whose polls take long: a timer alone would fire late,
-/// after the polls that run between its deadline and its turn.
+/// `is_over` is also checked before each poll, because polls of the future may take long: a timer in `end`
+/// would be noticed only after polls that began after its deadline.
 pub async fn before<T>(
     mut is_over: impl FnMut() -> bool,
     end: impl Future,

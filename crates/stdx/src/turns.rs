@@ -11,14 +11,14 @@ use std::task::{Context, Poll, Wake, Waker};
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 
 /// Futures that are polled in turns: each origin `O` with futures to poll gets one poll, then the next
-/// origin. So an address that opens many connections delays each other address by one poll, however many
+/// origin. So an address that opens many connections delays each other address by one poll only, however many
 /// connections it has.
 ///
-/// After each poll the processor is yielded to other threads. A thread that always has work would otherwise
-/// delay a thread that wakes up until the end of its time slice, which the kernel may end only after several
-/// milliseconds; with yielding, the delay is at most the rest of a poll. A lower priority is no substitute:
-/// it does not shorten the time slice, and leaves almost no processor time beside threads that are always
-/// busy.
+/// After each poll the processor is yielded to other threads. Otherwise a thread that always has work would
+/// delay other threads that wake up, until the kernel ends its time slice, which may take several
+/// milliseconds; with yielding, the delay is at most the rest of one poll. A lower thread priority is no
+/// substitute: it does not shorten the time slice, and it leaves this thread almost no processor time while
+/// other threads are always busy.
 pub struct Turns<O> {
     ready: Arc<Ready<O>>,
     tasks: HashMap<u64, (Task, Waker)>,
@@ -116,8 +116,8 @@ impl<O: Copy + Eq + Hash + Send + Sync + 'static> Turns<O> {
         self.tasks.insert(id, (task, waker));
     }
 
-    /// Polls the next task, and then yields the processor to other threads. Returns pending if no task is to
-    /// be polled; the caller is woken when one is.
+    /// Polls the next task, and then yields the processor to other threads. Returns pending if no task has to
+    /// be polled; the caller is woken when a task has to be.
     pub fn poll_one(&mut self, cx: &Context<'_>) -> Poll<()> {
         let ticket = {
             let mut queues = self.ready.lock();

@@ -7,8 +7,8 @@
 //! the contents of an entry ([`Entry`]).
 //!
 //! Refused calls ([`AuditLog::push_refused`]) have separate files, queue places and rate limits
-//! (`refusals.rs`): any client that can connect can make any number of them, and they must not displace other
-//! entries.
+//! (`refusals.rs`): any client that can connect can make any number of refused calls, and these must not
+//! displace other entries.
 
 mod refusals;
 
@@ -36,8 +36,8 @@ use self::refusals::{NotShown, Refusals};
 pub const ENTRIES_MAX: usize = 8192;
 /// Maximum number of bytes that waiting entries hold.
 pub const BYTES_MAX: usize = 16 << 20;
-/// Refused calls get one part in this many of [`ENTRIES_MAX`], [`BYTES_MAX`] and the number of files, in
-/// addition to the rest.
+/// Divisor for the limits of refused calls: they have a share of [`ENTRIES_MAX`], [`BYTES_MAX`] and the
+/// number of files that is this many times smaller. The share is in addition to the limits of other entries.
 const REFUSED_SHARE: usize = 8;
 /// Number of bytes that an entry takes in addition to [`Entry::bytes`].
 const ENTRY_BYTES: usize = 256;
@@ -54,8 +54,7 @@ pub trait Entry: Send {
     /// Returns the number of bytes that the entry holds while it waits.
     fn bytes(&self) -> usize;
 
-    /// Appends the line, without its line feed, or nothing if the entry turns out to be one that is not
-    /// logged.
+    /// Appends the line, without its line feed. Appends nothing if the entry turns out not to be logged.
     fn write(&self, out: &mut String);
 }
 
@@ -65,7 +64,7 @@ pub trait Lines: Send + 'static {
     ///
     /// # Errors
     ///
-    /// Returns an error if not all lines were written; then none of them may be visible.
+    /// Returns an error if not all lines were written. In this case no line may be visible to readers.
     fn append(&mut self, lines: &[u8]) -> io::Result<()>;
 
     /// Makes what was appended durable.
@@ -155,8 +154,8 @@ impl Shared {
 }
 
 impl AuditLog {
-    /// Opens the file, and that of refused calls, whose name ends in `.refused`, and starts the thread that
-    /// writes them.
+    /// Opens the file of the audit log and the file of refused calls, whose name ends in `.refused`, and
+    /// starts the thread that writes both.
     ///
     /// # Errors
     ///
@@ -217,7 +216,8 @@ impl AuditLog {
         Ok(AuditLog { items, entries_max, clock, shared, ended: Mutex::new(Some(ended)) })
     }
 
-    /// Queues an entry for the thread, or drops it if too many entries wait. Never waits.
+    /// Queues an entry for the thread, or drops the entry if too many entries are queued. This function never
+    /// waits.
     pub fn push(&self, entry: Box<dyn Entry>) {
         if !self.queue(entry, Kind::Accepted) {
             self.shared.drop_entries(1);
@@ -225,8 +225,8 @@ impl AuditLog {
     }
 
     /// Queues an entry for a refused call of a client at this address, unless the address has had too many
-    /// entries written recently; further calls are only counted. Waits only for a lock that is held for a
-    /// moment.
+    /// entries written recently; further calls are only counted. This function waits only for a lock that is
+    /// held for a moment.
     pub fn push_refused(&self, address: IpAddr, entry: impl FnOnce() -> Box<dyn Entry>) {
         let now = self.clock.now();
         if !self.shared.refusals().admit(address, now) {
@@ -330,8 +330,8 @@ impl Writer {
                 Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => break,
             };
-            // Read the flag before the rest of the queue is taken: entries that arrive later are not waited
-            // for.
+            // The flag is read before the rest of the queue is taken: the thread does not wait for entries
+            // that arrive later.
             let is_stopping = self.shared.is_stopping.load(Ordering::Acquire);
             let mut next = first;
             loop {
@@ -526,7 +526,8 @@ impl Lines for RotatedFiles {
     }
 
     fn sync(&mut self) {
-        // A failure is ignored: lines that are not durable are no worse than lines that were not written.
+        // A failure is ignored: if lines are not durable, the audit log is no worse than if they had not been
+        // written.
         drop(self.file.sync_all());
     }
 }

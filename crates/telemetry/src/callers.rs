@@ -5,8 +5,9 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Maximum number of addresses with separate figures. When more arrive, addresses without a connection are
-/// forgotten; if there are none, the new ones are counted together, under the unspecified address.
+/// Maximum number of addresses with separate figures. When further addresses arrive, addresses without a
+/// connection are forgotten. If there are none, the further addresses are counted together under the
+/// unspecified address.
 pub const CALLERS_MAX: usize = 1024;
 const OTHERS: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 

@@ -11,7 +11,7 @@
 //! least [`TIMES`] times: a key that occurs once is never among them, however low the load is.
 //!
 //! Only samples of requests are noted (`rpc`'s sampler, one of 64), each weighted by the number of requests
-//! that it stands for. So most requests cost nothing here, and rare ones may be missed.
+//! that it stands for. So most requests cost nothing here, and names with few requests may be missed.
 //!
 //! # Example
 //!
@@ -41,14 +41,15 @@ pub const TOLD: usize = 20;
 /// Minimum share of the total that a name certainly has. Names with this share plus 1/[`PLACES`] are always
 /// found.
 pub const SHARE: f64 = 0.01;
-/// Minimum number of samples in which a name was seen. The number decays as amounts do; at an even rate, one
-/// sample in ten seconds is needed.
+/// Minimum number of samples in which a name was seen. The number decays as amounts do; at a constant rate, a
+/// name needs about one sample in ten seconds.
 pub const TIMES: f64 = 8.0;
 /// Time in which noted amounts decay to one half.
 pub const HALF_LIFE: Duration = Duration::from_secs(60);
 /// Maximum length of a name in bytes; the rest is cut off.
 pub const NAME_BYTES: usize = 128;
-/// Amounts below this are forgotten, which is half an hour after the last request.
+/// Amounts below this number are forgotten. An amount falls below it about half an hour after the last
+/// request.
 const FORGOTTEN: f64 = 1e-6;
 /// Minimum time between two decay steps.
 const STEP: Duration = Duration::from_secs(1);
@@ -126,7 +127,7 @@ struct Place {
     name: Box<[u8]>,
     amount: f64,
     error: f64,
-    /// Number of samples since the name got this place.
+    /// Number of samples that were counted since the name entered this place of the list.
     times: f64,
 }
 
@@ -153,8 +154,8 @@ impl Sketch {
         if self.places.len() < PLACES {
             self.places.push(new(0.0));
         } else if let Some(least) = self.places.iter_mut().min_by(|a, b| a.amount.total_cmp(&b.amount)) {
-            // The new name may have belonged to this place all along, so its amount starts with the old one
-            // as its error.
+            // The list does not know whether the new name occurred before. It may have caused all of the old
+            // amount, so the new entry starts with the old amount, and has the same number as its error.
             *least = new(least.amount);
         }
     }
@@ -216,7 +217,7 @@ impl HeavyHitters {
             (!noted.user.is_empty()).then_some(noted.user.as_bytes()),
             Some(noted.client.as_bytes()),
         ];
-        // Requests never wait here: a sample that arrives while another one is being noted is skipped.
+        // A request never waits here: while another thread notes a sample, this sample is skipped.
         let mut state = match self.state.try_lock() {
             Ok(state) => state,
             Err(TryLockError::Poisoned(state)) => state.into_inner(),
@@ -245,7 +246,7 @@ impl HeavyHitters {
     }
 
     fn told(&self, subject: Subject, measure: Measure, now: Instant, share: f64, times: f64) -> Vec<Heavy> {
-        // At a constant rate the decaying amount converges to the rate times this.
+        // At a constant rate, the decaying amount converges to the rate times this number of seconds.
         let seconds = HALF_LIFE.as_secs_f64() / std::f64::consts::LN_2;
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.fade(now);

@@ -103,8 +103,8 @@ fn push<N>(notes: &mut Vec<N>, note: N, last: impl Fn(&N) -> SystemTime) {
 }
 
 impl SlowRequests {
-    /// Records a range of `client` that found `keys` keys, was answered with `bytes` bytes, and took `took`.
-    /// All requests of a client for the same range share one note.
+    /// Records a range of `client` that found `keys` keys, was answered with `bytes` bytes, and took the time
+    /// `took`. All requests of a client for the same range share one note.
     pub fn ranged(
         &self,
         client: IpAddr,

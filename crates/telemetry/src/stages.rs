@@ -23,7 +23,7 @@ pub enum Stage {
     /// A write: until the core proposes it. A linearizable read: until the core requests a read index from
     /// the leader.
     Queue,
-    /// A linearizable read: until the leader has confirmed its commit index.
+    /// A linearizable read: until the leader has confirmed its commit index for the read.
     ReadIndex,
     /// A linearizable read: until this member has applied up to the read index, and the read's thread knows
     /// that.
@@ -97,9 +97,9 @@ pub type StageTimes = Vec<(Stage, Duration)>;
 /// Selects random samples, on average one in a given number of requests. Each thread has its own sampler.
 ///
 /// It draws one random number per sample, not one per request: the number of requests until the next sample,
-/// from the geometric distribution. The result is the same as an independent decision for each request:
-/// requests that arrive in a pattern, such as alternating puts and ranges, are sampled equally. Taking every
-/// 64th request would always measure the same one of the two kinds.
+/// from the geometric distribution. The result is the same as an independent random decision for each
+/// request, so requests that arrive in a pattern, such as alternating puts and ranges, are sampled equally.
+/// If instead every 64th request were a sample, all samples of such a pattern would be of the same kind.
 #[derive(Debug)]
 pub struct Sampler {
     /// Number of requests until the next sample, including it; at least 1.

@@ -1,8 +1,8 @@
 //! Distributed tracing: which calls are traced, their spans, and the encoding for a collector (OTLP).
 //!
 //! A [`Tracer`] decides at the beginning of a call whether it is traced, and keeps ended spans until the
-//! sending thread takes them. It never waits: if spans end faster than they are taken, they are dropped and
-//! counted. The crate `server` sends them.
+//! sending thread takes them. A tracer never waits: if spans end faster than they are sent, some are dropped
+//! and counted. The crate `server` sends the spans.
 //!
 //! The module does not know the meaning of calls. Tests: beside the code.
 
@@ -24,8 +24,8 @@ const TEXT_BYTES_MAX: usize = 256;
 /// Value of [`Settings::rate`] with which all calls are traced.
 const RATE_OF_ALL: u64 = 1_000_000;
 
-/// Name of the instrumentation scope of gRPC spans; that of etcd's library, so that existing dashboards find
-/// them.
+/// Name of the instrumentation scope of gRPC spans. It is the name that etcd's library uses, so that existing
+/// dashboards find the spans.
 pub const GRPC_SCOPE: &str = "go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc";
 /// Name of the instrumentation scope of the member's own spans.
 pub const MEMBER_SCOPE: &str = "go.etcd.io/etcd";
@@ -50,7 +50,7 @@ pub struct Parent {
 
 impl Parent {
     /// Parses a `traceparent` header: version, trace, span and flags, in hexadecimal. Returns `None` for
-    /// anything else; the specification requires that such a header is ignored.
+    /// anything else; the specification requires that an invalid header is ignored.
     pub fn read(header: &str) -> Option<Parent> {
         let mut parts = header.split('-');
         let (version, trace, span, flags) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
@@ -181,8 +181,9 @@ impl Tracer {
         self.seeds[seed].hash_one(count).max(1).to_be_bytes()
     }
 
-    /// Decides whether a call is traced: if it has a parent span, as the client decided, otherwise at this
-    /// member's rate. Returns the ids for the call's span; `None` if the call is not traced.
+    /// Decides whether a call is traced: if the call has a parent span, the client's decision counts;
+    /// otherwise this member traces calls at its own rate. Returns the ids for the call's span; `None` if the
+    /// call is not traced.
     pub fn begin(&self, parent: Option<&Parent>) -> Option<SpanContext> {
         let trace = match parent {
             Some(parent) if !parent.is_sampled => return None,

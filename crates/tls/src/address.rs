@@ -15,9 +15,9 @@ const MAX_ANSWERS: usize = 64;
 
 /// Result of an address check, or the look-ups that it needs.
 ///
-/// A certificate without names and addresses passes for every address. If it has addresses, the client's
-/// address may be one of them. Otherwise one of its names must be among the names of the client's address
-/// (`*.` matches any prefix), or the client's address among the addresses of one of its names.
+/// A certificate without names and addresses passes for every address. A certificate passes if the client's
+/// address is one of its addresses. It also passes if one of its names is among the names of the client's
+/// address (`*.` matches any prefix), or if the client's address is among the addresses of one of its names.
 #[derive(Debug)]
 pub enum AddressCheck {
     /// The certificate matches the address.
@@ -85,7 +85,7 @@ pub struct LookUp {
     /// Suffixes of wildcard names, without their `*`.
     endings: Vec<String>,
     reverse_is_open: bool,
-    /// Names whose addresses are still to be asked for, the next one last.
+    /// Names whose addresses were not asked for yet. The next one is last.
     to_ask: Vec<String>,
     has_matched: bool,
     error: Option<String>,

@@ -114,7 +114,7 @@ fn read(part: Part, path: &Path) -> Result<Vec<u8>, LoadError> {
         };
         LoadError::of_file(path, format!("{operation} {}: {why}", path.display()))
     };
-    // `O_NONBLOCK` avoids waiting for a writer if the path is a named pipe.
+    // `O_NONBLOCK`: opening a named pipe would otherwise wait for a writer.
     let mut file = OpenOptions::new()
         .read(true)
         .custom_flags(libc::O_NONBLOCK)

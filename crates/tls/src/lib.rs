@@ -6,16 +6,16 @@
 //!   its handshake, [`ServerTls::check_address`] on listeners for peers and metrics,
 //!   [`ServerTls::still_valid`] after a reload and periodically (certificates expire).
 //! * [`ClientTls`] does the same for connections to other members.
-//! * [`Reloader::poll`] detects changed files. It replaces everything or keeps what was loaded before, and
-//!   reports it.
+//! * [`Reloader::poll`] detects changed files. It replaces all files together, or keeps everything that was
+//!   loaded before, and reports which of the two happened.
 //! * [`SelfSigned`] generates the certificates for `--auto-tls`.
 //! * [`Refusal`] is the reason why a peer is not admitted, [`LoadError`] why files cannot be used,
 //!   [`explain`] describes a failed handshake. All use etcd's texts.
 //!
 //! Invariants:
 //!
-//! * Admission is decided when a connection is made, also when it resumes an earlier session, by the material
-//!   loaded then.
+//! * Admission is decided when a connection is made, by the material that is loaded at that time, even if the
+//!   connection resumes an earlier session.
 //! * A truncated, damaged or half written file never replaces one that works, and never causes a panic
 //!   (`tests/it/garbage.rs`).
 //! * Verification of a chain costs bounded work: [`MAX_CHAIN_CERTIFICATES`], [`MAX_CHAIN_BYTES`], and

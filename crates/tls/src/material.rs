@@ -27,7 +27,7 @@ use crate::trust::{Fingerprint, Trust};
 pub struct Expiry {
     /// Role of the certificate.
     pub of: Owner,
-    /// File of the certificate. If it contains several, the one that expires first counts.
+    /// File of the certificate. If the file contains several certificates, the one that expires first counts.
     pub file: PathBuf,
     /// Last second in which the certificate is valid.
     pub not_after: SystemTime,
@@ -255,8 +255,8 @@ impl Builder<'_> {
         config.alpn_protocols.clone_from(&self.settings.alpn);
         // Sessions are resumed only by tickets, so the member stores nothing for disconnected clients.
         config.session_storage = Arc::new(NoServerSessionStorage {});
-        // Each generation has new ticket keys, so sessions from before a reload cannot be resumed. The
-        // ticketer also rotates its keys.
+        // Each generation has new ticket keys, so a session from before a reload cannot be resumed. The
+        // ticketer also replaces its keys periodically.
         config.ticketer = ring::Ticketer::new().map_err(unusable)?;
         config.send_tls13_tickets = 1;
         Ok(Arc::new(config))

@@ -109,7 +109,8 @@ impl PeerChecks {
         if common_name.as_ref().is_some_and(|name| name.len() > MAX_COMMON_NAME_BYTES) {
             return Err(Refusal::Invalid("common name is too long".to_owned()));
         }
-        // etcd checks allowed names in verified chains only; without a verified chain no peer is allowed.
+        // As in etcd, only names in a verified chain are compared with the allowed names. So if names are
+        // required, a peer without a verified chain is refused.
         let may_be_allowed = verified.is_some() || matches!(self.allowed, Allowed::Any);
         if !may_be_allowed || !self.allowed.contain(&certificate) {
             return Err(Refusal::NotAllowed);
@@ -277,8 +278,8 @@ impl ServerCertVerifier for Servers {
     }
 }
 
-/// Verifies that the peer holds its certificate's private key. For a certificate of version 1, which rustls
-/// does not parse, the public key alone is used.
+/// Verifies that the peer holds its certificate's private key. rustls does not parse certificates of version
+/// 1; for such a certificate, the signature is verified with the public key alone.
 fn verify_signature(
     message: &[u8],
     certificate: &CertificateDer<'_>,

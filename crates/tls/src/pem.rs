@@ -12,8 +12,9 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use crate::certificate::Certificate;
 use crate::error::LoadError;
 
-/// Returns the labels of the file's sections, which follow `-----BEGIN `. Errors show them, so only plain
-/// labels count: a key that lost its line breaks is a single line that starts and ends like a section line.
+/// Returns the labels of the file's sections, which follow `-----BEGIN `. Errors show the labels, so only
+/// plain words are accepted as labels: if a key has lost its line breaks, the whole key is one line that
+/// starts and ends like a section line.
 fn labels(pem: &[u8]) -> Vec<String> {
     let lines = pem.split(|byte| *byte == b'\n');
     let label = |line: &[u8]| {

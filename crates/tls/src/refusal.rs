@@ -94,7 +94,7 @@ impl std::error::Error for Refusal {}
 
 impl Refusal {
     /// Converts into the error that `rustls` expects from a verifier. The error selects the alert for the
-    /// peer: the same as Go's, where Go has a specific one.
+    /// peer: the alert that Go sends, if Go has a specific alert for the refusal.
     pub(crate) fn to_rustls(&self) -> rustls::Error {
         let time = |seconds: u64| UnixTime::since_unix_epoch(Duration::from_secs(seconds));
         let error = match *self {

@@ -12,7 +12,8 @@ use crate::trust::Fingerprint;
 /// Interval at which a lasting failure is reported again.
 const REMINDER: Duration = Duration::from_secs(3600);
 
-/// Time in seconds for which a recently changed file may change again without a new time stamp.
+/// Resolution of file time stamps, in seconds, that is assumed: within this time after a change, another
+/// change may leave the time stamp the same.
 const STAMP_SECONDS: i64 = 2;
 
 /// Change of the files. Every event should be logged.
@@ -55,8 +56,9 @@ impl fmt::Display for Event {
 /// Watches the files of one [`Tls`] and replaces its material. The caller provides a thread that polls about
 /// once a second.
 ///
-/// New contents are used at the second poll that sees them, so that a partly written file that happens to
-/// parse is not used. Everything is replaced together or not at all: a new certificate waits for its key.
+/// New contents are used at the second poll that sees them, so a partly written file is not used even if it
+/// can be parsed. All files are replaced together or not at all: a new certificate is not used before its key
+/// has arrived.
 pub struct Reloader {
     tls: Tls,
     files: Vec<(Part, PathBuf)>,
@@ -94,7 +96,7 @@ impl Reloader {
             tls,
             files,
             stamps,
-            // The time is not known here; one more read costs little.
+            // The current time is not known here, so the files are read once more; that costs little.
             read_again: true,
             loaded: contents.hashes(),
             candidate: None,
@@ -183,8 +185,8 @@ impl Reloader {
 fn changed_lately(stamps: &[Option<Stamp>], now: SystemTime) -> bool {
     let now = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let now = i64::try_from(now).unwrap_or(i64::MAX);
-    // The upper bound keeps files with time stamps far in the future from being read forever; file server
-    // clocks may differ a little.
+    // The upper bound prevents files with time stamps far in the future from being read for ever. It is not
+    // `now`, because the clock of a file server may differ a little.
     let lately = now - STAMP_SECONDS..=now + STAMP_SECONDS;
     stamps.iter().flatten().flat_map(Stamp::changed_seconds).any(|seconds| lately.contains(&seconds))
 }

@@ -1,7 +1,7 @@
 //! Names of an address, from the hosts file or else from name servers.
 //!
-//! The system function `getnameinfo` returns only one name per address. An address may have several, and a
-//! certificate may be for any of them.
+//! The system function `getnameinfo` returns only one name per address. An address may have several names,
+//! and a certificate may be for any of them.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::io::{self, Read as _, Write as _};
@@ -15,10 +15,10 @@ const NAMES_MAX: usize = 64;
 const FILE_BYTES_MAX: u64 = 1 << 20;
 /// Maximum number of name servers that are asked, the same as in the system library.
 const SERVERS_MAX: usize = 3;
-/// Number of attempts per server, and time limit of each attempt.
+/// Number of attempts per server; the next constant is the time limit of each attempt.
 const ATTEMPTS: usize = 2;
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum size of an answer over UDP in bytes; a longer one is fetched over TCP.
+/// Maximum size in bytes of an answer over UDP. A longer answer is fetched over TCP.
 const UDP_BYTES_MAX: usize = 4096;
 /// Maximum length of a name in bytes.
 const NAME_BYTES_MAX: usize = 255;
@@ -53,7 +53,7 @@ impl Sources {
             return listed;
         }
         for server in self.servers.iter().cycle().take(ATTEMPTS * self.servers.len()) {
-            // After a failure the next server is asked. A server's answer that there is no name is final.
+            // If a server does not answer, the next one is asked. The answer that no name exists is final.
             if let Ok(Some(names)) = ask(*server, address, self.timeout) {
                 return names;
             }
@@ -138,7 +138,7 @@ fn question(id: u16, address: IpAddr) -> Vec<u8> {
 
 /// Asks a server for the names of an address. Returns `None` if the server cannot answer.
 fn ask(server: SocketAddr, address: IpAddr, timeout: Duration) -> io::Result<Option<Vec<String>>> {
-    // A random id, so that only the server can answer.
+    // The id is random, so that only the asked server, which sees it, can answer.
     let id = RandomState::new().hash_one(address) as u16;
     let question = question(id, address);
     let any: IpAddr = if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { [0; 16].into() };

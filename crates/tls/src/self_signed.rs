@@ -36,8 +36,9 @@ impl SelfSigned {
     /// `now`.
     ///
     /// `hosts` are the addresses of the listeners, each `host:port`. An existing certificate is used whatever
-    /// hosts it is for, as in etcd. One that has expired or cannot be used (etcd's own have P-521 keys, which
-    /// are not supported) is replaced; the old files are kept with `.old` appended to their names.
+    /// hosts it is for, as in etcd. A certificate that has expired or cannot be used is replaced, and the old
+    /// files are kept with `.old` appended to their names. The certificates that etcd generates cannot be
+    /// used, because they have P-521 keys.
     ///
     /// The directory is created with mode 0700, the files with 0600.
     ///
@@ -78,7 +79,8 @@ impl SelfSigned {
             .ok_or_else(|| LoadError::new("selfSignedCertValidity is invalid,it is beyond the calendar"))?;
         let (cert, key) = generate(hosts, now, not_after)
             .map_err(|error| LoadError::of_file(&cert_file, error.to_string()))?;
-        // If the member crashes between the two writes, its next start finds no pair and generates another.
+        // If the member crashes between the two writes, the next start finds no usable pair and generates a
+        // new one.
         write(&key_file, &key).map_err(failed(&key_file))?;
         write(&cert_file, &cert).map_err(failed(&cert_file))?;
         File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed(dir))?;

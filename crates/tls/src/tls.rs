@@ -81,7 +81,7 @@ impl Tls {
         self.shared.current.load().generation
     }
 
-    /// Returns the expiry of the certificates in use, for metrics and reports.
+    /// Returns the expiry times of the certificates in use, for metrics and reports.
     pub fn expiries(&self) -> Vec<Expiry> {
         self.shared.current.load().expiries.clone()
     }
@@ -97,7 +97,7 @@ impl Tls {
     }
 
     /// Describes the material in use for logs, without secrets: one line about each certificate of this
-    /// member and each list.
+    /// member and each revocation list.
     pub fn describe(&self) -> Vec<String> {
         self.shared.current.load().summary.clone()
     }
@@ -168,12 +168,13 @@ impl ServerTls {
     /// Returns the configuration for the next connection. Call this for each connection, so that reloaded
     /// files are used.
     ///
-    /// The memory of a handshake is bounded (a message has at most 64 KiB; certificates:
-    /// [`crate::MAX_CHAIN_BYTES`]), but its time is not: the caller must end it after
+    /// The memory of a handshake is bounded: a message has at most 64 KiB, and the certificates at most
+    /// [`crate::MAX_CHAIN_BYTES`]. Its time is not bounded: the caller must end the handshake after
     /// [`crate::HANDSHAKE_TIMEOUT`].
     pub fn config(&self) -> Arc<ServerConfig> {
         let material = self.shared.current.load();
-        // The settings determine whether a configuration exists, and they do not change.
+        // Always present: the settings determine whether there is a configuration for listeners, and the
+        // settings never change.
         material.server.clone().expect("material for listeners is only replaced by material for listeners")
     }
 
@@ -183,8 +184,8 @@ impl ServerTls {
     }
 
     /// Checks a client after its handshake; `chain` is the result of `ServerConnection::peer_certificates`.
-    /// Must be called for every connection: a resumed one has the chain verified in the original handshake,
-    /// and files may have changed since.
+    /// Must be called for every connection: a resumed connection has the chain that was verified in the
+    /// original handshake, and files may have changed since then.
     ///
     /// # Errors
     /// Returns a refusal if the connection must be closed.
@@ -213,7 +214,8 @@ impl ServerTls {
         self.shared.still_valid(session, |material| material.clients.as_ref())
     }
 
-    /// Checks like [`Self::still_valid`], but ignores the time: an expired certificate has not been revoked.
+    /// Checks like [`Self::still_valid`], but ignores the time: an expired certificate is accepted, because
+    /// it has not been revoked.
     ///
     /// # Errors
     /// Returns a refusal if the connection must be closed.
@@ -250,7 +252,7 @@ impl ClientTls {
         let mut config = ClientConfig::clone(&material.client);
         let servers = Servers::only(listener.clone(), material.servers.clone());
         config.dangerous().set_certificate_verifier(Arc::new(servers));
-        // The certificate of a resumed session would not be verified again.
+        // Resumption is disabled, because the certificate would not be verified again in a resumed session.
         config.resumption = Resumption::disabled();
         Arc::new(config)
     }

@@ -68,9 +68,9 @@ pub(crate) struct Verified {
 /// Trusted authorities of one file, or of the system, with a cache of the chains that they have signed.
 ///
 /// `webpki` builds and verifies chains. Go's rules are added where they are stricter (validity, purposes and
-/// path length of the authority itself; authorities that may not sign) and where they are more permissive:
-/// `anyExtendedKeyUsage`, a certificate that is itself in the file of authorities, and certificates of
-/// version 1 or with the CA flag that a trusted authority has signed directly.
+/// path length of the authority itself; authorities that may not sign) and where they are more permissive: Go
+/// accepts `anyExtendedKeyUsage`, a peer's certificate that is itself in the file of authorities, and, if a
+/// trusted authority has signed it directly, a peer's certificate of version 1 or with the CA flag.
 pub(crate) struct Trust {
     /// Authorities that may sign, in `webpki`'s form.
     anchors: Vec<TrustAnchor<'static>>,
@@ -298,7 +298,8 @@ impl Trust {
             if !self.is_signed_by(certificate, signer) {
                 continue;
             }
-            // Names would have to be checked against the constraints, which only `webpki` can do.
+            // The authority has name constraints. Only `webpki` can check names against these, so the
+            // certificate is refused.
             if signer.has_name_constraints && certificate.has_alternative_names {
                 refusal = Refusal::Invalid("an authority with name constraints has signed it".to_owned());
                 continue;
@@ -354,7 +355,8 @@ fn refusal(error: webpki::Error, now: u64) -> Refusal {
     }
 }
 
-/// Go's rule for purposes: an empty list allows all purposes, and `anyExtendedKeyUsage` allows any.
+/// Go's rule for purposes: an empty list of purposes allows all, and so does a list with
+/// `anyExtendedKeyUsage`.
 struct For(Purpose);
 
 impl ExtendedKeyUsageValidator for For {

@@ -46,8 +46,8 @@ thread_local! {
     static FREE: RefCell<Vec<Box<[u8]>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Free buffers of the current thread, with their size in bytes. For a stream that may be polled by several
-/// threads, or whose thread has few connections.
+/// Free buffers of the current thread, with their size in bytes. Used for a stream that may be polled by
+/// several threads, or whose thread has few connections.
 #[derive(Clone, Copy, Debug)]
 pub struct ThreadBuffers(pub usize);
 
@@ -62,7 +62,8 @@ impl Buffers for ThreadBuffers {
     }
 
     fn give(&self, buffer: Box<[u8]>) {
-        // A thread that ends has dropped its buffers already; then this one is dropped, too.
+        // While the thread ends, its list of free buffers is dropped already; then this buffer is dropped,
+        // too.
         let _ = FREE.try_with(|free| {
             let mut free = free.borrow_mut();
             if free.len() < THREAD_BUFFERS_MAX {

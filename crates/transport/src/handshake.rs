@@ -1,5 +1,5 @@
-//! TLS handshakes: [`Handshake`] is one in progress, driven by polling; [`connect`] and [`accept`] run one to its
-//! end. They do not decide whom to trust beyond what rustls verifies.
+//! TLS handshakes: [`Handshake`] is one in progress, driven by polling; [`connect`] and [`accept`] run one to
+//! its end. This module does not check the other end beyond what rustls verifies.
 
 use std::future::poll_fn;
 use std::io;
@@ -93,8 +93,9 @@ impl<S: ByteStream> Handshake<S> {
         }
     }
 
-    /// Continues the handshake until it is complete and all output is sent. Calls `admit` after each read, before
-    /// the bytes are processed; it may end the handshake. It must not use the scratch buffer of the thread.
+    /// Continues the handshake until it is complete and all output is sent. Calls `admit` after each read,
+    /// before the bytes are processed. `admit` may end the handshake by returning an error; it must not use
+    /// the scratch buffer of the thread.
     pub fn poll_done<E: From<HandshakeError>>(
         &mut self,
         cx: &mut Context<'_>,
@@ -197,8 +198,8 @@ impl<S: ByteStream> Handshake<S> {
     }
 }
 
-/// Bytes that a handshake reads at once. What comes with the last of them must fit into rustls, which takes less than
-/// 16 KiB of plaintext that nobody has read.
+/// Maximum number of bytes that a handshake reads at once. Plaintext may follow the handshake in the same
+/// read, and rustls holds less than 16 KiB of unread plaintext.
 const READ_BYTES: usize = 16 * 1024;
 
 /// Performs the handshake with a server.

@@ -46,8 +46,8 @@ impl<O: Copy + Eq + Hash + Send + Sync + 'static> HandshakeThread<O> {
         blocking_threads_max: usize,
         until: impl Future<Output = ()> + Send + 'static,
     ) -> io::Result<(HandshakeThread<O>, JoinHandle<()>)> {
-        // The callers bound the number of jobs: front by its quota of handshakes, peer by its places for guests and by
-        // the connections that it opens.
+        // The callers bound the number of queued jobs: `front` by its quota of handshakes, `peer` by its
+        // connection slots and by the few connections that it opens.
         let (jobs, receiver) = mpsc::unbounded_channel();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -62,7 +62,8 @@ impl<O: Copy + Eq + Hash + Send + Sync + 'static> HandshakeThread<O> {
         Ok((HandshakeThread { jobs }, thread))
     }
 
-    /// Runs a future on the thread. It is dropped if the thread ends first. Returns false if the thread has ended.
+    /// Runs a future on the thread. The future is dropped if the thread ends first. Returns false if the
+    /// thread has ended.
     pub fn begin<F: Future<Output = ()> + 'static>(
         &self,
         origin: O,
@@ -117,15 +118,16 @@ async fn serve<O: Copy + Eq + Hash + Send + Sync + 'static>(mut jobs: mpsc::Unbo
     .await;
 }
 
-/// Runs a handshake until its deadline; `None` if it has not ended then. The deadline is checked before each
-/// step, because a step may compute an expensive signature.
+/// Runs a handshake until its deadline; returns `None` if it is not complete then. The deadline is checked
+/// before each step, because a step may compute an expensive signature.
 pub async fn before_deadline<T>(deadline: Instant, handshake: impl Future<Output = T>) -> Option<T> {
     let over = tokio::time::sleep_until(deadline.into());
     before(|| Instant::now() >= deadline, over, handshake).await
 }
 
-/// Schedules the task to be polled again after other tasks and after the network was polled. Waking the task
-/// is not enough: a `LocalSet` polls a task that wakes itself dozens of times before it polls the network.
+/// Schedules the task to be polled again after other tasks have run and the network was polled. Waking the
+/// task is not enough: a `LocalSet` polls a task that wakes itself dozens of times before it polls the
+/// network.
 pub fn end_turn(cx: &mut Context<'_>) {
     // `yield_now` is never ready at its first poll.
     let _ = pin!(tokio::task::yield_now()).poll(cx);

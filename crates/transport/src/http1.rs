@@ -1,5 +1,5 @@
-//! HTTP/1 to servers, spoken by hyper: [`Link`] is one connection, [`IdleLinks`] keeps those to one server that wait
-//! for a request, [`send`] uses them.
+//! HTTP/1 to servers, spoken by hyper: [`Link`] is one connection, [`IdleLinks`] keeps the idle connections
+//! to one server, and [`send`] uses them for requests.
 
 use std::cell::RefCell;
 use std::error::Error;
@@ -14,8 +14,8 @@ use tokio::task::{AbortHandle, spawn_local};
 /// Longest time for which a request waits for a kept connection to get ready.
 const READY_MAX: Duration = Duration::from_millis(100);
 
-/// Connection to a server, for one request at a time. Dropping it closes the connection at once, which cancels its
-/// request and the body of its response.
+/// Connection to a server, for one request at a time. Dropping the link closes the connection at once, which
+/// cancels the request in flight and the body of its response.
 #[derive(Debug)]
 pub struct Link<B> {
     sender: SendRequest<B>,
@@ -32,7 +32,7 @@ impl<B> Drop for Link<B> {
 }
 
 impl<B> Link<B> {
-    /// Closes an idle connection in order: with TLS, the server receives `close_notify`.
+    /// Closes an idle connection cleanly: with TLS, the server receives `close_notify`.
     fn close(mut self) {
         self.driver = None;
     }
@@ -89,13 +89,13 @@ where
     B::Data: Send,
     B::Error: Into<Box<dyn Error + Send + Sync>>,
 {
-    /// Creates a place for at most `links_max` connections.
+    /// Creates an empty collection of at most `links_max` connections.
     pub fn new(links_max: usize) -> IdleLinks<B> {
         IdleLinks { links_max, kept: RefCell::default() }
     }
 
-    /// Keeps a connection whose response was read to its end, until this time. Returns false if it is closed
-    /// instead.
+    /// Keeps a connection whose response was read to its end, until this time. Returns false if the
+    /// connection was closed instead, because it has ended or too many are kept.
     pub fn keep(&self, link: Link<B>, until: Instant) -> bool {
         let mut kept = self.kept.borrow_mut();
         let has_room = kept.len() < self.links_max && !link.is_closed();
@@ -107,8 +107,8 @@ where
         has_room
     }
 
-    /// Returns the connection that was kept last, is still open, and gets ready for a request in time: one whose server answered
-    /// early and reads no more may never be.
+    /// Returns the connection that was kept last, if it is still open and gets ready for a request in time. A
+    /// connection whose server responded before it had read the whole request may never get ready.
     async fn take(&self) -> Option<Link<B>> {
         loop {
             let (mut link, until) = self.kept.borrow_mut().pop()?;
@@ -121,8 +121,8 @@ where
         }
     }
 
-    /// Closes connections whose time has passed. Returns the time at which the next one passes; `None` if none is
-    /// left.
+    /// Closes connections whose time has passed. Returns the earliest time at which another connection must
+    /// be closed; `None` if none is left.
     pub fn sweep(&self) -> Option<Instant> {
         let now = Instant::now();
         let mut kept = self.kept.borrow_mut();
@@ -135,8 +135,8 @@ where
 
 /// Sends a request over a kept connection, or over one that `connect` opens, and waits for the head of the response.
 ///
-/// If the server has closed a kept connection, the request is sent again on another one, provided that nothing of it
-/// was sent, or that `again` returns it once more.
+/// If the server has closed a kept connection, the request is sent again on another one, provided that
+/// nothing of the request was sent, or that `again` returns the request once more.
 ///
 /// # Errors
 ///

@@ -14,8 +14,8 @@ use crate::buffers::Buffers;
 use crate::scratch;
 use crate::wire::{ByteStream, Wire};
 
-/// Bytes are copied into hyper's buffer, because reading into it directly would need `unsafe`: decrypted bytes once, others
-/// by way of the scratch buffer.
+/// Reading directly into hyper's buffer would need `unsafe`, so bytes are copied into it: decrypted bytes
+/// once, plain bytes from the scratch buffer.
 impl<S: ByteStream, P: Buffers + Unpin> hyper::rt::Read for Wire<S, P> {
     fn poll_read(
         self: Pin<&mut Self>,

@@ -1,11 +1,11 @@
 //! Byte streams under connections, with TLS or without: what servers and clients of every protocol share.
 //!
-//! * [`Stream`] is a TCP connection or a Unix socket in an event loop, [`Detached`] one between two event loops.
-//!   [`Listener`] accepts them.
+//! * [`Stream`] is a TCP connection or a Unix socket in an event loop, [`Detached`] is one that is moved
+//!   between two event loops. [`Listener`] accepts them.
 //! * [`Handshake`] performs a TLS handshake by polling; [`connect`] and [`accept`] run one to its end.
 //!   [`HandshakeThread`] is a thread for many of them, whose origins take turns.
-//! * [`TlsStream`] is TLS over any byte stream after the handshake, for either end. [`Wire`] is that, or the
-//!   stream without TLS. It has the I/O traits of tokio and of hyper.
+//! * [`TlsStream`] is TLS over any byte stream after the handshake, for either end. [`Wire`] is a stream with
+//!   TLS or without, and implements the I/O traits of tokio and of hyper.
 //! * [`http1`] sends requests to servers over connections that are kept for a while.
 //! * [`ReadAhead`] reads for hyper's HTTP/1 servers while they answer.
 //! * [`Records`], [`BarrenRecords`] and [`WriteAllowance`] are limits on TLS that rustls does not have.
@@ -13,7 +13,8 @@
 //! Invariants:
 //!
 //! * An idle connection holds no buffer of this crate ([`Buffers`]); see [`TLS_BYTES`] for rustls's own.
-//! * A write is reported when the kernel has taken its bytes, so a writer knows all bytes that are held for it.
+//! * A write is reported when the kernel has accepted its bytes, so a writer knows how many bytes are held
+//!   for the writer.
 //! * Input costs bounded work per read, and never panics: records without data end a connection
 //!   ([`BarrenRecords`]).
 //!
@@ -25,8 +26,8 @@
 //!   a buffer between them would add a copy to the cost that it measures.
 //! * Sockets of `front`, `peer` and `console` above a [`Wire`] differ in what they bound: the turns of a shard, the
 //!   trust in a member, and the time for which a browser may accept no bytes.
-//! * `doctor` sends one request per connection, and tells a server that sends nothing from one that sends no HTTP;
-//!   its reader sees the bytes before hyper does.
+//! * `doctor` sends one request per connection, and distinguishes a server that sends nothing from one that
+//!   sends no HTTP, so its reader examines the bytes before hyper does.
 //!
 //! Tests: beside the code, and in the crates that use it.
 

@@ -1,4 +1,4 @@
-//! Listening sockets: [`ListenerSocket`] before an event loop has them, [`Listener`] in one.
+//! Listening sockets: a [`ListenerSocket`] is not registered in an event loop yet, a [`Listener`] is.
 
 use std::io;
 use std::net::SocketAddr;

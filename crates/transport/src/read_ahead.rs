@@ -12,8 +12,8 @@ use std::task::{Context, Poll, ready};
 use hyper::rt::ReadBufCursor;
 use tokio::io::{AsyncRead, ReadBuf};
 
-/// Number of bytes read at once. hyper compares its buffer with its limit between two reads, so this is also the number
-/// of bytes by which a head may be longer than hyper's limit.
+/// Number of bytes read at once. hyper checks the size of its buffer only between two reads, so a request
+/// head may exceed hyper's limit by this number of bytes.
 const READ_BYTES: usize = 8 * 1024;
 
 /// Bytes that were read before hyper asked for them.
@@ -28,8 +28,9 @@ impl ReadAhead {
         self.bytes.len()
     }
 
-    /// Reads until the stream is pending, or more than `bytes_max` bytes are held. The latter is `Ok`. Before each read
-    /// it polls `poll_turn`, which becomes ready when the connection may read.
+    /// Reads until the stream is pending, or more than `bytes_max` bytes are held; in the latter case it
+    /// returns `Ok`. Before each read this function polls `poll_turn`, which becomes ready when the
+    /// connection may read.
     ///
     /// # Errors
     ///

@@ -5,8 +5,8 @@ use std::io;
 
 use rustls::{Error, IoState, SupportedCipherSuite};
 
-/// Cost of processing one record, as a number of bytes of equal cost. A record without data, or a key update,
-/// has about 25 bytes and costs microseconds.
+/// Cost of processing one record, expressed as a number of bytes whose processing costs as much. A record
+/// without data, or a key update, has only about 25 bytes but costs microseconds.
 pub const RECORD_COST: usize = 256;
 
 /// Number of consecutive records without data that are tolerated, as in Go.

@@ -33,13 +33,13 @@ pub enum Ending {
 
 /// TLS over a stream, after the handshake, for either end.
 ///
-/// A read fills a borrowed buffer with ciphertext, from which rustls takes what it needs, and copies the
-/// plaintext straight to the reader. A write encrypts all offered bytes in few records for one system call,
-/// and reports them as written when the kernel has taken them. An idle connection holds no buffer except
-/// rustls's own, of 4 KiB.
+/// A read fills a borrowed buffer with ciphertext, passes to rustls as much of it as rustls accepts, and
+/// copies the plaintext directly to the reader. A write encrypts all offered bytes in few records for one
+/// system call, and reports them as written when the kernel has taken them. An idle connection holds no
+/// buffer except rustls's own, of 4 KiB.
 ///
 /// Rejected alternative: to report bytes as written when they are encrypted, as `tokio-rustls` does. Then a
-/// connection whose other end takes nothing holds encrypted bytes that its writer does not know of.
+/// connection whose other end reads nothing holds encrypted bytes that its writer does not know of.
 #[derive(Debug)]
 pub struct TlsStream<S, P: Buffers> {
     stream: S,
@@ -178,7 +178,8 @@ impl<S: ByteStream, P: Buffers> TlsStream<S, P> {
             if end == 0 {
                 self.buffers.give(buffer);
                 if matches!(polled, Poll::Ready(Ok(()))) && self.ending == Ending::Announced {
-                    // Tells rustls about the end; its reader returns the error.
+                    // rustls learns here that the stream has ended. If the end counts as an error, reading
+                    // plaintext returns that error.
                     self.tls.read_tls(&mut io::empty())?;
                     continue;
                 }
@@ -276,8 +277,8 @@ impl<S: ByteStream, P: Buffers> TlsStream<S, P> {
                 (self.encrypted, self.reported, self.sent) = (0, 0, 0);
                 return Poll::Ready(Ok(rest));
             }
-            // Record headers count in `sent`, so this reports slightly more than was really sent; the last
-            // byte is reported last.
+            // Headers of records count in `sent`, so slightly more bytes are reported than were really sent.
+            // The last byte is reported only when everything has been sent.
             Poll::Pending => self.sent.min(self.encrypted - 1),
         };
         let more = written - self.reported;
@@ -298,7 +299,7 @@ impl<S: ByteStream, P: Buffers> TlsStream<S, P> {
         Poll::Ready(Ok(()))
     }
 
-    /// Sends everything that is encrypted: also answers to received records, such as a key update.
+    /// Sends everything that is encrypted, including answers to received records, such as a key update.
     pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.poll_flush_records(cx)
     }

@@ -119,8 +119,8 @@ self-signed-cert-validity: 3",
     assert_eq!(members.self_signed_years, 3);
 }
 
-/// If a merge key were ignored, clients would be served without the certificates that the file requires of
-/// them.
+/// If the parser ignored a merge key, the member would serve clients without the certificates that the file
+/// requires of them.
 #[test]
 fn merge_keys_count_in_blocks() {
     let config = with(

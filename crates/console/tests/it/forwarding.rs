@@ -252,22 +252,22 @@ fn begun_stream(
 fn what_a_browser_asked_for_ends_when_it_leaves() {
     let (member, requests) = FakeMember::by_hand();
     let console = Setup::endpoints(&[member.address]).start();
-    // The browser leaves during a stream without events.
+    // The browser disconnects during a stream without events.
     let (stream, mut asked) = begun_stream(&console, &requests);
     drop(stream);
     asked.wait_for_close();
-    // The browser leaves after it has sent more bytes during a stream.
+    // The browser disconnects after it has sent more bytes during a stream.
     let (mut stream, mut asked) = begun_stream(&console, &requests);
     stream.write_all(b"GET / HTTP/1.1\r\n").expect("the console reads");
     drop(stream);
     asked.wait_for_close();
-    // The browser leaves before the response has begun.
+    // The browser disconnects before the response has begun.
     let stream = console.ask("POST", "/api/endpoint/0/v3/lock/lock", &[OWN], b"{}");
     let mut asked = requests.next();
     asked.body();
     drop(stream);
     asked.wait_for_close();
-    // The browser leaves during its own request.
+    // The browser disconnects during its own request.
     let mut stream = http1::connect(console.address);
     console.send(&mut stream, "POST", "/api/endpoint/0/v3/kv/put", &[OWN, ("Content-Length", "100")]);
     stream.write_all(b"{").expect("the console reads");

@@ -128,7 +128,8 @@ fn the_pages_can_be_loaded_while_too_much_is_asked() {
     assert_eq!(answer.status, 503);
     assert!(answer.text().starts_with("{\"code\":8,"), "{}", answer.text());
     console.serves();
-    // The end of each request returns its permit: by a response, or by a browser that leaves.
+    // The permit of each request is returned when the request ends: by a response, or because the browser
+    // disconnects.
     first_asked.write("HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}");
     assert_eq!(http1::read_answer(&mut first).status, 200);
     drop(second);

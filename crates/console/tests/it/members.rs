@@ -102,7 +102,8 @@ fn the_others_are_found_through_those_that_are_given() {
         let answer = console.request("GET", &format!("/api/endpoint/{id}/version"), &[OWN], b"");
         assert_eq!(answer.text(), body);
     }
-    // A member leaves and comes back: its id is the same, and was not used for others in between.
+    // A member leaves the list and comes back. Its endpoint has the same id as before, and no other endpoint
+    // has used this id in between.
     *list.lock().unwrap() = [row(1, first.address), row(3, third.address)].join(",");
     assert_eq!(endpoints(&told(&console, &[])), [&expected[..2], &expected[3..]].concat());
     assert_eq!(console.request("GET", "/api/endpoint/2/version", &[OWN], b"").status, 404);
@@ -190,8 +191,8 @@ fn a_members_own_console_lists_it_first() {
             "null http://h4:1 m4 0000000000000004 false not asked: plain",
         ]
     );
-    // The member is reached where it listens, with the host of its listed URL: it may refuse other hosts
-    // (`--host-whitelist`).
+    // Requests go to the URL where the member listens, but with the host of its listed URL, because the
+    // member may refuse other hosts (`--host-whitelist`).
     assert_eq!(console.page("version").text(), "\"advertised:2379\"");
 }
 
@@ -205,7 +206,8 @@ fn members_of_another_cluster_are_told_apart() {
     let list = told(&console, &[]);
     assert_eq!(endpoints(&list), [format!("0 http://{} m1 0000000000000001 false", one.address)]);
     assert!(list.contains(&format!("\"foreign\":[\"http://{}\"]", other.address)), "{list}");
-    // No requests are sent to it, except for its identity.
+    // Requests for this endpoint are refused, and the member behind it gets none except the one for its
+    // identity.
     let answer = console.request("POST", "/api/endpoint/1/v3/kv/deleterange", &[OWN], b"{}");
     assert_eq!(answer.status, 404);
     assert_eq!(other.lines(), ["POST /v3/cluster/member/list"]);

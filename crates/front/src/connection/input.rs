@@ -23,7 +23,7 @@ pub(super) enum InputOutcome {
     All,
     /// The round's allowance was used up; more input may be available.
     Share,
-    /// The client takes no output, so no input is taken from it.
+    /// The client does not read its output, so no input is taken from it.
     Blocked,
     /// The connection has ended. If a protocol error of the client is the cause, GOAWAY was queued.
     Ended,
@@ -119,7 +119,8 @@ impl Connection {
         EventOutcome::Continue
     }
 
-    /// Returns true if unsent answers and the work of this turn leave room for a new call.
+    /// Returns true if a new call may begin: the unsent answers and the work of this turn are below their
+    /// limits.
     fn admits(&self) -> bool {
         let has_finished = self.work.as_ref().is_some_and(|work| !work.finished.is_empty());
         self.around.has_room() && !has_finished && !self.around.turn_work.is_enough()
@@ -143,7 +144,7 @@ impl Connection {
         }
     }
 
-    /// Begins calls that waited for room, while there is room.
+    /// Begins waiting calls, as long as the unsent answers are below their limit.
     fn admit_waiting(&mut self, now: Instant) {
         if self.calls.waiting() == 0 {
             return;
@@ -182,8 +183,8 @@ impl Connection {
         now: Instant,
     ) {
         let key = responder.key();
-        // The connection may wait only if all its calls may; the first call that may not wait clears the
-        // flag.
+        // The connection may be throttled only if all its calls may be: the first call of another kind clears
+        // the flag.
         let can_wait = self.around.may_wait.get() || self.calls.is_empty();
         let heads = &mut self.work.get_or_insert_default().heads;
         let begun = admission::begin(&self.around, &self.service, heads, fields, responder, since, now);
@@ -224,7 +225,8 @@ impl Connection {
         }
     }
 
-    /// Makes the parked calls wait for their clients if this round did not complete their messages.
+    /// Makes the unary calls whose messages this round did not complete wait for their clients, and charges
+    /// their memory.
     pub(super) fn charge_parked(&mut self) {
         self.park_opening();
         let Some(work) = &mut self.work else { return };
@@ -274,7 +276,8 @@ impl Connection {
                 if work.parked.is_empty() {
                     self.serve(opening);
                 } else {
-                    // Earlier parked calls run first, if their bodies are completed in this round.
+                    // Calls that were put into the table earlier run before this one, if their messages are
+                    // completed in this round.
                     work.gathered.push(key);
                     let deadline = opening.deadline();
                     self.keep(key, Call::Gathering(opening), deadline);

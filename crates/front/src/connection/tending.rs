@@ -19,13 +19,14 @@ use crate::socket::{Socket, Transport};
 /// Time without activity after which a connection frees memory that only makes the next call cheaper.
 ///
 /// Allocating the memory again costs a call a few microseconds. The time is short because thousands of
-/// clients may connect at once: memory that each of them keeps until it goes idle is interleaved with
-/// long-lived allocations and leaves gaps.
+/// clients may connect at once. The memory that each connection keeps until it goes idle is interleaved with
+/// long-lived allocations, and leaves gaps when it is freed.
 const REST_AFTER: Duration = Duration::from_millis(250);
 
 /// Approximate time for which a PING acknowledgement waits for the answer of a recent call, to share one
-/// write with it. gRPC clients send a PING for each answer, to measure bandwidth, together with the next
-/// request; separate writes for the acknowledgement and the answer would double the number of writes.
+/// write with it. To measure bandwidth, gRPC clients send a PING for each answer, together with the next
+/// request. Separate writes for the acknowledgement and for the next answer would double the number of
+/// writes.
 const PONG_PATIENCE: Duration = Duration::from_millis(10);
 
 /// Progress of all data that waits for the client; allocated only while such data exists.
@@ -68,8 +69,8 @@ impl Connection {
             next = next.min(self.check_stalls(socket, now)?.unwrap_or(next));
             next = next.min(self.rest_when_idle(now).unwrap_or(next));
             next = next.min(self.pongs_due().unwrap_or(next));
-            // An early alarm only causes one extra check; moving it to a later time in every turn would cost
-            // more.
+            // The alarm is moved only to an earlier time. An alarm that is too early causes one extra check,
+            // which costs less than moving the alarm in every turn.
             if next < self.alarm || self.alarm <= now {
                 self.around.shard.clock.set(self.index, Some(self.alarm), next);
                 self.alarm = next;
@@ -110,7 +111,7 @@ impl Connection {
     /// if it is in the future.
     fn rest_when_idle(&mut self, now: Instant) -> Option<Instant> {
         if self.is_resting {
-            // Nothing happened in this turn.
+            // Nothing happened in this turn, so the memory for work is released.
             self.release_work();
             return None;
         }
@@ -184,8 +185,8 @@ impl Connection {
     }
 
     /// Resets streams that hold data without progress. Fails if the whole connection is stalled: a partial
-    /// frame or all its answers made no progress for the timeout. Checks a few times per timeout, and only
-    /// while data is held; returns the time of the next check.
+    /// frame or all its answers made no progress for the timeout. The checks run a few times per timeout, and
+    /// only while data is held. Returns the time of the next check.
     fn check_stalls<S: Transport>(
         &mut self,
         socket: &Socket<S>,
@@ -217,8 +218,8 @@ impl Connection {
         } else if stalls.incoming.is_stalled(socket.received_bytes(), now, options.request_timeout) {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        // Acknowledgements do not count as progress; a client that keeps pinging could otherwise stall
-        // forever.
+        // The counters exclude acknowledgements: otherwise a client that reads no answers could avoid the
+        // timeout by sending pings.
         let (written, sent) = {
             let mut http2 = self.around.http2.borrow_mut();
             let output = http2.output();

@@ -71,7 +71,7 @@ fn settings_are_taken_one_a_round_and_a_hundred_in_all() {
     });
 }
 
-/// Some clients measure the network and raise their window in steps.
+/// Some clients measure the network and enlarge their window in several steps.
 #[test]
 fn settings_that_follow_what_a_client_measures_are_taken() {
     let running = run();
@@ -214,7 +214,8 @@ fn a_flood_of_empty_data_ends_the_connection() {
     serves_others(&running);
 }
 
-/// Unread data is stored as bytes, however many frames it arrived in, and the flow-control windows bound it.
+/// Unread data is stored as bytes, so its memory does not depend on the number of frames. The flow-control
+/// windows bound the bytes.
 #[test]
 fn data_in_single_bytes_that_nobody_takes_costs_no_more_than_its_bytes() {
     let budget = Budget::new(64 * MIB);
@@ -241,7 +242,7 @@ fn data_in_single_bytes_that_nobody_takes_costs_no_more_than_its_bytes() {
     serves_others(&running);
 }
 
-/// The host of a request is not examined before it is known to be present.
+/// The code must not read the host of a request before it has checked that a host is present.
 #[test]
 fn a_request_without_a_host_is_answered_like_others() {
     let running = run();

@@ -87,7 +87,7 @@ async fn send_together(
     Ok(())
 }
 
-/// Status of a write whose answer has no room.
+/// Status of a write whose answer cannot be queued.
 pub const WRITTEN: Status = Status::new(Code::Unavailable, "it was written");
 
 pub fn id_of(path: &str) -> usize {
@@ -230,8 +230,8 @@ impl Service for Echo {
                 String::from_utf8_lossy(&message).into_owned(),
             ))),
             "/test.Echo/Pieces" => {
-                // Length of the answer, bytes that the source claims to hold, and number of pieces after
-                // which it waits at the gate.
+                // The message contains the length of the answer, the bytes that the source claims to hold,
+                // and the number of pieces after which the source waits at the gate.
                 let mut numbers = message.split(|byte| *byte == b'/').map(number);
                 let (len, held) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
                 let mut gate = numbers.next();

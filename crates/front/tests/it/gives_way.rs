@@ -1,4 +1,5 @@
-//! Work that may wait yields to other calls. The tests count how much of that work runs before another call.
+//! Work that may wait must not delay other calls. The tests count how much of such work runs before another
+//! call.
 
 use std::io::{Read as _, Write as _};
 use std::net::SocketAddr;
@@ -105,7 +106,7 @@ fn requests_of_http1_that_may_wait_do() {
 fn a_client_that_does_anything_else_does_not_wait() {
     let running = run();
     let mut clients = patient(&running);
-    // This client has a call that may not wait, and logs in beside it.
+    // This client has a call that may not wait, and a login on the same connection.
     let mut mixed = Connection::h2(running.address, &[]);
     call(&mut mixed, 1, "/test.Echo/Never");
     call(&mut mixed, 3, "/test.Echo/Patient");

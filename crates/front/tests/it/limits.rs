@@ -29,7 +29,7 @@ fn unread_answers_stop_the_connection_from_asking_for_more() {
     let counters = running.front.counters()[0].clone();
     let started = || counters.methods[crate::echo::id_of("/test.Echo/Big")].started.load(Relaxed);
     assert_eq!(started(), 4, "4 answers of 30,000 bytes reach a limit of 100,000");
-    // Cancelled calls make room for the next ones.
+    // Cancelled calls release their memory, so the next calls are accepted.
     for call in 0..4_u32 {
         raw.send(&frame(RST_STREAM, 0, 2 * call + 1, &[0, 0, 0, 8]));
     }
@@ -101,8 +101,8 @@ fn requests_over_their_bytes_are_refused() {
     assert_eq!(refused.flags & END_STREAM, END_STREAM);
     let other = 4 - refused.stream;
     raw.send(&frame(DATA, END_STREAM, other, &[0; 15_000]));
-    // The refused call releases its bytes, so the next call has room. Its message was incomplete, and it
-    // still ends with a status.
+    // The refused call releases its bytes, so the next call is accepted. The message of the refused call was
+    // incomplete, and the call still ends with a status.
     assert_eq!(raw.next_of(HEADERS).stream, other);
     raw.send(&frame(HEADERS, END_HEADERS, 5, &call_block("/test.Echo/Unary", &[])));
     raw.send(&frame(DATA, 0, 5, begun));

@@ -1,5 +1,5 @@
-//! Memory held for all clients together is bounded, and clients that hold little are not closed for one that
-//! holds much.
+//! The memory held for all clients together is bounded. A client that holds much is closed, and not the
+//! clients that hold little.
 
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
@@ -85,7 +85,8 @@ fn who_holds_most_of_all_connections_is_closed() {
     sent_off(&mut all[3]);
     block_on(until("memory is within its bound", || budget.held_bytes() <= budget.bytes_max()));
     serves_others(&running);
-    // A connection that stays can finish its calls: the last one holds less than those that were closed.
+    // A connection that was not closed can finish its calls: the last connection holds less than those that
+    // were closed.
     drop(all.drain(..23));
     let last = &mut all[0];
     last.send(&frame(RST_STREAM, 0, 1, &[0, 0, 0, 8]));

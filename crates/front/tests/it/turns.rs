@@ -130,7 +130,7 @@ pub(crate) fn calls(path: &str, first: u32, count: u32, more: &[(&str, &str)], t
 fn answers_that_are_ready_at_once_are_sent_as_fast_as_they_are_taken() {
     const CALLS: u32 = 100;
     run(async {
-        // While the client reads, only a few answers are queued at a time.
+        // The client reads all the time, so only a few answers are queued at any time.
         let options =
             Options { answer_bytes_max: 20 * EACH, request_bytes_max: 30 * EACH, ..Options::default() };
         let mut client = Client::new(options, 64 * MIB, &OPEN).await;
@@ -275,7 +275,8 @@ fn an_answer_in_pieces_begins_in_whatever_window_there_is() {
     }
 }
 
-/// Requests that waited for room begin in several turns, at the same rate as new requests.
+/// Requests that waited, because the queued answers were at their limit, begin in several turns, at the same
+/// rate as new requests.
 #[test]
 fn calls_that_have_waited_begin_in_several_turns() {
     const CALLS: u32 = 6000;

@@ -18,7 +18,7 @@ use crate::echo::{Running, WRITTEN, block_on, id_of, run_with, until};
 
 const MIB: usize = 1 << 20;
 const EACH: usize = 100_000;
-/// Number of answers of [`EACH`] bytes after which there is no room for more.
+/// Number of answers of [`EACH`] bytes after which the connection's queued answers are at their limit.
 const SENT: u32 = 3;
 /// Settings with an initial window of 0: no answer's body can be sent.
 const SHUT: [u8; 6] = [0, 4, 0, 0, 0, 0];
@@ -89,8 +89,8 @@ fn what_a_call_holds_is_let_go_though_its_client_takes_no_answers() {
     assert_eq!(heads(&mut raw), [1, 3, 5]);
     let started = &running.front.counters()[0].methods[id_of("/test.Echo/Unary")].started;
     assert_eq!(started.load(Relaxed), 0);
-    // A cancelled call is removed immediately; as room becomes free, the others are answered in the order in
-    // which their answers were made.
+    // A cancelled call is removed immediately. As queued answers are sent, the other calls are answered in
+    // the order in which their answers were made.
     let gate = &running.front.counters()[0].methods[id_of("/test.Echo/Gate")];
     let canceled = || gate.handled[Code::Canceled as usize].load(Relaxed);
     cancel(&mut raw, 9);
@@ -143,7 +143,7 @@ fn an_answer_made_at_once_for_a_call_that_was_gathered_waits_for_room_too() {
     for (stream, path) in late {
         raw.send(&frame(HEADERS, END_HEADERS, stream, &call_block(path, &[])));
     }
-    // Stream ids must increase, so the calls that fill the room follow.
+    // Stream ids must increase, so the calls whose answers reach the limit follow here.
     for call in 0..SENT {
         raw.call(105 + 2 * call, "/test.Echo/Big", &[], &message(0, EACH.to_string().as_bytes()));
     }
@@ -212,7 +212,8 @@ fn pings_keep_a_connection_that_has_nothing_to_take() {
 fn beyond_what_its_calls_may_hold_a_client_hears_that_there_was_an_answer() {
     const CALLS: usize = 24;
     let budget = Budget::new(64 * MIB);
-    // Room for nine answers beside all calls; a tenth does not fit even if it were the last.
+    // The limit allows nine answers in addition to all calls. A tenth answer does not fit, even if no other
+    // answer waited.
     let request_bytes_max = 10 * EACH + EACH / 8;
     let running = run(Options { request_bytes_max, budget: budget.clone(), ..Options::default() });
     block_on(async {
@@ -258,7 +259,7 @@ fn started(running: &Running, path: &str) -> u64 {
     running.front.counters()[0].methods[id_of(path)].started.load(Relaxed)
 }
 
-/// Fills the room for answers with the calls 1, 3 and 5.
+/// Fills the connection's queue of answers to its limit, with the calls 1, 3 and 5.
 fn fill(raw: &mut Connection) {
     for call in 0..SENT {
         raw.call(2 * call + 1, "/test.Echo/Big", &[], &message(0, EACH.to_string().as_bytes()));
@@ -338,7 +339,7 @@ fn a_call_whose_answer_waits_keeps_nothing_of_the_window_for_requests() {
     for call in 0..CALLS {
         raw.send(&frame(HEADERS, END_HEADERS, 2 * call + 1, &call_block("/test.Echo/Big", &[])));
     }
-    // Stream ids must increase, so the calls that fill the room follow.
+    // Stream ids must increase, so the calls whose answers reach the limit follow here.
     for call in CALLS..CALLS + SENT {
         raw.call(2 * call + 1, "/test.Echo/Big", &[], &message(0, EACH.to_string().as_bytes()));
     }

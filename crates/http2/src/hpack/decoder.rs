@@ -42,8 +42,8 @@ impl Entry {
     }
 }
 
-/// Dynamic table (RFC 7541, section 2.3.2). Entries leave in order of insertion, so their texts lie one
-/// behind the other in one allocation, and no entry has its own.
+/// Dynamic table (RFC 7541, section 2.3.2). Entries are evicted in order of insertion. So the texts of all
+/// entries are stored one after the other in a single allocation.
 #[derive(Clone, Default, PartialEq)]
 struct Table {
     /// Entries, newest last.
@@ -97,8 +97,8 @@ impl Table {
         }
     }
 
-    /// Evicts entries for a new one with `text_len` bytes of text. Returns false if the entry is larger than
-    /// the table, which is then empty (RFC 7541, section 4.4).
+    /// Evicts entries until a new entry with `text_len` bytes of text fits. Returns false if the new entry is
+    /// larger than the whole table; the table is then empty (RFC 7541, section 4.4).
     fn make_room(&mut self, text_len: usize) -> bool {
         let size = text_len + ENTRY_BYTES;
         self.shrink_to(self.limit.saturating_sub(size));
@@ -157,9 +157,9 @@ struct Memos {
 /// # Blocks that repeat
 ///
 /// A client sends the same few blocks repeatedly. A block that only references tables and does not change
-/// them is cached together with its fields once it has arrived twice; a single occurrence is not enough,
-/// because many connections make one call and are then silent. A cached block costs one comparison. Example
-/// with bytes in hexadecimal:
+/// them is cached together with its fields when it arrives for the second time. Not at the first time,
+/// because many connections make one call and are then silent. Finding a cached block costs one comparison.
+/// Example with bytes in hexadecimal:
 ///
 /// ```text
 /// 83 86 44 04 2f 6b 65 79 ...   the first request: `:path: /key` goes into the table   changes = 1, not kept
@@ -178,8 +178,8 @@ pub(crate) struct Decoder {
     memos: Option<Box<Memos>>,
     /// Size limit of a decoded list in bytes, see [`Gathering::new`].
     list_bytes_max: u32,
-    /// Bit set of blocks that have arrived once, indexed by 5 bits of their hash. Of two blocks with the same
-    /// bit, the second is cached at its first occurrence.
+    /// Bit set of blocks that have arrived once, indexed by 5 bits of their hash. If two blocks have the same
+    /// bit, the second block is already cached when it arrives for the first time, which does no harm.
     came_once: u32,
 }
 
@@ -223,7 +223,7 @@ impl Decoder {
         Ok(!gathering.exceeds(1))
     }
 
-    /// Decodes a complete block. The outer error ends the connection, the inner one the stream.
+    /// Decodes a complete block. The outer error ends the connection, the inner error only the stream.
     pub(crate) fn decode(
         &mut self,
         block: &[u8],
@@ -362,8 +362,8 @@ impl Decoder {
     }
 }
 
-/// Reads a string (RFC 7541, section 5.2): in place if it is plain, decoded into `out` if it is Huffman
-/// coded.
+/// Reads a string (RFC 7541, section 5.2). A plain string is returned in place; a Huffman-coded string is
+/// decoded into `out`.
 fn text<'a, 'b: 'a>(block: &mut &'b [u8], out: &'a mut Vec<u8>) -> Result<&'a [u8], Damaged> {
     let is_huffman = block.first().ok_or(Damaged)? & 0x80 != 0;
     let length = number(block, 7)?;

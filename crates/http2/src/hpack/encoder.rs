@@ -59,8 +59,8 @@ struct List {
 }
 
 /// Header list that is sent often, such as the head of every answer. Its fields enter the connection's table
-/// when first sent and take one byte each from then on, as far as the table has room. A clone is the same
-/// template.
+/// when first sent and take one byte each from then on, as far as they fit into the table. A clone counts as
+/// the same template.
 ///
 /// Values that change from message to message do not belong in a template: they would fill the table, which
 /// is never cleared.
@@ -187,8 +187,9 @@ struct Memo {
 
 /// Encodes the header blocks of one direction of a connection, in order.
 ///
-/// Only fields of templates enter the table, and they are not evicted for others: the table fills once with
-/// the fields sent most often and then stays as it is. All other fields are literals.
+/// Only fields of templates enter the table, and no field is evicted for another one. So the table fills once
+/// with the fields that are sent most often, and then stays the same. All other fields are encoded as
+/// literals.
 #[derive(Default)]
 pub(crate) struct Encoder {
     /// Contents of the peer's table, newest last; idle connections share equal tables.

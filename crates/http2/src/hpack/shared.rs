@@ -11,8 +11,8 @@ const REMEMBERED_MAX: usize = 8;
 /// Tables of connections of this thread that went idle, least recently used first.
 pub(crate) type Remembered<T> = RefCell<Vec<Arc<T>>>;
 
-/// Replaces a table by an equal one of another connection, or stores it for others if there is none. A later
-/// change copies the table first (`Arc::make_mut`).
+/// Replaces a table by an equal table of another connection, or, if there is none, stores the table so that
+/// other connections can share it. A later change copies the table first (`Arc::make_mut`).
 pub(crate) fn share<T: PartialEq>(table: &mut Arc<T>, of_thread: &'static LocalKey<Remembered<T>>) {
     // Thread-local storage is not accessible while the thread ends.
     let _ = of_thread.try_with(|remembered| {

@@ -12,8 +12,8 @@ pub(crate) fn get(index: usize) -> Option<(&'static [u8], &'static [u8], Class)>
     Some((name.as_bytes(), value.as_bytes(), CLASSES[at]))
 }
 
-/// Returns the index of the entry with this name and value, and of the first entry with this name; 0 if there
-/// is none.
+/// Returns two indices: of the entry with this name and value, and of the first entry with this name. An
+/// index is 0 if there is no such entry.
 pub(crate) fn find(name: &[u8], value: &[u8]) -> (u8, u8) {
     let (mut whole, mut first) = (0, 0);
     for (at, (known, its)) in STATIC.iter().enumerate() {

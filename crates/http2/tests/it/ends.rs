@@ -27,7 +27,7 @@ pub struct End {
     pub connection: Connection,
     input: Input,
     start: Instant,
-    /// True if received data is released immediately.
+    /// True if the end releases received data immediately.
     pub releases: bool,
 }
 

@@ -210,7 +210,7 @@ fn a_list_that_is_too_large_is_answered_and_the_tables_stay() {
     assert_eq!(frames.len(), 1);
     assert_eq!((frames[0].kind, frames[0].flags, frames[0].stream), (HEADERS, END_HEADERS | END_STREAM, 3));
     assert!(frames[0].payload.ends_with(b"431"));
-    // A request whose body is still to come is also asked to omit it.
+    // A request whose body has not arrived yet is also told that the body is not needed.
     assert_eq!(server.take(&frame(HEADERS, END_HEADERS, 5, &block)).unwrap(), []);
     let frames = server.sent_frames();
     assert_eq!((frames[1].kind, frames[1].number()), (RST_STREAM, Reason::NO_ERROR.0));

@@ -44,8 +44,8 @@ fn a_consumer_that_releases_nothing_stops_the_sender() {
     }
 }
 
-/// Some calls hold more than half of the connection's window; the others continue with the rest, whatever
-/// they send.
+/// Some calls hold more than half of the connection's window; the other calls continue with the rest, however
+/// much they send.
 #[test]
 fn what_some_calls_hold_keeps_no_others_from_using_the_rest() {
     let options = Options { stream_window_bytes_max: 0, ..Options::default() };
@@ -483,7 +483,8 @@ fn the_output_is_bounded_and_bodies_are_referred_to() {
     assert_eq!(frames(&server.sent()).iter().filter(|frame| frame.kind == DATA).count(), 640);
 }
 
-/// A stalled client takes acknowledgements and no answers; the two are counted separately.
+/// A stalled client reads acknowledgements and no answers, so the written bytes of both are counted
+/// separately.
 #[test]
 fn what_is_taken_of_calls_is_told_apart() {
     let (mut client, mut server) = pair(&Options::default(), &Options::default());

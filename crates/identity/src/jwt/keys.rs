@@ -38,7 +38,8 @@ pub enum KeyError {
     BadPrivate,
     /// The block contains no readable public key.
     BadPublic,
-    /// An RSA key has this number of bits. Accepted are 2048 to 8192, for signing up to 4096.
+    /// An RSA key has this number of bits, which is not supported. Public keys must have 2048 to 8192 bits,
+    /// private keys 2048 to 4096.
     RsaBits(usize),
     /// An elliptic-curve private key does not include its public key.
     NoPublicPart,
@@ -194,8 +195,8 @@ impl Keys {
         self.signer.as_ref()?.sign(self.method, message)
     }
 
-    /// Checks a signature with each key. If one has made it, returns a counter that stays 0 until that key is
-    /// removed.
+    /// Checks a signature with each key. If one of the keys has made the signature, returns a counter that
+    /// stays 0 until that key is removed.
     pub(super) fn verify(&self, message: &[u8], signature: &[u8]) -> Option<&Arc<AtomicU64>> {
         let has_signed = |verifying: &&Verifying| match &verifying.key {
             Verifier::Hmac(key) => hmac::verify(key, message, signature).is_ok(),
@@ -208,7 +209,7 @@ impl Keys {
         self.verifiers.iter().find(|key| self.method == method && key.id == *id)
     }
 
-    /// Prepares these keys to replace `before`: tokens verified by a key that both contain stay verified.
+    /// Prepares these keys to replace `before`. Tokens verified by a key that is in both sets stay verified.
     pub(super) fn succeed(&mut self, before: &Keys) {
         for verifying in &mut self.verifiers {
             if let Some(same) = before.find(self.method, &verifying.id) {
@@ -256,8 +257,8 @@ impl Signer {
         Some(signature)
     }
 
-    /// Returns true if the public key verifies a signature of this key. The library accepts RSA keys whose
-    /// numbers do not belong together, and then fails for each token.
+    /// Returns true if the public key verifies a signature of this key. The check is needed because the
+    /// library accepts RSA keys whose numbers do not belong together, and then fails for each token.
     fn works(&self, method: Method) -> bool {
         let message = b"a message that is no token";
         let Some(signature) = self.sign(method, message) else { return false };
@@ -415,8 +416,8 @@ fn checked_rsa(key: PublicKey, bits_max: usize) -> Result<PublicKey, KeyError> {
     if (RSA_BITS_MIN..=bits_max).contains(&bits) { Ok(key) } else { Err(KeyError::RsaBits(bits)) }
 }
 
-/// Returns true if the bytes are an uncompressed point of the method's curve, by trying a key agreement with
-/// it.
+/// Returns true if the bytes are an uncompressed point of the method's curve. The check tries a key agreement
+/// with the point.
 fn is_point(method: Method, bytes: &[u8]) -> bool {
     let curve = if method == Method::Es384 { &agreement::ECDH_P384 } else { &agreement::ECDH_P256 };
     let Ok(own) = agreement::EphemeralPrivateKey::generate(curve, &SystemRandom::new()) else {
@@ -468,7 +469,7 @@ fn read_private(method: Method, file: &[u8]) -> Result<Signer, KeyError> {
 
 fn read_rsa(key: &[u8]) -> Result<RsaKeyPair, KeyError> {
     RsaKeyPair::from_der(key).map_err(|_| {
-        // The size is the usual reason for a refusal, and has its own message.
+        // The key size is the most frequent reason for a refusal, and has its own error.
         let mut numbers = only_sequence(key);
         let modulus = numbers.as_mut().and_then(|numbers| {
             numbers.unsigned()?;

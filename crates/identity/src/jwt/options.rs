@@ -19,8 +19,8 @@ pub struct JwtOptions {
     pub unknown: Vec<String>,
 }
 
-/// Error returned when `--auth-token` is refused. Its text is the one with which etcd exits;
-/// [`OptionError::logged`] is what etcd logs before.
+/// Error returned when `--auth-token` is refused. Its text is the text with which etcd exits;
+/// [`OptionError::logged`] returns the message that etcd logs before.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OptionError {
     /// An option is not of the form `name=value`, or is given twice. Contains the given text.

@@ -9,18 +9,18 @@ use crate::Epoch;
 use crate::aging::{Aging, Used};
 use crate::keyed::{Entropy, MacKey, Tag};
 
-/// Passwords that were verified recently, so that a client that authenticates for each of its calls needs one
-/// bcrypt, not one per call. Shared by all threads.
+/// Cache of passwords that were verified recently. With it, a client that authenticates before each of its
+/// calls costs one bcrypt computation in total, not one per call. Shared by all threads.
 ///
 /// It stores keyed hashes of user, stored hash and password, never a password; the key is drawn at the start
 /// of the process. Changing a password changes the stored hash and therefore the lookup key, so old entries
-/// are never found again. An entry is removed if it was not used for `idle`. It stays while it is used,
-/// because each use presents the correct password, which another bcrypt could only confirm. `idle` bounds the
-/// time, after a client's last use, in which an attacker who can read this process's memory could test
-/// guesses faster than bcrypt allows.
+/// are never found again. An entry is removed if it was not used for `idle`. An entry stays as long as it is
+/// used, because each use presents the correct password, and another bcrypt computation could only confirm
+/// that. `idle` bounds the time, after a client's last use, in which an attacker who can read this process's
+/// memory could test guesses faster than bcrypt allows.
 ///
-/// Wrong passwords are not remembered, because the duration of a response would reveal what other clients
-/// have tried.
+/// Wrong passwords are not cached: otherwise the duration of a response would reveal which passwords other
+/// clients have tried.
 pub struct Verified {
     key: MacKey,
     epoch: Epoch,
@@ -95,7 +95,8 @@ impl Verified {
         if self.knows(tag, now) { Ok(()) } else { Err(Proof { tag, user: self.key.tag(user.as_bytes()) }) }
     }
 
-    /// Returns a proof that stands for work of this user that is not shared with other requests.
+    /// Returns a proof for work of this user whose result is not shared between requests, such as hashing a
+    /// new password.
     pub fn of_user(&self, user: &str) -> Proof {
         let user = self.key.tag(user.as_bytes());
         Proof { tag: user, user }
@@ -161,7 +162,7 @@ impl Verified {
         let since_ns = self.epoch.ns(now).saturating_sub(self.idle_ns);
         for part in &self.parts {
             let mut part = part.lock().unwrap_or_else(PoisonError::into_inner);
-            // Enough steps to move each entry once and remove it once.
+            // Enough steps to move each entry back once and remove it once.
             let mut steps = 2 * part.len();
             while part.pop_unused(since_ns, &mut steps).is_some() {}
         }

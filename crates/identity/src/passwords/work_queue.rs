@@ -14,12 +14,12 @@ use crate::keyed::{Entropy, Secret, Tag};
 /// needs to answer one request (the "asker").
 ///
 /// * Askers with the same proof share one piece of work while it waits or runs.
-/// * Turns alternate: one goes to the next address, the other to the next user. A client that sends wrong
-///   passwords from one address, for one or many users, gets at most half of the turns and a share of the
-///   others; so does a crowd of addresses that tries one user. A user that no other client tries waits at
-///   most for twice the number of users with waiting work, or twice the number of addresses, whichever is
-///   smaller. (A queue in order of arrival would let any client block all others; turns by address alone
-///   would let a crowd of addresses do so.)
+/// * Turns alternate between the next address and the next user. A client that sends wrong passwords from one
+///   address, for one or many users, gets at most half of the turns and a share of the others. The same holds
+///   for many addresses that try one user. A user that no attacker tries waits for at most twice as many
+///   turns as there are users with waiting work, or as there are addresses, whichever is smaller. (A queue in
+///   order of arrival would let any client block all others; turns by address alone would let many addresses
+///   together do so.)
 /// * The number of askers per address is bounded. If the queue is full, the last asker of the address with
 ///   the most askers is displaced by an asker of an address with fewer.
 ///
@@ -108,7 +108,7 @@ pub enum Outcome {
 }
 
 impl fmt::Debug for Outcome {
-    /// Does not show the hash, because passwords could be tried against it.
+    /// Leaves out the hash, because anyone who reads it could test passwords against it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Outcome::Right => "Right",
@@ -226,17 +226,17 @@ impl<A: Copy + Eq + Ord + Hash, W, T: Shareable> WorkQueue<A, W, T> {
         }
     }
 
-    /// Number of askers that were not answered yet.
+    /// Returns the number of askers that were not answered yet.
     pub fn askers(&self) -> usize {
         self.askers
     }
 
-    /// Number of jobs that wait to be taken.
+    /// Returns the number of jobs that wait to be taken.
     pub fn waiting(&self) -> usize {
         self.jobs.len() - self.running
     }
 
-    /// Number of jobs that were taken and not finished.
+    /// Returns the number of jobs that were taken and not finished.
     pub fn running(&self) -> usize {
         self.running
     }
@@ -337,7 +337,8 @@ impl<A: Copy + Eq + Ord + Hash, W, T: Shareable> WorkQueue<A, W, T> {
         let abandoned = job.askers.is_empty();
         self.askers -= 1;
         if waits && abandoned {
-            // The asker was already removed from the job, so `stop_waiting` does not cover it.
+            // The asker was already removed from the job, so `stop_waiting` will not update the counts of its
+            // address.
             self.let_address_go(address, ticket.number);
             self.stop_waiting(ticket.job);
             if let Some(job) = self.jobs.remove(&ticket.job)
@@ -353,7 +354,7 @@ impl<A: Copy + Eq + Ord + Hash, W, T: Shareable> WorkQueue<A, W, T> {
     }
 
     /// Removes and returns the last waiting asker of the address with the most askers, if that address has
-    /// more than `than` and one that waits.
+    /// more than `than` askers and one of them waits.
     fn displace(&mut self, than: usize) -> Option<W> {
         let &(askers, address) = self.crowds.last()?;
         if askers <= than + 1 {

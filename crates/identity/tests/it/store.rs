@@ -55,8 +55,8 @@ fn tokens_live_as_in_a_simple_model() {
                     // `applied` is high enough that the token cannot belong to an entry that is not applied
                     // yet.
                     let ours = store.check(token.as_bytes(), Index(index + 1), at(start, now));
-                    // Uses are recorded with a precision of a thousandth of the TTL; within it both results
-                    // are correct.
+                    // Uses are recorded with a precision of a thousandth of the TTL. Within this precision,
+                    // either result is correct.
                     let slack = 300;
                     match (model.tokens.get_mut(&token), ours) {
                         (None, ours) => assert_eq!(ours.unwrap_err(), Refused::Invalid),

@@ -88,8 +88,8 @@ fn heartbeats_do_not_wait_behind_bulk() {
     overtaken.sort_unstable();
     println!("messages that heartbeats overtook: {overtaken:?}");
     assert_eq!(overtaken.len(), 50);
-    // Not all heartbeats overtake messages, because the queue is short at first. Behind the queue, none
-    // would.
+    // At first the queue is short, so the first heartbeats overtake few messages. If heartbeats were queued
+    // behind MsgApp, none would overtake any.
     assert!(overtaken[25] > 0, "{overtaken:?}");
     assert_eq!(one.recorder.with(|heard| heard.unreachable.clone()), [0; 0]);
 }

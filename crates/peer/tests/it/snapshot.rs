@@ -357,7 +357,7 @@ fn a_snapshot_that_has_arrived_is_not_slow_while_its_receiver_works() {
     };
     let mut whole = begin(b"0\r\n\r\n");
     assert_eq!(ended.recv(), Ok(None), "all of it has arrived");
-    // When a second, silent connection has timed out, the first snapshot has lasted even longer.
+    // The second connection sends nothing and times out. The first snapshot lasts longer than that.
     let silent = begin(b"");
     let broken = ended.recv().unwrap().expect("breaks off");
     assert!(broken.contains("silent"), "{broken}");

@@ -298,7 +298,7 @@ fn a_transaction_shows_its_keys_however_deep_it_is() {
 
 #[test]
 fn a_transaction_of_very_many_elements_is_not_made_for_its_line() {
-    // A learner refuses the call before its elements are counted.
+    // A learner refuses the call. This happens before the elements of the transaction are counted.
     let book = Book::new(false);
     let bytes = [0x0a, 0].repeat(LISTABLE_ELEMENTS_MAX + 1);
     let refused = Status::new(Code::Unavailable, "etcdserver: rpc not supported for learner");

@@ -10,9 +10,9 @@ use replica::browsers::Browsers;
 
 use super::{bad_request, plain};
 
-/// Refuses a request whose host is not allowed. A page whose host name was pointed at this member sends its
-/// own name (DNS rebinding). Requests over TLS are allowed, because that name would not be in the
-/// certificate.
+/// Refuses a request whose host is not allowed. An attacker can make the host name of a web page resolve to
+/// this member (DNS rebinding); the browser then sends that name as the host. Requests over TLS are allowed,
+/// because that name would not be in the member's certificate.
 pub(super) fn refusal(browsers: &Browsers, request: &Request<Bytes>) -> Option<Response<Bytes>> {
     let host = match host(request) {
         Ok(host) => host,

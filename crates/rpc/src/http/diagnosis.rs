@@ -43,8 +43,8 @@ pub(super) fn refusal(shared: &Shared, request: &Request<Bytes>) -> Option<&'sta
     )
 }
 
-/// Returns true if nobody else can have pointed this host name at the member: it is an address, a name
-/// without dots, which public DNS does not have, or a name in the members' client URLs.
+/// Returns true if no third party can have made this host name resolve to the member: the host is an address,
+/// a name without dots, which public DNS does not have, or a name in the members' client URLs.
 fn is_own_host(shared: &Shared, host: &str) -> bool {
     let name = without_port(host);
     let address = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
@@ -77,8 +77,8 @@ pub(super) fn tells_names(shared: &Shared, request: &Request<Bytes>) -> bool {
 }
 
 /// Answers with the diagnosis as JSON. While authentication is enabled, lists with names of keys or users are
-/// left out unless root asks; an empty list would mean that there are none. Keys are quoted as in Go and
-/// Rust, with bytes that are not text as `\xff`.
+/// left out unless root asks. They are not shown as empty lists, which would mean that there are no such keys
+/// or users. Keys are quoted as in Go and Rust, with bytes that are not text as `\xff`.
 pub(super) fn answer(shared: &Shared, request: &Request<Bytes>) -> Response<Bytes> {
     let clock = &shared.member.clock;
     let names_keys = tells_names(shared, request);
@@ -210,8 +210,8 @@ fn client(address: IpAddr) -> String {
     if address.is_unspecified() { "unix".to_owned() } else { address.to_string() }
 }
 
-/// Returns the address as text; `others` for the entry that counts clients of Unix sockets and all clients
-/// without an entry of their own.
+/// Returns the address as text. Returns `others` for the unspecified address, under which clients of Unix
+/// sockets and all clients without an entry of their own are counted.
 fn shown(address: IpAddr) -> String {
     if address.is_unspecified() { "others".to_owned() } else { address.to_string() }
 }

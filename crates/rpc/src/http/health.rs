@@ -38,7 +38,7 @@ const ENDPOINTS: [Endpoint; 2] = [
     },
 ];
 
-/// Checks that a path selects: all checks of an endpoint, or one.
+/// The checks that a path selects: all checks of an endpoint, or a single check.
 pub(super) struct Probe {
     endpoint: &'static Endpoint,
     only: Option<Check>,

@@ -25,8 +25,8 @@ pub struct MetricsListener {
 }
 
 impl MetricsListener {
-    /// Starts to serve these listeners, on one thread. `counters` are those of the clients' front, which the
-    /// metrics show; requests to the metrics listener itself are not counted in them.
+    /// Starts to serve these listeners, on one thread. `counters` belong to the front that serves clients;
+    /// the metrics show them. They do not count requests to the metrics listener itself.
     ///
     /// # Errors
     ///

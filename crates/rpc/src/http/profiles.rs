@@ -19,8 +19,8 @@ pub(super) const PREFIX: &str = pages::PREFIX;
 #[derive(Clone, Debug)]
 struct Collected(Response<Bytes>);
 
-/// Takes a CPU profile, if the request asks for one and is allowed to. Resolves when the profile is complete;
-/// dropping the future ends the profile.
+/// Takes a CPU profile, if the request asks for one and the server permits it. Resolves when the profile is
+/// complete; dropping the future ends the profile.
 pub async fn collect(shared: &Shared, request: &mut Request<Bytes>) {
     if !shared.diagnostics.pprof || target::of(request) != Target::Path(pages::CPU.to_owned()) {
         return;
@@ -43,8 +43,8 @@ pub(super) fn answer(shared: &Shared, path: &str, request: &Request<Bytes>) -> R
     pages::answer(path, parameters, || owners(shared))
 }
 
-/// Returns the memory that the parts of this member count. Values are not included, because they are in the
-/// log's files and in the page cache.
+/// Returns the memory of each part of this member that counts its memory. Values of keys are not included,
+/// because they are in the log's files and in the page cache.
 fn owners(shared: &Shared) -> Vec<Owner> {
     let memory = &shared.diagnostics.memory;
     let figure = |of: &AtomicU64| of.load(Ordering::Relaxed);

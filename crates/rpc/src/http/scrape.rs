@@ -30,7 +30,8 @@ impl FrontCounters {
 /// `tells_names` is true and the option for them is set. The methods with which the metrics of `shared` were created
 /// must be in the order of the front's method ids.
 pub fn scrape(shared: &Shared, counters: &FrontCounters, tells_names: bool) -> String {
-    // Locked until the end, because another scrape may not be allowed to see the names that this one copies.
+    // The lock is held until the end. Otherwise a concurrent scrape that may not see names could write the
+    // names that this scrape copies.
     let counters = counters.0.lock().unwrap_or_else(PoisonError::into_inner);
     copy_front(&shared.diagnostics.metrics, &counters);
     copy_log(&shared.diagnostics.metrics, shared.data.values.figures());

@@ -2,11 +2,11 @@
 //! at a point inside the transaction, or values that are not in memory.
 //!
 //! For such a range, apply records only its request and its point in the transaction
-//! ([`machine::txn::Past`]). The shard that responds evaluates the range here, in the state directly after
-//! the transaction. Values that apply named but that are not in memory are read here too; they wait for the
-//! disk without holding a view. So no member makes a response that no client waits for, and the core makes
-//! none at all. As for a large Range there are two walks, both in slices: the first adds up lengths, the
-//! second makes the response piece by piece as the client reads it.
+//! ([`machine::txn::Past`]). The shard of the client evaluates the range here, in the state directly after
+//! the transaction. Values that apply found but did not read are read here too, and no view is held while the
+//! disk is read. So only the member with the client makes the response, and the core makes no responses at
+//! all. As for a large Range, two walks visit the keys in slices: the first adds up lengths, and the second
+//! makes the response piece by piece as the client reads it.
 
 use std::future::poll_fn;
 use std::rc::Rc;
@@ -66,7 +66,7 @@ impl Part {
     }
 }
 
-/// A response, or a part of one, with its length.
+/// A response, or a part of one, as a list of parts, with its total length.
 #[derive(Default)]
 struct Rope {
     len: usize,
@@ -108,7 +108,7 @@ impl Rope {
     }
 }
 
-/// Progress of a walk over a range.
+/// Progress of a walk over a range, with what it has found.
 #[derive(Clone, Copy, Default)]
 struct Looked {
     keys: u64,
@@ -120,7 +120,7 @@ struct Looked {
 struct Evaluation {
     state: AsOf,
     values: Rc<LogValues>,
-    /// Bytes that sorting may still gather.
+    /// Number of bytes that may still be gathered for sorting.
     gather: usize,
     /// Charge for the gathered bytes, on the account of the client.
     held: Option<Held>,
@@ -277,13 +277,14 @@ struct Pieces {
     parts: Vec<Part>,
     /// The first key of the next part, if its value is large and was checked or partly sent.
     large: Option<LargeValue>,
-    /// Number of keys that the pass visits. It stays the same while the values of a piece are being fetched.
+    /// Maximum number of keys that the pass may visit. It is chosen once per piece, and stays the same while
+    /// the values of the piece are being fetched.
     looks: Option<u64>,
 }
 
 impl Pieces {
     /// Returns the next piece, which may exceed `bytes_max` by some bytes and may be empty; `None` after the
-    /// last piece. Makes the piece again until all its values are fetched.
+    /// last piece. If values of the piece are missing, the piece is made again after they are fetched.
     fn poll_next(
         &mut self,
         bytes_max: usize,
@@ -316,8 +317,9 @@ impl Pieces {
         }
     }
 
-    /// Returns the next piece and its end. A piece covers all parts that fit, so that their values are
-    /// fetched together, but not more than the end of one walk, which visits at most `looks` keys.
+    /// Returns the next piece and its end. A piece covers as many parts as fit, so that their values are
+    /// fetched together. It contains at most one walk over keys, which visits at most `looks` keys and ends
+    /// the piece.
     fn piece(&self, bytes_max: usize, looks: u64) -> Result<Option<(Bytes, Through)>, Status> {
         let mut through = Through::default();
         let mut out = BytesMut::new();
@@ -401,7 +403,7 @@ impl Pieces {
 struct Through {
     /// Number of parts that end with the piece.
     parts: usize,
-    /// Number of keys of the part after them.
+    /// Number of keys that the piece contains of the part after those.
     keys: usize,
     behind: Option<Vec<u8>>,
     /// The key after the first `keys` ones, if its value is large and the piece ends before or inside that
@@ -543,8 +545,8 @@ pub(super) async fn delete_range(
     evaluation.answer(delete_rope(&header, &deleted, Some(measured))).await
 }
 
-/// Error for a write that was carried out, but whose response can no longer be read (COMPAT-81). The client
-/// must not take it for a refused write, which `required revision has been compacted` would suggest.
+/// Error for a write that was carried out, but whose response can no longer be read (COMPAT-81). The error
+/// must not suggest that the write was refused, as `required revision has been compacted` would.
 const WRITTEN: Status = Status::new(
     Code::Unavailable,
     "mainstay: the write was carried out, but the values that it read were removed before it could be answered",
@@ -555,8 +557,9 @@ fn of_write(status: Status) -> Status {
     if status == error::COMPACTED || status == REPLACED {
         return WRITTEN;
     }
-    // Too many bytes would have to be gathered, or a value is damaged. A client would take this error to mean
-    // that the write was refused or failed.
+    // With these codes a response fails if too many bytes would have to be gathered, or if a value is
+    // damaged. The code is replaced, because a client would conclude from it that the write was refused or
+    // failed.
     let is_refusal = matches!(status.code, Code::ResourceExhausted | Code::Internal);
     if is_refusal && status.message.starts_with("mainstay: ") {
         let text = format!(
@@ -615,8 +618,8 @@ mod tests {
         (log, values)
     }
 
-    /// Returns a moment of a store at which few keys existed: those have long names, and one of them is the
-    /// last of all keys. All other keys are written later.
+    /// Returns a moment at which few keys existed in a store: they have long names, and one of them is the
+    /// last of all keys. All other keys are written after that moment.
     fn sparse(store: &mut Store, keys: u64) -> Moment {
         let was_there = |n: u64| n < 40 || n == keys - 1;
         let put = |store: &mut Store, n: u64| {

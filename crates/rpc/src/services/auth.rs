@@ -84,7 +84,8 @@ pub(super) async fn change(call: &mut Call, message: Bytes) -> Result<Answer, St
 struct PasswordChange<R> {
     request: R,
     user: String,
-    /// `None` if the user gets no password; then the request is proposed without a hash.
+    /// New password of the user; `None` if the user gets no password. Without a password, the request is
+    /// proposed without a hash.
     password: Option<String>,
     set_hash: fn(&mut R, String),
     field: u32,
@@ -146,7 +147,7 @@ pub(super) async fn user_change_password(call: &mut Call, message: Bytes) -> Res
 }
 
 /// Waits until this member has applied everything that was acknowledged before the request. Returns the users
-/// and roles that answer it, with the response header.
+/// and roles from which the request is answered, and the response header.
 async fn users_and_roles(call: &mut Call) -> Result<(Arc<Auth>, ResponseHeader), Status> {
     call.principal()?;
     let read = call.readable(false).await?;
@@ -225,7 +226,8 @@ pub(super) async fn authenticate(call: &mut Call, message: Bytes) -> Result<Answ
     let request: AuthenticateRequest = decode(message)?;
     let shared = Arc::clone(call.shared());
     if request.name.len() > LOGGED_NAME_BYTES_MAX {
-        // No user has such a long name, and it must not be written to the log.
+        // No user has such a long name. The login is refused here, because a failed login would write the
+        // name to the log.
         let is_enabled = shared.state.load().auth.is_enabled();
         return Err(if is_enabled { error::AUTH_FAILED } else { error::AUTH_NOT_ENABLED });
     }
@@ -292,8 +294,8 @@ async fn token_for(call: &mut Call, request: &AuthenticateRequest) -> Result<Ans
 }
 
 impl Services {
-    /// Answers with a token that the user got a short time ago at this auth revision, if one exists. Holds
-    /// the published state no longer than that takes.
+    /// Answers with a token that the user got a short time ago at this auth revision, if one exists. The
+    /// published state is held only for this look-up.
     fn issued_lately(&self, name: &str, auth_revision: u64) -> Option<Answer> {
         let state = self.state();
         if state.auth.revision() != auth_revision {

@@ -48,7 +48,7 @@ pub(super) struct Call {
     observers: Option<Box<Observers>>,
 }
 
-/// Source of a call's response, with the times that are reported for it.
+/// Source of a call's response, and the times of the call that are reported.
 pub(super) enum Path {
     /// The time of the call is not reported.
     Unreported,
@@ -323,16 +323,17 @@ impl Call {
     /// write that would be refused then is not proposed: otherwise any client could fill disks with such
     /// entries (COMPAT-422).
     ///
-    /// A member may lag behind an acknowledged change of users, roles or authentication. Unless this member
-    /// is certain to have the newest state, it refuses only after it has applied everything that was
-    /// acknowledged before the call. Only refusals wait for that. If too many unauthenticated callers wait
-    /// already, further ones are refused according to the state that this member has applied.
+    /// A member may lag behind an acknowledged change of users, roles or authentication. So unless this
+    /// member is certain to have the newest state, it refuses a write only after it has applied everything
+    /// that was acknowledged before the call. Writes that are allowed do not wait. If too many
+    /// unauthenticated callers wait already, further unauthenticated callers are refused according to the
+    /// state that this member has applied.
     ///
     /// # Errors
     ///
     /// Returns the errors of `may`, and those of [`Call::confirmed`].
     pub(super) async fn allowed(&self, may: impl Fn(&Call) -> Result<(), Status>) -> Result<(), Status> {
-        // A token that was refused is not judged again.
+        // If the token was refused, the refusal is final and no confirmation is requested.
         self.principal()?;
         match may(self) {
             Ok(()) => Ok(()),
@@ -340,7 +341,7 @@ impl Call {
         }
     }
 
-    /// Judges a write again that `may` does not allow as far as this member knows.
+    /// Checks a write again that `may` has refused, after this member has caught up.
     async fn allowed_later(
         &self,
         refusal: Status,
@@ -435,7 +436,8 @@ impl Call {
         Ok(Box::new(ReadPath { began, confirmed, answered, making, applied_as, shown }))
     }
 
-    /// Has the time of a read reported when the call ends. A read that is refused is not reported: it is no load.
+    /// Makes [`Call::end`] report the time of a read. A refused read is not reported, because it caused no
+    /// load.
     pub(super) fn reads(&mut self, read: Box<ReadPath>) {
         self.path = Path::Read(read);
     }
@@ -510,8 +512,8 @@ impl Call {
         self.applied(reply)
     }
 
-    /// Sends a proposal as [`Call::propose`] does, for a handler that awaits the reply itself and passes it to
-    /// [`Call::applied`]: the calls that are made most save a future.
+    /// Sends a proposal as [`Call::propose`] does. The handler awaits the reply itself and passes it to
+    /// [`Call::applied`], which avoids a nested future in the most frequent calls.
     ///
     /// # Errors
     ///
@@ -526,7 +528,7 @@ impl Call {
         self.send_proposal(field, request, what, writer, false)
     }
 
-    /// Proposes a login. Other commands are not held back to share a batch with it.
+    /// Proposes a login. The core does not delay other commands in order to batch them with a login.
     ///
     /// # Errors
     ///
@@ -535,7 +537,8 @@ impl Call {
         let writer = Writer::Login(self.peer.port());
         let reply = self.send_proposal(field, request, "Authenticate", writer, false)?.await?;
         let applied = self.applied(reply);
-        // Counted now: a login may have to propose another entry, and signs its token after the reply.
+        // The time of this request ends here: after the reply, a login still signs its token and may have to
+        // propose another entry.
         if let Path::Core { what, asked, is_counted, .. } = &mut self.path {
             *is_counted = true;
             self.services.took(what, applied.is_ok(), self.services.now().saturating_duration_since(*asked));
@@ -597,7 +600,7 @@ impl Call {
         (reply.body, self.header_of(reply.revision, reply.raft_term))
     }
 
-    /// Returns the outcome that the core replies to a proposal.
+    /// Returns the outcome of a proposal from the core's reply.
     ///
     /// # Errors
     ///
@@ -610,7 +613,7 @@ impl Call {
         }
     }
 
-    /// Returns the header of an answer to a reply of the core, and notes that there is a reply.
+    /// Returns the response header for a reply of the core, and records in `path` that the reply has arrived.
     fn header_of(&mut self, at: Revision, raft_term: Term) -> ResponseHeader {
         if let Path::Core { revision, .. } = &mut self.path {
             *revision = Some(at);
@@ -632,8 +635,8 @@ fn has_steps(rpc: Rpc) -> bool {
     )
 }
 
-/// Returns the error of a step in the form that clients of the lock and election services get from etcd.
-/// There the client library, through which these services call, drops the status code.
+/// Returns the error of a step in the form that clients of etcd's lock and election services get. etcd makes
+/// the steps through its client library, which drops the status code.
 pub(super) fn without_code(status: Status) -> Status {
     match error::CATALOGUE.iter().find(|known| known.message == status.message) {
         Some(_) => Status { code: Code::Unknown, ..status },

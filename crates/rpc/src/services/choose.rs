@@ -2,7 +2,7 @@
 //!
 //! Every key of the range has to be visited, but memory and time are limited: keys come in slices, keys
 //! beyond the limit are dropped early, and sorting yields to other calls regularly. If values of a slice are
-//! not in memory, the slice is repeated after they are fetched, up to the same key.
+//! not in memory, they are fetched, and then the slice is repeated up to the same key.
 
 use std::cmp::{Ordering, Reverse};
 use storage::values::unreadable;
@@ -45,7 +45,8 @@ pub(super) struct Item {
 
 /// Bytes of values that a slice reads even if little work is left in the connection's turn.
 const READ_AT_ONCE_MIN: usize = 4 << 10;
-/// Bytes that reading one value counts as, in addition to its length, for the system call.
+/// Work in bytes that is counted for the system call of reading one value, in addition to the length of the
+/// value.
 const READ_WORK: usize = 512;
 
 /// Returns the number of bytes of values that the next slice may read, according to the work left in the turn.
@@ -104,7 +105,7 @@ impl Chooser {
             Ok(0) | Err(_) => usize::MAX,
             Ok(limit) => limit,
         };
-        // This runs in the turn of the client's connection, so its account is charged.
+        // The code runs in the turn of the client's connection, so the account of that connection is charged.
         Chooser {
             request: request.clone(),
             target: SortTarget::try_from(request.sort_target).unwrap_or(SortTarget::Key),
@@ -190,7 +191,8 @@ impl Chooser {
             return;
         }
         if self.target == SortTarget::Key {
-            // In descending order the first keys are dropped: those with the greatest keys came last.
+            // The items are in ascending order of keys. With ascending sort, later keys are not collected at
+            // all, so this is a descending sort, for which the keys that came first are dropped.
             self.items.drain(..self.items.len() - self.limit);
         } else {
             let (target, descend) = (self.target, self.descend);

@@ -46,10 +46,10 @@ fn check_urls(message: &[u8], field: u32) -> Result<(), Status> {
 
 /// Checks and sorts the URLs, as etcd stores them.
 ///
-/// `unixs` is refused, because no member can be reached there, and a voting member that never starts may cost
-/// the cluster its quorum. `unix` is allowed only if this member is reached through a Unix socket too
-/// (`has_unix`): otherwise anyone who may add a member could make all members connect to any socket on their
-/// machines.
+/// `unixs` is refused, because no member can be reached at such a URL: the new member would have a vote but
+/// never answer, and the cluster might lose its quorum. `unix` is allowed only if this member is reached
+/// through a Unix socket too (`has_unix`): otherwise anyone who may add a member could make all members
+/// connect to any socket on their machines.
 fn peer_urls(texts: &[String], has_unix: bool) -> Result<Vec<String>, Status> {
     if texts.is_empty() {
         return Err(error::MEMBER_BAD_URLS);
@@ -83,7 +83,7 @@ pub(super) async fn member_list(call: &mut Call, message: Bytes) -> Result<Answe
     let request: MemberListRequest = decode(message)?;
     call.some_user()?;
     let read = call.readable(!request.linearizable).await?;
-    // Checked again, since this member may have applied only now that authentication is enabled.
+    // Checked again: this member may have learned only during the wait that authentication is enabled.
     call.some_user()?;
     call.reads(read);
     let state = call.services.state();
@@ -135,8 +135,8 @@ pub(super) async fn member_add(call: &mut Call, message: Bytes) -> Result<Answer
     call.root()?;
     let now = i64::try_from(call.shared().member.clock.unix_seconds()).unwrap_or(i64::MAX);
     let mut id = identity::added_member_id(&peer_urls, now);
-    // The member was added, removed and added again within a second: the id of a removed member is never used
-    // again.
+    // The id depends on the URLs and the time in seconds. If the same member was added and removed within
+    // this second, the id is taken by the removed member, and ids are never used again.
     let removed = Arc::clone(&call.services.state().members);
     let removed = &removed.removed;
     for later in 1..=i64::try_from(removed.len()).unwrap_or(i64::MAX) {

@@ -181,9 +181,9 @@ fn stream_of(
     }
 }
 
-/// A watch stream. Streams stay open for days, so data that is only needed to begin the stream, such as its
-/// head, is dropped before the stream is served. This is a hand-written future, because an `async` block
-/// reserves memory for both futures at once.
+/// A watch stream. Streams stay open for days, so data that is needed only to begin the stream, such as the
+/// request head, is dropped before the stream is served. This is a hand-written future, because an `async`
+/// block would reserve memory for both phases at once.
 enum Watching<F> {
     Begins(LocalBoxFuture<F>),
     Served(F),
@@ -226,8 +226,8 @@ impl front::Service for Services {
     }
 
     fn connected(&self, from: &front::Origin) -> Option<Box<dyn Any>> {
-        // Looked up again: since this shard cached the client's figures, they may have been evicted and
-        // started from zero.
+        // The client's figures are looked up again: after this shard cached them, they may have been evicted
+        // and started again from zero.
         Some(Box::new((Connected::new(self.meet(from.peer)), self.known.borrow().connected(from.peer))))
     }
 
@@ -260,8 +260,8 @@ impl front::Service for Services {
         };
         let principal = match identified {
             Ok(principal) => Ok(principal),
-            // The call goes on with the error: some calls need no user, and others must fail with another
-            // error first.
+            // The call continues with the error as its user: some calls need no user, and others must fail
+            // with another error first.
             Err(Unidentified::Refused(status)) => Err(status),
             // These calls need no user and are answered without one.
             Err(Unidentified::NotYet | Unidentified::Unverified)
@@ -270,8 +270,8 @@ impl front::Service for Services {
                 Ok(Principal::default())
             }
             Err(Unidentified::NotYet | Unidentified::Unverified) => {
-                // Another member issued the token: wait until this member has applied everything that was
-                // committed by then.
+                // Another member may have issued the token. Therefore the call waits until this member has
+                // applied everything that was committed when the call arrived.
                 return Unary::Later(Box::pin(async move {
                     let asked = self.now();
                     let principal = self.identified(&head).await;

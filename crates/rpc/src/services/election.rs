@@ -145,8 +145,8 @@ struct Observer<'a> {
 }
 
 impl Observer<'_> {
-    /// Sends the current leader, waiting for one if there is none, and its proclamations, until it is no
-    /// longer the leader.
+    /// Sends the current leader and its proclamations until it is no longer the leader. If there is no
+    /// leader, waits for one first.
     async fn one_leader(&self, outbound: &mut Outbound) -> Result<(), Ended> {
         let found = self.steps.range(&self.line.oldest()).await.map_err(Ended::Watch)?;
         let mut header = found.header.unwrap_or_default();

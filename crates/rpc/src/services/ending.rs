@@ -1,9 +1,9 @@
 //! Notifies the open streams of a shard of the server's shutdown. [`Ending`] is notified once; each stream
 //! waits with an [`Ended`].
 //!
-//! A stream could wait for [`front::Closing`] itself. But that takes locks that all shards share whenever a
-//! stream starts to wait or ends, and a tenth of a KB of each stream's memory; and a client may open a stream
-//! for each renewal of a lease.
+//! A stream could wait for [`front::Closing`] itself. But then each stream would take a lock that all shards
+//! share when it starts to wait and when it ends, and it would hold a tenth of a KB more memory. The locks
+//! matter because a client may open a stream for each renewal of a lease.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -39,8 +39,8 @@ impl Ending {
 /// Future that resolves when the server shuts down.
 pub(super) struct Ended {
     ending: Rc<Ending>,
-    /// Index of this future's waker in [`Ending`], once it waits. A short type, because each open stream
-    /// holds one.
+    /// Index of this future's waker in [`Ending`] while the future waits. It is a `u32` to save memory,
+    /// because every open stream holds this future.
     place: Option<u32>,
 }
 

@@ -1,5 +1,6 @@
 //! Records sampled calls for the lists of the most active prefixes, users and clients
-//! ([`telemetry::heavy_hitters`]). Streams are not sampled; watches are reported elsewhere.
+//! ([`telemetry::heavy_hitters`]). Streams are not sampled; open watches are counted per client in
+//! [`telemetry::callers`].
 
 use std::net::IpAddr;
 use std::time::Instant;

@@ -39,11 +39,12 @@ const TOO_MUCH_COMPARED: Status =
 /// Number of passes in which a read-only transaction is evaluated in the newest state. After them it is
 /// evaluated in a fixed state.
 const CURRENT_PASSES_MAX: u32 = 8;
-/// After this number of passes, all compared values are fetched without checking which of them are needed.
+/// Number of passes that check which compared values are needed. Later passes fetch all compared values
+/// without this check.
 const PASSES_WITH_QUESTIONS: u32 = 3;
-/// Maximum number of slices in which the comparisons of a read-only transaction run, plus one per
-/// [`COMPARES_PER_SLICE`] comparisons. The limit is needed because a walk at an older moment also passes over
-/// all keys that were written since.
+/// Maximum number of slices in which the comparisons of a read-only transaction run, plus one slice per
+/// [`COMPARES_PER_SLICE`] comparisons. The limit is needed because the comparisons read an older moment: they
+/// also pass over all keys that were written after that moment.
 const COMPARED_SLICES_MAX: usize = 512;
 /// Number of comparisons that raise the limit on slices by one.
 const COMPARES_PER_SLICE: usize = 256;
@@ -114,7 +115,7 @@ pub(super) async fn delete_range(call: &mut Call, message: Bytes) -> Result<Answ
     let Outcome::DeleteRange(deleted) = applied.outcome else { return Err(error::STOPPED) };
     let header = ResponseHeader { revision: deleted.revision.0, ..applied.header };
     let services = &call.services;
-    // Encoding fails if the previous keys are left to be read after apply; then the response is made piece by
+    // Encoding fails if apply left the previous keys to be read later; then the response is made piece by
     // piece.
     let encode = |values: &Attempt| encode::delete_range(&header, &deleted, values);
     if let Some(answer) = services.at_once(encode::found_len(&deleted.previous), encode) {
@@ -309,8 +310,8 @@ impl Services {
     /// Evaluates a read-only transaction some of whose values were not in memory, and fetches the values that
     /// it compares.
     ///
-    /// As long as one slice suffices, each pass reads the newest state: a walk at an older moment would also
-    /// pass over everything that was written and deleted in its ranges since.
+    /// As long as one slice suffices, each pass reads the newest state. A walk at an older moment would also
+    /// have to pass over everything that was written and deleted in its ranges after that moment.
     async fn evaluated(&self, request: &TxnRequest, mut values: Attempt) -> Result<Evaluated, Status> {
         values.fetched().await;
         let compared = Compared::of(request);
@@ -382,8 +383,8 @@ impl Services {
 
 /// Runs the next slice of a read-only transaction's comparisons, and counts it as work of the connection's
 /// turn. Returns `Some` once the result of all comparisons is known: true if all hold. If values are missing,
-/// those of the whole slice are requested together, and the caller repeats the slice from a copy of
-/// `comparing` after they are fetched.
+/// all missing values of the slice are requested together. The caller then repeats the slice, from a copy of
+/// `comparing`, after the values are fetched.
 fn compare_some(
     comparing: &mut Comparing,
     snapshot: &Snapshot<'_>,

@@ -1,4 +1,5 @@
-//! Ranges whose answer is large: it is measured in slices, and made piece by piece as the client takes it.
+//! Ranges with a large response: its length is computed in slices, and it is made piece by piece as the
+//! client reads it.
 
 use numbers::{ChangeId, Revision};
 use std::future::poll_fn;
@@ -27,7 +28,8 @@ use crate::encode::{header_len, put_header};
 use replica::long_reads::Reader;
 use storage::values::{Attempt, made};
 
-/// Number of keys visited for one piece of a response. At an older revision some of these keys may not exist.
+/// Maximum number of keys that are visited for one piece of a response. If the range is read at an older
+/// revision, some of these keys may not exist at that revision.
 pub(super) const KEYS_PER_PIECE: u64 = 8192;
 
 /// Reserves memory for a piece of this many bytes, once: only while `out` has no more capacity than the
@@ -57,8 +59,8 @@ pub(super) struct Rest {
 pub(super) enum Keys {
     /// The next `left` keys in key order after the key `behind`.
     Walk { start: Bytes, end: Bytes, behind: Option<Vec<u8>>, left: u64 },
-    /// These versions, the last one first, by main and sub revision. Their locations in the log may change
-    /// until they are read.
+    /// The versions with these main and sub revisions; the next one to send is at the end. The list contains
+    /// no locations in the log, because these may change before the versions are read.
     Chosen(Vec<ChangeId>),
 }
 
@@ -219,7 +221,7 @@ impl Rest {
     /// Returns the response of `len` bytes, small enough to be made at once, and the time at which its values
     /// arrived.
     pub(super) async fn whole(mut self, len: usize, clock: &Clock) -> (Result<Answer, Status>, Instant) {
-        // These are the values that were missing in the first attempt, usually all that are missing.
+        // Fetches the values that were missing in the first attempt. Usually no others are missing.
         self.values.fetched().await;
         let fetched = clock.now();
         let piece = poll_fn(|context| self.poll_piece(len, context)).await;
@@ -328,9 +330,9 @@ impl Services {
         Rest::new((state, revision), values, (header, projection), walk, (more, count)).into_answer(len)
     }
 
-    /// Collects, filters and sorts a large range. Returns the versions, last one first; whether the limit
-    /// left some out; the number of keys in the range; and the length of the encoded keys and values in
-    /// bytes.
+    /// Collects, filters and sorts a large range. Returns four results: the versions, last one first; true if
+    /// the limit left some keys out; the number of keys in the range; and the length of the encoded keys and
+    /// values in bytes.
     pub(super) async fn choose(
         &self,
         state: &AsOf,

@@ -5,23 +5,24 @@
 //! The checksum covers the whole value, so it is verified twice, for two purposes:
 //!
 //! * The value is verified from its beginning to its end, part by part through one buffer, before the piece
-//!   is sent that ends at it. If a damaged value is found while no bytes of the response were sent, the call
-//!   fails with a status that names the file and the offset; after that a call can only be reset. This check
-//!   costs about a quarter of a response, so a shard remembers which values it found intact.
-//! * The checksum of the parts is computed while they are sent, and the last part is sent only if it is
-//!   right. This check relies on nothing that is remembered: a client never has a complete message with a
-//!   wrong byte in it, whatever happened to the disk between two parts.
+//!   that ends with the beginning of the value is sent. If a damaged value is found while no bytes of the
+//!   response were sent, the call fails with a status that names the file and the offset; once bytes were
+//!   sent, the call can only be reset. This check costs about a quarter of a response, so a shard remembers
+//!   which values it found intact.
+//! * The checksum of the parts is computed while they are sent, and the last part is sent only if the
+//!   checksum is correct. This check does not use remembered results, so a client never gets a complete
+//!   message with a wrong byte, whatever happened to the disk between two parts.
 //!
 //! The readers, which have a common memory limit, fetch a value that is not in memory as a whole and verify
-//! it. Its first part is taken from the fetched bytes; then these are dropped, and the rest is read from the
-//! page cache. If the system has evicted the value again, it is fetched a second time and held until the last
-//! part is taken, so the disk is read at most twice. Where the system cannot tell what is in the page cache,
-//! the value is held after the first fetch.
+//! it. The first part of the value is taken from the fetched bytes. Then the fetched bytes are dropped, and
+//! the rest is read from the page cache. If the value was evicted from the page cache in between, it is
+//! fetched a second time and held until the last part is taken, so the disk is read at most twice. On systems
+//! that cannot tell what is in the page cache, the value is already held after the first fetch.
 //!
 //! Each part is read from the state of the response, which is protected from compaction only for a limited
-//! time (COMPAT-80). So the response to a slow client is reset after its first part, even if only one value
-//! is left to be read, when a compaction has waited for it for minutes, or when the member installs another
-//! member's state. The alternative would be to hold the whole value in memory.
+//! time (COMPAT-80). So a response that was partly sent to a slow client is reset when a compaction has
+//! waited for it for minutes, or when the member installs another member's state. This happens even if only
+//! one value is left to be read. The alternative would be to hold the whole value in memory.
 
 use api::Status;
 use api::wire::put_field_head;
@@ -37,8 +38,8 @@ use storage::values::{Attempt, unreadable};
 
 use super::walk::BYTES_AT_ONCE;
 
-/// Maximum number of bytes that may precede a value in its first part: the end of the data before it, and its
-/// key.
+/// Maximum number of bytes that may precede a value in its first part. These bytes are the end of the data
+/// before the value, and its key.
 const BEFORE_BYTES_MAX: usize = BUFFER_BYTES_MIN / 2;
 /// Number of fetches after which a value is held until its last part is taken.
 const FETCHES_MAX: u32 = 2;

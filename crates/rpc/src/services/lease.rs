@@ -1,5 +1,5 @@
 //! Calls of the Lease service: grant, revoke, keep-alive, time to live, list. The core keeps the expiry
-//! times; `forwarding` asks the leader for what only the leader knows.
+//! times; `forwarding` asks the leader for times that only the leader knows.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet};
@@ -55,8 +55,8 @@ const LISTED_BYTES: usize = size_of::<(Duration, LeaseId)>();
 /// Number of leases and keys checked against the rights of a user before other calls run.
 const SEARCHED_AT_ONCE: usize = 512;
 
-/// Maximum number of distinct leases counted per stream. More would not change the picture of what the client
-/// does.
+/// Maximum number of distinct leases counted per stream. Exact counts above this number have no use in
+/// diagnosis.
 const RENEWED_MAX: usize = 10_000;
 /// Memory per renewed lease in bytes: its id, and its share of the hash table.
 const RENEWED_BYTES: usize = 10;
@@ -109,9 +109,9 @@ impl Drop for Renewed {
 
 /// A keep-alive stream, as a future that resolves when the stream ends.
 ///
-/// Most open streams are idle most of the time, so this holds only the memory that an idle stream needs. It
-/// is a hand-written future, because an `async` block reserves memory for everything that it holds at any
-/// await, and a second time for what it captures. Data that is needed only while the stream waits for
+/// Most open streams are idle most of the time, so this struct holds only the memory that an idle stream
+/// needs. It is a hand-written future, because an `async` block reserves memory for everything that it holds
+/// at any `await`, and for captured variables twice. Data that is needed only while the stream waits for
 /// something other than its client is boxed.
 pub(super) struct Renewing {
     services: Rc<Services>,
@@ -125,7 +125,7 @@ pub(super) struct Renewing {
     at_once: u32,
     /// A renewal that waits for the core, the leader or the identification of the user.
     asked: Option<LocalBoxFuture<Result<(LeaseId, Seconds), Status>>>,
-    /// A response that waits for room in the outbound queue.
+    /// A response that waits until the outbound queue can take it.
     unsent: Option<Box<Bytes>>,
 }
 
@@ -186,7 +186,7 @@ impl Renewing {
         }));
     }
 
-    /// Answers a renewal, now or when there is room for the response.
+    /// Sends the response to a renewal, immediately or as soon as the outbound queue can take it.
     fn answer(&mut self, id: LeaseId, ttl: Seconds) -> Result<(), Status> {
         self.renewed.note(id, || self.outbound.account());
         let answer = {
@@ -213,8 +213,9 @@ impl Renewing {
 /// Keys attached to a lease.
 type Keys = Arc<SharedMap<Bytes, ()>>;
 
-/// Returns a response of `len` bytes. `next` makes pieces of about [`PIECE_BYTES`], and an empty one at the
-/// end; it keeps `kept` bytes in memory. `beginning` contains the first bytes of the response.
+/// Returns a response of `len` bytes. `next` makes pieces of about [`PIECE_BYTES`], and an empty piece at the
+/// end. `next` holds `kept` bytes in memory until the end. `beginning` contains the first bytes of the
+/// response.
 fn in_pieces(
     len: usize,
     kept: usize,
@@ -312,7 +313,8 @@ pub(super) async fn revoke(call: &mut Call, message: Bytes) -> Result<Answer, St
 }
 
 /// Refuses to revoke a lease if the user may not write all keys attached to it. Apply checks the rights
-/// again; but as for all writes, an entry that apply would refuse is not proposed ([`Call::allowed`]).
+/// again; but, as for all writes, this member does not propose an entry that apply would refuse
+/// ([`Call::allowed`]).
 async fn may_revoke(call: &Call, id: LeaseId) -> Result<(), Status> {
     let (services, principal) = (&call.services, call.principal()?);
     let mut is_known = services.shared.state.load().reads_local;
@@ -364,7 +366,8 @@ pub(super) async fn leases(call: &mut Call, message: Bytes) -> Result<Answer, St
     call.expensive()?;
     let services = &call.services;
     let began = services.now();
-    // This runs in the turn of the client's connection, which is charged for the list while it is sorted.
+    // The code runs in the turn of the client's connection. The connection is charged for the list while the
+    // list is sorted.
     let held = Account::of_turn().map(|account| account.hold(0));
     let pending_reply = services.pending.ask(ClientRequest::Leases)?;
     let answered = match services.may_list_leases(call.principal()?).await {
@@ -376,9 +379,9 @@ pub(super) async fn leases(call: &mut Call, message: Bytes) -> Result<Answer, St
 }
 
 impl Services {
-    /// Asks the core of this member if it leads, else the leader. The keys come from this member, after it
-    /// has caught up with the leader: a lease may have millions of keys, too many for a message between
-    /// members.
+    /// Asks the core of this member if this member leads, else the leader. The keys come from this member,
+    /// after it has caught up with the leader: a lease may have millions of keys, too many for a message
+    /// between members.
     async fn time_to_live(&self, id: LeaseId, keys: bool) -> Result<(LeaseTimeToLiveResponse, Keys), Status> {
         if !self.leads() {
             let response = forwarding::time_to_live(&self.shared, id, false).await?;
@@ -426,8 +429,8 @@ impl Services {
         self.may_all(Right::Read, head.leases.iter().map(|(_, lease)| &lease.keys), principal).await
     }
 
-    /// Answers with the leases of one moment. If there are many, they are sorted here in slices, by remaining
-    /// times that the core returns in slices.
+    /// Answers with the leases of one moment. If there are many, they are sorted here in slices, by their
+    /// remaining times, which the core also returns in slices.
     async fn leases(&self, pending_reply: PendingReply, mut held: Option<Held>) -> Result<Answer, Status> {
         let reply = pending_reply.await?;
         let header = self.shared.member.header(reply.revision, reply.raft_term);
@@ -513,7 +516,7 @@ impl Services {
         }
     }
 
-    /// Renews a lease for one request of a stream, or refuses the renewal, if that needs no wait. Returns
+    /// Renews a lease for one request of a stream, or refuses the renewal, if neither needs a wait. Returns
     /// `None` if the user has to be identified first, if the core or the leader has to be asked, or if the
     /// renewal is traced or audited.
     fn renew_at_once(&self, asker: &Asker, id: LeaseId, is_traced: bool) -> Option<Result<Seconds, Status>> {
@@ -572,8 +575,8 @@ impl Services {
         }
     }
 
-    /// Refuses a user who lacks this right on a key of these leases. Other calls run between two slices, and
-    /// each slice checks against the newest users and roles.
+    /// Refuses a user who lacks this right on any key of these leases. The keys are checked in slices. Other
+    /// calls run between two slices, and each slice uses the newest users and roles.
     async fn may_all<'k>(
         &self,
         right: Right,

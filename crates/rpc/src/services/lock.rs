@@ -19,8 +19,9 @@ const SESSION_EXPIRED: Status = Status::new(Code::Unknown, "mutex: session is ex
 /// Answers a Lock.
 pub(super) async fn lock(call: &mut Call, asker: Asker, message: Bytes) -> Result<Answer, Status> {
     let LockRequest { name, lease } = decode(message)?;
-    // The whole call counts as one expensive call: reading a line may visit many keys, and a step of a
-    // waiting call must not be refused by the rate limit.
+    // The whole call counts as one expensive call, because finding its place among the keys of all waiting
+    // calls may visit many keys. The steps are not counted: the rate limit must not refuse a step of a call
+    // that already waits.
     call.expensive()?;
     let steps = Steps::new(&call.services, call.rpc, asker);
     let (header, key) = locked(&steps, name, lease).await.map_err(|status| steps.failed(status))?;

@@ -102,7 +102,8 @@ pub(super) async fn alarm(call: &mut Call, message: Bytes) -> Result<Answer, Sta
         Ok(AlarmAction::Get) => {
             call.some_user()?;
             let read = call.readable(false).await?;
-            // Checked again, since this member may have applied only now that authentication is enabled.
+            // Checked again: this member may have learned only during the wait that authentication is
+            // enabled.
             call.some_user()?;
             call.reads(read);
             let state = call.services.state();
@@ -152,8 +153,8 @@ pub(super) async fn hash_kv(call: &mut Call, message: Bytes) -> Result<Answer, S
     call.root()?;
     call.expensive()?;
     let services = &call.services;
-    // The requested revision is looked up as it is: etcd, too, looks before it replaces 0 by the current
-    // revision.
+    // The requested revision is looked up unchanged. etcd, too, looks it up before it replaces 0 by the
+    // current revision.
     let Some(cached) = services.shared.data.compaction_hashes.at(revision) else {
         return hash_kv_now(services, revision).await;
     };
@@ -177,9 +178,9 @@ async fn hash_kv_now(services: &Services, revision: Revision) -> Result<Answer, 
     Ok(whole(&HashKvResponse { header, hash, compact_revision, hash_revision }))
 }
 
-/// Answers a Hash with a hash of everything that this member holds. The hash of etcd covers the pages of its
-/// file format and is comparable only between etcd members; this hash is comparable only between members of
-/// this product (COMPAT-3).
+/// Answers a Hash with a hash of everything that this member holds. etcd's hash covers the pages of its
+/// database file, so it is comparable only between etcd members. The hash returned here is comparable only
+/// between members of this product (COMPAT-3).
 pub(super) async fn hash(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
     let HashRequest {} = decode(message)?;
     call.root()?;

@@ -38,7 +38,8 @@ pub(super) fn answer(
     mut next: impl FnMut(usize, &mut Context<'_>) -> Poll<Result<Option<(Bytes, usize)>, Status>> + 'static,
 ) -> Result<Answer, Status> {
     check_len(len)?;
-    // The front limits the bytes that it takes at a time; `rest` holds what a piece has beyond that.
+    // The front limits how many bytes it takes at a time. The bytes of a piece beyond that limit are kept in
+    // `rest`.
     let (mut rest, mut kept) = (Bytes::new(), kept);
     let held = Rc::new(Cell::new(kept));
     let noted = Rc::clone(&held);

@@ -144,7 +144,8 @@ impl Asks for Head {
 }
 
 /// Identity of a client, taken from the head of its call and kept as long as the call runs. Each open stream
-/// has one, for days, so it is small for clients that present neither a token nor a certificate.
+/// holds one, possibly for days, so the struct is small if the client presents neither a token nor a
+/// certificate.
 #[derive(Clone)]
 pub(super) struct Asker {
     /// Address of the client.
@@ -244,8 +245,8 @@ impl Services {
 
     /// Returns the user named in the client's certificate, for a call without a token; no user if there is no
     /// certificate. A gateway that speaks JSON to its clients presents its own certificate for all of them,
-    /// so calls that it forwards have no user. Neither have calls of a gateway in this process
-    /// ([`Head::new`]).
+    /// so calls that it forwards have no user. Calls of a gateway in this process have no user by certificate
+    /// either ([`Head::new`]).
     fn by_certificate(&self, asker: &impl Asks, state: &Published) -> Principal {
         let Some(name) = asker.common_name() else { return Principal::default() };
         let revision = state.auth.revision();
@@ -263,9 +264,9 @@ impl Services {
         Principal { user: Some(Arc::clone(name)), revision, has_token: false, is_dated: false }
     }
 
-    /// Does the same as [`Services::identify`], but waits where that cannot decide at once. If another member
-    /// may have issued the token, waits until this member has applied everything that was committed before
-    /// the call.
+    /// Does the same as [`Services::identify`], but waits if the user cannot be identified at once. If
+    /// another member may have issued the token, waits until this member has applied everything that was
+    /// committed before the call.
     ///
     /// # Errors
     ///
@@ -304,8 +305,8 @@ impl Services {
     }
 
     /// Returns the session of a stream's token while authentication is disabled and the token is not needed.
-    /// If authentication is enabled later, new watches of the stream do not have to wait for the verification
-    /// of a JWT signature.
+    /// It is kept so that, if authentication is enabled later, new watches of the stream need not wait for
+    /// the verification of a JWT signature.
     async fn session_for_later(&self, asker: &Asker) -> Option<Session> {
         let token = presented(asker)?;
         let credentials = &self.shared.clients.credentials;
@@ -327,8 +328,8 @@ impl Services {
     /// Returns the rights of a user with these users and roles.
     pub(super) fn gate_of(&self, auth: &Auth, principal: &Principal) -> Gate {
         let gate = Gate::new(auth, principal.caller(), &mut self.known.borrow_mut().rights);
-        // The user's password may have changed while the call waited. A simple token is void from then on,
-        // but it was looked up before the change.
+        // The user's password may have changed while the call waited. A change of the password invalidates
+        // the user's simple tokens, but this call's token was looked up before the change.
         let is_outdated = principal.has_token
             && self.shared.clients.credentials.is_outdated(principal.name(), principal.revision);
         if is_outdated { gate.outdated() } else { gate }
@@ -386,8 +387,8 @@ impl Services {
     }
 }
 
-/// Rights of the user of a watch stream. If `WITHIN` is true, the stream belongs to another call that makes
-/// its watches itself; then the audit log records that call, and not the watches.
+/// Rights of the user of a watch stream. If `WITHIN` is true, the stream was opened by another call inside
+/// the server, such as a lock; then the audit log records that call, and not its watches.
 pub(super) struct UserPermit<const WITHIN: bool> {
     services: Rc<Services>,
     /// Identity of the client that opened the stream, with its token.
@@ -410,8 +411,8 @@ struct KnownUser {
 
 impl<const WITHIN: bool> UserPermit<WITHIN> {
     /// Returns the rights of the user of a stream that is being opened. Waits as [`Services::identified`]
-    /// does, once for all watches of the stream: another thread may verify the signature of the token now,
-    /// but no watch waits for that later.
+    /// does. The wait, for example until another thread has verified the token's signature, happens once for
+    /// all watches of the stream, so no watch has to wait later.
     pub async fn of(services: &Rc<Services>, asker: Asker) -> Self {
         let services = Rc::clone(services);
         if asker.is_stranger() {
@@ -523,7 +524,7 @@ impl<const WITHIN: bool> Permit for UserPermit<WITHIN> {
     }
 }
 
-/// Returns the request to watch these keys that is written to the audit log.
+/// Returns a request to watch these keys, for the audit log.
 fn watched(key: &[u8], range_end: &[u8]) -> Bytes {
     let request = WatchCreateRequest {
         key: Bytes::copy_from_slice(key),

@@ -1,4 +1,5 @@
-//! Ranges, read from the newest published state: what is small and in memory is answered at once.
+//! Ranges, read from the newest published state. A small range whose values are in memory is answered at
+//! once.
 //!
 //! A large response takes two walks over its keys (`large_range`): the first adds up its length, and the second makes it
 //! piece by piece as the client reads. Both walks yield to other calls regularly. Between two pieces they hold at most one
@@ -53,7 +54,8 @@ struct Size {
 /// Result of the attempt to answer a Range at once.
 pub(super) enum Attempted {
     Answered(Answer),
-    /// The read needs a confirmation. An unauthenticated caller waits for it in this slot.
+    /// The read needs a confirmation. If the caller is unauthenticated, the slot is the one in which it
+    /// waits.
     Unconfirmed(Timing, Option<Place>),
     /// The response cannot be made at once.
     Unmade(Box<Unmade>),
@@ -71,7 +73,8 @@ enum Work {
     /// The keys are found, but some values are not in memory. The number is the length of the response in
     /// bytes.
     Fetch(Rest, usize),
-    /// There may be many keys. The response is made in slices, from the state that is newest when this begins.
+    /// There may be many keys. The response is made in slices, from the state that is newest when the first
+    /// slice begins.
     Slices,
 }
 
@@ -155,8 +158,8 @@ pub(super) async fn range(call: &mut Call, message: Bytes) -> Result<Answer, Sta
     go_on(call, request, attempted).await
 }
 
-/// Answers from `state`, if the user has the right to read it and if that takes little time. `state` is the
-/// newest one, unless the read is serializable.
+/// Answers from `state`, if the user has the right to read the range and if that takes little time. `state`
+/// is the newest state, except for a serializable read, for which it may be older.
 fn from_state(
     call: &mut Call,
     request: &RangeRequest,
@@ -181,7 +184,8 @@ fn from_state(
         ranged(call, request, timing, &answer, meter.map(|meter| meter.made()));
         return answer.map(Ok);
     }
-    // The values are large or not in memory, so the range goes on without holding a view.
+    // The values are large or not in memory. The view is dropped now, so that it is not held while they are
+    // fetched.
     drop(state);
     if request.sort_target == SortTarget::Value as i32 {
         return unmade(Work::Slices);
@@ -296,8 +300,8 @@ impl Services {
         };
         let state = self.shared.state.load();
         let keys = KeyRange::of_request(&request.key, &request.range_end);
-        // The count is taken from the newest state, whatever the requested revision: it only has to tell
-        // large ranges from small ones.
+        // The count is taken from the newest state, even if the request is for an older revision, because it
+        // only has to distinguish large ranges from small ones.
         let keys = state.view.snapshot().count(keys, Revision::CURRENT).unwrap_or(0);
         let limit =
             u64::try_from(request.limit).ok().filter(|limit| *limit > 0 && range::is_natural(request));
@@ -309,8 +313,8 @@ impl Services {
         }
     }
 
-    /// Returns whether a request may select more keys than can be answered at once, with the number of keys
-    /// if they were counted.
+    /// Returns whether a request may select more keys than can be answered at once. The result contains the
+    /// number of keys if they were counted.
     fn size(&self, request: &RangeRequest, state: &Published) -> Result<Size, Status> {
         let uncounted = |is_large| Ok(Size { is_large, counted: None });
         let range = KeyRange::of_request(&request.key, &request.range_end);

@@ -27,8 +27,8 @@ use storage::values::made;
 use telemetry::tracing::Within;
 
 impl Services {
-    /// Streams a range in pieces, each a `RangeResponse`; clients merge them. A request that RangeStream does
-    /// not support is refused with that error even if the token is invalid.
+    /// Streams a range in pieces, each a `RangeResponse`; clients merge them. If RangeStream does not support
+    /// the request, that error takes precedence over the error for an invalid token.
     pub(super) async fn range_stream(
         self: Rc<Self>,
         principal: Result<Principal, Status>,
@@ -62,7 +62,8 @@ impl Services {
         }
         let mut behind: Option<Vec<u8>> = None;
         let mut sent = 0i64;
-        // The newest piece is held back until the next one or the end, see `end_of_stream`.
+        // The newest piece is kept back until the next piece is ready or the range ends, because the last
+        // piece is sent as part of the last message (`end_of_stream`).
         let (mut unsent, mut held) = (BytesMut::new(), outbound.account().hold(0));
         while left > 0 {
             let looks = keys_per_slice();
@@ -126,8 +127,8 @@ impl Services {
 
     /// Streams keys that are sorted already; `chosen` holds the last one first.
     ///
-    /// etcd sorts each of its pieces by itself and continues after the last key of a piece, so that beyond
-    /// ten keys it repeats some and leaves out others. Here the whole range is sorted, as for a Range
+    /// etcd sorts each piece separately and continues after the last key of the piece, so with more than ten
+    /// keys it repeats some keys and leaves out others. Here the whole range is sorted, as for a Range
     /// (COMPAT-6).
     async fn stream_chosen(
         &self,

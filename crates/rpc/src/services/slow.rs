@@ -74,7 +74,8 @@ impl Call {
     }
 
     /// Logs a slow request in etcd's form and adds it to the list of slow requests. The second parameter is
-    /// the length of the request in bytes and its text; -1 and an empty text if they are not known.
+    /// the length of the request in bytes and its text; the length is -1 and the text empty if they are not
+    /// known.
     fn slow(
         &self,
         took: Duration,

@@ -1,9 +1,8 @@
 //! Times of the stages of a call: measured while the call runs, reported when it ends.
 //!
 //! A call that is neither sampled nor traced pays almost nothing for this, because it needs no extra clock
-//! reads: a connection's turn reads the clock once, a call reads it when it goes to the core or reads the
-//! state and when it is answered, and the core notes its times once per batch. Only samples read the clock
-//! more often.
+//! reads. The clock is read anyway: once per turn of a connection; when a call goes to the core or reads the
+//! state; when a call is answered; and once per batch in the core. Only samples read the clock more often.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -18,7 +17,7 @@ use telemetry::stages::{Stage, StageTimes};
 
 use super::Services;
 
-/// One call out of this many is measured stage by stage. With `--metrics extensive` every call is.
+/// One in this many calls is measured stage by stage. With `--metrics extensive` every call is measured.
 pub(super) const ONE_IN: u32 = 64;
 
 /// Data recorded when a call arrives.
@@ -278,7 +277,7 @@ mod tests {
         let values = meter.measured(&slow);
         let read = || values.read_into(Value::default(), &mut BytesMut::new());
         pass(1);
-        // A value that is read before the keys are found, as when sorting by value.
+        // The value is read before the keys are found, as when a range is sorted by value.
         read().expect("it is read");
         meter.found();
         read().expect("it is read");

@@ -1,5 +1,5 @@
 //! Calls that consist of other calls: the locks and elections of `lock` and `election`. etcd serves them
-//! through its own client inside the server. Each step is a call on behalf of the same client, which is
+//! through its own client inside the server. Each step is a call on behalf of the same client. A step is
 //! checked, proposed and counted like any other call.
 
 use std::cell::{Cell, RefCell};
@@ -86,9 +86,10 @@ impl Steps {
         Ok(answer)
     }
 
-    /// Returns the error of a call whose step failed with `status`. It keeps its status code, by which the
-    /// audit log recognizes a refused call, unless an earlier step has written: then the call was not
-    /// refused. [`Call::end`] removes the code for the client.
+    /// Returns the error of a call whose step failed with `status`. If no earlier step has written, the error
+    /// keeps its status code, by which the audit log recognizes a refused call. After a write the call no
+    /// longer counts as refused, so the code is removed. For the client, [`Call::end`] removes the code in
+    /// any case.
     pub fn failed(&self, status: Status) -> Status {
         if self.has_written.get() { without_code(status) } else { status }
     }
@@ -101,8 +102,8 @@ impl Steps {
         self.write(kv::delete_range, &DeleteRangeRequest { key, ..DeleteRangeRequest::default() }).await
     }
 
-    /// Returns the lease of the session: `lease`, or a newly granted one if it is 0. As in etcd, only the
-    /// client renews it.
+    /// Returns the lease for a lock or a campaign: `lease`, or a newly granted lease if `lease` is 0. As in
+    /// etcd, only the client renews the lease.
     pub async fn session(&self, lease: i64) -> Result<i64, Status> {
         if lease != 0 {
             return Ok(lease);
@@ -112,9 +113,9 @@ impl Steps {
         Ok(granted.id)
     }
 
-    /// Starts to delete the first of these keys, if every key is still the one created at its revision. The
-    /// request is sent even if the returned future is dropped. Returns `None` if no request can be sent, or
-    /// if there is nothing to wait for.
+    /// Starts to delete the first of these keys, if each of these keys still has the given create revision.
+    /// The request is sent even if the returned future is dropped. Returns `None` if no request can be sent,
+    /// or if there is nothing to wait for.
     fn begin_release(&self, keys: &[(&Bytes, i64)]) -> Option<LocalBoxFuture<Result<Answer, Status>>> {
         let (key, _) = keys.first()?;
         let principal = self.services.identify(&self.asker).ok()?;
@@ -162,8 +163,8 @@ impl Steps {
         Changes::of(stream, arrived)
     }
 
-    /// Waits until no key of the line is older than the key of `place`. It watches only one key at a time,
-    /// the one directly before its own, so a deleted key wakes only one waiting call.
+    /// Waits until no key of the line is older than the key of `place`. The call watches only the key
+    /// directly before its own key, so the deletion of a key wakes only one waiting call.
     pub async fn turn(&self, line: &Line, place: &mut Place<'_>) -> Result<(), Status> {
         loop {
             let before = RangeRequest {
@@ -171,8 +172,8 @@ impl Steps {
                 sort_order: SortOrder::Descend as i32,
                 limit: 1,
                 keys_only: true,
-                // This member has applied the transaction that created or found the key, so it knows all
-                // older keys.
+                // A serializable read is enough: this member has applied the transaction that created or
+                // found the key, so it knows all older keys.
                 serializable: true,
                 ..line.all()
             };
@@ -238,7 +239,8 @@ impl Line {
     }
 
     /// Returns the line of this name, and the key of a lease in it. The key ends with the lease id in Go's
-    /// hexadecimal format. Both share their bytes, because a call holds them as long as it waits.
+    /// hexadecimal format. The line and the key share their bytes, because a call holds both as long as it
+    /// waits.
     pub fn with_key(name: &[u8], lease: i64) -> (Line, Bytes) {
         let sign = if lease < 0 { "-" } else { "" };
         let number = format!("{sign}{:x}", lease.unsigned_abs());
@@ -277,11 +279,11 @@ impl Line {
     }
 }
 
-/// A key that waits in a line. The key is deleted when this is dropped, unless [`Place::keep`] was called;
-/// the front drops this when the client disconnects.
+/// A key that waits in a line. The key is deleted when this value is dropped, unless [`Place::keep`] was
+/// called. The front drops the call, and with it this value, when the client disconnects.
 ///
 /// A key that existed before the call may be known to the client as the holder's key, from an earlier call.
-/// It is deleted only while another key is before it (COMPAT-153).
+/// Such a key is deleted only while another key is before it (COMPAT-153).
 pub(super) struct Place<'a> {
     steps: &'a Steps,
     key: &'a Bytes,
@@ -299,7 +301,7 @@ impl<'a> Place<'a> {
         Place { steps, key, created, is_made, before: None, is_kept: false }
     }
 
-    /// Keeps the key when this is dropped.
+    /// Consumes the place without deleting the key.
     pub fn keep(mut self) {
         self.is_kept = true;
     }
@@ -313,8 +315,8 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// Starts to delete the key. A member that shuts down keeps it, because the client will continue with the
-    /// same lease on another member.
+    /// Starts to delete the key. If this member is shutting down, the key is not deleted, because the client
+    /// will continue with the same lease on another member.
     fn begin(&self) -> Option<LocalBoxFuture<Result<Answer, Status>>> {
         if self.steps.services.closing.has_begun() {
             return None;
@@ -339,8 +341,8 @@ impl Drop for Place<'_> {
 /// Stream of changes of watched keys.
 pub(super) struct Changes {
     stream: LocalBoxFuture<Result<(), Status>>,
-    /// Status with which the stream ended; it is not polled again. A response that arrived with the end is
-    /// returned first.
+    /// Status with which the stream ended. After the end the stream is not polled again; a response that
+    /// arrived together with the end is returned before the status.
     over: Option<Status>,
     arrived: Rc<RefCell<Option<Bytes>>>,
 }

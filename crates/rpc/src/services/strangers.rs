@@ -4,8 +4,8 @@
 //! A member may lag behind the entry that disables authentication or that makes a token known. So it refuses
 //! an unauthenticated caller only after the leader has confirmed that this member knows the newest state,
 //! which may take as long as a request may take. etcd waits too: for an entry, or for its ReadIndex. Anyone
-//! can be such a caller, and a shard can have only a limited number of requests to the core; without a limit
-//! of their own, unauthenticated callers could take all of them.
+//! can be an unauthenticated caller, and a shard can have only a limited number of requests to the core.
+//! Without a separate limit, unauthenticated callers could use up all these requests.
 
 use std::cell::Cell;
 use std::rc::Rc;

@@ -70,7 +70,7 @@ impl Trace {
         Within::new(Arc::clone(&self.tracer), services.shared.member.clock.clone(), self.context)
     }
 
-    /// Returns a span of the member from one time to another.
+    /// Returns a span of this member that begins and ends at the given times.
     fn span(
         &self,
         (context, within): (SpanContext, SpanContext),
@@ -103,8 +103,8 @@ impl Trace {
         if let Some((context, name, attributes)) = self.inner.take() {
             let mut events = Vec::new();
             if let Some(Told { stages, proposed }) = told {
-                // The stages are shown one after the other, although values are read while the response is
-                // encoded.
+                // The spans of the stages follow each other, although in reality values are read while the
+                // response is encoded.
                 let mut from = self.began;
                 for (stage, took) in stages {
                     let place = (self.tracer.within(&context), context);

@@ -1,4 +1,5 @@
-//! Walks over the keys of a range, in slices between which other calls run: what ranges, transactions and snapshots share.
+//! Walks over the keys of a range in slices, between which other calls run. Ranges, transactions and
+//! snapshots use this module.
 
 use numbers::LeaseId;
 use storage::values::unreadable;

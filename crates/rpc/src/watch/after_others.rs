@@ -1,10 +1,10 @@
-//! Lets a task yield until the other tasks of its thread have run.
+//! Yielding: a task that still has work lets the other tasks of its thread run first.
 
 use std::future::Future as _;
 use std::pin::pin;
 use std::task::Context;
 
-/// Wakes this task once others had their turn, and what has arrived on sockets was taken in.
+/// Wakes this task again after the other tasks of the thread have run and input from sockets was read.
 pub(crate) fn after_others(cx: &mut Context<'_>) {
     let mut yielding = pin!(tokio::task::yield_now());
     if yielding.as_mut().poll(cx).is_ready() {

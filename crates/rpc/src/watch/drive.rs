@@ -1,5 +1,5 @@
-//! The task of one watch stream: it reads requests, lets the stream read history, and sends responses. [`Hub::stream`] and
-//! [`Hub::serve`] make it.
+//! The task of one watch stream: it reads the client's requests, queues the stream for reading history, and
+//! sends responses. [`Hub::stream`] and [`Hub::serve`] create it.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -22,16 +22,16 @@ use super::hub::{Hub, Registration, Sent};
 use super::permit::Permit;
 use super::queued::{Body, Queued};
 
-/// Requests answered before others get their turn.
+/// Maximum number of requests that a stream answers in one poll before other tasks run.
 const REQUESTS_PER_POLL_MAX: usize = 128;
 
-/// A source of requests: the front end, or a test.
+/// Source of a stream's requests: the front, or a test.
 pub trait Requests: Unpin + 'static {
     /// See [`Inbound::poll_next`].
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Status>>;
 }
 
-/// A sink of responses: the front end, or a test.
+/// Sink for a stream's responses: the front, or a test.
 pub trait Responses: Unpin + 'static {
     /// See [`Outbound::open`].
     fn open(&mut self) -> Result<(), Status>;
@@ -43,8 +43,8 @@ pub trait Responses: Unpin + 'static {
     fn try_send_shared(&mut self, message: Bytes) -> Result<(), TrySend> {
         self.try_send(message)
     }
-    /// See [`Outbound::try_send_messages`]. A sink may take some of the messages and give the others back: then it is
-    /// asked for room again before the next.
+    /// See [`Outbound::try_send_messages`]. If the sink takes only some of the messages, it returns the
+    /// others as the error; the caller then calls [`Responses::poll_ready`] before it sends them.
     fn try_send_messages(&mut self, messages: Messages) -> Result<(), TrySend<Messages>> {
         let left = messages.send_first(|first| self.try_send(first))?;
         if left.is_empty() { Ok(()) } else { Err(TrySend::Full(left)) }
@@ -88,8 +88,9 @@ impl Responses for Outbound {
 }
 
 impl Hub {
-    /// Serves one stream until the client leaves, the server stops (`closed`), or it has to end the stream. A client that
-    /// closes its side only ends its requests: what it watches goes on, as with etcd (its gateway depends on that).
+    /// Serves one watch stream until the client disconnects, the server stops (`closed` resolves), or an
+    /// error ends the stream. If the client closes only its sending side, its watches continue, as in etcd,
+    /// whose gateway depends on that.
     pub fn stream<C: Future<Output = ()> + Unpin + 'static>(
         self: &Rc<Self>,
         head: &Head,
@@ -101,8 +102,9 @@ impl Hub {
         run(Rc::clone(self), head.requires_leader, client, inbound, outbound, closed)
     }
 
-    /// Serves a stream as [`Hub::stream`] does, for streams that are not the front's. `closed` resolves when the server
-    /// stops. With the client's figures and permit comes the span of the stream, if it is traced: each watch is a span within it.
+    /// Serves a stream as [`Hub::stream`] does, but one that does not come from the front. `closed` resolves
+    /// when the server stops. `client` contains the client's statistics, its permit, and the span of the
+    /// stream if the stream is traced: the span of each watch is inside it.
     pub fn serve(
         self: &Rc<Self>,
         needs_leader: bool,
@@ -115,7 +117,8 @@ impl Hub {
     }
 }
 
-/// Serves a stream until it ends; `closed` resolves when the server stops. What is needed for as long as that lies in the future once.
+/// Serves a stream until it ends; `closed` resolves when the server stops. This is a hand-written future,
+/// because an `async` function would store its arguments twice for as long as the stream is open.
 fn run<R: Requests, W: Responses, C: Future<Output = ()> + Unpin + 'static>(
     hub: Rc<Hub>,
     needs_leader: bool,
@@ -145,7 +148,7 @@ struct Drive<R, W> {
     /// `None` once the client has closed its side.
     requests: Option<R>,
     responses: W,
-    /// Timer of periodic progress, once a watch has asked for it.
+    /// Timer of periodic progress; set when a watch of the stream asks for progress.
     tick: Option<Box<Sleep>>,
 }
 
@@ -163,12 +166,13 @@ impl<R: Requests, W: Responses> Drive<R, W> {
         if let Some(status) = stream.ending() {
             return Poll::Ready(Err(status));
         }
-        // Also while the client takes nothing: what was read for it is not to be in the way of what others want.
+        // Fetched values are taken even if the client reads no responses: values that nobody takes would
+        // delay the fetches of other streams.
         let has_fetched = stream.poll_fetched(cx).is_ready();
         if !sent_all {
             stream.give_up_claim();
         } else if has_fetched && stream.may_read() {
-            // One slice a turn: others get theirs in between.
+            // The stream reads one slice per turn, and the other streams read theirs in between.
             hub.read_later(&stream);
         }
         if again && sent_all {
@@ -178,7 +182,7 @@ impl<R: Requests, W: Responses> Drive<R, W> {
         Poll::Pending
     }
 
-    /// Answers requests; says whether there may be more that nothing else will wake for.
+    /// Answers requests. Returns true if more requests may have arrived and no waker will report them.
     fn read(&mut self, cx: &mut Context<'_>) -> Result<bool, Status> {
         for _ in 0..REQUESTS_PER_POLL_MAX {
             if self.place.stream.is_half_sent() {
@@ -201,7 +205,7 @@ impl<R: Requests, W: Responses> Drive<R, W> {
         Ok(true)
     }
 
-    /// Tells of progress when it is time; says whether some of it is left to be told.
+    /// Sends periodic progress notifications when they are due. Returns true if some are left to be sent.
     fn tick(&mut self, cx: &mut Context<'_>) -> bool {
         let (hub, stream) = (&self.place.hub, &self.place.stream);
         if self.tick.is_none() && stream.wants_ticks.get() {
@@ -213,7 +217,8 @@ impl<R: Requests, W: Responses> Drive<R, W> {
         while let Some(tick) = &mut self.tick
             && Pin::new(&mut *tick).poll(cx).is_ready()
         {
-            // A round that is under way goes on to its end first: a watch is told at most once a round.
+            // A round of notifications that has begun is finished first, so a watch gets at most one
+            // notification per round.
             if !stream.is_ticking() {
                 stream.rare().ticks_from.set(Some(i64::MIN));
                 hub.tell_periodic_progress(stream);
@@ -223,12 +228,13 @@ impl<R: Requests, W: Responses> Drive<R, W> {
         stream.is_ticking()
     }
 
-    /// Sends what waits; says whether nothing is left.
+    /// Sends queued responses. Returns true if none are left.
     fn write(&mut self, cx: &mut Context<'_>) -> Result<bool, Status> {
         if self.place.stream.is_drained() {
             return Ok(true);
         }
-        // The clock and the distributions cost as much as a short response, so they are asked once for all.
+        // Reading the clock and updating the histograms cost as much as a short response, so both are done
+        // once for all responses.
         let begun = Instant::now();
         let mut sent = Sent::default();
         let sent_all = self.send_queued(cx, &mut sent);
@@ -260,7 +266,7 @@ impl<R: Requests, W: Responses> Drive<R, W> {
                 Err(TrySend::Full(body)) => {
                     let left = body.responses();
                     debug_assert!((1..=responses).contains(&left), "{left} of {responses} are left");
-                    // Each of several has as many events as the others.
+                    // All responses of the batch have the same number of events.
                     let events_left = events / responses * left;
                     stream.put_back(Queued { body, events: events_left });
                     if left == responses {

@@ -1,4 +1,4 @@
-//! One event in bytes: its length, and its encoding as a field of a response.
+//! One event of a watch response: its length in bytes, and its encoding as a response field.
 
 use api::wire::{field_len, number_tag, put_field_head};
 use bytes::{BufMut as _, BytesMut};
@@ -8,10 +8,10 @@ use mvcc::{Snapshot, Version};
 
 use super::response;
 
-/// Field numbers of an event's kv, and of its previous one.
+/// Number of the event's field `kv`; the next constant is that of `prev_kv`.
 const KV: u8 = 2;
 const PREVIOUS: u8 = 3;
-/// An event's type when it is a deletion; that of a put is 0 and so left out.
+/// Encoded field `type` of a deletion. The type of a put is 0, which protobuf leaves out.
 const DELETE: [u8; 2] = [number_tag(1), 1];
 
 /// Returns the version before a change; `None` if there is none or it is compacted.
@@ -20,18 +20,18 @@ pub(super) fn previous_of<'a>(snapshot: Snapshot<'a>, version: Version<'a>) -> O
     if creates { None } else { snapshot.previous(version).unwrap_or(None) }
 }
 
-/// The length of an event's whole field.
+/// Returns the length in bytes of an event's whole field, with tag and length prefix.
 pub(super) fn event_field_len(version: Version<'_>, previous: Option<Version<'_>>) -> usize {
     response::event_field_len(event_body_len(version, previous))
 }
 
-/// The length of an event without its field's head.
+/// Returns the length in bytes of an event without the tag and length prefix of its field.
 pub(super) fn event_body_len(version: Version<'_>, previous: Option<Version<'_>>) -> usize {
     let kind = if version.is_tombstone() { DELETE.len() } else { 0 };
     kind + kv_field_len(version) + previous.map_or(0, kv_field_len)
 }
 
-/// Appends an event's whole field. What `values` lacks is noted there.
+/// Appends an event's whole field. Values that are not in memory are recorded as missing in `values`.
 pub(super) fn put_event(
     out: &mut BytesMut,
     version: Version<'_>,
@@ -53,7 +53,7 @@ pub(super) fn put_event(
     Ok(())
 }
 
-/// About how many bytes an event has in a response.
+/// Returns the approximate number of bytes of an event in a response.
 pub(super) fn event_len(version: Version<'_>) -> usize {
     response::event_field_len(kv_field_len(version))
 }

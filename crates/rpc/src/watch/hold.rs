@@ -1,9 +1,10 @@
 //! Keeps history readable for a watch that was synced when the history was published.
 //!
-//! etcd delivers every change to the synced watches when the change is made, whatever is compacted next. Here
-//! such a watch may have to read the change as history: because its revision is long, because its values are
-//! not in memory, or because more was published than its stream takes at a time. Until the watch is synced
-//! again, a [`Hold`] keeps compactions from removing what the watch reads, for a minute at most (COMPAT-79).
+//! etcd delivers every change to the synced watches when the change is made, whatever is compacted next. In
+//! Mainstay, such a watch may have to read the change as history: because the revision has many changes,
+//! because values are not in memory, or because more was published than the queue of the stream can hold.
+//! Until the watch is synced again, a [`Hold`] keeps compactions from removing what the watch reads, for a
+//! minute at most (COMPAT-79).
 
 use std::sync::Arc;
 
@@ -29,8 +30,9 @@ impl Hold {
     }
 
     /// Returns a snapshot from which everything from `next` on can be read by [`Snapshot::written`], whatever
-    /// was compacted. As long as it contains something to read, this is the state at which the hold began,
-    /// which has previous values too. Returns `None` if some of it may have been removed.
+    /// was compacted. As long as there is something to read in it, the result is the state at which the hold
+    /// began, because that state also has the previous values. Returns `None` if some of the history may have
+    /// been removed.
     pub fn snapshot<'a>(&self, view: &'a View, next: Revision) -> Option<Snapshot<'a>> {
         let moment = self.state.moment();
         let then = view.snapshot_at(moment).ok().filter(|_| next >= self.from)?;

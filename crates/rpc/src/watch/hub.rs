@@ -1,5 +1,6 @@
-//! All watches of one shard: [`Hub`]. [`Hub::advance`] takes a newly published state, [`Hub::poll_work`] does what is left of
-//! it in later turns. News is in `hub/synced.rs`, history in `hub/catch_up.rs`, progress and requests in the other files.
+//! All watches of one shard: [`Hub`]. [`Hub::advance`] takes a newly published state and delivers its
+//! changes; [`Hub::poll_work`] delivers the rest in later turns. Delivery of new changes is in
+//! `hub/synced.rs`, reading of history in `hub/catch_up.rs`; progress and requests have their own files.
 
 mod catch_up;
 mod line;
@@ -38,91 +39,97 @@ use storage::values::Source;
 use telemetry::callers::Caller;
 use telemetry::tracing::Within;
 
-/// The place of a stream among those that wait to tell of progress: the one that is due first is first.
+/// Key of a stream among those that wait to send a progress notification: ordered by the revision that the
+/// hub must reach first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct ProgressDue {
-    /// The hub has to reach this revision before.
+    /// Revision that the hub has to reach before the stream sends the notification.
     revision: Revision,
-    /// [`Stream::serial`].
+    /// Serial number of the stream ([`Stream::serial`]).
     stream: u64,
 }
 
 /// All watches of one shard. The hub lives on that shard's thread.
 ///
-/// The hub's revision only rises, and it rises to revisions of published views only. So the progress that watches are told
-/// of, which is the hub's revision, is not ahead of the published revision. For example, with revision 9 published and
-/// the hub at 7, a progress notification says 7, and the changes of 8 and 9 come after it.
+/// The hub's revision only rises, and it rises to revisions of published views only. Progress notifications
+/// contain the hub's revision, so they are never ahead of the published revision. For example, with revision
+/// 9 published and the hub at 7, a progress notification says 7, and the changes of 8 and 9 come after it.
 pub struct Hub {
     shared: Arc<Shared>,
     shard: usize,
     values: Rc<dyn Source>,
-    /// Synced watches have been given everything up to here.
+    /// Revision up to which synced watches have received all changes.
     revision: Cell<Revision>,
     synced: RefCell<Index<Rc<Watch>>>,
     streams: RefCell<BTreeMap<u64, Rc<Stream>>>,
-    /// Streams that wait to tell of progress, by the revision from which on they may and by their numbers.
+    /// Streams that wait to send a progress notification, by the revision that the hub must reach first.
     waiting: RefCell<BTreeMap<ProgressDue, Rc<Stream>>>,
     serial: Cell<u64>,
-    /// Revisions that synced watches are being told of over several turns.
+    /// Revisions whose delivery to the synced watches takes several turns, while it is in progress.
     under_way: RefCell<Option<UnderWay>>,
-    /// Keeps history readable for the watches that fell behind last.
+    /// The newest hold, which keeps history readable for the watches that became unsynced last.
     hold: RefCell<Weak<Hold>>,
-    /// The newest responses to revisions of many changes that streams are making, for others to wait for.
+    /// Responses to revisions of many changes that streams are making now. Other streams that need the same
+    /// response wait for them.
     claimed: RefCell<Vec<Weak<Claim>>>,
-    /// Hashes watched keys.
+    /// Hashes watched keys. The random state prevents clients from choosing keys with equal hashes.
     hasher: RandomState,
-    /// Pending events in the streams.
+    /// Count of events that wait in the queues of the hub's streams.
     pending_events: Rc<PendingEvents>,
-    /// Work that is done in one turn.
+    /// Maximum work of one turn.
     portion: Cell<Portion>,
-    /// Streams that have ended and whose watches are still in the index, to be taken out in slices.
+    /// Ended streams whose watches are still in the index; the watches are removed in slices.
     ended: RefCell<VecDeque<Rc<Stream>>>,
-    /// The users and roles by which all watches are allowed.
+    /// Users and roles against which all watches were checked last.
     reviewed: Cell<Reviewed>,
-    /// The round of questions for all watches that is under way.
+    /// Check of all watches against changed users and roles, while it is in progress.
     reviewing: RefCell<Option<Round>>,
-    /// The newest state that may be handed out, while the published one may not be.
+    /// Newest state whose changes may be delivered, while the published state is newer and may not be
+    /// delivered yet.
     cleared: RefCell<Option<Arc<Published>>>,
-    /// Number of watches and ended streams that may still be taken out before the next turn of [`Hub::poll_work`].
+    /// Number of watches and ended streams that may still be removed before the next turn of
+    /// [`Hub::poll_work`].
     reaped_left: Cell<usize>,
-    /// Streams that have history to read.
+    /// Streams that wait for their turn to read history.
     readers: RefCell<Line>,
-    /// True if some of what was published is left for later turns.
+    /// True if some published changes are left for later turns.
     is_told_later: Cell<bool>,
-    /// Wakes the task that goes on with what was left for later turns, unless it is awake.
+    /// Waker of the task that continues work left for later turns; `None` while that task is awake.
     worker: Cell<Option<Waker>>,
-    /// The most changes that one turn walked over, and the most times that one looked at a watch.
+    /// Maximum number of changes that one turn has walked, and maximum number of times that one turn has
+    /// checked a watch against a change.
     #[cfg(test)]
     work_max: Cell<(usize, usize)>,
-    /// The same figures summed over all turns since they were last asked for.
+    /// Number of changes walked, and number of times that a watch was checked against a change, summed over
+    /// all turns since these figures were last read.
     #[cfg(test)]
     work_done: Cell<(usize, usize)>,
 }
 
-/// Watches that are taken out of the index, or made to read history, between two looks at other calls.
+/// Number of watches that are removed from the index, or made to read history, before other calls run.
 const MOVED_AT_ONCE: usize = 256;
-/// Responses whose memory is freed in the time in which a watch is taken out.
+/// Number of queued responses that take as long to free as one watch takes to remove.
 const QUEUED_FREED_AS_ONE: usize = 16;
 /// Maximum number of watches of a stream that read history together, or get progress, before other calls run.
 const TOGETHER_MAX: usize = 256;
 
-/// Maximum work of one turn of the hub, once for synced watches and once for all that read history: some milliseconds
-/// each. The shard looks at its sockets between two turns.
+/// Maximum work of one turn of the hub: some milliseconds for synced watches, and as much again for all
+/// watches that read history. The shard checks its sockets between two turns.
 const PORTION: Portion = Portion { changes: 16 << 10, watches: 1024, looks: 16 << 10, bytes: 8 << 20 };
 
-/// Responses that were sent in one turn.
+/// Counts of the responses that were sent in one turn.
 #[derive(Default)]
 pub(super) struct Sent {
     /// Responses without events.
     pub controls: u64,
     /// Responses with events.
     pub responses: u64,
-    /// Events in these.
+    /// Events in all `responses` together.
     pub events: u64,
 }
 
 impl Sent {
-    /// Counts responses with so many events in all of them.
+    /// Adds `responses` responses that contain `events` events in total.
     pub fn add(&mut self, responses: u32, events: u32) {
         if events == 0 {
             self.controls += u64::from(responses);
@@ -133,7 +140,7 @@ impl Sent {
     }
 }
 
-/// A stream's place in the hub; leaves it, with all its watches, when dropped.
+/// Registration of a stream in the hub. Dropping it removes the stream with all its watches.
 pub(super) struct Registration {
     pub hub: Rc<Hub>,
     pub stream: Rc<Stream>,
@@ -147,7 +154,7 @@ impl Drop for Registration {
 
 impl Drop for Hub {
     fn drop(&mut self) {
-        // Breaks the circles of watches and streams that were not taken out yet.
+        // Breaks the reference cycles between streams and watches that were not removed yet.
         for stream in self.ended.get_mut().drain(..) {
             stream.set_long(None);
             stream.watches.take();
@@ -156,7 +163,7 @@ impl Drop for Hub {
 }
 
 impl Hub {
-    /// The hub of this shard, at the present state.
+    /// Returns the hub of this shard, at the current published state.
     pub fn new(shared: Arc<Shared>, shard: usize, values: Rc<dyn Source>) -> Rc<Hub> {
         let state = shared.state.load_full();
         let revision = state.view.snapshot().current_revision();
@@ -192,10 +199,12 @@ impl Hub {
         })
     }
 
-    /// Takes the newest state and hands out what changed since the last, or the beginning of it: [`Hub::poll_work`] does
-    /// the rest. Called whenever the shard is woken; without news it costs next to nothing.
+    /// Takes the newest published state and delivers the changes since the last one. If they are too many for
+    /// one turn, [`Hub::poll_work`] delivers the rest. Called whenever the shard is woken; costs almost
+    /// nothing if there are no changes.
     pub fn advance(&self) {
-        // Requests may come by the hundred between two turns.
+        // If work is already left for later turns, [`Hub::poll_work`] will do it, and this call does nothing.
+        // Otherwise hundreds of requests could each do a portion of work between two turns.
         if self.is_told_later.get() {
             return;
         }
@@ -212,14 +221,15 @@ impl Hub {
         }
     }
 
-    /// Goes on with what was left for later turns; to be polled by a task of its own.
+    /// Continues work that was left for later turns. A dedicated task polls this function.
     pub fn poll_work(&self, context: &mut Context<'_>) {
         let told_all = self.turn();
         self.is_told_later.set(!told_all);
         self.reaped_left.set(MOVED_AT_ONCE);
         let reaped_all = self.reap();
-        // After the synced watches, so that those who read never hold these up by more than a portion. A stream that wants to
-        // read next comes to it once the sockets were looked at.
+        // Runs after the synced watches were served, so streams that read history delay synced watches by one
+        // portion at most. A stream that wants to read another slice gets its turn after the shard has
+        // checked its sockets.
         let none_reads = self.read_some();
         self.publish_pending();
         if told_all && reaped_all && none_reads {
@@ -229,14 +239,15 @@ impl Hub {
         }
     }
 
-    /// Ends all streams whose clients insist on a leader: there has been none for too long.
+    /// Ends all streams whose clients require a leader, because there has been no leader for too long.
     pub fn leader_lost(&self) {
         for stream in self.streams.borrow().values().filter(|stream| stream.needs_leader) {
             stream.end(error::NO_LEADER);
         }
     }
 
-    /// Ends all streams when this member's state is known to differ from the others'.
+    /// Ends all streams if this member is quarantined: its state is known to differ from the state of other
+    /// members.
     pub fn end_if_quarantined(&self) {
         if self.shared.state.load().is_quarantined(self.shared.member.identity.member_id) {
             for stream in self.streams.borrow().values() {
@@ -250,36 +261,38 @@ impl Hub {
         self.shared.core.attendance.watches(self.shard)
     }
 
-    /// The revision up to which synced watches have been given everything.
+    /// Returns the revision up to which synced watches have received all changes.
     pub fn revision(&self) -> Revision {
         self.revision.get()
     }
 
-    /// The most bytes that any stream holds.
+    /// Returns the maximum number of bytes that wait in the queue of any stream.
     #[cfg(test)]
     pub(super) fn queued_bytes_max(&self) -> usize {
         self.streams.borrow().values().map(|stream| stream.queued_bytes()).max().unwrap_or(0)
     }
 
-    /// The most bytes that any stream has made of a revision that it has not read to its end.
+    /// Returns the maximum number of bytes that any stream holds of responses to a revision of many changes
+    /// that it is still reading.
     #[cfg(test)]
     pub(super) fn long_bytes_max(&self) -> usize {
         self.streams.borrow().values().map(|stream| stream.long_bytes()).max().unwrap_or(0)
     }
 
-    /// Returns the number of streams that hold values which were fetched for them, charged to their clients.
+    /// Returns the number of streams that hold fetched values, which are charged to their clients.
     #[cfg(test)]
     pub(super) fn laden_streams(&self) -> usize {
         self.streams.borrow().values().filter(|stream| stream.fetched_bytes() > 0).count()
     }
 
-    /// Returns the number of streams that have begun a response to such a revision.
+    /// Returns the number of streams that have begun a response to a revision of many changes.
     #[cfg(test)]
     pub(super) fn long_streams(&self) -> usize {
         self.streams.borrow().values().filter(|stream| stream.long_bytes() > 0).count()
     }
 
-    /// The most changes that one turn walked over, and the most times that one looked at a watch.
+    /// Returns the maximum number of changes that one turn has walked, and the maximum number of times that
+    /// one turn has checked a watch against a change.
     #[cfg(test)]
     pub(super) fn work_max(&self) -> (usize, usize) {
         self.work_max.take()
@@ -293,7 +306,8 @@ impl Hub {
         self.work_done.set((walked_before + walked, looks_before + looks));
     }
 
-    /// Returns the changes walked over and the looks at watches since the last call.
+    /// Returns the number of changes walked, and the number of times that a watch was checked against a
+    /// change, since the last call.
     #[cfg(test)]
     pub(super) fn work_done(&self) -> (usize, usize) {
         self.work_done.take()
@@ -302,13 +316,15 @@ impl Hub {
     #[cfg(not(test))]
     fn note_work(&self, _walked: usize, _looks: usize) {}
 
-    /// Has less done in a turn.
+    /// Reduces the maximum number of watches that one turn serves, and of checks of a watch against a change.
+    /// For tests.
     #[cfg(test)]
     pub(super) fn do_less_in_a_turn(&self, watches: usize, looks: usize) {
         self.portion.set(Portion { watches, looks, ..self.portion.get() });
     }
 
-    /// Has fewer changes walked over, and fewer bytes of events made, in a turn.
+    /// Reduces the maximum number of changes that one turn walks, and of bytes of events that it encodes. For
+    /// tests.
     #[cfg(test)]
     pub(super) fn walk_less_in_a_turn(&self, changes: usize, bytes: usize) {
         self.portion.set(Portion { changes, bytes, ..self.portion.get() });
@@ -319,17 +335,18 @@ impl Hub {
         self.shared.state.load().leader != 0
     }
 
-    /// Resolves after this time, by the member's clock.
+    /// Returns a future that resolves after this time, by the member's clock.
     pub(super) fn sleep(&self, time: Duration) -> Sleep {
         self.shared.member.clock.sleep(time)
     }
 
-    /// Returns the least time in which the cluster notices that a leader is lost.
+    /// Returns the minimum time in which the cluster notices that its leader is lost.
     pub fn election_timeout(&self) -> Duration {
         self.shared.member.limits.election_timeout
     }
 
-    /// Counts responses that took so long to send, all of them: each took its share of that.
+    /// Counts the sent responses in the metrics. `took` is the time that sending all of them took; each
+    /// response is counted with an equal share of it.
     pub(super) fn count_sent(&self, sent: &Sent, took: Duration) {
         let metrics = &self.shared.diagnostics.metrics;
         let Sent { controls, responses, events } = *sent;
@@ -345,7 +362,7 @@ impl Hub {
         }
     }
 
-    /// Tells of events that wait to be sent since the last call, or wait no longer.
+    /// Updates the gauge of pending events by the events that were queued or sent since the last call.
     pub(super) fn publish_pending(&self) {
         self.pending_events.publish();
     }
@@ -371,10 +388,10 @@ impl Hub {
         Registration { hub: Rc::clone(self), stream }
     }
 
-    /// Takes a stream out. Clients decide how many watches it has, and how many streams end at once with their connection,
-    /// so what is beyond a slice goes later.
+    /// Removes a stream from the hub. A client may have any number of watches on a stream and may end many
+    /// streams at once by closing its connection, so watches beyond one slice are removed in later turns.
     fn close(&self, stream: &Rc<Stream>) {
-        // Watches that are still in the index are passed over from now on.
+        // Ended streams get no events, so their watches may stay in the index until they are removed.
         stream.end(error::WATCH_CANCELED);
         stream.give_up_claim();
         stream.drop_fetched();
@@ -387,8 +404,8 @@ impl Hub {
         }
     }
 
-    /// Takes some of the watches of ended streams out, as many as this turn has left, and lets go of the streams that have
-    /// none; returns true if no such stream is left.
+    /// Removes watches of ended streams, as many as this turn may still remove, and drops the streams that
+    /// have none left. Returns true if no ended stream is left.
     fn reap(&self) -> bool {
         let mut left = self.reaped_left.get();
         while left > 0 {
@@ -405,7 +422,7 @@ impl Hub {
             if !stream.watches.borrow().is_empty() {
                 self.ended.borrow_mut().push_front(stream);
             } else {
-                // It goes with its queue.
+                // Dropping the stream also frees its queue, which counts as work.
                 left = left.saturating_sub(stream.queued() / QUEUED_FREED_AS_ONE);
             }
         }
@@ -418,7 +435,7 @@ impl Hub {
         self.serial.get()
     }
 
-    /// Notes that synced watches have been given everything up to a published revision.
+    /// Notes that synced watches have received all changes up to a published revision.
     fn reach(&self, revision: Revision) {
         let before = self.revision.replace(revision);
         assert!(before <= revision, "watches that were told of {before} are told of {revision}");
@@ -428,8 +445,8 @@ impl Hub {
         self.shared.member.header(revision, state.applied_term)
     }
 
-    /// Returns the header of an answer to a request. No watch made from now on is told of this revision or one below it,
-    /// unless it asks for history.
+    /// Returns the header of a response to a request. A watch that is created later receives only changes
+    /// after the header's revision, unless it asks for history.
     fn present_header(&self) -> ResponseHeader {
         let state = self.shared.state.load();
         self.header(&state, self.present_revision(&state))

@@ -43,9 +43,9 @@ pub(super) enum Keys {
 }
 
 impl Keys {
-    /// Returns the keys that a request covers: one key; those before `range_end`; or, with `range_end` `\0`,
-    /// all from `key` on. Returns `None` if there are none. The bytes are copied, since the decoded ones keep
-    /// the whole frame in memory.
+    /// Returns the keys that a request covers: one key; the keys from `key` to before `range_end`; or, with
+    /// `range_end` `\0`, all keys from `key` on. Returns `None` if the request covers no keys. The bytes are
+    /// copied, because the decoded bytes would keep the whole received frame in memory.
     pub fn of_request(key: &[u8], range_end: &[u8]) -> Option<Keys> {
         let key = Key::from(if key.is_empty() { b"\0" } else { key });
         match range_end {
@@ -641,7 +641,7 @@ mod tests {
 
     #[test]
     fn no_depth_uses_up_the_stack() {
-        // A chain of nodes, built by hand: no priorities lead to one.
+        // A chain of nodes is built by hand, because no priorities lead to one.
         let mut index = Index::default();
         for n in 0..200_000u64 {
             let node = Node {
@@ -674,8 +674,9 @@ mod tests {
     fn any_number_of_watches_of_one_key_come_and_go() {
         let key = Keys::Single(b"k"[..].into());
         let mut index = Index::default();
-        // The smallest serial numbers are inserted last, as for watches that were behind, and removed first,
-        // as when their stream ends. In an array each step would move all other items.
+        // The smallest serial numbers are inserted last, as for unsynced watches that catch up, and removed
+        // first, as when their stream ends. If the index stored its items in an array, each of these steps
+        // would move all other items.
         for serial in (0..200_000u64).rev() {
             index.insert(&key, serial, serial);
         }

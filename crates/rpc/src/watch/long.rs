@@ -1,10 +1,13 @@
-//! A revision with more changes than a turn of the shard walks over, on its way to watches of one stream.
+//! A revision with more changes than the shard walks over in one turn, being delivered to watches of one
+//! stream.
 //!
-//! Its changes are walked a portion at a time, and what was made of them waits here until the last. A response holds all
-//! events of the revision, unless the client asked for fragments: those go as soon as each is full. All changes are walked
-//! twice, first only to learn how long each response gets: it is then made in one piece of memory of just that length.
+//! Its changes are walked one portion per turn, and the responses are kept here until the last change. A
+//! response contains all events of the revision, unless the client asked for fragments; a fragment is sent as
+//! soon as it is full. All changes are walked twice: first to compute the length of each response, so that
+//! the second walk can write each response into one buffer of exactly that length.
 //!
-//! Streams whose clients must get the very same response wait for the first of them to make it, and share its bytes.
+//! If several streams need exactly the same response, the first of them makes it, and the others wait and
+//! share its bytes.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -25,9 +28,9 @@ use storage::values::Attempt;
 
 /// Progress of some watches of a stream in reading one revision of many changes.
 pub(super) struct Long {
-    /// The revision.
+    /// The revision being read.
     pub revision: Revision,
-    /// The change that is read next.
+    /// Sub revision of the change that is read next.
     sub: u32,
     /// True if the lengths of all responses are known and the changes are read for the second time.
     is_measured: bool,
@@ -35,20 +38,20 @@ pub(super) struct Long {
     pub parts: Vec<Part>,
     /// True if the client has been sent a fragment of the revision, so that nothing else may be sent before the last one.
     pub is_half_sent: bool,
-    /// While others may wait for what is made here.
+    /// Claim on the response, if it is being made here and other streams may wait for it.
     pub claim: Option<Rc<Claim>>,
-    /// The response that another stream has made.
+    /// Response that another stream has finished and given to this stream.
     pub given: Option<Rc<Given>>,
 }
 
-/// The response that one stream has made for others too.
+/// A response that one stream has made and shares with others.
 pub(super) struct Given {
     pub same: Same,
     /// Bytes of the response and its number of events; `None` if no event matches.
     pub response: Option<(Bytes, u32)>,
 }
 
-/// Everything that a response with the events of one revision depends on. Equal values mean equal bytes.
+/// All inputs of a response with the events of one revision. Equal values mean equal bytes.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Same {
     revision: Revision,
@@ -56,28 +59,30 @@ pub(super) struct Same {
     previous: Option<Previous>,
     no_put: bool,
     no_delete: bool,
-    /// Hash of the keys, compared before the keys, which clients may have made long and alike.
+    /// Hash of the keys. It is compared before the keys, because clients may have chosen long keys that
+    /// differ only at the end.
     keys_hash: u64,
     keys: Keys,
 }
 
-/// The previous values that a response has, if it has any.
+/// Availability of the previous values in a response with `prev_kv`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Previous {
-    /// True if they were readable when the response was begun.
+    /// True if the previous values were readable when the response was begun.
     are_there: bool,
-    /// True if they are kept until the response is made, whatever is compacted meanwhile.
+    /// True if a hold keeps the previous values until the response is complete, whatever is compacted.
     are_held: bool,
 }
 
 impl Previous {
-    /// Returns the previous values of a revision, as this state has them.
+    /// Returns the availability of the previous values of a revision in this snapshot.
     pub fn of(snapshot: Snapshot<'_>, revision: Revision, are_held: bool) -> Previous {
         Previous { are_there: snapshot.compact_revision() < revision, are_held }
     }
 }
 
-/// Streams that wait for a response that another one is making. They go on by themselves if it gives up.
+/// A response that one stream is making, and the streams that wait for the same response. If the stream that
+/// makes it gives up, the waiting streams make the response themselves.
 pub(super) struct Claim {
     pub same: Same,
     waiting: RefCell<Vec<Rc<Stream>>>,
@@ -94,7 +99,7 @@ impl Claim {
         self.waiting.borrow_mut().push(Rc::clone(stream));
     }
 
-    /// Takes those that wait.
+    /// Removes and returns the waiting streams.
     pub fn take_waiting(&self) -> Vec<Rc<Stream>> {
         self.waiting.take()
     }
@@ -109,15 +114,16 @@ impl Drop for Claim {
     }
 }
 
-/// The response that is being made for one watch.
+/// A response, or its fragments, being made for one watch.
 pub(super) struct Part {
     pub watch: Rc<Watch>,
-    /// The lengths of all its responses, from behind [`HEAD_ROOM`] bytes in each. Changes may turn out shorter, if the
-    /// revision before was compacted since.
+    /// Lengths of the response or of each fragment, without the [`HEAD_ROOM`] bytes at its start. The events
+    /// may turn out shorter, if the previous revision was compacted after the lengths were computed.
     lens: Vec<usize>,
-    /// Number of events that were begun.
+    /// Number of responses or fragments begun so far.
     begun: usize,
-    /// Responses from behind [`HEAD_ROOM`], and how many events are in each. Only the last one grows.
+    /// Encoded responses or fragments, each after [`HEAD_ROOM`] bytes, with its number of events. Only the
+    /// last one still grows.
     pieces: Vec<(BytesMut, u32)>,
 }
 
@@ -125,21 +131,21 @@ pub(super) struct Part {
 pub(super) struct Turn {
     /// True if the revision was read to its end.
     pub is_whole: bool,
-    /// True if anything was read.
+    /// True if at least one change was read.
     pub advanced: bool,
-    /// The number of changes that the turn has walked over.
+    /// Number of changes that the turn walked over.
     pub walked: usize,
-    /// Number of looks at watches.
+    /// Number of times that a watch was checked against a change.
     pub looks: usize,
-    /// Bytes of events that it has made.
+    /// Bytes of events that the turn encoded.
     pub bytes: usize,
 }
 
-/// Why a stream has to end.
+/// Reason why a stream has to end.
 pub(super) enum Failed {
     /// A value cannot be read.
     Read(ReadError),
-    /// A response is longer than this one may be.
+    /// A response of `len` bytes exceeds `bytes_max`, the maximum for this client.
     TooLong { len: usize, bytes_max: usize },
 }
 
@@ -148,7 +154,7 @@ impl Part {
         self.pieces.iter().map(|(bytes, _)| bytes.capacity()).sum()
     }
 
-    /// Counts a field for the response that it will be in.
+    /// Adds the length of an event's field to the response or fragment that will contain the event.
     fn measure(&mut self, field_len: usize, fragment_bytes_max: usize) -> Result<(), Failed> {
         let watch = &self.watch;
         let is_full = |len: usize| watch.fragment && HEAD_ROOM + len + field_len >= fragment_bytes_max;
@@ -181,7 +187,8 @@ impl Part {
         Ok(())
     }
 
-    /// Queues its pieces, all of them or all but the one that grows. Returns whether there were any.
+    /// Queues the finished pieces: all of them, or all but the last, which still grows. Returns true if any
+    /// were queued.
     fn send(&mut self, header: &ResponseHeader, all: bool) -> bool {
         let end = if all { self.pieces.len() } else { self.pieces.len().saturating_sub(1) };
         let more = self.pieces.len() - end;
@@ -196,14 +203,15 @@ impl Part {
 }
 
 impl Long {
-    /// Begins to read a revision, for watches of one stream that have read everything before it.
+    /// Begins to read a revision, for watches of one stream that have received everything before it.
     pub fn new(revision: Revision, watches: Vec<Rc<Watch>>) -> Long {
         let part = |watch| Part { watch, lens: Vec::new(), begun: 0, pieces: Vec::new() };
         let parts = watches.into_iter().map(part).collect();
         Long { revision, sub: 0, is_measured: false, parts, is_half_sent: false, claim: None, given: None }
     }
 
-    /// Returns what its response depends on, if it makes one for a single watch and has not begun.
+    /// Returns the inputs of the response, if it is for a single watch, is not begun yet and has no
+    /// fragments. Otherwise it cannot be shared, and the result is `None`.
     pub fn same(&self, previous: Previous) -> Option<Same> {
         let [Part { watch, pieces, .. }] = &self.parts[..] else { return None };
         (pieces.is_empty() && self.sub == 0 && !watch.fragment).then(|| Same {
@@ -217,19 +225,23 @@ impl Long {
         })
     }
 
-    /// Returns the watch that another stream's response is for, if that response is the same as it waits for.
+    /// Returns the watch of this read if another stream's response can be used for it, because all inputs of
+    /// both responses are equal.
     pub fn takes(&self, given: &Given) -> Option<Rc<Watch>> {
-        // As it was when it began to wait; both have the same since.
+        // The comparison uses the previous values of `given` as if they were this stream's. This is correct:
+        // both streams saw the same previous values when this stream began to wait, and a waiting stream
+        // reads nothing.
         let previous = given.same.previous.unwrap_or(Previous { are_there: false, are_held: false });
         (self.same(previous).as_ref() == Some(&given.same)).then(|| Rc::clone(&self.parts[0].watch))
     }
 
-    /// Bytes of the keys that are compared with those of what others make.
+    /// Returns the length in bytes of the keys that are compared with those of other streams' responses; 0 if
+    /// the response cannot be shared.
     pub fn keys_bytes(&self) -> usize {
         if let [Part { watch, .. }] = &self.parts[..] { watch.keys.bytes() } else { 0 }
     }
 
-    /// Bytes that it holds.
+    /// Returns the number of bytes that the responses hold.
     pub fn bytes(&self) -> usize {
         self.parts.iter().map(Part::bytes).sum()
     }
@@ -243,7 +255,7 @@ impl Long {
         index
     }
 
-    /// Looks at a portion of the revision to learn how long the responses get.
+    /// Walks over a portion of the revision to compute the lengths of the responses.
     fn measure(
         &mut self,
         snapshot: Snapshot<'_>,
@@ -282,8 +294,9 @@ impl Long {
         Ok(turn)
     }
 
-    /// Leaves some of the watches for later if their responses together are large: a client that watches a lot with one
-    /// stream is told one watch after the other. The number stays lower, so that this is found out once.
+    /// Drops some of the watches from this read if the responses of all of them together are large. So a
+    /// client with many watches on one stream gets these responses in several parts. The dropped watches read
+    /// the revision later, also in groups of at most the reduced number, so that this is decided only once.
     fn leave_some_for_later(&mut self) {
         let len = |parts: &[Part]| parts.iter().flat_map(|part| &part.lens).sum::<usize>();
         let watches = self.parts.len();
@@ -297,7 +310,7 @@ impl Long {
         }
     }
 
-    /// Reads a portion of the revision.
+    /// Reads a portion of the revision, and encodes its events into the responses.
     pub fn read(
         &mut self,
         snapshot: Snapshot<'_>,
@@ -310,8 +323,8 @@ impl Long {
             return self.measure(snapshot, portion, fragment_bytes_max);
         }
         let (index, from) = (self.index(), self.sub);
-        // The first change of which a value is not at hand. Those behind it are only looked at for what they lack, so
-        // that this is fetched together.
+        // First change with a missing value. Later changes of the portion are only checked for missing
+        // values, so that all are fetched together.
         let mut absent = None;
         let mut turn = Turn { is_whole: true, advanced: false, walked: 0, looks: 0, bytes: 0 };
         let (mut wanted_by, mut plain, mut full) = (Vec::new(), BytesMut::new(), BytesMut::new());
@@ -361,16 +374,18 @@ impl Long {
         Ok(turn)
     }
 
-    /// Queues what is ready of a revision that has not been read to its end.
+    /// Queues finished fragments of a revision that was not read to its end.
     pub fn send_some(&mut self, header: &ResponseHeader) {
-        // The fragments of two watches do not mix.
+        // A client must not receive fragments of two watches mixed, so fragments are sent early only if there
+        // is a single watch.
         if let [part] = &mut self.parts[..] {
             self.is_half_sent |= part.send(header, false);
         }
     }
 
-    /// The one response of a revision that was read to its end, and how many events are in it, for those that wait for
-    /// it too. It is charged once, as long as anybody holds it.
+    /// Queues the only response of a revision that was read to its end, and returns its bytes and number of
+    /// events for the streams that wait for it. The bytes are charged once, until the last stream has dropped
+    /// them.
     pub fn shared(&mut self, header: &ResponseHeader) -> Option<(Bytes, u32)> {
         let [part] = &mut self.parts[..] else { return None };
         let (bytes, events) = part.pieces.pop()?;
@@ -380,7 +395,7 @@ impl Long {
         Some((bytes, events))
     }
 
-    /// Queues everything; returns those who have heard it.
+    /// Queues all remaining pieces; returns the watches that received the revision.
     pub fn send_all(self, header: &ResponseHeader) -> Vec<Rc<Watch>> {
         let mut watches = Vec::with_capacity(self.parts.len());
         for mut part in self.parts {

@@ -4,13 +4,14 @@
 //! the matching watches, and puts encoded responses into the queues of their streams. A watch that has
 //! received everything up to the hub's revision is *synced*. A watch that begins in the past, or whose
 //! stream's queue is full, is *unsynced*: its stream reads history for it, slice by slice at its own pace,
-//! until the watch has caught up. Streams that read history wait in a line: in one turn of the shard, all of
+//! until the watch has caught up. Streams that read history wait in a queue: in one turn of the shard, all of
 //! them together do no more work than the synced watches. Streams that hold fetched values come first, and
 //! streams with a watch that was synced before do not wait for all others. However many watches a change
-//! matches, one turn of the shard delivers it to a bounded number of them. Until all have received it, the
-//! hub's revision stays, no progress is reported, and other calls run between two turns. A revision with very
-//! many changes is walked in several turns: the matching watches become unsynced, and their streams read the
-//! revision in the same way, keeping the response under construction until its last change.
+//! matches, one turn of the shard delivers it to a bounded number of them. Until all matching watches have
+//! received the change, the hub's revision stays, no progress is reported, and other calls run between two
+//! turns. A revision with very many changes is walked in several turns: the matching watches become unsynced,
+//! and their streams read the revision in the same way, keeping the response under construction until its
+//! last change.
 //!
 //! This module does not handle other shards, the creation of states, or users.
 //!
@@ -20,8 +21,8 @@
 //! - all events of one revision are in one response, unless the client asked for fragments (the same test);
 //! - a watch that had received everything when a change was published gets the change whatever is compacted
 //!   next, for a minute (`held::a_revision_that_is_being_read_is_read_to_its_end_though_it_was_compacted`);
-//! - a stream holds at most [`QUEUE_BYTES_MAX`] of responses or one response, and no view between two polls
-//!   (`a_slow_stream_holds_little_and_delays_nobody`);
+//! - a stream holds at most [`QUEUE_BYTES_MAX`] of responses or one response, and it holds no view between
+//!   two polls (`a_slow_stream_holds_little_and_delays_nobody`);
 //! - no turn checks more watches, or walks more changes, than its portion, whatever clients watch and write
 //!   (`many_watches_of_one_key_are_told_in_turns`, `a_revision_of_very_many_changes_is_told_in_turns`); the
 //!   same holds for all streams that read history together (`turns::streams_that_are_behind_take_turns`);

@@ -1,17 +1,17 @@
-//! The bounds of work: how much one slice or turn may do ([`Portion`]), and how much of it was done ([`Done`]).
+//! Limits of work: the maximum work of a slice or turn ([`Portion`]), and the work that was done ([`Done`]).
 
-/// Maximum work of one slice. A slice ends between two revisions. If the first revision alone exceeds it, the caller asks
-/// for fewer watches, or lets them read that revision in parts.
+/// Maximum work of one slice. A slice contains whole revisions only. If the first revision alone exceeds the
+/// portion, the caller serves fewer watches at a time, or lets the watches read that revision in parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Portion {
-    /// Changes walked over, whether a watch wants them or not.
+    /// Maximum number of changes walked over, whether they match a watch or not.
     pub changes: usize,
-    /// Watches that are told something.
+    /// Maximum number of watches that receive something.
     pub watches: usize,
-    /// Watches looked at, each as often as an event is about its keys.
+    /// Maximum number of times that a watch is checked against a change of a key that the watch covers.
     pub looks: usize,
-    /// Bytes of events, each counted once for every watch that is told of it: that many are copied if no two watches get
-    /// the same response.
+    /// Maximum bytes of events, each event counted once for every watch that receives it: if no two watches
+    /// share a response, this many bytes are copied.
     pub bytes: usize,
 }
 
@@ -21,8 +21,8 @@ impl Portion {
         Portion { changes: usize::MAX, watches: usize::MAX, looks: usize::MAX, bytes: usize::MAX };
 }
 
-/// Work that a step of a turn has done: changes walked over, watches told, number of looks at watches, and bytes of
-/// events encoded.
+/// Work that a step of a turn has done: changes walked over, watches served, checks of a watch against a
+/// change, and bytes of events encoded.
 #[derive(Default)]
 pub(super) struct Done {
     pub walked: usize,
@@ -32,7 +32,7 @@ pub(super) struct Done {
 }
 
 impl Done {
-    /// Returns what is left of a portion after this; `None` if it is used up.
+    /// Returns what is left of `portion` after this work; `None` if nothing is left.
     pub fn left_of(&self, portion: Portion) -> Option<Portion> {
         let left = Portion {
             changes: portion.changes.saturating_sub(self.walked),

@@ -6,18 +6,19 @@ use front::Messages;
 
 use super::response;
 
-/// Memory of a waiting response besides its bytes, in bytes.
+/// Memory in bytes that a waiting response takes in addition to its own bytes.
 pub(super) const QUEUED_BYTES: usize = 128;
 
-/// Bytes of a response that is short: each stream has its own copy, beside others that it sends with it. To share it would cost
-/// more than to copy it, and what the copies take is little beside [`QUEUED_BYTES`].
+/// Maximum length in bytes of a short response. Each stream has its own copy of a short response, in one
+/// buffer with other short responses of the stream. Sharing a short response between streams would cost more
+/// than copying it, and a copy takes little memory compared with [`QUEUED_BYTES`].
 pub(super) const SHORT_BYTES: usize = 512;
 
-/// The bytes of responses that wait.
+/// Bytes of the waiting responses.
 pub(super) enum Body {
-    /// A response of this stream alone.
+    /// A response that only this stream sends.
     One(Bytes),
-    /// A response that several streams wait for: it is charged to the front's budget already.
+    /// A response that several streams send. Its bytes are charged to the front's budget already.
     Shared(Bytes),
     /// Responses of at most [`SHORT_BYTES`], with the same number of events each.
     Short(Messages),
@@ -32,7 +33,7 @@ impl Body {
         }
     }
 
-    /// Bytes that they take on the wire.
+    /// Returns the number of bytes that the responses take on the wire.
     pub fn bytes(&self) -> usize {
         match self {
             Body::One(bytes) | Body::Shared(bytes) => bytes.len(),
@@ -41,11 +42,11 @@ impl Body {
     }
 }
 
-/// A response that waits, or some short ones that are sent together.
+/// A waiting response, or several short ones that are sent together.
 pub(super) struct Queued {
     /// The encoded responses.
     pub body: Body,
-    /// Number of events in all of them.
+    /// Number of events in all responses together.
     pub events: u32,
 }
 
@@ -55,12 +56,13 @@ impl Queued {
         Queued { body: Body::One(response::control(response)), events: 0 }
     }
 
-    /// A response with so many events that several streams may wait for, from `Stream::share`.
+    /// Returns a response with this number of events whose bytes may be shared with other streams; `bytes`
+    /// come from `Stream::share`.
     pub fn shared(bytes: Bytes, events: u32) -> Queued {
         Queued { body: Body::Shared(bytes), events }
     }
 
-    /// Returns the bytes charged to the stream's client while it waits.
+    /// Returns the number of bytes charged to the client while the response waits.
     pub fn charged_bytes(&self) -> usize {
         match &self.body {
             Body::One(bytes) => QUEUED_BYTES + bytes.len(),

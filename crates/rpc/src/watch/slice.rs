@@ -1,5 +1,6 @@
-//! A slice of changes on its way to watches, each event encoded at most once for all of them: [`Slice::gather`] collects,
-//! [`Slice::hand_out`] queues the responses. It does not know which watches are synced.
+//! A slice of changes that is delivered to watches. Each event is encoded at most once per form for all
+//! watches: [`Slice::gather`] collects events, [`Slice::hand_out`] queues responses. This module does not
+//! know which watches are synced.
 
 use std::ops::{ControlFlow, Range};
 use std::rc::Rc;
@@ -23,26 +24,28 @@ use super::stream::{Matched, Watch};
 use crate::encode::put_header;
 use storage::values::Attempt;
 
-/// Revisions walked in one slice.
+/// Maximum number of revisions in one slice.
 const SLICE_REVISIONS_MAX: usize = 1000;
-/// Bytes of events gathered in one slice; the last revision of it may go beyond.
+/// Bytes of events after which a slice ends; its last revision may exceed this.
 pub(super) const SLICE_BYTES_MAX: usize = 1 << 20;
 
-/// How far a slice of changes came.
+/// How far [`Slice::gather`] got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Gathered {
-    /// To the end of this revision.
+    /// The slice contains everything through this revision.
     Through(Revision),
-    /// Nowhere: this first revision exceeds the portion for the number of watches it concerns.
+    /// The slice is empty: its first revision, which this variant names, matches more watches than the
+    /// portion allows.
     TooMuch(Revision),
-    /// Nowhere: this first revision has more changes than the portion, whatever the watches.
+    /// The slice is empty: its first revision, which this variant names, has more changes than the portion
+    /// allows, even for a single watch.
     TooLong(Revision),
 }
 
-/// Room made for events before they are encoded; beyond it grows with them.
+/// Maximum capacity that is reserved for events before they are encoded. The buffer grows if they need more.
 const ARENA_BYTES: usize = 2 * SLICE_BYTES_MAX;
 
-/// The two encodings of an event.
+/// The two encodings of an event: with and without the previous key-value pair.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Form {
     Plain,
@@ -53,13 +56,13 @@ struct SliceEvent<'a> {
     version: Version<'a>,
     /// Previous version, once it was looked up.
     previous: Option<Option<Version<'a>>>,
-    /// Start and end of the encoded field in the arena, by form.
+    /// Start and end of the encoded field in the arena, indexed by form.
     encoded: [Option<(usize, usize)>; 2],
-    /// True if a value of the event is not at hand, by form.
+    /// True if a value of the event is not in memory, indexed by form.
     absent: [bool; 2],
 }
 
-/// The response made for one watch; the next watch often needs the same.
+/// The response made for the last watch. The next watch often needs the same response.
 struct Made {
     watch_id: i64,
     form: Form,
@@ -71,7 +74,8 @@ struct Made {
 /// A short response is never cut into fragments.
 const _: () = assert!(SHORT_BYTES < GRPC_OVERHEAD_BYTES);
 
-/// What comes before the events of a short response: the header, which is the same for all watches, and the watch id.
+/// The beginning of a short response, before its events: the header, which is the same for all watches, and
+/// the watch id.
 struct ShortHead {
     bytes: [u8; HEAD_ROOM],
     /// Length of the header.
@@ -93,21 +97,21 @@ impl ShortHead {
     }
 }
 
-/// What came of a response that may be short.
+/// Result of the attempt to queue a short response.
 enum Short {
     Told,
-    /// The queue is full, or a value is not at hand.
+    /// The queue is full, or a value is not in memory; the watch has to read the changes later.
     LeftBehind,
-    /// It is not short, or its events are not encoded one behind the other.
+    /// The response is not short, or its events are not adjacent in the arena.
     Not,
 }
 
-/// A run of changes of one state.
+/// Consecutive changes of one state, with the watches that they match.
 pub(super) struct Slice<'a> {
     snapshot: Snapshot<'a>,
     values: &'a Attempt,
     events: Vec<SliceEvent<'a>>,
-    /// Encoded events, one behind the other.
+    /// Encoded events, adjacent to each other.
     arena: BytesMut,
     touched: Vec<Rc<Watch>>,
     looks: usize,
@@ -117,8 +121,8 @@ pub(super) struct Slice<'a> {
 }
 
 impl<'a> Slice<'a> {
-    /// Gathers changes from `changes` for the watches of `index` until a slice is full, between two revisions.
-    /// Also returns how far it came, which is through `current` if nothing is left.
+    /// Collects changes from `changes` for the watches of `index` until the slice is full; the slice ends
+    /// between two revisions. Also returns how far it got: through `current` if no changes are left.
     pub fn gather(
         snapshot: Snapshot<'a>,
         values: &'a Attempt,
@@ -139,7 +143,8 @@ impl<'a> Slice<'a> {
             copied: 0,
         };
         let (mut revisions, mut bytes, mut last) = (0, 0, Revision(0));
-        // The last revision that is in the slice as a whole, and where the events of the next begin.
+        // Last revision that is completely in the slice, and the number of the first event of the next
+        // revision.
         let (mut whole, mut begins) = (Revision(0), 0);
         for version in changes {
             if version.main() != last {
@@ -207,7 +212,7 @@ impl<'a> Slice<'a> {
         (slice, Gathered::Through(current))
     }
 
-    /// Takes the events from this one on out again.
+    /// Removes the events from number `begins` on.
     fn leave_out(&mut self, begins: usize) {
         self.events.truncate(begins);
         self.touched.retain(|watch| {
@@ -219,21 +224,21 @@ impl<'a> Slice<'a> {
         });
     }
 
-    /// Leaves everything out again.
+    /// Drops the slice, and clears the matched events of all its watches.
     pub fn leave(mut self) {
         self.leave_out(0);
     }
 
-    /// Returns the work that gathering took.
+    /// Returns the work that collecting the slice took.
     pub fn done(&self) -> Done {
         Done { walked: self.walked, told: self.touched.len(), looks: self.looks, bytes: self.copied }
     }
 
-    /// Puts responses into the queues of the watches concerned. Returns those whose queue is full, or whose values are
-    /// not all at hand.
+    /// Queues the responses of all matching watches. Returns the watches that got none, because their queue
+    /// is full or some of their values are not in memory.
     pub fn hand_out(mut self, header: &ResponseHeader, fragment_bytes_max: usize) -> Vec<Rc<Watch>> {
         let mut left_behind = Vec::new();
-        // The same for all, where the response is short and each has its own.
+        // Short responses have the same header for all watches, and each watch gets its own copy.
         let mut head = ShortHead::new(header);
         for watch in std::mem::take(&mut self.touched) {
             let matched = watch.matched.take();
@@ -264,7 +269,7 @@ impl<'a> Slice<'a> {
         left_behind
     }
 
-    /// Puts a response into the queue of a watch, if it is short.
+    /// Queues the response of a watch, if the response is short.
     fn hand_short(
         &mut self,
         watch: &Watch,
@@ -289,10 +294,11 @@ impl<'a> Slice<'a> {
         if !watch.stream.has_room(len) {
             return Ok(Short::LeftBehind);
         }
-        // The first watch that is told of some events has them encoded one behind the other.
+        // The events of the first watch become adjacent in the arena, because they are encoded in order; for
+        // a later watch other events may lie between them.
         let (mut fields, mut is_one_piece, mut is_whole) = (0..0, true, true);
         for number in matched.iter() {
-            // The others too, where one is absent: what is absent is then fetched at once.
+            // The loop continues after a missing value, so that all missing values are fetched together.
             match self.encode(number, form)? {
                 None => is_whole = false,
                 Some((start, end)) if fields.is_empty() => fields = start..end,
@@ -331,7 +337,7 @@ impl<'a> Slice<'a> {
             let head_len = response::head_len(header, watch.id);
             let (len, bytes_max) = (lens.iter().sum::<usize>(), watch.stream.revision_bytes_max());
             if len > bytes_max {
-                // Before anything of it is made.
+                // Checked before any part of the response is made.
                 watch.stream.end(too_long(len, bytes_max));
                 return Ok(true);
             }
@@ -340,7 +346,7 @@ impl<'a> Slice<'a> {
             }
             let mut spans = Vec::with_capacity(matched.len());
             for number in matched.iter() {
-                // The others too, where one is absent: what is absent is then fetched at once.
+                // The loop continues after a missing value, so that all missing values are fetched together.
                 spans.extend(self.encode(number, form)?);
             }
             if spans.len() < matched.len() {
@@ -371,7 +377,7 @@ impl<'a> Slice<'a> {
         Ok(true)
     }
 
-    /// The length of an event's field in a response.
+    /// Returns the length in bytes of an event's field in a response.
     fn field_len(&mut self, number: u32, form: Form) -> usize {
         response::event_field_len(self.body_len(number, form))
     }
@@ -387,7 +393,8 @@ impl<'a> Slice<'a> {
         *event.previous.get_or_insert_with(|| previous_of(self.snapshot, event.version))
     }
 
-    /// Encodes an event's field, if nobody has; returns its place in the arena, or nothing if a value is not at hand.
+    /// Encodes an event's field if it is not encoded yet. Returns its start and end in the arena, or `None`
+    /// if a value is not in memory.
     fn encode(&mut self, number: u32, form: Form) -> Result<Option<(usize, usize)>, ReadError> {
         let event = &self.events[number as usize];
         if let Some(span) = event.encoded[form as usize] {

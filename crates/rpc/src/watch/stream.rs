@@ -1,5 +1,5 @@
-//! One client's stream: its watches ([`Watch`]) and the responses that wait for it ([`Stream`]). It does not read history; the
-//! hub does, in the stream's turns.
+//! One watch stream of a client: its watches ([`Watch`]) and its queue of responses ([`Stream`]). The stream
+//! does not read history itself; the hub reads it in the stream's turns.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -26,12 +26,13 @@ use telemetry::callers::Caller;
 use telemetry::metrics::Gauge;
 use telemetry::tracing::{OpenSpan, Within};
 
-/// Bytes of responses that a stream holds before its watches fall behind; one response may be larger.
+/// Bytes of queued responses at which the watches of a stream become unsynced. A single larger response may
+/// exceed this.
 pub const QUEUE_BYTES_MAX: usize = 1 << 20;
 
-/// Memory of a watch besides its keys, in its stream and in an index, in bytes.
+/// Memory in bytes that a watch takes in its stream and in an index, without its keys.
 const WATCH_BYTES: usize = 1024;
-/// Places of a stream's queue that are kept while nothing waits in it.
+/// Capacity of a stream's queue, in responses, that is kept while the queue is empty.
 const QUEUE_PLACES_KEPT: usize = 4;
 
 /// One watch.
@@ -40,14 +41,14 @@ pub(super) struct Watch {
     pub serial: u64,
     /// Watch id, unique on its stream.
     pub id: i64,
-    /// The stream it belongs to. The circle is broken when the stream closes.
+    /// The stream of the watch. Streams and watches refer to each other; closing the stream breaks the cycle.
     pub stream: Rc<Stream>,
     /// Keys that are watched.
     pub keys: Keys,
-    /// A hash of these that no client can foresee.
+    /// Hash of `keys` that no client can predict.
     pub keys_hash: u64,
-    /// The revision it was asked to begin at; otherwise the newest there was when it was made, of which it is told
-    /// nothing.
+    /// Start revision that the client asked for; otherwise the newest revision when the watch was created,
+    /// which the watch does not receive.
     pub start: Revision,
     /// True if events carry the previous key-value pair (`prev_kv`).
     pub previous: bool,
@@ -59,24 +60,27 @@ pub(super) struct Watch {
     pub fragment: bool,
     /// True if the client wants periodic progress notifications.
     pub progress: bool,
-    /// The watch has been told of everything below this revision. While it is synced, the hub's revision says more.
+    /// The watch has received all changes below this revision. For a synced watch, the hub's revision may be
+    /// further.
     pub next: Cell<Revision>,
-    /// True if the watch is in the hub's index of synced watches, and not in its stream's.
+    /// True if the watch is in the hub's index of synced watches; false if it is among its stream's unsynced
+    /// watches.
     pub synced: Cell<bool>,
-    /// True if the history that it should read next was compacted: it is in no index, and waits for the client to cancel
-    /// it.
+    /// True if the watch was cancelled because its next history was compacted. It is in no index, and stays
+    /// in the stream until the client cancels it.
     pub compacted: Cell<bool>,
-    /// True if its stream counts it among those that begin above the hub's revision.
+    /// True if the watch is counted in [`Rare::ahead`], because it starts above the hub's revision.
     pub ahead: Cell<bool>,
-    /// True if it was sent no event since the last periodic progress notification.
+    /// True if the watch received no event since the last periodic progress notification.
     pub quiet: Cell<bool>,
-    /// True if the present slice could not be queued for it.
+    /// True if the response of the current slice could not be queued for the watch. Used only while a slice
+    /// is delivered.
     pub left_behind: Cell<bool>,
-    /// True if it is chosen to be told next of a revision that concerns many watches.
+    /// True if the watch is chosen to receive the revisions of a broadcast next. Used only within one turn.
     pub chosen: Cell<bool>,
-    /// While it is behind and was not when it was made: what it keeps readable.
+    /// Hold that keeps history readable for the watch; set if the watch was synced and became unsynced.
     pub hold: Cell<Option<Rc<Hold>>>,
-    /// The events of the slice at hand that are for it.
+    /// Events of the current slice that match the watch.
     pub matched: Cell<Matched>,
     /// The watch's span, if its stream is traced. It ends with the watch.
     pub _span: Option<Box<OpenSpan>>,
@@ -89,7 +93,8 @@ impl Drop for Watch {
 }
 
 impl Watch {
-    /// A state in which it can read what it has to read next though that was compacted, if it keeps that readable.
+    /// Returns a snapshot in which the watch can read its next history even if that was compacted. `None` if
+    /// the watch has no hold, or if the hold was overtaken by a removal.
     pub fn held<'a>(&self, view: &'a View) -> Option<Snapshot<'a>> {
         let hold = self.hold.take()?;
         let held = hold.snapshot(view, self.next.get());
@@ -97,7 +102,7 @@ impl Watch {
         held
     }
 
-    /// Sets what keeps history readable for this watch; `None` for nothing.
+    /// Sets or clears the hold of this watch.
     pub fn set_hold(&self, hold: Option<Rc<Hold>>) {
         let holds = usize::from(hold.is_some());
         let held = usize::from(self.hold.replace(hold).is_some());
@@ -107,24 +112,25 @@ impl Watch {
         }
     }
 
-    /// Returns true if a change, which is about one of its keys, is for it.
+    /// Returns true if the watch receives this change of one of its keys: the change passes the filters and
+    /// the start revision.
     pub fn wants(&self, version: Version<'_>) -> bool {
         let left_out = if version.is_tombstone() { self.no_delete } else { self.no_put };
         !left_out && version.main() >= self.next.get()
     }
 }
 
-/// Bytes of short responses that are sent together: as many as most clients take in one frame.
+/// Maximum bytes of short responses that are sent together: as many as most clients accept in one frame.
 const TOGETHER_BYTES_MAX: usize = 16 << 10;
 
-/// Memory made at first for short responses that are sent together.
+/// Initial capacity in bytes of the buffer for short responses that are sent together.
 const SHORT_ROOM_BYTES: usize = 1024;
 
-/// Counts the events that wait in the streams of a hub. All shards share the gauge, so it is told once a turn and not of each
-/// event.
+/// Counter of the events that wait in the streams of a hub. All shards share the gauge, so it is updated once
+/// per turn and not per event.
 pub(super) struct PendingEvents {
     gauge: Gauge,
-    /// What the gauge was not told of yet.
+    /// Change of the count since the gauge was updated last.
     untold: Cell<i64>,
 }
 
@@ -137,7 +143,7 @@ impl PendingEvents {
         self.untold.set(self.untold.get() + events);
     }
 
-    /// Tells the gauge.
+    /// Updates the gauge.
     pub fn publish(&self) {
         let untold = self.untold.take();
         if untold != 0 {
@@ -146,8 +152,8 @@ impl PendingEvents {
     }
 }
 
-/// Numbers of the events of a slice that are for one watch, in ascending order. As a rule there is one, which takes no memory
-/// of its own.
+/// Numbers of the events of a slice that match one watch, in ascending order. A single number, the usual
+/// case, is stored without an allocation.
 #[derive(Default, PartialEq, Eq)]
 pub(super) struct Matched {
     first: Option<u32>,
@@ -159,7 +165,7 @@ pub(super) struct Matched {
 }
 
 impl Matched {
-    /// Returns true if there is none.
+    /// Returns true if there are no numbers.
     pub fn is_empty(&self) -> bool {
         self.first.is_none()
     }
@@ -178,7 +184,7 @@ impl Matched {
         }
     }
 
-    /// Takes those from this one on out again.
+    /// Removes the numbers from `from` on.
     pub fn truncate(&mut self, from: usize) {
         let is_kept = |number: &u32| (*number as usize) < from;
         if let Some(rest) = &mut self.rest {
@@ -193,25 +199,26 @@ impl Matched {
     }
 }
 
-/// The class of a waiting stream. Streams of one class get their turns in the order of their arrival.
+/// Class of a stream that waits to read history. Streams of one class get their turns in the order of their
+/// arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Class {
     /// The stream holds fetched values, or a response that another stream has made, until its turn.
     Laden,
-    /// The stream has a watch that was synced, for which history is kept for a minute only.
+    /// The stream has a watch that was synced before, for which a hold keeps history for one minute only.
     Held,
-    /// The stream's watches read history that they asked for.
+    /// The stream's watches read history that their clients asked for.
     Other,
 }
 
-/// A stream's place in the line: its class, and its number in that.
+/// Position of a stream in the queue: its class, and its number in that class.
 pub(super) type Place = (Class, u64);
 
-/// The place of a watch among those that are behind: the one that reads the oldest revision next is first.
+/// Key of an unsynced watch: ordered by the revision that the watch reads next.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct ReadsNext {
     revision: Revision,
-    /// [`Watch::serial`].
+    /// Serial number of the watch ([`Watch::serial`]).
     serial: u64,
 }
 
@@ -221,54 +228,56 @@ impl ReadsNext {
     }
 }
 
-/// Maximum number of watches that read together from any of a range of revisions on.
+/// Maximum number of watches that read together, for reads that begin in this range of revisions.
 #[derive(Clone, Copy, Default)]
 struct Together {
-    /// The first of these revisions.
+    /// First revision of the range.
     from: Revision,
-    /// The last of these revisions.
+    /// Last revision of the range.
     through: Revision,
     watches: usize,
 }
 
-/// The state that few streams need: it is made once a watch is behind, begins above the hub's revision, or is asked for its
-/// progress, and for a stream that is traced.
+/// State that few streams need. It is created when a watch becomes unsynced, starts above the hub's revision
+/// or is asked for its progress, and for a stream that is traced.
 #[derive(Default)]
 pub(super) struct Rare {
-    /// Begins the spans of watches, if the stream is traced.
+    /// Factory of the watches' spans, if the stream is traced.
     pub spans: OnceCell<Within>,
-    /// Number of watches of the stream that were compacted away and that the client has not cancelled yet.
+    /// Number of watches that were cancelled by a compaction and that the client has not cancelled yet.
     pub compacted: Cell<usize>,
-    /// The revision that a word of progress must reach, if the client waits for one: the newest when it asked.
+    /// Revision that a progress notification must reach, if the client waits for one: the newest revision
+    /// when the client asked.
     pub progress_wanted: Cell<Option<Revision>>,
-    /// The newest revision that a watch was told of as history: it may be above the hub's.
+    /// Newest revision that a watch of the stream has received as history; it may be above the hub's
+    /// revision.
     pub told_through: Cell<Revision>,
-    /// Id of the watch from which on periodic progress is still to be sent.
+    /// Id of the first watch that is still to be notified in the current round of periodic progress.
     pub ticks_from: Cell<Option<i64>>,
-    /// The revision with which it is among the streams that wait in the hub to tell of that, if it is.
+    /// Revision that the hub must reach before this stream sends progress, if the stream waits for that in
+    /// the hub.
     pub waits_for_progress: Cell<Option<Revision>>,
-    /// The starts of watches that began above the hub's revision of then, and how many begin there. Entries that the
-    /// revision has passed by now stay until their watches go.
+    /// Start revisions of watches that began above the hub's revision, with the number of watches at each. An
+    /// entry stays until its watches are removed, even after the hub has passed the revision.
     pub ahead: RefCell<BTreeMap<Revision, usize>>,
-    /// Place of the stream in the line of those that wait to read history, if it waits.
+    /// Position in the queue of streams that wait to read history, if the stream waits.
     pub place: Cell<Option<Place>>,
     /// True if another stream is making the response that this one waits for.
     pub waits_for_another: Cell<bool>,
-    /// Unsynced watches, by the revision they read next and their number.
+    /// Unsynced watches, ordered by the revision that they read next.
     unsynced: RefCell<BTreeMap<ReadsNext, Rc<Watch>>>,
-    /// Values on their way that its history needs.
+    /// Read attempt whose missing values are being fetched for the stream's history.
     fetching: RefCell<Option<Box<Attempt>>>,
     /// Revision from which the history in `fetching` begins.
     fetching_from: Cell<Revision>,
-    /// Bytes of values that were fetched and that it holds until its turn.
+    /// Bytes of fetched values that the stream holds until its next turn.
     fetched_bytes: Cell<usize>,
-    /// Number of its watches that keep readable what they read.
+    /// Number of watches that have a hold.
     held_watches: Cell<usize>,
-    /// A revision of many changes that some watches are reading, and what is charged for it.
+    /// A revision of many changes that some watches are reading, with the responses made so far.
     long: RefCell<Option<Long>>,
     long_bytes: Cell<usize>,
-    /// A range of revisions, first and last, and the maximum number of watches that may read together from any of them
-    /// on.
+    /// Limit on the number of watches that read together, and the range of revisions for which it applies.
     together_max: Cell<Together>,
 }
 
@@ -278,25 +287,27 @@ pub(super) struct Stream {
     pub serial: u64,
     /// True if the stream ends when there is no leader.
     pub needs_leader: bool,
-    /// The permission of the stream's user to watch keys.
+    /// Rights of the stream's user to watch keys.
     pub permit: Box<dyn Permit>,
-    /// Figures of the client whose watches these are.
+    /// Statistics of the client that opened the stream.
     pub caller: Arc<Caller>,
     /// All watches of the stream, by watch id.
     pub watches: RefCell<ById<Rc<Watch>>>,
-    /// The next number the server would choose.
+    /// Next watch id that the server assigns if the client gives none.
     pub next_id: Cell<i64>,
-    /// True if a watch of the stream ever asked for periodic progress.
+    /// True if any watch of the stream has asked for periodic progress.
     pub wants_ticks: Cell<bool>,
     queue: RefCell<VecDeque<Queued>>,
-    /// At most [`QUEUE_BYTES_MAX`], or one response, which is no longer than a message can be.
+    /// Bytes of the queued responses. At most [`QUEUE_BYTES_MAX`], or the length of a single response; the
+    /// length of a gRPC message fits 32 bits.
     queued_bytes: Cell<u32>,
     waker: Cell<Option<Waker>>,
-    /// In a box, and once it is needed.
+    /// Boxed and created only when needed, because most streams do not need it.
     rare: OnceCell<Box<Rare>>,
     end: OnceCell<Box<Status>>,
     pending_events: Rc<PendingEvents>,
-    /// Charges the watches and what waits; `None` for a stream that did not come through a front end.
+    /// Charge for the watches and the queued responses; `None` for a stream that did not come through the
+    /// front.
     held: Cell<Option<Held>>,
 }
 
@@ -332,49 +343,50 @@ impl Stream {
         stream
     }
 
-    /// Returns the span within which those of the stream's watches begin; `None` for a stream that is not traced.
+    /// Returns the factory of the watches' spans; `None` for a stream that is not traced.
     pub fn spans(&self) -> Option<&Within> {
         self.rare_if_any()?.spans.get()
     }
 
-    /// Returns the state that few streams need, and makes it if it is not there.
+    /// Returns the state that few streams need, creating it if it does not exist.
     pub fn rare(&self) -> &Rare {
         self.rare.get_or_init(Box::default)
     }
 
-    /// Returns the state that few streams need, if this one has it.
+    /// Returns the state that few streams need, if this stream has it.
     pub fn rare_if_any(&self) -> Option<&Rare> {
         self.rare.get().map(|rare| &**rare)
     }
 
-    /// The revision with which it is among the streams that wait in the hub to tell of that, if it is.
+    /// Returns the revision that the hub must reach before this stream sends progress, if the stream waits
+    /// for that.
     pub fn waits_for_progress(&self) -> Option<Revision> {
         self.rare_if_any()?.waits_for_progress.get()
     }
 
-    /// The revision that a word of progress must reach, if the client waits for one.
+    /// Returns the revision that a progress notification must reach, if the client waits for one.
     pub fn progress_wanted(&self) -> Option<Revision> {
         self.rare_if_any()?.progress_wanted.get()
     }
 
-    /// Returns true if periodic progress is still to be sent.
+    /// Returns true if a round of periodic progress is not finished yet.
     pub fn is_ticking(&self) -> bool {
         self.rare_if_any().is_some_and(|rare| rare.ticks_from.get().is_some())
     }
 
-    /// Takes a watch in among those that are behind.
+    /// Adds a watch to the unsynced watches.
     pub fn fall_behind(&self, watch: &Rc<Watch>) {
         let replaced = self.rare().unsynced.borrow_mut().insert(ReadsNext::of(watch), Rc::clone(watch));
         assert!(replaced.is_none(), "a watch is behind only once");
     }
 
-    /// Takes a watch out from among those that are behind; returns true if it was one of them.
+    /// Removes a watch from the unsynced watches. Returns true if the watch was among them.
     pub fn catches_up(&self, watch: &Watch) -> bool {
         let rare = self.rare_if_any();
         rare.is_some_and(|rare| rare.unsynced.borrow_mut().remove(&ReadsNext::of(watch)).is_some())
     }
 
-    /// Returns true if all its watches are as far as the hub.
+    /// Returns true if the stream has no unsynced watches.
     pub fn is_synced(&self) -> bool {
         self.rare_if_any().is_none_or(|rare| rare.unsynced.borrow().is_empty())
     }
@@ -385,8 +397,9 @@ impl Stream {
         rare.unsynced.borrow().values().take(watches_max).cloned().collect()
     }
 
-    /// Returns true if it may read a slice of history now: there is some to read, and all before it is with the front.
-    /// Once that is so again, the stream comes to it by itself.
+    /// Returns true if the stream may read a slice of history now: a watch is unsynced, and all queued
+    /// responses have been passed to the front. When the queue becomes empty again, the stream's task checks
+    /// this again.
     pub fn may_read(&self) -> bool {
         self.is_drained() && !self.is_synced() && !self.waits_for_another() && !self.has_ended()
     }
@@ -395,7 +408,7 @@ impl Stream {
         self.rare_if_any().is_some_and(|rare| rare.waits_for_another.get())
     }
 
-    /// Returns the number of watches that may read together from this revision on.
+    /// Returns the maximum number of watches that may read together from this revision on.
     pub fn together_max(&self, from: Revision) -> usize {
         let Some(rare) = self.rare_if_any() else { return usize::MAX };
         let Together { from: first, through, watches } = rare.together_max.get();
@@ -407,14 +420,14 @@ impl Stream {
         self.rare().together_max.set(Together { from, through, watches });
     }
 
-    /// Returns true if a response of this length may be queued.
+    /// Returns true if a response of `len` bytes may be queued.
     pub fn has_room(&self, len: usize) -> bool {
         let queued = self.queued_bytes.get() as usize;
         (queued == 0 || queued + len <= QUEUE_BYTES_MAX) && !self.is_half_sent()
     }
 
-    /// Returns true if the client has had a fragment of a revision, and not the last: clients expect nothing else before
-    /// it.
+    /// Returns true if the client has received a fragment of a revision but not the last one. Clients expect
+    /// no other response in between.
     pub fn is_half_sent(&self) -> bool {
         self.rare_if_any().is_some_and(|rare| {
             let long = rare.long.borrow();
@@ -422,7 +435,8 @@ impl Stream {
         })
     }
 
-    /// Sets the revision of many changes that some watches read before others read on; `None` for none.
+    /// Sets the revision of many changes that some watches are reading; `None` if there is none. Other
+    /// watches of the stream read on after it.
     pub fn set_long(&self, long: Option<Long>) {
         let bytes = long.as_ref().map_or(0, Long::bytes);
         if long.is_none() {
@@ -430,14 +444,15 @@ impl Stream {
             rare.waits_for_another.set(false);
         }
         let rare = self.rare();
-        // Dropping it may wake others.
+        // Dropped after the replacement, because dropping it may wake other streams.
         let before = rare.long.replace(long);
         drop(before);
         self.charge(bytes, rare.long_bytes.replace(bytes));
     }
 
-    /// Gives it what another stream has made of what it waits to read, which nobody is charged for until it is its turn;
-    /// returns false if it might not take it soon.
+    /// Gives this stream a response that it waits for and that another stream has made. The response is not
+    /// charged to this stream before its turn. Returns false if this stream may not take the response soon,
+    /// because its queue is not empty or the stream is ending.
     pub fn give(&self, given: &Rc<Given>) -> bool {
         if !self.is_drained() || self.ending().is_some() {
             return false;
@@ -449,42 +464,45 @@ impl Stream {
         true
     }
 
-    /// Charges nothing any more for what was made of a revision of many changes.
+    /// Ends the charge for the responses to a revision of many changes.
     pub fn release_long(&self) {
         if let Some(rare) = self.rare_if_any() {
             self.charge(0, rare.long_bytes.replace(0));
         }
     }
 
-    /// Lets others make what they wait for themselves: this stream does not go on.
+    /// Gives up the response that other streams wait for, because this stream cannot continue. The other
+    /// streams then make the response themselves.
     pub fn give_up_claim(&self) {
         let Some(rare) = self.rare_if_any() else { return };
         let claim = rare.long.borrow_mut().as_mut().and_then(|long| long.claim.take());
         drop(claim);
     }
 
-    /// Takes out what [`Stream::set_long`] has set. It stays charged until something else is set.
+    /// Takes the revision of many changes that [`Stream::set_long`] has set. It stays charged until
+    /// [`Stream::set_long`] or [`Stream::release_long`] is called.
     pub fn take_long(&self) -> Option<Long> {
         self.rare_if_any()?.long.borrow_mut().take()
     }
 
-    /// Returns the bytes charged for a revision of many changes.
+    /// Returns the bytes charged for the responses to a revision of many changes.
     #[cfg(test)]
     pub fn long_bytes(&self) -> usize {
         self.rare_if_any().map_or(0, |rare| rare.long_bytes.get())
     }
 
-    /// Takes a watch out from among those that read a revision of many changes.
+    /// Removes a watch from those that read the revision of many changes.
     pub fn leave_long(&self, watch: &Watch) {
         let Some(mut long) = self.take_long() else { return };
         long.parts.retain(|part| part.watch.serial != watch.serial);
         self.set_long(if long.parts.is_empty() { None } else { Some(long) });
     }
 
-    /// The revision from which on the word of progress that the client waits for may be said about all watches: they have
-    /// everything up to there, none begins above it, and none was told of more. `None` if the client waits for no word, or if
-    /// something else has to happen first: a watch reads on, or the client cancels one that was compacted away. The word is
-    /// asked for by a few bytes, so this does not look at each watch.
+    /// Returns the hub revision at which the requested progress notification may be sent: at that revision
+    /// all watches have received everything, no watch starts later, and no watch has received more. Returns
+    /// `None` if the client waits for no notification, if a watch is unsynced, or if the client has not yet
+    /// cancelled a watch that was cancelled by a compaction. The function does not visit each watch, because
+    /// a client can request progress with a few bytes.
     pub fn progress_due(&self) -> Option<Revision> {
         let rare = self.rare_if_any()?;
         let wanted = rare.progress_wanted.get()?;
@@ -494,12 +512,12 @@ impl Stream {
         may_be.then(|| wanted.max(ahead).max(told))
     }
 
-    /// Charges a watch of these keys to the client, for as long as there is the watch.
+    /// Charges the client for a watch of these keys, until the watch is removed.
     pub fn hold_watch(&self, keys: &Keys) {
         self.charge(WATCH_BYTES + keys.bytes(), 0);
     }
 
-    /// Charges bytes that this stream and others may wait for, once.
+    /// Charges bytes that this stream and other streams may queue: once in total, not once per stream.
     pub fn share(&self, bytes: Bytes) -> Bytes {
         match self.account() {
             Some(account) => account.share(bytes),
@@ -507,7 +525,7 @@ impl Stream {
         }
     }
 
-    /// Most bytes that the events of one revision may make for one watch.
+    /// Returns the maximum number of bytes that the events of one revision may take for one watch.
     pub fn revision_bytes_max(&self) -> usize {
         let budget = self.account().map_or(usize::MAX, |account| account.budget().bytes_max() / 4);
         budget.min(i32::MAX as usize)
@@ -520,7 +538,8 @@ impl Stream {
         }
     }
 
-    /// The account that the watches and what waits are charged to; `None` for a stream that did not come through a front end.
+    /// Returns the account that the watches and the queue are charged to; `None` for a stream that did not
+    /// come through the front.
     fn account(&self) -> Option<Rc<Account>> {
         let held = self.held.take()?;
         let account = Rc::clone(held.account());
@@ -528,13 +547,13 @@ impl Stream {
         Some(account)
     }
 
-    /// Number of watches that read a revision of many changes.
+    /// Returns the number of watches that read a revision of many changes.
     pub fn long_parts(&self) -> usize {
         let Some(rare) = self.rare_if_any() else { return 0 };
         rare.long.borrow().as_ref().map_or(0, |long| long.parts.len())
     }
 
-    /// Number of responses that wait to be sent.
+    /// Returns the number of queued responses.
     pub fn queued(&self) -> usize {
         self.queue.borrow().len()
     }
@@ -544,22 +563,23 @@ impl Stream {
         self.queue.borrow().is_empty()
     }
 
-    /// Bytes that wait to be sent.
+    /// Returns the number of queued bytes.
     #[cfg(test)]
     pub fn queued_bytes(&self) -> usize {
         self.queued_bytes.get() as usize
     }
 
-    /// Puts a response behind the others. The caller has looked for room.
+    /// Queues a response. The caller has checked [`Stream::has_room`].
     pub fn push(&self, queued: Queued) {
         self.note_queued(&queued);
         let mut queue = self.queue.borrow_mut();
         if queue.capacity() == 0 {
-            // Most streams never have more to send at once.
+            // Most streams never queue more than one response at a time.
             queue.reserve_exact(1);
         }
         queue.push_back(queued);
-        // Behind others it is waited for already: the task that sends waits for space.
+        // If other responses are queued before it, the sending task waits for space already and needs no
+        // wake-up.
         let is_first = queue.len() == 1;
         drop(queue);
         if is_first {
@@ -567,8 +587,8 @@ impl Stream {
         }
     }
 
-    /// Puts a response of at most [`SHORT_BYTES`](super::queued::SHORT_BYTES) behind the others. It comes in parts: what is
-    /// before the events, and so many events. The caller has looked for room.
+    /// Queues a short response of at most [`SHORT_BYTES`](super::queued::SHORT_BYTES): `head` is the part
+    /// before the events, `fields` contains `count` events. The caller has checked [`Stream::has_room`].
     pub fn push_short(&self, head: &[u8], fields: &[u8], count: u32) {
         let bytes = Messages::wire_len(head.len() + fields.len());
         let mut queue = self.queue.borrow_mut();
@@ -585,7 +605,8 @@ impl Stream {
             return;
         }
         drop(queue);
-        // Where there are other watches they may be told of the same.
+        // A stream with several watches often gets the same event for each of them, so the buffer has space
+        // for more.
         let is_alone = self.watches.borrow().len() == 1;
         let mut messages =
             Messages::with_capacity(if is_alone { bytes } else { bytes.max(SHORT_ROOM_BYTES) });
@@ -597,20 +618,23 @@ impl Stream {
         self.queued_bytes.set(self.queued_bytes.get() + queued.body.bytes() as u32);
         self.charge(queued.charged_bytes(), 0);
         self.pending_events.add(i64::from(queued.events));
-        // What it was given would go behind this with an older header, and its client may not take this soon.
+        // If another stream has given a response to this stream, that response would be sent after `queued`
+        // but with an older header, and possibly much later. So it is dropped, and this stream makes its own
+        // response.
         if let Some(rare) = self.rare_if_any() {
             let given = rare.long.borrow_mut().as_mut().and_then(|long| long.given.take());
             drop(given);
         }
     }
 
-    /// Takes the next response to send, or the next that are sent together.
+    /// Takes the next response to send, or the next short responses that are sent together.
     pub fn pop(&self) -> Option<Queued> {
         let mut queue = self.queue.borrow_mut();
         let queued = queue.pop_front()?;
         if queue.is_empty() && (queue.capacity() > QUEUE_PLACES_KEPT || queued.events == 0) {
-            // A stream that has nothing to send is not to hold what it needed when it had much, nor for the one response that
-            // says that a watch was made, after which there may be nothing for days.
+            // An idle stream must not keep the capacity that it needed when it had much to send. Nor must it
+            // keep capacity for the single response that confirms a new watch, since the stream may then be
+            // idle for days.
             *queue = VecDeque::new();
         }
         drop(queue);
@@ -620,7 +644,7 @@ impl Stream {
         Some(queued)
     }
 
-    /// Puts back what could not be sent after all.
+    /// Puts a response that could not be sent back at the front of the queue.
     pub fn put_back(&self, queued: Queued) {
         self.queued_bytes.set(self.queued_bytes.get() + queued.body.bytes() as u32);
         self.charge(queued.charged_bytes(), 0);
@@ -628,23 +652,24 @@ impl Stream {
         self.queue.borrow_mut().push_front(queued);
     }
 
-    /// Ends the stream with this status; the first one counts.
+    /// Makes the stream end with this status. If called more than once, the first status counts.
     pub fn end(&self, status: Status) {
         self.end.get_or_init(|| Box::new(status));
         self.wake();
     }
 
-    /// Returns true if it is time to end.
+    /// Returns true if the stream is to end.
     pub fn has_ended(&self) -> bool {
         self.end.get().is_some()
     }
 
-    /// The status to end with, if it is time.
+    /// Returns the status with which the stream is to end, if it is to end.
     pub fn ending(&self) -> Option<Status> {
         self.end.get().map(|status| Status::clone(status))
     }
 
-    /// Returns the attempt that was begun with the values for history from this revision on, or a new one from `begin`.
+    /// Takes the read attempt that was begun for history from this revision on, with its fetched values. If
+    /// there is none, returns a new one from `begin`.
     pub fn attempt(&self, from: Revision, begin: impl FnOnce() -> Attempt) -> Attempt {
         let rare = self.rare();
         let begun = rare.fetching.borrow_mut().take();
@@ -653,13 +678,13 @@ impl Stream {
         begun.filter(|_| before == from).map_or_else(begin, |begun| *begun)
     }
 
-    /// Orders the values that this attempt found missing to be read.
+    /// Starts to fetch the values that this attempt found missing.
     pub fn fetch(&self, attempt: Attempt) {
         self.charge_fetched(attempt.arrived_bytes());
         *self.rare().fetching.borrow_mut() = Some(Box::new(attempt));
     }
 
-    /// Ready when no values are on their way.
+    /// Resolves when no values are being fetched.
     pub fn poll_fetched(&self, context: &mut Context<'_>) -> Poll<()> {
         if self.is_synced() {
             self.drop_fetched();
@@ -669,14 +694,15 @@ impl Stream {
         let Some(attempt) = fetching.as_mut() else { return Poll::Ready(()) };
         let polled = attempt.poll_fetched(context);
         if polled.is_ready() && self.account().is_some() {
-            // Held for as long as the client takes nothing, so this is what it is charged for.
+            // The values may be held for as long as the client reads nothing, so they are charged to the
+            // client instead of to the readers.
             attempt.drop_charges();
         }
         self.charge_fetched(attempt.arrived_bytes());
         polled
     }
 
-    /// Drops what was fetched, or is on its way.
+    /// Drops fetched values, and values that are being fetched.
     pub fn drop_fetched(&self) {
         if let Some(rare) = self.rare_if_any() {
             let dropped = rare.fetching.borrow_mut().take();
@@ -692,7 +718,7 @@ impl Stream {
         }
     }
 
-    /// Bytes of values that were fetched and wait for its turn.
+    /// Returns the bytes of fetched values that wait for the stream's next turn.
     #[cfg(test)]
     pub fn fetched_bytes(&self) -> usize {
         self.rare_if_any().map_or(0, |rare| rare.fetched_bytes.get())
@@ -711,7 +737,7 @@ impl Stream {
         }
     }
 
-    /// Leaves a waker for the next response; `None` while the stream is being worked on.
+    /// Sets the waker of the task that sends; `None` while that task runs.
     pub fn wait(&self, waker: Option<&Waker>) {
         self.waker.set(waker.cloned());
     }
@@ -738,7 +764,8 @@ mod tests {
 
     #[test]
     fn a_stream_and_its_watch_are_small() {
-        // With the 16 bytes of a counted pointer they are 192 and 128, and the allocator has pieces of these sizes.
+        // With the 16 bytes of the `Rc` header these make 192 and 128 bytes, which are size classes of the
+        // allocator.
         assert!(size_of::<Stream>() <= 176, "a stream has {} bytes", size_of::<Stream>());
         assert!(size_of::<Watch>() <= 112, "a watch has {} bytes", size_of::<Watch>());
     }

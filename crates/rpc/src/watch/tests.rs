@@ -191,7 +191,7 @@ fn large_responses_are_cut_only_on_demand() {
     world.write(&[("a", Some(200_000)), ("b", Some(200_000)), ("c", Some(200_000)), ("d", Some(600_000))]);
     world.advance();
     settle([&mut client]);
-    // For the second watch the queue was full, so it read the revision a little later.
+    // The queue was full for the second watch, so it read the revision as history a little later.
     assert_eq!(
         lines(&client),
         [
@@ -220,8 +220,8 @@ fn progress_waits_until_all_is_told() {
     assert_eq!(line(got.last().expect("something")), "-1@2501");
     assert_eq!(got.iter().filter(|response| response.watch_id == -1).count(), 1);
 
-    // A watch that begins later delays the progress response, since a client takes its revision for all its
-    // watches.
+    // A watch that begins later delays the progress response, because the client takes the revision of the
+    // response for all its watches.
     client.create(WatchCreateRequest { start_revision: 2504, ..watch("k", "") });
     client.ask_progress();
     settle([&mut client]);
@@ -337,7 +337,7 @@ fn streams_end_with_the_right_status() {
     assert!(client.received().is_empty());
     world.values.broken.set(false);
 
-    // When the client closes its side, only its requests end.
+    // If the client closes its side, only its requests end; its watches continue.
     let mut client = start(&world);
     client.half_close();
     settle([&mut client]);
@@ -414,7 +414,8 @@ fn a_stream_is_offered_what_is_short_at_once() {
     client.create(WatchCreateRequest { prev_kv: true, ..watch("k", "") });
     settle([&mut client]);
     client.received();
-    // First one change, then three that are published one by one before the stream's turn.
+    // In the first round one change is published, in the second round three changes, one by one, before the
+    // stream's turn.
     for changes in [1, 3] {
         for n in 0..changes {
             world.put("k", 10 + n);
@@ -435,8 +436,8 @@ fn a_stream_is_offered_what_is_short_at_once() {
         assert!((0..=WATCHES).all(|id| revisions(id) == expected), "each in order");
         client.received();
     }
-    // Two changes in one response follow one change in another. The responses with one change, and those with
-    // two, are offered together.
+    // One response with one change is queued, and then one with two changes. Responses with equal numbers of
+    // changes are offered together.
     world.put("k", 1);
     world.advance();
     world.put("k", 2);
@@ -478,7 +479,7 @@ fn what_is_left_of_short_responses_waits_and_is_counted() {
     let events = |world: &World| world.shared.diagnostics.metrics.mvcc.events.value();
     assert_eq!(events(&world), 4);
     assert!(world.hub.queued_bytes_max() > 0);
-    // Later responses are offered after the remaining ones.
+    // New responses are offered after the ones that were not taken.
     world.put("k", 2);
     world.put("k", 3);
     world.advance();
@@ -530,7 +531,8 @@ fn a_watch_overtaken_by_a_compaction_is_told() {
     assert!(revisions.into_iter().eq(2..2 + count));
     assert!(prompt.received().is_empty(), "who has all is not concerned");
 
-    // Changes that were compacted before this shard saw them are delivered even so, as long as they exist.
+    // Changes that were compacted before this shard saw them are still delivered, as long as they were not
+    // removed.
     prompt.create(watch("k", ""));
     settle([&mut prompt]);
     prompt.received();
@@ -547,7 +549,7 @@ fn a_watch_overtaken_by_a_compaction_is_told() {
         .collect();
     assert!(told.into_iter().eq(102..112));
 
-    // Once changes may have been removed, no watch can be sure to have received all.
+    // Once changes may have been removed, it is not certain for any watch that it has received all of them.
     (0..10).for_each(|_| world.put("k", 1));
     world.store.compact(Revision(115)).expect("compacts");
     while !world.store.compact_step(100, |_| {}).done {}
@@ -764,7 +766,7 @@ fn a_watch_that_ends_amid_a_revision_of_many_changes_ends_cleanly() {
             assert!(before.iter().all(|response| response.fragment));
         } else {
             assert_eq!(lines(&client), ["0@3 canceled"]);
-            // A revision that the client received in part is completed first.
+            // If the client has received a part of a revision, it receives the rest of this revision first.
             assert_eq!(keys_of(&heard).count(), 10_000);
             let end = heard.len() - 1;
             assert!(heard[..end - 1].iter().all(|response| response.fragment) && !heard[end - 1].fragment);
@@ -993,11 +995,11 @@ fn progress_is_told_of_once_watches_that_begin_later_are_reached_or_gone() {
         world.put("z", n);
         world.advance();
         settle([&mut client]);
-        // One watch still begins at 4.
+        // One watch still begins at revision 4.
         assert_eq!(lines(&client), if n == 2 { vec!["-1@4"] } else { vec![] });
     }
-    // The first of these watches was created when 4 was already reached; it does not count towards the
-    // watches that begin later.
+    // The first of these watches was created when revision 4 was already reached, so it does not count among
+    // the watches that begin later.
     client.create(WatchCreateRequest { start_revision: 4, ..watch("b", "") });
     client.create(WatchCreateRequest { start_revision: 6, ..watch("b", "") });
     client.cancel(4);

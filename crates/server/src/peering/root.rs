@@ -16,7 +16,7 @@ use telemetry::logging::{Logger, Value};
 const MEMBERS: IpAddr = IpAddr::V4(Ipv4Addr::BROADCAST);
 
 /// Returns `Ok` if the request may do what only root may. First waits until this member has applied
-/// everything that was acknowledged before.
+/// everything that was acknowledged before the request.
 ///
 /// A member passes on the token of its caller. A caller who is known by a certificate has no token, and older
 /// releases of etcd pass none on. A request without a token is refused, since the peer certificate does not

@@ -222,7 +222,8 @@ const PROBES: &[&str] = &[
 #[test]
 fn the_whole_is_never_told_to_be_less_than_its_part_in_use() {
     let served = healthy();
-    // As directly after a burst of writes, which the files' sizes do not show yet.
+    // The member reports this size directly after a burst of writes, when the sizes of the files do not show
+    // the writes yet.
     served.shared.data.set_disk_bytes(1);
     let page = served.body("/metrics");
     let value = |name: &str| -> f64 {

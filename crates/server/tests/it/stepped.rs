@@ -243,7 +243,7 @@ fn script(seed: u64) -> World {
     for n in 0..150 {
         world.put(leader, &format!("b{}", n % 50), &[n as u8; 500]).expect("two of three are enough");
     }
-    // Compaction removes old values from the log, and the log's old segments with them.
+    // Compaction removes old values, so old segments of the log are deleted.
     let revision = world.member(leader).probe().revision;
     let compaction = CompactionRequest { revision: revision.0, physical: true };
     let _: CompactionResponse = world.call(leader, Rpc::KvCompact, &compaction).expect("compacts");
@@ -422,7 +422,7 @@ fn a_follower_gets_a_snapshot_where_the_leaders_old_entries_are_damaged() {
     for n in 0..100 {
         world.put(leader, &format!("b{}", n % 5), &[n as u8; 100]).expect("two of three are enough");
     }
-    // No read needs that value any more; only sending its log entry does.
+    // No read needs the damaged value any more. It is needed only for sending its log entry.
     let revision = world.member(leader).probe().revision;
     let compaction = CompactionRequest { revision: revision.0, physical: true };
     let _: CompactionResponse = world.call(leader, Rpc::KvCompact, &compaction).expect("compacts");
@@ -536,7 +536,7 @@ fn a_member_alone_reads_on_where_a_damaged_value_is_compared() {
     let greater = compare_and_put(compare::CompareResult::Greater, b"a", "read");
     let refused = world.call::<_, TxnResponse>(0, Rpc::KvTxn, &greater).expect_err("it cannot be known");
     assert_eq!(refused.code, api::Code::Unavailable);
-    // All acknowledged data can be read except that value; nothing can be written.
+    // All acknowledged data except the damaged value can be read, but nothing can be written.
     assert_eq!(world.get(0, "b119"), Some(vec![119; 500]));
     assert_eq!(world.get(0, "read"), None);
     assert!(world.put(0, "x", b"y").is_err());
@@ -729,7 +729,8 @@ fn a_learner_joins_and_gets_a_vote() {
     world.start(at).expect("starts");
     world.until("the learner is ready", |world| world.member(at).is_ready());
     assert_eq!(world.member(at).probe().learners, [id]);
-    // In its first run already, the member records beside its log that a log exists, so a lost log is noticed.
+    // The member records in a separate file, already in its first run, that a log exists, so a lost log is
+    // noticed.
     world.kill(at);
     world.places[at].disk.heal();
     let files = world.places[at].disk.files();
@@ -865,7 +866,8 @@ fn fill(world: &mut World) {
 fn a_slow_reader_loses_no_value_that_is_moved() {
     let mut world = World::started(1, 7, WORN);
     fill(&mut world);
-    // Enough garbage beside the values that are being read, so that these are moved when the garbage is removed.
+    // There is enough garbage in the segments of the values that are being read, so these values are moved
+    // when the garbage is removed.
     for n in 0..300u32 {
         world.put(0, &format!("busy-{}", n % 3), &vec![n as u8; 900]).expect("is taken");
     }
@@ -914,7 +916,7 @@ fn a_value_that_cannot_be_moved_does_not_bring_checkpoints_without_end() {
         })
         .expect("the segment is there");
     world.places[0].disk.flip_bit(path, u64::from(damaged.offset) + 200, 1).expect("is there");
-    // The segment keeps some live values, so that they are moved out of it.
+    // The segment keeps some live values, which must be moved before the segment can be deleted.
     for n in (0..400).filter(|n| n % 5 != 0) {
         world.put(0, &format!("many-{n:03}"), b"small").expect("is taken");
     }
@@ -948,7 +950,7 @@ fn a_segment_outlives_whoever_reads_the_newest_state() {
         if n % 40 == 39 {
             compact(&mut world);
         }
-        // A reader remembers where values are stored in the newest state, while no writes happen.
+        // While no writes happen, a reader remembers where values were stored in the newest state.
         let state = world.member(0).published();
         let snapshot = state.view.snapshot();
         let values = || snapshot.histories().filter(|version| version.value_len() > 0);

@@ -2,8 +2,8 @@
 //! any number of such calls.
 //!
 //! An address has an allowance of [`BURST`] lines, which regains one line every [`EACH`]; all addresses
-//! together have [`BURST_OF_ALL`] and [`EACH_OF_ALL`]. Further calls are counted, and reported from time to
-//! time.
+//! together have an allowance of [`BURST_OF_ALL`], which regains one line every [`EACH_OF_ALL`]. Further
+//! calls are counted, and reported from time to time.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -19,8 +19,8 @@ const EACH: Duration = Duration::from_millis(250);
 const BURST_OF_ALL: u32 = 1024;
 /// Time after which all addresses together regain one line.
 const EACH_OF_ALL: Duration = Duration::from_millis(16);
-/// Maximum number of addresses that are tracked separately. When more arrive, addresses with a full allowance
-/// are forgotten; if there are none, the new ones are counted together.
+/// Maximum number of addresses that are tracked separately. When further addresses arrive, addresses with a
+/// full allowance are forgotten. If there are none, the further addresses are counted together.
 pub(super) const ADDRESSES_MAX: usize = 1024;
 /// Maximum number of addresses that a report lists separately.
 pub(super) const REPORTED_MAX: usize = 16;
@@ -35,8 +35,8 @@ struct Allowance {
 }
 
 impl Allowance {
-    /// Returns the time at which the allowance will be full again if a line is written now; `None` if it is
-    /// used up.
+    /// Returns the time at which the allowance will be full again if a line is written now; returns `None` if
+    /// the allowance is used up.
     fn after(&self, now: Instant, burst: u32, each: Duration) -> Option<Instant> {
         let next = self.whole_at.map_or(now, |at| at.max(now)) + each;
         (next <= now + each * burst).then_some(next)
@@ -59,8 +59,8 @@ pub(super) struct Refusals {
     reported_at: Option<Instant>,
 }
 
-/// Number of refused calls of an address that have no line. `address` is `None` for several addresses
-/// together.
+/// Number of refused calls of an address for which no line was written. `address` is `None` for several
+/// addresses together.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct NotShown {
     pub address: Option<IpAddr>,
@@ -68,7 +68,7 @@ pub(super) struct NotShown {
 }
 
 impl Refusals {
-    /// Counts a refused call; returns true if it may have a line.
+    /// Counts a refused call; returns true if a line may be written for it.
     pub fn admit(&mut self, address: IpAddr, now: Instant) -> bool {
         let of_all = self.of_all.after(now, BURST_OF_ALL, EACH_OF_ALL);
         let client = self.client(client_network(address), now);
@@ -85,7 +85,7 @@ impl Refusals {
         }
     }
 
-    /// Counts a call that was admitted but has no line, because too many lines wait.
+    /// Counts a call that was admitted but for which no line is written, because too many lines are queued.
     pub fn dropped(&mut self, address: IpAddr, now: Instant) {
         self.client(client_network(address), now).not_shown += 1;
     }
@@ -102,8 +102,8 @@ impl Refusals {
         self.clients.entry(address).or_default()
     }
 
-    /// Takes the counts of calls without a line per address, the largest first; empty if the last report was
-    /// less than [`REPORT_INTERVAL`] ago.
+    /// Returns and clears the counts of refused calls without a line, per address, the largest first. Returns
+    /// an empty list if the last report was less than [`REPORT_INTERVAL`] ago.
     pub fn report(&mut self, now: Instant) -> Vec<NotShown> {
         if self.reported_at.is_some_and(|at| now.saturating_duration_since(at) < REPORT_INTERVAL) {
             return Vec::new();
@@ -111,7 +111,7 @@ impl Refusals {
         self.take(now)
     }
 
-    /// Takes the counts of calls without a line, whenever the last report was.
+    /// Returns and clears the counts of refused calls without a line, even if the last report was recent.
     pub fn take(&mut self, now: Instant) -> Vec<NotShown> {
         let mut all: Vec<NotShown> = Vec::new();
         for (address, client) in &mut self.clients {

@@ -103,7 +103,8 @@ fn write_field(out: &mut String, key: &str, value: &Value<'_>) {
 }
 
 fn write_value(out: &mut String, value: &Value<'_>) {
-    // Writing to a String cannot fail, unless a `Display` of the caller fails; then its text ends there.
+    // Writing to a String cannot fail. Only the `Display` of a caller's value may fail; then the text of this
+    // value ends there.
     match value {
         Value::Str(text) => write_text(out, text),
         Value::Int(number) => {

@@ -121,7 +121,7 @@ impl Logger {
         self.shared.level_now.store(level.unwrap_or(self.shared.level) as u8, Ordering::Relaxed);
     }
 
-    /// Number of lines that no output wrote, or not all of them.
+    /// Returns the number of lines that no output wrote completely.
     pub fn lines_lost(&self) -> u64 {
         self.shared.lines_lost.load(Ordering::Relaxed)
     }

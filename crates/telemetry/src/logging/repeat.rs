@@ -7,9 +7,9 @@ use super::settings::Level;
 /// Number of lines of one message that are written in a second.
 #[derive(Clone, Copy)]
 pub(super) struct Allowance {
-    /// Number of lines before the message is thinned.
+    /// Number of lines of one message per second that are all written.
     burst: u64,
-    /// One in this many of the further lines of the second is written; `None` for none.
+    /// After these, one line in this many is written for the rest of the second; `None` writes no more.
     every: Option<u64>,
 }
 
@@ -20,8 +20,8 @@ impl Allowance {
     pub(super) const OF_STRANGERS: Allowance = Allowance { burst: 10, every: None };
 }
 
-/// Number of table slots for messages; messages with the same slot share its allowance. It bounds memory and
-/// does not affect correctness.
+/// Number of table slots for messages; messages with the same slot share one allowance. The number bounds the
+/// memory; with fewer slots, more messages share an allowance.
 const PLACES: usize = 1024;
 
 /// Counts lines per message and second, in bounded memory and without a lock.

@@ -1,8 +1,8 @@
 //! A log file that is renamed when it is full, to `name-2026-11-22T21-30-00.123.ext`, and later compressed or
 //! removed. It works like the Go package lumberjack, which etcd uses.
 //!
-//! If a file cannot be renamed or created, writing continues in the current file: no line is lost because a
-//! rotation failed, and the next line tries to rotate again.
+//! If a file cannot be renamed or created, writing continues in the current file: a failed rotation loses no
+//! line, and the rotation is tried again at the next line.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write};
@@ -109,7 +109,8 @@ impl RotatedFile {
 }
 
 impl Write for RotatedFile {
-    /// Writes a line completely; the log's lines are much shorter than a file.
+    /// Writes a line completely. A line is never split between files: the log's lines are much shorter than a
+    /// file.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         if self.size_bytes > 0 && self.size_bytes + line.len() as u64 > self.settings.file_bytes_max {
             // If rotating fails, the line goes into the current file.

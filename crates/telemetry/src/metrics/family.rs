@@ -65,7 +65,7 @@ impl<T: Clone> Labelled<T> {
 #[allow(private_bounds, reason = "instruments are made in this module only")]
 impl<T: Instrument> Labelled<T> {
     /// Returns the series with these label values, in the order of the table, and creates it if it is
-    /// missing. The lookup takes a lock: keep the result where it is updated often.
+    /// missing. The look-up takes a lock, so code that updates the series often should keep the result.
     pub fn with(&self, values: &[&str]) -> T {
         let descriptor = &self.shared.descriptor;
         assert_eq!(values.len(), descriptor.labels.len(), "labels of {}", descriptor.name);
@@ -102,7 +102,8 @@ impl Labelled<Gauge> {
 }
 
 impl Labelled<Gauge> {
-    /// Replaces all series by these pairs of label values and value; at most as many as a family may have.
+    /// Replaces all series by this list of label values with their gauge values. At most as many as a family
+    /// may have are taken.
     pub fn replace(&self, series: Vec<(Vec<String>, i64)>) {
         let mut made: Vec<(Vec<String>, Gauge)> = Vec::new();
         for (values, value) in series.into_iter().take(SERIES_MAX) {

@@ -143,12 +143,14 @@ impl ServerMetrics {
         self.id.with(&[&format!("{id:x}")]).set(1);
     }
 
-    /// Sets the current cluster version, such as `3.7`; earlier versions become 0.
+    /// Sets the series of the current cluster version, such as `3.7`, to 1. The series of earlier versions
+    /// become 0.
     pub fn set_cluster_version(&self, now: &str) {
         self.cluster_version.mark_only(&[vec![now.to_owned()]]);
     }
 
-    /// Sets the active alarms, each by the member that raised it and by its name; cleared ones become 0.
+    /// Sets the series of the active alarms to 1. An alarm is identified by the member that raised it and by
+    /// its name. The series of cleared alarms become 0.
     pub fn set_alarms(&self, raised: impl Iterator<Item = (u64, &'static str)>) {
         let raised: Vec<Vec<String>> =
             raised.map(|(member, name)| vec![format!("{member:x}"), name.to_owned()]).collect();

@@ -8,7 +8,7 @@ use super::text::{MetricType, Writer};
 const TICKS_PER_SECOND: f64 = 100.0;
 const BYTES_PER_KIB: f64 = 1024.0;
 
-/// Writes the families whose values could be read; values that the machine hides are left out.
+/// Writes the metrics of the process. Values that the machine does not report are left out.
 pub(super) fn render(writer: &mut Writer<'_>) {
     let open_fds = open_fds();
     let max_fds = limit("Max open files");
@@ -106,7 +106,7 @@ pub fn open_files_max() -> Option<usize> {
 }
 
 fn open_fds() -> Option<f64> {
-    // The count includes the descriptor that reads the directory.
+    // The count includes the file descriptor that is open for reading the directory.
     let count = fs::read_dir("/proc/self/fd").ok()?.count();
     Some(count.saturating_sub(1) as f64)
 }

@@ -1,5 +1,5 @@
 //! Counters, gauges and histograms for a thread-per-core server: each thread adds to its own lane, and lanes
-//! are summed only when they are read. Counts kept by other crates are copied at each scrape. All memory
+//! are summed only when they are read. Numbers that other crates count are copied at each scrape. All memory
 //! orders are relaxed, so a reader may see one of two related updates before the other.
 
 use std::cell::Cell;
@@ -19,7 +19,7 @@ thread_local! {
 }
 
 fn lane() -> usize {
-    // A thread that is ending has no lane any more, so use any.
+    // A thread that is ending can no longer access its thread-local lane, so it uses lane 0.
     LANE.try_with(Cell::get).unwrap_or(0)
 }
 
@@ -111,8 +111,8 @@ pub struct Total {
 }
 
 impl Total {
-    /// Raises the number to a count. Two concurrent scrapes may write theirs in either order, so the larger
-    /// one stays: a counter that decreases would look like a restart.
+    /// Raises the number to `count`. If two concurrent scrapes write their counts in the wrong order, the
+    /// larger one stays: a counter that decreases would look like a restart of the process.
     pub fn raise_to(&self, count: u64) {
         self.value.fetch_max(count, Ordering::Relaxed);
     }
@@ -123,8 +123,8 @@ impl Total {
     }
 }
 
-/// A whole number that increases and decreases. Clones refer to the same gauge. It has only one cell, because
-/// it can be set; a value that many threads change at a high rate is better set by one of them.
+/// A whole number that increases and decreases. Clones refer to the same gauge. A gauge has only one cell,
+/// because it can be set. If many threads change a value at a high rate, one of them should set the gauge.
 #[derive(Clone, Default)]
 pub struct Gauge {
     value: Arc<AtomicI64>,

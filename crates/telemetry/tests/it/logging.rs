@@ -137,7 +137,7 @@ fn a_repeated_line_is_thinned() {
         logger.warn("again", &[]);
     }
     let lines = buffer.text().lines().count();
-    // A hundred lines, and then one in a hundred, for each second that the loop took.
+    // In each second that the loop took, the first hundred lines are written, and then one line in a hundred.
     assert!((199..5_000).contains(&lines), "{lines} lines");
     assert!(buffer.text().contains("\"suppressed\":99}"));
     for _ in 0..150 {

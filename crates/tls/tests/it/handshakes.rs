@@ -338,7 +338,7 @@ fn old_and_odd_certificates_are_taken_when_a_trusted_authority_signed_them() {
     }
 }
 
-/// As in etcd, where Go then uses the system's authorities.
+/// Without a file of authorities, etcd uses Go's default: the authorities of the system.
 #[test]
 fn without_a_file_of_authorities_those_of_the_system_decide() {
     let (files, clock, authority) = (Files::new(), Clock::new(), Authority::new("ca"));

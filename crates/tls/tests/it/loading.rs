@@ -172,7 +172,7 @@ fn files_that_cannot_be_used_are_refused_in_gos_words() {
         assert!(error.problem().starts_with(expected), "{error}\nnot {expected}");
         assert!(error.file().unwrap().ends_with(format!("server.{file}")), "{error}");
         assert!(error.to_string().contains(&format!("server.{file}")), "{error}");
-        // The same files as the certificate for outgoing connections.
+        // The certificate for outgoing connections uses the same files.
         let named = files.settings("server", &pair, None);
         let outgoing = Settings {
             client_cert_file: named.cert_file,

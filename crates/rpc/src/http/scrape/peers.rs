@@ -6,8 +6,8 @@ use telemetry::metrics::{Distribution, NetworkMetrics};
 /// Value of the label `From` for a snapshot that was refused before its sender was known.
 const UNKNOWN_SNAPSHOT_SENDER: &str = "UNKNOWN_SNAPSHOT_SENDER";
 
-/// Copies the counts about other members. As in etcd, series of snapshots exist only for members to which
-/// one was sent, or from which one was received.
+/// Copies the counts about other members. As in etcd, the series about snapshots exist only for members to
+/// which a snapshot was sent or from which a snapshot was received.
 pub(super) fn copy_peers(to: &NetworkMetrics, local: u64, figures: &Figures) {
     let local = format!("{local:x}");
     for (id, peer) in &figures.peers {
@@ -44,7 +44,8 @@ fn has_any(snapshots: &SnapshotFigures) -> bool {
     snapshots.successes + snapshots.failures + snapshots.in_flight > 0
 }
 
-/// Both sides have the same bounds: tests of `peer` and of `telemetry` compare them with etcd's.
+/// Copies the counts without converting them, because both histograms have the same bounds: tests of `peer`
+/// and of `telemetry` compare the bounds with etcd's.
 fn copy_histogram(to: &Distribution, from: &Histogram) {
     if from.buckets.is_empty() {
         return;

@@ -1,8 +1,8 @@
-//! How watches that are behind read history: in the turns of their streams.
+//! Reading of history for unsynced watches, in the turns of their streams.
 //!
 //! # Example: catching up, and the hand-over to the synced watches
 //!
-//! A watch begins at revision 5. The hub has told its synced watches everything through revision 20.
+//! A watch begins at revision 5. The hub has delivered all changes through revision 20 to its synced watches.
 //!
 //! ```text
 //!                              watch.next  hub revision
@@ -13,9 +13,10 @@
 //! revision 26 written          26          26            the hub tells it
 //! ```
 //!
-//! If the hub is telling 26 .. 30 over several turns when slice 2 ends, its revision still is 25 but `begun()` is 30: the
-//! watch has `next` 26, which is not above 30, and stays unsynced. It reads 26 .. 30 itself and joins with `next` 31. So each
-//! change reaches it once: a change is told by the hub exactly if the watch was synced when the hub began with it.
+//! If the hub is delivering 26 .. 30 over several turns when slice 2 ends, the hub's revision is still 25 but
+//! `begun()` is 30. The watch has `next` 26, which is not above 30, so it stays unsynced. It reads 26 .. 30
+//! itself and joins with `next` 31. So each change reaches the watch once: the hub delivers a change to the
+//! watch only if the watch was synced when the hub began to deliver that change.
 
 use std::rc::{Rc, Weak};
 
@@ -34,14 +35,16 @@ use crate::watch::stream::{Stream, Watch};
 use replica::shared::Published;
 use storage::values::Attempt;
 
-/// Responses that others may wait for at a time; there are more only where hardly any two are the same.
+/// Maximum number of entries of [`Hub::claimed`]. If there are more, the oldest entry is dropped; this
+/// happens only if the streams of a shard make very many different responses at a time.
 const CLAIMED_MAX: usize = 64;
 
 impl Hub {
-    /// Reads history for the streams that wait to, one after the other, until a portion is used up. Returns true if none
-    /// waited.
+    /// Reads history for the waiting streams, one after the other, until the work of one turn is used up.
+    /// Returns true if no stream waited.
     pub(in crate::watch) fn read_some(&self) -> bool {
-        // What changed since may be for fewer eyes: that is for the next turn to look into.
+        // Users or roles may have changed since the last check. Changes of the newest state are delivered
+        // only after the next turn has checked the watches again.
         let Some(state) = self.readable(&self.shared.state.load_full()) else { return false };
         let whole = self.portion.get();
         let (mut left, mut none_reads) = (Some(whole), true);
@@ -49,13 +52,15 @@ impl Hub {
             let Some(stream) = self.readers.borrow_mut().pop() else { break };
             none_reads = false;
             if !stream.may_read() {
-                // It comes back once it may. There may be many of them.
+                // The stream is queued again when it may read. Skipping it counts as work, because there may
+                // be many such streams.
                 self.note_work(0, 1);
                 left = Done { looks: 1, ..Done::default() }.left_of(portion);
                 continue;
             }
             let Some(done) = self.catch_up(&stream, &state, portion, portion == whole) else {
-                // It asks for more than others have left it of this turn: it is the first of the next.
+                // The stream needs more than the rest of this turn's portion, so it goes first in the next
+                // turn.
                 self.readers.borrow_mut().enter_first(&stream);
                 break;
             };
@@ -65,15 +70,16 @@ impl Hub {
         none_reads
     }
 
-    /// Has a stream wait for its turn to read history.
+    /// Queues a stream to read history in its turn.
     pub(in crate::watch) fn read_later(&self, stream: &Rc<Stream>) {
         self.readers.borrow_mut().enter(stream);
         self.go_on_later();
     }
 
-    /// Makes a synced watch read what it was not told of, from `next` on, whatever is compacted meanwhile.
+    /// Makes a synced watch unsynced, to read the undelivered changes from `next` on as history. A hold keeps
+    /// that history readable even if it is compacted.
     pub(super) fn leave_behind(&self, watch: &Rc<Watch>, next: Revision) {
-        // One that was overtaken keeps nothing.
+        // A hold that was overtaken by a removal protects nothing.
         let keeps = |hold: &Rc<Hold>| hold.snapshot(&self.shared.state.load().view, next).is_some();
         let held = self.hold.borrow().upgrade().filter(|hold| hold.from == next && keeps(hold));
         let hold = held.unwrap_or_else(|| {
@@ -81,12 +87,13 @@ impl Hub {
             *self.hold.borrow_mut() = Rc::downgrade(&hold);
             hold
         });
-        // Nor does one for which it is too late, and it would be in the way of removals.
+        // If the history may have been removed already, the hold would not help the watch, but would delay
+        // the removal of other versions.
         watch.set_hold(keeps(&hold).then_some(hold));
         self.fall_behind(watch, next);
     }
 
-    /// Makes a synced watch read history from `next` on.
+    /// Makes a synced watch unsynced; it reads history from `next` on.
     pub(super) fn fall_behind(&self, watch: &Rc<Watch>, next: Revision) {
         let removed = self.synced.borrow_mut().remove(&watch.keys, watch.serial);
         assert!(removed.is_some(), "only a synced watch falls behind");
@@ -98,8 +105,9 @@ impl Hub {
         watch.stream.wake();
     }
 
-    /// Reads one slice of history for some watches of a stream that are behind, those first that are most. Returns `None`
-    /// if it asks for more than this portion, which is not a `whole` one.
+    /// Reads one slice of history for the unsynced watches of a stream that have the oldest next revisions.
+    /// `whole` is true if `portion` is the work of a complete turn. Returns `None` if `portion` is only the
+    /// rest of a turn and the slice needs more.
     fn catch_up(
         &self,
         stream: &Rc<Stream>,
@@ -124,8 +132,9 @@ impl Hub {
         let idle = Done { told: 1, looks: at_once, ..Done::default() };
         let Some(first) = together.first() else { return Some(idle) };
         let from = first.next.get();
-        // What the first can read is all that any of them has to read. The previous values of its first change may be
-        // there only for those beside it that keep them.
+        // The first watch reads the oldest revision, so the others need nothing that it cannot read. A hold
+        // may be needed for the previous values of the first change; any watch that reads from the same
+        // revision may have that hold.
         let mut beside = together.iter().take_while(|watch| watch.next.get() == from);
         let held = beside.find_map(|watch| watch.held(&state.view));
         let (snapshot, changes) = match (held, snapshot.changes(from, current)) {
@@ -136,7 +145,8 @@ impl Hub {
         together.truncate(stream.together_max(from));
         let header = self.header(state, current);
         let mut values = stream.attempt(from, || Attempt::new(self.values.clone()));
-        // What was written since is at hand as a rule.
+        // Values that were written since the last attempt are usually in the page cache, so the attempt
+        // checks again.
         values.ask_again();
         let mut group = Index::default();
         for watch in &together {
@@ -146,7 +156,8 @@ impl Hub {
         let (slice, gathered) = Slice::gather(snapshot, &values, changes, &group, newest, portion);
         let done = slice.done();
         self.note_work(done.walked, done.looks);
-        // Those that it chose among count too, and so does a stream that is told nothing.
+        // The watches among which the slice was chosen count as checked watches. A stream that got no event
+        // counts as one served watch, so that many such streams use up the turn.
         let done = Done { told: done.told.max(1), looks: done.looks + at_once, ..done };
         let through = match gathered {
             Gathered::Through(through) => through,
@@ -157,12 +168,12 @@ impl Hub {
                     return None;
                 }
                 match gathered {
-                    // The next turn begins with fewer.
+                    // The next turn reads for fewer watches.
                     Gathered::TooMuch(revision) if together.len() > 1 => {
                         stream.read_fewer_together(from, revision, together.len() / 2);
                         stream.fetch(values);
                     }
-                    // A turn for each part of it.
+                    // This revision is read in parts, one per turn.
                     Gathered::TooMuch(revision) | Gathered::TooLong(revision) => {
                         together.retain(|watch| watch.next.get() <= revision);
                         stream.set_long(Some(Long::new(revision, together)));
@@ -184,7 +195,7 @@ impl Hub {
         }
         if !values.is_complete() {
             if advanced {
-                // The next slice is another one.
+                // The next slice needs other values.
                 values.forget();
             }
             stream.fetch(values);
@@ -192,7 +203,8 @@ impl Hub {
         Some(done)
     }
 
-    /// Takes note that a watch that is behind has read through this revision; returns true if that is news.
+    /// Notes that an unsynced watch has read all changes through this revision, and makes it synced if it has
+    /// caught up. Returns true if the watch advanced.
     fn has_read(&self, stream: &Stream, watch: &Rc<Watch>, through: Revision) -> bool {
         assert!(stream.catches_up(watch), "a watch is where it says");
         let next = watch.next.get().max(through + 1);
@@ -210,12 +222,12 @@ impl Hub {
         advanced
     }
 
-    /// Reads a portion of a revision of many changes, for the watches of a stream that are at it.
+    /// Reads a portion of a revision of many changes, for the watches of a stream that read this revision.
     fn read_long(&self, stream: &Rc<Stream>, state: &Published, portion: Portion, mut long: Long) -> Done {
         let snapshot = state.view.snapshot();
         let (revision, current) = (long.revision, snapshot.current_revision());
         let compacted = snapshot.compact_revision();
-        // Keys are compared with those of what others make.
+        // Comparing the keys with those of other streams' responses counts as work on `keys_bytes` bytes.
         let idle = Done { told: 1, looks: long.parts.len(), bytes: long.keys_bytes(), ..Done::default() };
         if let Some(given) = long.given.take()
             && let Some(watch) = long.takes(&given)
@@ -229,7 +241,8 @@ impl Hub {
             return idle;
         }
         if revision < compacted {
-            // What was made of it is half of it.
+            // The revision was compacted while its responses were being made, so watches without a hold
+            // cannot finish them.
             let parts = std::mem::take(&mut long.parts);
             let (held, lost) = parts.into_iter().partition(|part| part.watch.held(&state.view).is_some());
             long.parts = held;
@@ -241,7 +254,8 @@ impl Hub {
                 return idle;
             }
         }
-        // Those that keep it read it as it was, so that none of what it is made of changes meanwhile.
+        // Watches with a hold read the state that the hold protects, so that compactions do not change the
+        // events during the read.
         let held = long.parts.iter().find_map(|part| part.watch.held(&state.view));
         let previous = match held {
             Some(snapshot) => Previous::of(snapshot, revision, true),
@@ -283,7 +297,7 @@ impl Hub {
         let done =
             Done { walked: turn.walked, told: 1, looks: turn.looks + long.parts.len(), bytes: turn.bytes };
         let header = self.header(state, current);
-        // What goes out of it is charged as what waits to be sent.
+        // Bytes that move to the queue are charged as queued bytes from now on.
         stream.release_long();
         if turn.is_whole {
             if let Some(claim) = long.claim.take() {
@@ -300,7 +314,7 @@ impl Hub {
         stream.set_long(Some(long));
         if !values.is_complete() {
             if turn.advanced {
-                // What was fetched before was read now.
+                // The fetched values were read in this turn.
                 values.forget();
             }
             stream.fetch(values);
@@ -308,8 +322,9 @@ impl Hub {
         done
     }
 
-    /// Gives the response that a stream has made to those that wait for the same and have nothing to send before: each
-    /// takes it in its turn. The others make it themselves, once their clients have taken the rest.
+    /// Gives a finished response to the streams that wait for the same response. A stream whose queue is
+    /// empty takes the response in its next turn. Every other stream makes the response itself, after its
+    /// client has read the queued responses.
     fn share_long(&self, claim: &Claim, made: &mut Long, header: &ResponseHeader) {
         let given = Rc::new(Given { same: claim.same.clone(), response: made.shared(header) });
         for waiting in claim.take_waiting() {
@@ -322,8 +337,9 @@ impl Hub {
         }
     }
 
-    /// Tells the client that a watch cannot go on. As with etcd the stream knows it until the client cancels it too:
-    /// its number stays taken, its cancellation is answered, and progress is not told of until then.
+    /// Tells the client that a watch is cancelled because its history was compacted. As in etcd, the stream
+    /// keeps the watch until the client cancels it too: until then the watch id stays in use, and the stream
+    /// sends no progress. The client's own cancel request is answered.
     fn cancel_compacted(&self, watch: &Watch, state: &Published, compacted: Revision) {
         self.rest(watch);
         watch.compacted.set(true);

@@ -1,30 +1,35 @@
-//! The line of streams that wait for their turn to read history.
+//! The queue of streams that wait for their turn to read history.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use crate::watch::stream::{Class, Place, Stream};
 
-/// Streams that wait for their turn to read history.
+/// Streams that wait for their turn to read history, ordered by [`Class`].
 ///
-/// The laden ones go first, so that hardly more is held than what arrives between two turns: 10,000 streams that hold a
-/// slice each would hold gigabytes. The other two classes take turns with each other.
+/// Streams that hold fetched values ([`Class::Laden`]) go first, so that these values are freed soon: if
+/// 10,000 streams each held a fetched slice, they would hold gigabytes. Streams of the other two classes
+/// alternate.
 #[derive(Default)]
 pub(super) struct Line {
     classes: [BTreeMap<u64, Rc<Stream>>; 3],
     numbers: u64,
-    /// Turns in a row that went to streams that hold something, since one went to another stream.
+    /// Number of consecutive turns that streams of class [`Class::Laden`] have had since the last turn of
+    /// another stream.
     laden_since: usize,
-    /// True if the last stream that was not laden was a held one.
+    /// True if the last turn of a stream that was not of class [`Class::Laden`] was that of a stream of class
+    /// [`Class::Held`].
     held_was_last: bool,
 }
 
-/// Number of laden streams after which another one gets its turn: reading fetched values may lead to more being fetched.
+/// Number of consecutive turns of streams of class [`Class::Laden`] after which one other stream gets its
+/// turn. The limit is needed because reading fetched values may cause further fetches, so a stream of this
+/// class could go first for ever.
 const LADEN_MAX: usize = 16;
 
 impl Line {
-    /// Takes a stream in, at the end of its class. One that stands in line already may change to a class that comes first
-    /// sooner.
+    /// Adds a stream at the end of its class. A stream that waits already changes its class if that lets it
+    /// read sooner.
     pub fn enter(&mut self, stream: &Rc<Stream>) {
         let class = stream.class();
         if let Some((before, number)) = stream.rare_if_any().and_then(|rare| rare.place.get()) {
@@ -37,13 +42,13 @@ impl Line {
         self.put(stream, (class, self.numbers));
     }
 
-    /// Puts a stream at the head of the line.
+    /// Puts a stream at the front of the queue.
     pub fn enter_first(&mut self, stream: &Rc<Stream>) {
         self.laden_since = 0;
         self.put(stream, (Class::Laden, 0));
     }
 
-    /// Takes out whose turn it is.
+    /// Removes and returns the stream whose turn is next.
     pub fn pop(&mut self) -> Option<Rc<Stream>> {
         let [laden, held, other] = &self.classes;
         let none_but_laden = held.is_empty() && other.is_empty();

@@ -1,4 +1,4 @@
-//! Words of progress, asked for and periodic.
+//! Progress notifications: requested by clients, and periodic.
 
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -12,26 +12,27 @@ use crate::watch::queued::Queued;
 use crate::watch::response::NO_WATCH;
 use crate::watch::stream::{Stream, Watch};
 
-/// Streams that are told of progress, since the hub's revision has risen, between two looks at other calls.
+/// Number of streams that get a due progress notification before other calls run.
 const TOLD_AT_ONCE: usize = 256;
 
 impl Hub {
-    /// The time between two periodic words of progress on a stream; some differ, so that not all come at once.
+    /// Returns the time between two periodic progress notifications of a stream. It differs by up to a tenth
+    /// between streams, so that they do not all send at the same time.
     pub(in crate::watch) fn progress_interval(&self, stream: &Stream) -> Duration {
         let interval = self.shared.member.limits.progress_interval;
         let spread = stream.serial.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54;
         (interval + interval * (spread as u32) / 10_240).max(Duration::from_millis(1))
     }
 
-    /// Returns true if a word of progress may be said about a watch: it has everything up to the hub's revision, and does
-    /// not begin above it.
+    /// Returns true if a progress notification may include the watch: it has received everything up to the
+    /// hub's revision and does not start above that revision.
     fn is_abreast(&self, watch: &Watch) -> bool {
         watch.synced.get() && watch.start <= self.revision.get()
     }
 
-    /// Answers a progress request, if one is open and all watches are abreast.
+    /// Answers the client's open progress request if all watches of the stream are at the hub's revision.
     ///
-    /// etcd drops the request if they are not; here the client is told as soon as they are.
+    /// etcd drops the request if some watch is behind; here the answer is sent as soon as all have caught up.
     pub(in crate::watch) fn tell_progress(&self, stream: &Rc<Stream>) {
         if stream.progress_wanted().is_some() && planted::is(Bug::ProgressAhead) {
             stream.rare().progress_wanted.set(None);
@@ -46,11 +47,13 @@ impl Hub {
         self.say_progress(stream);
     }
 
-    /// Says a word of progress, or has the stream wait for the end of a turn at which it may be said. A stream that waits
-    /// for something else first, such as a request of its client, comes back itself.
+    /// Sends a progress notification if it is due. Otherwise registers the stream to send it when the hub
+    /// reaches the required revision. A stream that has to wait for something else first, such as a cancel
+    /// request of its client, calls this function again by itself.
     fn say_progress(&self, stream: &Rc<Stream>) {
         let mut due = stream.progress_due();
-        // In the middle of a revision some of its watches may have been told of that and others not.
+        // While revisions are being delivered over several turns, some watches of the stream may have
+        // received them and others not.
         if due.is_some_and(|due| due <= self.revision.get()) && !self.is_under_way() {
             stream.rare().progress_wanted.set(None);
             self.push_progress(stream, NO_WATCH);
@@ -76,8 +79,8 @@ impl Hub {
         }
     }
 
-    /// Makes some of the streams for which it is due send progress; returns true if no more are left. Streams that wait
-    /// for a later revision are not looked at.
+    /// Sends progress on some of the streams for which it is due. Returns true if no such stream is left.
+    /// Does not visit streams that wait for a later revision.
     pub(super) fn say_due_progress(&self) -> bool {
         let revision = self.revision.get();
         for _ in 0..TOLD_AT_ONCE {
@@ -95,7 +98,8 @@ impl Hub {
         Some(stream)
     }
 
-    /// Tells some more of the watches that asked for it, and heard nothing since the last time, how far they are.
+    /// Continues a round of periodic progress: notifies some of the watches that asked for it and received no
+    /// event since the last round.
     pub(in crate::watch) fn tell_periodic_progress(&self, stream: &Stream) {
         let begun = Instant::now();
         self.advance();
@@ -105,7 +109,8 @@ impl Hub {
                 stream.rare().ticks_from.set(Some(id));
                 break;
             }
-            // A watch that has read history, or was told of a revision which others are still being told of, may be further.
+            // A watch that has read history, or has received a revision whose delivery to others is still in
+            // progress, may be ahead of the hub's revision, so a notification would go back.
             let is_further = watch.next.get() > self.revision.get() + 1;
             if watch.progress
                 && watch.quiet.replace(true)
@@ -120,7 +125,8 @@ impl Hub {
     }
 
     fn push_progress(&self, stream: &Stream, watch_id: i64) {
-        // What ends a stream may have kept events from its watches, and a client goes on behind what it was told.
+        // The stream is ending, so events may be missing in it. A client resumes after the revision of the
+        // last notification, so a notification now would make the client skip these events.
         if stream.ending().is_some() {
             return;
         }

@@ -1,4 +1,4 @@
-//! What clients ask for: watches are made, and cancelled.
+//! Requests of watch clients: creating and cancelling watches, and asking for progress.
 
 use std::cell::Cell;
 use std::hash::BuildHasher as _;
@@ -33,20 +33,20 @@ impl Hub {
             Some(RequestUnion::CancelRequest(cancel)) => self.cancel(stream, cancel.watch_id),
             Some(RequestUnion::ProgressRequest(_)) => {
                 let now = self.present_revision(&self.shared.state.load());
-                // One that is open already is answered by the same word.
+                // One response answers all progress requests that are open at the same time.
                 let wanted = stream.progress_wanted().unwrap_or(now);
                 stream.rare().progress_wanted.set((!stream.watches.borrow().is_empty()).then_some(wanted));
                 self.tell_progress(stream);
             }
-            // etcd passes over what it does not know.
+            // etcd ignores unknown requests.
             None => {}
         }
         Ok(())
     }
 
     fn create(&self, stream: &Rc<Stream>, request: &WatchCreateRequest) {
-        // Counted before looking at the state: then either the core sees the count and wakes this shard for what it
-        // publishes next, or this shard sees what was published.
+        // The watch is counted before the state is read. Then either the core sees the count and wakes this
+        // shard for the next state, or this shard sees that state itself.
         self.shared.core.attendance.watch_begins(self.shard);
         self.advance();
         let header = self.present_header();
@@ -68,7 +68,7 @@ impl Hub {
         }
     }
 
-    /// Checks a request in etcd's order, and makes the watch.
+    /// Checks a request to create a watch, in etcd's order, and returns the watch.
     fn admit(
         &self,
         stream: &Rc<Stream>,
@@ -101,7 +101,7 @@ impl Hub {
             id
         };
         stream.hold_watch(&keys);
-        // Values that are no filter are passed over, as etcd does.
+        // As in etcd, unknown filter values are ignored.
         let filters = |filter: FilterType| request.filters.contains(&(filter as i32));
         Ok(Watch {
             serial: self.next_serial(),
@@ -132,7 +132,7 @@ impl Hub {
         })
     }
 
-    /// Takes a watch in; it is counted already.
+    /// Adds a watch to its stream and to the index of its group. The caller has counted the watch already.
     fn begin(&self, watch: Watch) {
         let watch = Rc::new(watch);
         let stream = &watch.stream;
@@ -153,7 +153,7 @@ impl Hub {
         stream.watches.borrow_mut().insert(watch.id, Rc::clone(&watch));
     }
 
-    /// Takes a watch out of the index it is in, and of the counts.
+    /// Removes a watch from its index and from the counts.
     pub(super) fn forget(&self, watch: &Watch) {
         if watch.compacted.get() {
             let waiting = &watch.stream.rare().compacted;
@@ -174,13 +174,14 @@ impl Hub {
         watch.stream.caller.watches.fetch_sub(1, Relaxed);
     }
 
-    /// Counts watches of a stream that fell behind, or no longer are.
+    /// Adds `watches` to the count of slow watches, for watches of a stream that became unsynced; negative if
+    /// they caught up.
     pub(super) fn count_slow(&self, stream: &Stream, watches: i64) {
         self.shared.diagnostics.metrics.mvcc.slow_watchers.add(watches);
         stream.caller.slow_watches.fetch_add(watches, Relaxed);
     }
 
-    /// Takes a watch out of the index it is in: nothing will happen to it any more.
+    /// Removes a watch from its index, so that it receives nothing more.
     pub(super) fn rest(&self, watch: &Watch) {
         let removed = if watch.synced.get() {
             self.synced.borrow_mut().remove(&watch.keys, watch.serial).is_some()
@@ -197,7 +198,8 @@ impl Hub {
     fn cancel(&self, stream: &Rc<Stream>, id: i64) {
         let Some(watch) = stream.watches.borrow_mut().remove(id) else { return };
         self.forget(&watch);
-        // So that no header is behind one that the stream has had.
+        // Takes the newest state first, so that this header's revision is not lower than that of an earlier
+        // response of the stream.
         self.advance();
         let response = WatchResponse {
             header: Some(self.present_header()),
@@ -209,7 +211,7 @@ impl Hub {
     }
 }
 
-/// What etcd tells of a watch in its span, with keys as it stores them.
+/// Returns etcd's span attributes for a watch, with the keys as etcd stores them.
 fn told(request: &WatchCreateRequest) -> Vec<(&'static str, Attribute)> {
     let key = if request.key.is_empty() { b"\0" } else { request.key.as_ref() };
     let range_end = if request.range_end.as_ref() == b"\0" { b"" } else { request.range_end.as_ref() };

@@ -1,9 +1,11 @@
-//! When users or roles change, or a key of tokens has gone, every watch is asked for again: nobody sees what was done after their permission went.
+//! After users or roles change, or a key that signs tokens is removed, every watch is checked again: a watch
+//! receives no change that was made after its user lost the permission.
 //!
-//! A round asks for all watches, a bounded part of them in each turn, always by the newest users and roles. Once it is over,
-//! what had been published when it began may be handed out: every watch was asked for by those users and roles, or by newer
-//! ones. What was published since waits for the next round, if users or roles changed meanwhile. So changes that come faster
-//! than a round takes delay events by two rounds, and do not keep them back for ever.
+//! A round checks all watches, a bounded number in each turn, always against the newest users and roles.
+//! After the round, the state that was published when the round began may be delivered: every watch was
+//! checked against the users and roles of that state, or against newer ones. If users or roles changed during
+//! the round, later states wait for the next round. So even if users or roles change faster than a round
+//! takes, events are delayed by two rounds at most, and never for ever.
 //!
 //! # Example: 3000 watches, 1024 in a turn
 //!
@@ -31,40 +33,41 @@ use crate::watch::permit;
 use crate::watch::queued::Queued;
 use crate::watch::stream::Stream;
 
-/// Which users and roles all watches were allowed by.
+/// Versions of users, roles and sessions against which all watches were checked.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Reviewed {
     is_enabled: bool,
     auth_revision: u64,
-    /// [`replica::credentials::Credentials::withdrawals`].
+    /// Number of withdrawn sessions, see [`replica::credentials::Credentials::withdrawals`].
     withdrawals: u64,
 }
 
 impl Reviewed {
-    /// Those of a state, after so many withdrawals of sessions.
+    /// Returns the versions of a published state, after `withdrawals` withdrawals of sessions.
     pub fn by(state: &Published, withdrawals: u64) -> Reviewed {
         Reviewed { is_enabled: state.auth.is_enabled(), auth_revision: state.auth.revision(), withdrawals }
     }
 }
 
-/// A round that is under way.
+/// A round of checks in progress.
 pub(super) struct Round {
-    /// The state when it began: what may be handed out once it is over.
+    /// State that was published when the round began. It may be delivered after the round.
     begun: Arc<Published>,
     withdrawals: u64,
-    /// The last stream that there was then. Those made later were asked for by a state as new.
+    /// Serial number of the newest stream or watch when the round began. Streams created later were checked
+    /// against a newer state.
     last: u64,
-    /// The stream, and the watch of it, behind which the round goes on.
+    /// Stream and watch that were checked last; the round continues after them.
     behind: (u64, i64),
 }
 
-/// Work between two looks at other calls, in watches that are asked for and permissions that are joined for it: half a
-/// millisecond.
+/// Maximum work before other calls run, about half a millisecond: the number of watches checked plus the
+/// number of permissions merged for the checks.
 const REVIEWED_AT_ONCE: usize = 1024;
 
 impl Hub {
-    /// Asks for the next watches, if users or roles changed since all were. Returns the newest state that may be handed out,
-    /// history included; `None` while there is none.
+    /// Checks the next watches if users or roles changed since all watches were checked. Returns the newest
+    /// state whose changes, and history, may be delivered; `None` if there is no such state yet.
     pub(super) fn review(&self, newest: &Arc<Published>) -> Option<Arc<Published>> {
         if self.is_reviewed_by(newest) {
             self.reviewing.take();
@@ -79,7 +82,8 @@ impl Hub {
         });
         if self.go_round(newest, &mut round) {
             self.reviewed.set(Reviewed::by(&round.begun, round.withdrawals));
-            // Held only while another round is to come: a hub without work has no turn in which it would let go.
+            // The old state is kept only if another round must follow. Without a round, the hub may have no
+            // later turn in which it would free the state.
             *self.cleared.borrow_mut() = (!self.is_reviewed_by(newest)).then_some(round.begun);
         } else {
             *self.reviewing.borrow_mut() = Some(round);
@@ -87,18 +91,18 @@ impl Hub {
         self.readable(newest)
     }
 
-    /// Returns the newest state that may be handed out, without asking for any watch.
+    /// Returns the newest state that may be delivered, without checking any watch.
     pub(super) fn readable(&self, newest: &Arc<Published>) -> Option<Arc<Published>> {
         if self.is_reviewed_by(newest) { Some(Arc::clone(newest)) } else { self.cleared.borrow().clone() }
     }
 
-    /// Asks for some more watches; returns true if the round is over.
+    /// Checks some more watches; returns true if the round is finished.
     fn go_round(&self, newest: &Published, round: &mut Round) -> bool {
         let mut left = if newest.auth.is_enabled() { REVIEWED_AT_ONCE } else { return true };
         while left > 0 {
             let (serial, behind) = round.behind;
             if serial > round.last {
-                // The newest of all was a stream, without a watch behind it.
+                // `last` was the serial number of this stream and all its watches are checked.
                 return true;
             }
             let next = self
@@ -110,7 +114,7 @@ impl Hub {
             let Some((found, stream)) = next else { return true };
             let behind = if found == serial { behind } else { i64::MIN };
             let mut refused: Vec<(i64, Status)> = Vec::new();
-            // A stream without a watch counts, too.
+            // A stream without watches counts as work, too.
             left -= 1;
             let mut last = None;
             for (id, watch) in stream.watches.borrow().range((Bound::Excluded(behind), Bound::Unbounded)) {
@@ -139,12 +143,12 @@ impl Hub {
         false
     }
 
-    /// Returns true if all watches are allowed by the users and roles of this state.
+    /// Returns true if all watches were checked against the users and roles of this state.
     fn is_reviewed_by(&self, state: &Published) -> bool {
         self.reviewed.get() == Reviewed::by(state, self.shared.clients.credentials.withdrawals())
     }
 
-    /// Ends a watch whose user may no longer read its keys.
+    /// Cancels a watch whose user may no longer read its keys.
     fn withdraw(&self, state: &Published, stream: &Rc<Stream>, id: i64, refusal: &Status) {
         let Some(watch) = stream.watches.borrow_mut().remove(id) else { return };
         self.forget(&watch);

@@ -1,4 +1,5 @@
-//! What synced watches are told of news, and how it is spread over turns if it concerns many or is long.
+//! Delivery of new changes to synced watches. It is spread over several turns if the changes match many
+//! watches or a revision has many changes.
 
 use std::ops::ControlFlow;
 use std::rc::Rc;
@@ -17,22 +18,25 @@ use crate::watch::stream::Watch;
 use replica::shared::Published;
 use storage::values::Attempt;
 
-/// Work on revisions that synced watches are told of over several turns. Meanwhile the hub's revision stays, and a watch
-/// joins the synced ones only if it has been told of later revisions.
+/// Delivery of revisions to synced watches over several turns. Until the delivery ends, the hub's revision
+/// stays the same, and an unsynced watch becomes synced only if it has read all revisions of the delivery
+/// itself.
 pub(super) enum UnderWay {
-    /// Revisions that concern many watches.
+    /// Delivery of a few revisions that match many watches.
     Broadcast(Broadcast),
-    /// A revision of many changes. Streams read it for the watches that it concerns.
+    /// Walk over a revision of many changes. The watches that match become unsynced and read the revision
+    /// through their streams.
     Walk(Walk),
-    /// Revisions up to this one may have been removed before this shard came to see them: the streams find out for each
-    /// watch. Those of the streams before this one, and those of this one before this watch, know.
+    /// Revisions up to `through` may have been removed before this shard saw them. All synced watches are
+    /// made to read history, and those whose history was removed are then cancelled. Done for the streams
+    /// before `stream`, and for the watches of `stream` before `watch`.
     Overtaken { through: Revision, stream: u64, watch: i64 },
 }
 
 /// Progress of a walk over the changes of one revision.
 pub(super) struct Walk {
     revision: Revision,
-    /// The change that is being looked at, and the last watch looked at of those that are about its key.
+    /// Sub revision of the change at which the walk stands, and the last watch visited for that change's key.
     sub: u32,
     behind: Option<Place>,
 }
@@ -43,22 +47,23 @@ impl Walk {
     }
 }
 
-/// Progress in telling watches of some revisions that concern many of them. Those told go on behind these revisions
-/// ([`Watch::next`]).
+/// Progress of a delivery of a few revisions that match many watches. Watches that have received them have a
+/// higher [`Watch::next`].
 pub(super) struct Broadcast {
     from: Revision,
     through: Revision,
-    /// The number of changes in these revisions; each turn may walk over all of them.
+    /// Number of changes in these revisions; each turn may walk over all of them.
     changes: usize,
-    /// The change that is being looked at, and the last watch told of those that are about its key.
+    /// Change at which the delivery stands, and the last watch visited for that change's key.
     at: ChangeId,
     behind: Option<Place>,
-    /// Watches that are told together, and how many may be.
+    /// Number of watches that get the changes together in one turn, and the maximum of that number.
     together: usize,
     together_max: usize,
 }
 
-/// Number of changes that one broadcast tells of, and their bytes; the last revision may exceed both.
+/// Maximum number of changes in one broadcast, and maximum number of their bytes (next constant). The last
+/// revision may exceed both.
 const BROADCAST_CHANGES: usize = 64;
 const BROADCAST_BYTES: usize = 64 << 10;
 
@@ -67,7 +72,7 @@ impl Hub {
         self.under_way.borrow().is_some()
     }
 
-    /// The last revision that synced watches have been told of or are being told of.
+    /// Returns the last revision that is delivered, or being delivered, to the synced watches.
     pub(super) fn begun(&self) -> Revision {
         match &*self.under_way.borrow() {
             None => self.revision.get(),
@@ -77,11 +82,11 @@ impl Hub {
         }
     }
 
-    /// Hands out a portion of what changed; returns true if nothing is left.
+    /// Delivers a portion of the new changes; returns true if nothing is left.
     pub(super) fn turn(&self) -> bool {
         let newest = self.shared.state.load_full();
         let Some(state) = self.review(&newest) else { return false };
-        // Otherwise some watches are to be asked for before the rest is handed out.
+        // If the state is not the newest, some watches must be checked before the rest is delivered.
         let is_newest = Arc::ptr_eq(&state, &newest);
         let current = state.view.snapshot().current_revision();
         if current <= self.revision.get() {
@@ -122,11 +127,13 @@ impl Hub {
         !self.is_under_way() && self.say_due_progress() && self.revision.get() >= current && is_newest
     }
 
-    /// Hands out a slice of what changed. Also returns false if the next revision takes a turn, or more, of its own.
+    /// Delivers a slice of the new changes. Returns the work done, and false if the next revision needs one
+    /// or more turns of its own.
     fn tell_all(&self, state: &Published, portion: Portion) -> (Done, bool) {
         let snapshot = state.view.snapshot();
         let current = snapshot.current_revision();
-        // What is not at hand is fetched for each stream that needs it, while the others go on.
+        // A watch that needs a value that is not in memory becomes unsynced, and its stream fetches the
+        // value. The other watches do not wait for it.
         let values = Attempt::new(self.values.clone());
         let from = self.revision.get() + 1;
         let changes = snapshot.written(from, current);
@@ -135,7 +142,8 @@ impl Hub {
         let done = slice.done();
         let through = match gathered {
             Gathered::Through(through) => through,
-            // Some of the portion was used up before: the next turn begins with this revision.
+            // An earlier slice used part of the portion, so this revision is tried again with a full portion
+            // in the next turn.
             _ if portion != self.portion.get() => return (done, false),
             Gathered::TooMuch(_) => {
                 *self.under_way.borrow_mut() = Some(self.broadcast_from(snapshot, from));
@@ -154,11 +162,11 @@ impl Hub {
         (done, true)
     }
 
-    /// Returns the work on the next revisions, which concern many watches.
+    /// Returns the delivery of the next revisions, which match many watches.
     fn broadcast_from(&self, snapshot: Snapshot<'_>, from: Revision) -> UnderWay {
         let portion = self.portion.get();
         let (mut changes, mut bytes, mut through) = (0, 0, from);
-        // The same up to the end of the revision before.
+        // Changes, bytes and last revision at the end of the revision before the current one.
         let mut whole = None;
         for version in snapshot.written(from, Revision::MAX) {
             if changes > 0 && version.main() > through {
@@ -174,7 +182,9 @@ impl Hub {
             }
             (changes, bytes, through) = (changes + 1, bytes + event_len(version), version.main());
         }
-        // Each may be told of all. Where there are very many changes, each turn is long anyway.
+        // At most as many watches as `portion.bytes` allows if each of them receives all changes. If there
+        // are very many changes, even a turn for a single watch is long, so the other limit is raised to an
+        // eighth of the number of changes.
         let together = (portion.bytes / bytes.max(1)).clamp(1, portion.watches.max(changes / 8));
         let at = ChangeId::first_of(from);
         UnderWay::Broadcast(Broadcast {
@@ -188,8 +198,8 @@ impl Hub {
         })
     }
 
-    /// Walks over some more changes of a revision, and has the watches that these concern read it with their streams: so
-    /// nothing of it is held here, and those that it does not concern go on soon.
+    /// Walks over some more changes of a revision, and makes the matching watches read it through their
+    /// streams. So the hub holds no events of the revision, and watches that do not match continue soon.
     fn walk(&self, state: &Published, mut walk: Walk) -> Done {
         let portion = self.portion.get();
         let (mut done, mut concerned, mut stopped) = (Done::default(), Vec::new(), false);
@@ -234,14 +244,15 @@ impl Hub {
         done
     }
 
-    /// Tells some more watches of a broadcast: some of those that are about the key of the first change, then of
-    /// the second, and so on.
+    /// Delivers the revisions of a broadcast to some more watches: first those that match the key of the
+    /// first change, then those of the second, and so on.
     fn broadcast(&self, state: &Published, mut broadcast: Broadcast) -> Done {
         let snapshot = state.view.snapshot();
         let looks_max = self.portion.get().looks + broadcast.changes;
         let (at, through) = (broadcast.at, broadcast.through);
         let begun = (broadcast.at, broadcast.behind.clone());
-        // A watch that is found at a change wants none of those before it.
+        // A watch that is found at a change matches none of the earlier changes, so the walk need not start
+        // over.
         let changes = || snapshot.written_from(at, through);
         let (mut walked, mut looks, mut chosen, mut stopped) = (0, 0, Vec::new(), false);
         for version in changes() {
@@ -280,26 +291,28 @@ impl Hub {
         let told = chosen.len();
         let done =
             Done { walked: walked + gathering.walked, told, looks: looks + gathering.looks, ..gathering };
-        // All revisions are told of at once, since the next turn does not look at the first again.
+        // All revisions are delivered to the chosen watches now, since later turns do not visit these watches
+        // again.
         if gathered == Gathered::Through(through) {
             let header = self.header(state, snapshot.current_revision());
             for watch in slice.hand_out(&header, self.fragment_bytes_max()) {
                 watch.left_behind.set(true);
             }
             if gathering.bytes < portion.bytes / 4 && gathering.looks < portion.looks / 4 {
-                // Those told before may have asked for more than these.
+                // This turn used little of its portion, so the next turn serves twice as many watches.
                 broadcast.together = (2 * broadcast.together).min(broadcast.together_max);
             }
         } else {
             slice.leave();
             if told > 1 {
-                // The next turn begins at the same place, with fewer.
+                // The next turn starts at the same position with fewer watches.
                 let (at, behind) = begun;
                 let broadcast = Broadcast { at, behind, together: told.div_ceil(2), ..broadcast };
                 *self.under_way.borrow_mut() = Some(UnderWay::Broadcast(broadcast));
                 return Done { told: 0, ..done };
             }
-            // Its stream reads them a part at a time.
+            // The revisions exceed the portion even for one watch, so the stream of this watch reads them in
+            // parts.
             chosen.iter().for_each(|watch| watch.left_behind.set(true));
         }
         for watch in chosen {
@@ -317,8 +330,8 @@ impl Hub {
         done
     }
 
-    /// Makes some more watches read history that may have been removed. Streams without watches count as a watch: there may
-    /// be many of them, too.
+    /// Makes some more synced watches read as history the revisions up to `through`, which may have been
+    /// removed. A stream without watches counts as work, too, because there may be many of them.
     fn overtake(&self, through: Revision, stream: u64, watch: i64) -> Done {
         let from = self.revision.get() + 1;
         let streams = self.streams.borrow();
@@ -336,7 +349,7 @@ impl Hub {
                     break 'streams;
                 }
                 looks += 1;
-                // What begins behind it has lost nothing.
+                // A watch that starts after `through` has lost nothing.
                 if watch.synced.get() && watch.next.get() <= through {
                     behind.push(Rc::clone(watch));
                 }
@@ -354,8 +367,8 @@ impl Hub {
     }
 }
 
-/// Returns true if all that was written from this revision on is still there, compacted or not: it is above what may have
-/// been removed, or not compacted.
+/// Returns true if all changes from this revision on can still be read: the revision is above those that may
+/// have been removed, or it is not compacted.
 fn is_there(state: &Published, from: Revision) -> bool {
     let compacted = state.view.snapshot().compact_revision();
     from > state.removed_through || from >= compacted || planted::is(Bug::WatchLostAtCompaction)

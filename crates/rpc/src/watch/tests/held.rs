@@ -46,7 +46,7 @@ fn assert_is_whole(told: &[WatchResponse]) {
 #[test]
 fn a_revision_that_is_being_read_is_read_to_its_end_though_it_was_compacted() {
     let (mut world, mut clients) = amid_a_long_revision();
-    // As in etcd, a watch that reads history may find it compacted.
+    // As in etcd, the history that a new watch reads may be compacted.
     let mut late = world.client(2);
     late.create(WatchCreateRequest { start_revision: 2, ..watch("k", "l") });
     late.create(WatchCreateRequest { start_revision: 3, ..watch("k", "l") });
@@ -106,7 +106,7 @@ fn a_watch_that_was_not_told_for_want_of_room_is_told_though_it_was_compacted() 
     client.create(WatchCreateRequest { prev_kv: true, ..watch("k", "") });
     settle([&mut client]);
     client.received();
-    // Each event fits the queue, but all together do not.
+    // The queue can hold each event, but not all of them together.
     for _ in 0..5 {
         world.put("k", 400_000);
     }
@@ -139,7 +139,7 @@ fn a_watch_that_had_everything_gets_previous_values_beside_one_that_reads_histor
     world.publish();
     world.hub.advance();
     assert_eq!(world.gauges().2, 2);
-    // Now both watches have only the last event to read.
+    // Now the last event is the only one that both watches still have to read.
     client.step();
     world.hub.read_some();
     client.step();

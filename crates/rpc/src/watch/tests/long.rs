@@ -108,7 +108,8 @@ fn what_another_stream_has_made_never_goes_behind_a_newer_header() {
     clients.iter().for_each(|client| drop(client.received()));
     world.publish();
     world.hub.advance();
-    // The second client has a response to take when the first one has made the response that all wait for.
+    // The second client has a queued response at the time when the first client has made the response that
+    // all wait for.
     clients[1].pipe.credit.set(0);
     while clients[0].pipe.responses.borrow().is_empty() {
         world.work();
@@ -122,7 +123,7 @@ fn what_another_stream_has_made_never_goes_behind_a_newer_header() {
     assert!(clients[1..].iter().all(|client| client.pipe.responses.borrow().is_empty()));
     world.put("z", 1);
     world.publish();
-    // The third client gets a response after that and before its turn.
+    // The third client gets a response after the shared response was made, and before its own turn.
     clients[2].create(watch("z", ""));
     clients[1].create(watch("z", ""));
     clients.iter_mut().for_each(|client| {

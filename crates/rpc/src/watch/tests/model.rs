@@ -154,8 +154,8 @@ fn every_event_once_in_order() {
                 }
                 16 => clients[chosen].cancel(random.below(40) as i64),
                 17 if random.below(6) == 0 => {
-                    // Compacts only what all shards have seen; see
-                    // `a_watch_overtaken_by_a_compaction_is_told` for the other case.
+                    // The test compacts only what all shards have seen;
+                    // `a_watch_overtaken_by_a_compaction_is_told` tests the other case.
                     let rev = world.hub.revision() - random.below(30) as i64;
                     if rev > world.store.compact_revision().max(Revision(1)) {
                         world.store.compact(rev).expect("compacts");

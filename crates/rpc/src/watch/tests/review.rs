@@ -115,7 +115,7 @@ fn events_go_on_though_users_change_faster_than_all_watches_are_asked_for() {
         step(&mut clients);
         hear(&clients, &mut heard, &mut newest_of_last);
     }
-    // A round takes three turns, and delivering what it allows takes some more.
+    // A round takes three turns. Delivering the changes that it allows takes some more turns.
     let turns = turns as usize;
     assert!(heard[0] >= watches * (turns - 20), "{heard:?}");
     while world.work() {

@@ -40,7 +40,7 @@ fn streams_that_are_behind_take_turns() {
         for (heard, client) in heard.iter_mut().zip(&clients).skip(1) {
             *heard += keys_of(&client.received()).count();
         }
-        // Every stream gets its turn before any other stream gets a second one.
+        // Every stream gets a turn before any stream gets a second turn.
         let (most, least) = (heard[1..].iter().max(), heard[1..].iter().min());
         assert!(most.zip(least).is_some_and(|(most, least)| most - least <= CHANGES + 10), "{heard:?}");
         // Synced watches do not wait for streams that read history.
@@ -107,7 +107,7 @@ fn a_watch_that_had_everything_does_not_wait_for_all_who_read_history() {
         assert!(round(&world, &mut clients));
     }
     synced.received();
-    // The queue of its stream has no room for all of that at once.
+    // The queue of the stream cannot hold all these events at once.
     (0..5).for_each(|_| world.put("z", 400_000));
     world.publish();
     world.hub.advance();
@@ -293,8 +293,8 @@ fn many_streams_are_told_of_progress_in_turns() {
     world.publish();
     world.hub.work_done();
     world.hub.advance();
-    // A stream that ends before its turn delays no other stream, and a stream that cancels its watches gets
-    // no progress response.
+    // A stream that ends before its turn does not delay other streams. A stream whose watches are all
+    // cancelled gets no progress response.
     clients.truncate(STREAMS - 1);
     clients[STREAMS - 2].cancel(0);
     clients[STREAMS - 2].ask_progress();
@@ -350,7 +350,7 @@ fn the_watches_of_all_streams_that_end_together_go_in_slices() {
     settle([&mut other]);
     assert_eq!(lines(&other), ["0@2 put:a:2"]);
     assert_eq!((left, world.hub.watches()), (1, 1));
-    // A small number of watches is removed at once.
+    // A small number of watches is removed in one turn.
     drop(other);
     assert_eq!((world.hub.watches(), world.gauges()), (0, (0, 0, 0, 0)));
 }
@@ -367,7 +367,8 @@ fn streams_that_cannot_read_are_passed_over_in_turns() {
     for client in &mut clients {
         client.create(WatchCreateRequest { start_revision: 2, ..watch("k", "") });
         assert!(client.step());
-        // The streams are in the line; now each has a response that its client does not take.
+        // The streams wait to read history. Now each of them also has a response that its client does not
+        // read.
         client.create(watch("k", ""));
         assert!(client.step());
     }

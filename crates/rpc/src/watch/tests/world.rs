@@ -190,7 +190,8 @@ impl World {
         while self.work() {}
     }
 
-    /// Removes what compactions made unreadable, as far as readers allow it, as if `later` had passed.
+    /// Removes versions that compactions made unreadable, as far as readers allow that, as if the time
+    /// `later` had passed.
     pub fn remove(&mut self, later: Duration) {
         let compacted = self.store.compact_revision();
         let removable =
@@ -217,7 +218,7 @@ impl World {
         self.publish();
     }
 
-    /// Returns a client with a stream. `credit` is the number of responses that its window takes.
+    /// Returns a client with a stream. `credit` is the number of responses that the client's window allows.
     pub fn client(&self, credit: usize) -> Client {
         self.client_with(credit, false)
     }
@@ -269,7 +270,7 @@ fn published(store: &mut Store, leader: u64, removed_through: Revision) -> Publi
     }
 }
 
-/// Runs clients until none has anything left to do. They read history, but receive no new changes.
+/// Runs clients until all of them are idle. They read history, but receive no new changes.
 pub fn settle<'a>(clients: impl IntoIterator<Item = &'a mut Client>) {
     let mut clients: Vec<_> = clients.into_iter().collect();
     for _ in 0..1_000_000 {

@@ -126,7 +126,7 @@ fn a_database_brings_everything_and_its_receiver_can_lead() {
     until_the_same(&mut world, leader, lagging);
     assert!(world.text().contains("installed a snapshot"));
     assert_same(&mut world, leader, lagging);
-    // A power cut loses nothing either, and the other members still follow.
+    // A power cut does not lose the state either, and the other members still follow the leader.
     world.crash(lagging);
     world.start(lagging).expect("starts again");
     world.until("it is there again", |world| world.member(lagging).is_ready());
@@ -373,7 +373,7 @@ fn the_sender_of_a_database_hears_of_the_first_checkpoint_that_fails() {
         refused.starts_with("the state is in place and not durable yet (") && refused.contains("os error 5"),
         "{refused}"
     );
-    // The log must not suggest that the member has to be rebuilt.
+    // The member must not log that it has to be rebuilt.
     assert_eq!(could_not(&world), before);
     assert!(world.text().contains("received etcd's database file; its state is not durable yet"));
     // The next attempt to save succeeds, and nothing has to be sent again.
@@ -518,7 +518,7 @@ fn the_sender_of_a_database_hears_that_its_receiver_goes_out_of_service_as_it_ar
     world.until("it waits for the value", |world| world.member(at).wants_read());
     world.settle().expect("all go on");
     assert!(!world.text().contains("OUT OF SERVICE"));
-    // The core finds the unreadable value and the received state in the same turn.
+    // The core learns of the unreadable value and of the received state in the same turn.
     assert!(world.places[at].member.as_mut().expect("runs").read_step());
     assert!(!taking.is_answered());
     world.until("it is answered", |_| taking.is_answered());

@@ -238,7 +238,7 @@ fn what_raised_the_alarm_is_known_though_it_was_not_noted() {
     disk_full(&mut world);
     restart(&mut world);
     world.until("the alarm goes though nothing was noted", |world| !raised(world));
-    // It is recorded that the disk raised the alarm; the quota raises the next alarm.
+    // This time the member records that the disk raised the alarm. The next alarm is raised by the quota.
     disk_full(&mut world);
     settle_for(&mut world, 3);
     let saved = world.member(0).probe().checkpoint;

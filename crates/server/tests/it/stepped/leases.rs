@@ -71,7 +71,8 @@ fn the_only_voter_renews_a_lease_without_its_core_once_that_has_seen_it() {
     assert_eq!(renew(&mut world, 0, lease), 60);
     pass(&mut world, Duration::from_secs(40));
     assert_eq!(renewed_at_once(&world, 0, lease), Some(Seconds(60)));
-    // The renewal took effect: nothing else has kept the lease alive so long.
+    // The lease still exists, so the renewal took effect: nothing else could have kept the lease alive so
+    // long.
     assert_eq!(time_to_live(&mut world, 0, lease).ttl, 60);
     pass(&mut world, Duration::from_secs(50));
     assert_eq!(world.member(0).probe().leases, 1);
@@ -277,7 +278,8 @@ fn a_renewal_of_a_lease_that_is_being_revoked_hears_of_it_once_it_is_gone() {
     let request = LeaseRevokeRequest { id: lease }.encode_to_vec();
     let mut revoked = Box::pin(world.member(0).call(Rpc::LeaseRevoke, request.into()));
     assert!(within(&mut world, Duration::from_millis(200), &mut revoked).is_none());
-    // Until the revocation is committed, the lease lives. A follower or another leader may say so.
+    // The lease exists until the revocation is committed, so a renewal at a follower or at another leader may
+    // succeed.
     let renewal = world.member(0).renew(LeaseId(lease));
     assert_eq!(world.run(renewal), Ok(Seconds(60)));
     assert_eq!(world.member(0).probe().leases, 1);
@@ -537,10 +539,9 @@ fn a_leader_behind_one_that_runs_etcd_gives_leases_their_whole_time() {
     world.start_all();
     world.lead(1);
     let lease = grant(&mut world, 1, 400);
-    // A saved time from when no member ran etcd: later renewals have not reset it.
+    // The saved time is from a period in which no member ran etcd, so later renewals have not reset it.
     note(&mut world, (0, 1), lease, 30);
-    // A heartbeat tells the followers that the leader runs etcd. Then the leader is lost, and nobody reports
-    // the loss.
+    // A heartbeat tells the followers that the leader runs etcd. Then the leader is lost.
     pass(&mut world, Duration::from_secs(2));
     only_leads(&world, 0);
     world.kill(1);
@@ -548,7 +549,7 @@ fn a_leader_behind_one_that_runs_etcd_gives_leases_their_whole_time() {
     world.lose(None);
     let left = time_to_live(&mut world, 0, lease).ttl;
     assert!(left > 390, "{left} s");
-    // The saved time was reset: a member that runs etcd would use it otherwise.
+    // The saved time was reset. Otherwise a member that runs etcd would use it.
     world.start(1).expect("starts");
     let last = world.member(0).probe().last_index;
     world.until("it has caught up", |world| world.member(1).probe().applied >= last);

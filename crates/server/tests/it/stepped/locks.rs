@@ -157,7 +157,7 @@ fn a_lock_ends_with_its_lease() {
     until_keys(&mut world, 0, "door", &["door/2", "door/4"]);
     let third = lock(&world, 0, 3);
     until_keys(&mut world, 0, "door", &["door/2", "door/3", "door/4"]);
-    // A waiting call loses its lease, and gets an error when its turn would come.
+    // The lease of a waiting call is revoked. The call gets an error when it would be its turn.
     let revoke = LeaseRevokeRequest { id: 2 };
     let _: LeaseRevokeResponse = world.call(0, Rpc::LeaseRevoke, &revoke).expect("is revoked");
     assert!(!second.is_answered() && !third.is_answered());
@@ -283,7 +283,7 @@ fn each_step_of_a_lock_is_made_by_its_client() {
     waiting.wait(&mut world).expect("is his turn");
     unlock(&mut world, 0, "door/2");
 
-    // When bob leaves, his key is deleted, although the deletion needs his permission.
+    // Bob's client disconnects. His key is deleted, although its deletion needs his permission.
     lock(&world, 0, 1).wait(&mut world).expect("root may");
     world.member(0).present(Some(&bob));
     let waiting = lock(&world, 0, 2);

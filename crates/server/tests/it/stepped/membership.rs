@@ -397,15 +397,16 @@ fn a_member_without_others_leads_as_soon_as_it_has_read_its_log() {
     assert_eq!(world.leader(), Some(0));
 }
 
-/// Only its own log tells a member for certain that it was removed. The word of a peer ends the process, but
-/// is not recorded: the peer may be wrong, and a member that refused to start because of it might be the one
+/// Only its own log tells a member for certain that it was removed. If a peer says so, the process ends, but
+/// this is not recorded: the peer may be wrong, and the member that then refused to start might be the one
 /// that has the data (docs/operations.md).
 #[test]
 fn a_member_that_is_told_wrongly_that_it_was_removed_goes_on_once_it_is_started_again() {
     let mut world = World::started(3, 21, &[]);
     world.lead(0);
     world.put(0, "k", b"v").expect("is taken");
-    // The sender is a peer that was made a cluster of its own, or another program at a peer's address.
+    // The sender is a peer that was turned into a separate cluster, or another program at the address of a
+    // peer.
     world.member(2).peering().removed();
     world.until("the member that was told so ends", |world| world.places[2].member.is_none());
     assert!(world.text().contains("has been permanently removed from the cluster"), "{}", world.text());

@@ -113,6 +113,7 @@ fn a_turn_of_the_core_answers_so_many_questions_and_a_write_does_not_wait_for_th
         let answer = LeaseTimeToLiveResponse::decode(answer).expect("decodes");
         assert_eq!((answer.granted_ttl, answer.keys.len()), (600, count));
     }
-    // The turns are at least the cost of the requests, and not much more.
+    // The number of turns is at least the work of the requests divided by the work per turn, and not much
+    // more.
     assert!((16..40).contains(&turns), "{turns} turns");
 }

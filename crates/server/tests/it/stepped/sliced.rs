@@ -310,8 +310,8 @@ fn a_follower_that_compares_what_is_not_in_memory_waits_for_the_disk_without_its
     world.settle().expect("all go on");
     assert!(is_amid(&world, slow));
     assert_eq!(world.places[slow].disk.reads(), reads, "its core reads nothing itself");
-    // The follower continues with everything else: it answers the leader, and serves calls that do not need
-    // the entry.
+    // The follower continues with everything else: it answers the leader's messages, and serves calls that do
+    // not need the entry.
     let term = world.member(slow).probe().term;
     let until = world.places[slow].clock.now() + Duration::from_secs(20);
     world.until("time has gone by", |world| world.places[slow].clock.now() >= until);

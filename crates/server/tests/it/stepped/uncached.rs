@@ -704,7 +704,7 @@ fn what_a_call_takes_from_the_readers_is_charged_to_its_connection() {
     assert!(TxnResponse::decode(answer.expect("is answered")).expect("decodes").succeeded);
     assert_eq!((most, connection.held_bytes()), (COMPARED * LARGE_BYTES, idle));
 
-    // Many calls together exceed the budget, so their connection is shed.
+    // Many calls together exceed the budget, so their connection is closed.
     let mut calls: Vec<Call> = (0..6).map(|_| begin(&world, Rpc::KvTxn, &request)).collect();
     while budget.connections_shed() == 0 {
         world.settle().expect("all goes on");

@@ -467,7 +467,8 @@ fn a_slow_request_is_told_by_its_own_name_though_others_came_while_its_password_
     }
 }
 
-/// Any client can send such tokens: their calls must not take the places of others while they wait for a confirmation.
+/// Any client can send such tokens. While calls with such tokens wait for a confirmation, they must not take
+/// the slots of other calls.
 #[test]
 fn a_write_with_a_refused_token_waits_for_no_leader() {
     let mut world = World::started(3, 79, &[]);

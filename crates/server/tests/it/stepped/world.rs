@@ -639,7 +639,7 @@ impl World {
 #[derive(Clone, Default)]
 pub struct Stream {
     requests: Rc<RefCell<VecDeque<Bytes>>>,
-    /// True if the client does not take any more responses.
+    /// True if the client reads no more responses.
     pub is_shut: Rc<Cell<bool>>,
     pub responses: Rc<RefCell<Vec<pb::WatchResponse>>>,
 }
