@@ -20,6 +20,8 @@
 //!
 //! Out of scope: which certificates are good (`tls`), protocols above the stream, addresses and names.
 //!
+//! Start reading at `stream.rs` and `tls_stream.rs`, then `handshake.rs`.
+//!
 //! Similar code that stays outside of this crate, and why:
 //!
 //! * The `Socket` of `bench`'s load generator is driven by polling without a runtime, and reads straight into rustls;
