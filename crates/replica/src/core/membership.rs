@@ -461,7 +461,7 @@ impl Membership {
         }
     }
 
-    /// Records that the change with this id was applied.
+    /// Queues the result of a change for the client. It is sent once the change is published.
     pub fn applied(&mut self, id: u64) {
         if self.open == Some(id) {
             self.open = None;
@@ -503,8 +503,7 @@ impl Membership {
         self.open
     }
 
-    /// Returns true if this member, which was removed, may end now. `is_leaving` says if it still makes sure
-    /// that enough other members know of the removal.
+    /// Returns the members, as last set by [`Membership::changed`].
     pub fn has_left(&self, is_leaving: bool, now: Instant) -> bool {
         let timeout = self.rules.election_timeout * LEAVING_TIMEOUTS;
         self.removed_at.is_some_and(|at| now >= at && (!is_leaving || now >= at + timeout))
@@ -532,8 +531,7 @@ impl Membership {
     }
 }
 
-/// Returns the number of members other than learners and `but`, and how many of them have published their
-/// names.
+/// Checks that a learner has at least nine tenths of the leader's log, so that it can be promoted.
 fn voting(members: &Members, but: u64) -> (usize, usize) {
     let voting = members.by_id.values().filter(|m| !m.is_learner && m.id != but);
     voting.fold((0, 0), |(all, started), m| (all + 1, started + usize::from(!m.name.is_empty())))
