@@ -406,9 +406,9 @@ impl Membership {
         if !present.leads && present.applied_term != present.node.status().term {
             return Step::Nothing;
         }
-        // Other changes may have been applied since the request. When an entry is applied, members check it
-        // against the membership but not against connections; and members that run etcd check learners by
-        // their own limit, not by the limit in the entry. So everything is checked again here.
+        // Other changes may have been applied since the request. The check at apply does not replace this
+        // second check: it ignores connections, and members that run etcd apply their own limit of learners
+        // instead of the limit in the entry.
         let Some((request_id, change, _)) = self.changes.front() else { return Step::Nothing };
         let request_id = *request_id;
         match self.may_be(change, present, now) {
@@ -420,13 +420,14 @@ impl Membership {
         }
     }
 
-    /// Returns the next change as raft takes it and as the log has it, with this id.
+    /// Returns the next change, with this id, as a raft configuration change and as the bytes of its log
+    /// entry.
     pub fn encode_next(&self, id: u64, node: &Node) -> Option<(ConfChange, Bytes)> {
         let (_, change, _) = self.changes.front()?;
         let mut change = change.clone();
         if let MemberChange::Update(member) = &mut change {
-            // Members that run older etcd set the learner flag from a change of URLs; other members ignore it
-            // there.
+            // When a member's URLs change, older releases of etcd also set the learner flag from the entry.
+            // So the entry repeats the present flag, which other members ignore.
             let known = self.members.by_id.get(&member.id);
             member.is_learner = known.is_some_and(|known| known.is_learner);
         }
@@ -434,25 +435,27 @@ impl Membership {
         Some((raft, Bytes::from(wire.encode_to_vec())))
     }
 
-    /// Returns true if this member's own option allows more learners than may be added now (COMPAT-177).
+    /// Returns true if this member's own option allows more learners than can be added now (COMPAT-177).
     pub fn is_held_back(&self, node: &Node) -> bool {
         self.learners_max(node) < self.rules.learners_max
     }
 
-    /// Takes out the next change: it was proposed with this id, or refused.
+    /// Removes and returns the next change, which was proposed with this id (`Some`) or refused (`None`).
     pub fn take_next(&mut self, proposed: Option<u64>) -> Option<QueuedChange> {
         self.open = proposed;
         self.changes.pop_front()
     }
 
-    /// Takes back a change that was lost with its leader; it is proposed again before all others.
+    /// Puts back a change whose proposal was lost with its leader. It is proposed again before all other
+    /// changes.
     pub fn was_lost(&mut self, change: QueuedChange) {
         self.open = None;
         self.changes.push_front(change);
     }
 
-    /// Forgets changes that no request waits for any more: changes that were not proposed in time, and a
-    /// change whose proposal was lost, which `waits` tells by its id.
+    /// Forgets changes for which no request waits any more: queued changes whose clients have timed out, and
+    /// the change in progress if its proposal was lost. `waits` returns true if a request still waits for the
+    /// entry with the given id.
     pub fn sweep(&mut self, waits: impl FnOnce(u64) -> bool, now: Instant) {
         let timeout = self.rules.request_timeout;
         self.changes.retain(|(_, _, since)| now.saturating_duration_since(*since) < timeout);
@@ -468,18 +471,18 @@ impl Membership {
         }
     }
 
-    /// Queues the result of a change for its client, to be sent once the change is published.
+    /// Queues the result of a change for the client. It is sent once the change is published.
     pub fn tell(&mut self, told: ChangeAnswer) {
         self.outcomes.push(told);
     }
 
-    /// Takes out the queued results of membership changes, to be sent to clients.
+    /// Removes and returns the results of membership changes that are to be sent to clients.
     pub fn take_told(&mut self) -> Vec<ChangeAnswer> {
         std::mem::take(&mut self.outcomes)
     }
 
-    /// Records that this member is no longer part of the cluster; it ends after a pause. Returns true if this
-    /// was not known before.
+    /// Records that this member is no longer part of the cluster. Its process ends after a pause. Returns
+    /// true at the first call.
     pub fn was_removed(&mut self, now: Instant) -> bool {
         let news = self.removed_at.is_none();
         self.removed_at.get_or_insert(now + REMOVED_PAUSE);
@@ -491,8 +494,8 @@ impl Membership {
         self.removed_at.is_some()
     }
 
-    /// Answers the clients that requested this member's removal with success, though the entry may never be
-    /// applied here. Returns the id in the entry of the change in progress, if there is one.
+    /// Answers the clients that requested the removal of this member with success, although this member may
+    /// never apply the entry. Returns the id in the log entry of the change in progress, if there is one.
     pub fn tell_of_removal(&mut self, term: Term) -> Option<u64> {
         let own = self.rules.own;
         let (queued, rest): (VecDeque<_>, VecDeque<_>) =
@@ -509,20 +512,20 @@ impl Membership {
         self.removed_at.is_some_and(|at| now >= at && (!is_leaving || now >= at + timeout))
     }
 
-    /// Returns the members as last published.
+    /// Returns the members, as last set by [`Membership::changed`].
     pub fn members(&self) -> &Arc<Members> {
         &self.members
     }
 
-    /// Takes over the current members. Returns the others, with their peer URLs.
+    /// Stores the current members. Returns the other members, with their peer URLs.
     pub fn changed(&mut self, members: &Members) -> Vec<(u64, Vec<String>)> {
         self.members = Arc::new(members.clone());
         let own = self.rules.own;
         let known = members.by_id.values().map(|member| (member.id, member.peer_urls.clone()));
         let mut others: Vec<(u64, Vec<String>)> = known.filter(|(id, _)| *id != own).collect();
-        // A joining member reads in the log how the cluster was formed. Until it finds itself in the
-        // membership, it uses the members from its start, or it would lose the connection to the members that
-        // send it the log.
+        // While a joining member applies the log from its beginning, the membership is that of an earlier
+        // time. Until this member is part of it, the members known from its start are used as well; otherwise
+        // it would lose the connection to the members that send it the log.
         if !members.by_id.contains_key(&own) {
             let known = |id: &u64| members.by_id.contains_key(id) || members.removed.contains(id);
             others.extend(self.remotes.iter().filter(|(id, _)| !known(id)).cloned());
@@ -537,12 +540,12 @@ fn voting(members: &Members, but: u64) -> (usize, usize) {
     voting.fold((0, 0), |(all, started), m| (all + 1, started + usize::from(!m.name.is_empty())))
 }
 
-/// Checks that a learner has nine tenths of the leader's log.
+/// Checks that a learner has at least nine tenths of the leader's log, so that it can be promoted.
 ///
 /// # Errors
 ///
-/// etcd's errors: this member does not lead, the id is not the id of a learner, or the learner is not in sync
-/// with the leader.
+/// Returns etcd's error if this member does not lead, if the id is not that of a learner, or if the learner
+/// is not in sync with the leader.
 fn is_caught_up(id: u64, present: ChangeContext<'_>) -> Result<(), Status> {
     if !present.leads {
         return Err(error::NOT_LEADER);

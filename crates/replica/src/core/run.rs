@@ -371,7 +371,8 @@ impl Core {
         self.pace.writing.is_for_core(occasion, now)
     }
 
-    /// Records which entries have passed which stage, before the writes among them are answered.
+    /// Records which log entries have passed which stage. Called before the writes among these entries are
+    /// answered.
     fn note_stages(&mut self, now: Instant) {
         let raft_status = self.node.status();
         let published = match self.machine.is_whole() {
@@ -385,7 +386,7 @@ impl Core {
         }
     }
 
-    /// Publishes how much memory the core holds.
+    /// Publishes the numbers of objects and bytes in the core's memory.
     fn count_memory(&self) {
         let set = |figure: &AtomicU64, value: u64| figure.store(value, Ordering::Relaxed);
         let (memory, index) = (&self.shared.diagnostics.memory, self.machine.store.allocated());
@@ -395,7 +396,8 @@ impl Core {
         set(&memory.queued_bytes, self.queued_bytes() as u64);
     }
 
-    /// Returns the time that the core may sleep, and the number of waiting requests that justify waking it.
+    /// Returns the time for which the core may sleep, and the number of waiting requests at which it should
+    /// be woken earlier.
     fn patience(&self) -> (Duration, usize) {
         let now = self.shared.member.clock.now();
         let mut patience = self.pace.left(now);
@@ -409,7 +411,8 @@ impl Core {
             patience = Duration::ZERO;
         }
         match self.batching_wait(now) {
-            // A sync of the log wakes the core in any case.
+            // Only space in the log helps the waiting proposals, and the end of a sync wakes the core in any
+            // case. So no number of further requests does.
             _ if self.proposals.is_held_back() && !self.has_room_again() => (patience, usize::MAX),
             Some((more, left)) if self.proposals.has_gathered() => (patience.min(left), more),
             _ if self.proposals.has_gathered() => (Duration::ZERO, 1),
@@ -435,8 +438,8 @@ impl Work for Core {
         Core::before_sleep(self)
     }
 
-    /// Returns true if the core would write a write that arrives now by itself, and no other work is in
-    /// flight.
+    /// Returns true if no other work is in flight and the core would itself write to the log a write that
+    /// arrives now. Then a shard may run the turn on its thread.
     fn is_for_others(&self) -> bool {
         !self.lifecycle.is_parked()
             && self.machine.is_whole()
