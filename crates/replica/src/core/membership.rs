@@ -464,7 +464,7 @@ impl Membership {
         }
     }
 
-    /// Queues the result of a change for the client. It is sent once the change is published.
+    /// Records that the change with this id was applied.
     pub fn applied(&mut self, id: u64) {
         if self.open == Some(id) {
             self.open = None;
@@ -506,7 +506,8 @@ impl Membership {
         self.open
     }
 
-    /// Returns the members, as last set by [`Membership::changed`].
+    /// Returns true if this member, which was removed, may end its process now. `is_leaving` says that it is
+    /// still making sure that enough other members know of the removal, for which it waits only a limited time.
     pub fn has_left(&self, is_leaving: bool, now: Instant) -> bool {
         let timeout = self.rules.election_timeout * LEAVING_TIMEOUTS;
         self.removed_at.is_some_and(|at| now >= at && (!is_leaving || now >= at + timeout))
@@ -534,7 +535,8 @@ impl Membership {
     }
 }
 
-/// Checks that a learner has at least nine tenths of the leader's log, so that it can be promoted.
+/// Returns the number of voters other than `but`, and how many of them have published their names, that is,
+/// have been started.
 fn voting(members: &Members, but: u64) -> (usize, usize) {
     let voting = members.by_id.values().filter(|m| !m.is_learner && m.id != but);
     voting.fold((0, 0), |(all, started), m| (all + 1, started + usize::from(!m.name.is_empty())))

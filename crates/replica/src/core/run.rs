@@ -411,8 +411,8 @@ impl Core {
             patience = Duration::ZERO;
         }
         match self.batching_wait(now) {
-            // Only space in the log helps the waiting proposals, and the end of a sync wakes the core in any
-            // case. So no number of further requests does.
+            // The waiting proposals need the end of a sync, which wakes the core in any case, so no number of
+            // further requests has to.
             _ if self.proposals.is_held_back() && !self.has_room_again() => (patience, usize::MAX),
             Some((more, left)) if self.proposals.has_gathered() => (patience.min(left), more),
             _ if self.proposals.has_gathered() => (Duration::ZERO, 1),

@@ -82,9 +82,8 @@ impl Core {
     }
 
     pub(super) fn move_leader(&mut self, request_id: RequestId, to: MemberId, now: Instant) {
-        // This member may have been deposed in this turn.
-        // [`Leadership::leads`](crate::core::leadership::Leadership::leads) shows that only at the end of the
-        // turn, so the role in raft is checked as well.
+        // `leads` shows only at the end of the turn that a message of this turn has deposed this member, so the
+        // role in raft is checked as well.
         if !self.leadership.leads() || self.node.status().role != Role::Leader {
             self.refuse(request_id, error::NOT_LEADER);
             return;
