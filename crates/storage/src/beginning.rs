@@ -1,4 +1,4 @@
-//! The identity and first entries of a member without data, and the entries of `--force-new-cluster`.
+//! The identity and first entries of a member without data, and the entries for `--force-new-cluster`.
 
 use std::fmt;
 
@@ -19,7 +19,7 @@ pub struct Beginning {
     pub identity: Identity,
     /// First entries of the log: those of a new cluster; none for a member that joins a cluster.
     pub entries: Vec<Entry>,
-    /// Existing members of the cluster: id and peer URLs.
+    /// Members of the cluster that exist already: id and peer URLs.
     pub remotes: Vec<(u64, Vec<String>)>,
 }
 
@@ -75,12 +75,12 @@ pub fn texts(urls: &[Url]) -> Vec<String> {
 /// Returns, for `--force-new-cluster`, the entries after entry `last` that make this member the only one of
 /// its cluster. `members` are the members after all entries up to `last` are applied.
 ///
-/// This member becomes a voter first, since the last voter of a cluster cannot be removed.
+/// This member first becomes a voter, because the last voter of a cluster cannot be removed.
 ///
 /// # Errors
 ///
-/// Returns an error if one of the entries would be refused when applied, so that the member would not be
-/// alone, or would not be a voter.
+/// Returns an error if one of the entries would be refused when it is applied. The member would then not be
+/// the only member, or not be a voter.
 pub fn alone(
     own: u64,
     members: &Members,
