@@ -521,8 +521,8 @@ fn run(worker: &Mutex<Worker>, queue: &Queue, shared: &Shared) {
 }
 
 fn lock(worker: &Mutex<Worker>) -> MutexGuard<'_, Worker> {
-    // The lock is poisoned only if a thread panicked, which has ended that thread or the process. Then
-    // nothing else uses the worker.
+    // A poisoned lock means that a thread panicked while it held the lock. The panic has already ended that
+    // thread, or the process.
     worker.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
