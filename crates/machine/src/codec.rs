@@ -124,7 +124,8 @@ mod tests {
     fn numbers_are_read_the_same_whatever_comes_behind_them() {
         let mut out = Vec::new();
         for bits in 0..=64_u32 {
-            // All bits set, only the highest bit set, and a mixture, each of this length.
+            // Numbers of each length in bytes: with all bits set, with only the highest bit set, and a
+            // mixture.
             let ones = u64::MAX.checked_shr(64 - bits).unwrap_or(0);
             for n in [ones, ones ^ (ones >> 1), ones & 0xa5c3_96f0_5a3c_690f] {
                 for behind in 0..10 {

@@ -155,7 +155,7 @@ mod tests {
             assert_eq!(entries.first().map(|entry| (entry.term, entry.index)), Some((Term(4), Index(11))));
             assert_eq!(applied(&before, &entries).voters(), [3]);
         }
-        // One other voter, which can be removed only after a second voter exists.
+        // The only other member is a voter, which can be removed only after this member has become a voter.
         let before = members(&[(1, false), (2, true)]);
         let entries = alone(2, &before, &[], Term(1), Index(0), 1).expect("it can be");
         assert_eq!(applied(&before, &entries).voters(), [2]);

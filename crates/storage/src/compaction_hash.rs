@@ -268,7 +268,8 @@ mod tests {
         hashes.run(&queue);
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("builds");
         let found = runtime.block_on(hashes.at(Revision(3)).expect("is kept").wait());
-        // Only the tombstone: the put at the previous compact revision is not kept by this compaction.
+        // The hash covers only the tombstone, because this compaction does not keep the put at the previous
+        // compact revision.
         let mut expected = KvHash::default();
         store
             .snapshot()

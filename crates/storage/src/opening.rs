@@ -169,8 +169,8 @@ fn refuse_foreign(disk: &dyn Disk, member_dir: &Path, wal_dir: Option<&Path>) ->
 ///
 /// # Errors
 ///
-/// Returns an error if another process serves the directory, if it is a directory of etcd as described above,
-/// or if the operating system refuses an operation.
+/// Returns an error if another process uses the directory, if it is a directory of etcd that is refused as
+/// described above, or if the operating system refuses an operation.
 pub fn lock(
     disk: &dyn Disk,
     member_dir: &Path,

@@ -128,7 +128,8 @@ mod tests {
 
     const SECTOR: u64 = SECTOR_BYTES as u64;
 
-    /// A disk with two files of eight sectors, `a` of ones and `b` of twos, all synced.
+    /// Returns a disk with two files of eight sectors: `a` is full of ones, `b` of twos. All sectors are
+    /// synced.
     fn disk() -> MemDisk {
         let disk = MemDisk::new(7);
         disk.create_dir_all(Path::new("/d")).expect("is made");
@@ -172,7 +173,7 @@ mod tests {
         let mut elsewhere = 0;
         for nth in 0..20 {
             let disk = disk();
-            // Advances the disk's random numbers, from which the place is drawn.
+            // Advances the random numbers of the disk, with which the place of a misdirected write is chosen.
             for _ in 0..nth {
                 let _ = disk.state().wrong_place(0, 0);
             }

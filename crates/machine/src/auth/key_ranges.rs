@@ -214,7 +214,7 @@ mod tests {
                 let asked = String::from_utf8(vec![start, end]).unwrap();
                 let is_allowed = wanted.split(' ').any(|range| range == asked);
                 assert_eq!(set.covers(&[start], &[end]), is_allowed, "{asked} in {line}");
-                // Every allowed range starts at a key of the set, but not every such range is allowed.
+                // Every range that is allowed starts at a key of the set. The converse does not hold.
                 assert!(set.contains(&[start]) || !is_allowed, "{asked} in {line}");
                 allowed += usize::from(is_allowed);
                 refused += usize::from(set.contains(&[start]) && !is_allowed);
@@ -223,7 +223,7 @@ mod tests {
         assert!(allowed > 500 && refused > 50, "{allowed} {refused}");
     }
 
-    /// etcd uses its tree for ranges with keys, too, so both structures must agree on them.
+    /// etcd also uses its tree for ranges with keys, so for these ranges both structures must agree.
     #[test]
     fn the_tree_and_the_spans_agree_on_ranges_with_keys() {
         let mut random = testkit::Random::new(89);
@@ -245,7 +245,7 @@ mod tests {
         }
     }
 
-    /// Compares with the plain definition, for all ranges of an alphabet.
+    /// Compares the set with its plain definition, for all ranges over a small alphabet.
     #[test]
     fn it_is_the_union() {
         let keys: Vec<Vec<u8>> = (b'a'..=b'f').map(|letter| vec![letter]).collect();
