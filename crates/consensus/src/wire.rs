@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn conf_changes_of_every_kind() {
-        // Field 2 is the kind, field 3 the member; a kind of 0 is left out.
+        // Field 2 is the kind and field 3 the member. The kind 0 is the default and is not encoded.
         let read = |data: &[u8]| decode_conf_change(data).expect("sound");
         assert_eq!(read(&[0x18, 5]), ConfChange { kind: ConfChangeKind::AddVoter, node: MemberId(5) });
         assert_eq!(read(&[0x10, 1, 0x18, 5]), ConfChange { kind: ConfChangeKind::Remove, node: MemberId(5) });

@@ -322,7 +322,7 @@ mod tests {
 
     #[test]
     fn a_segment_can_list_all_others_that_fit_on_its_file_system() {
-        // File systems up to half a pebibyte.
+        // Sizes of file systems up to half a pebibyte.
         for shift in 20..50 {
             let total_bytes = 1u64 << shift;
             let segment_bytes = u64::from(segment_bytes_for(total_bytes));

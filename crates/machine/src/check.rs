@@ -426,7 +426,7 @@ mod tests {
         assert_eq!(check(vec![txn_op(vec![put_op("a"), put_op("a")], vec![])]), Err(error::DUPLICATE_KEY));
     }
 
-    /// etcd's algorithm, key by key and delete by delete.
+    /// etcd's algorithm, which visits every key and every delete.
     struct Naive {
         puts: BTreeSet<Vec<u8>>,
         deletes: Vec<(Vec<u8>, Vec<u8>)>,
@@ -534,8 +534,8 @@ mod tests {
         let puts = |from: u64, n: u64| (0..n).map(|at| put(from + 3 * at)).collect::<Vec<_>>();
         let deletes = |from: u64, n: u64| (0..n).map(move |at| delete(from + 3 * at, from + 3 * at + 1));
         const N: u64 = 20_000;
-        // As many deletes as puts: beside each other; in a nested transaction, in either order; and
-        // everything in the innermost of many levels, each of which also deletes something.
+        // Transactions with as many deletes as puts: side by side; in a nested transaction, in either order;
+        // and all in the innermost of many levels, each of which also deletes something.
         let beside = puts(0, N).into_iter().chain(deletes(1, N)).collect::<Vec<_>>();
         let below = vec![txn_op(puts(0, N), puts(0, N)), txn_op(deletes(1, N).collect(), vec![])];
         let above: Vec<RequestOp> = deletes(1, N).chain([txn_op(puts(0, N), vec![])]).collect();

@@ -375,7 +375,7 @@ mod tests {
         let grant = Some(LeaseGrantRequest { id: 77, ttl: 5 });
         let entry = InternalRaftRequest { header: header.clone(), lease_grant: grant, ..Default::default() };
         assert_eq!(granted_lease(&entry.encode_to_vec()), Some(LeaseId(77)));
-        // An entry of a member that writes the fields in another order.
+        // An entry of a member that encodes the fields in another order.
         let first = InternalRaftRequest { header: header.clone(), ..Default::default() }.encode_to_vec();
         let then = InternalRaftRequest { header: None, ..entry }.encode_to_vec();
         assert_eq!(granted_lease(&[first, then].concat()), Some(LeaseId(77)));
@@ -387,8 +387,8 @@ mod tests {
         }
     }
 
-    /// Returns the bytes of a put inside `levels` transactions. prost encodes by recursion, so it cannot be
-    /// used here.
+    /// Returns the bytes of a put inside `levels` nested transactions. They are encoded by hand, because
+    /// prost encodes by recursion.
     fn nested(levels: usize) -> Vec<u8> {
         let put = PutRequest { key: "k".into(), value: "v".into(), ..PutRequest::default() };
         let mut bytes = field(2, &put.encode_to_vec());
@@ -412,7 +412,7 @@ mod tests {
         bytes
     }
 
-    /// Returns an entry with the request as field `number`, as a shard proposes a request.
+    /// Returns an entry that contains the request as field `number`, as a shard proposes it.
     fn entry(number: u8, request: &[u8]) -> Bytes {
         field(number, request).into()
     }
@@ -492,8 +492,8 @@ mod tests {
 
     #[test]
     fn decodes_as_prost_does() {
-        // Bytes that prost accepts must decode by hand to the same message, also with fields that are
-        // repeated, out of order or unknown.
+        // Bytes that prost accepts must be decoded by hand to the same message, even if fields are repeated,
+        // out of order or unknown.
         let mut numbers = testkit::Random::new(1);
         let mut random = move |n: u64| numbers.below(n);
         let mut taken = 0;

@@ -525,7 +525,7 @@ pub(crate) unsafe fn free(record: NonNull<Header>) {
 mod tests {
     use super::*;
 
-    /// All combinations of parts before a header, with keys of many lengths.
+    /// Tests all combinations of parts before a header, with keys of many lengths.
     #[test]
     fn a_record_says_what_it_was_made_of() {
         let mut contents = Vec::new();
@@ -543,7 +543,7 @@ mod tests {
         for content in &contents {
             for key_len in 0..20 {
                 let key = &b"abcdefghijklmnopqrstuvwxyz"[..key_len];
-                // Enough predecessors for a jump.
+                // Enough predecessors that the record has a jump pointer.
                 let mut records: Vec<NonNull<Header>> = Vec::new();
                 for before in 0..4 {
                     // SAFETY: all records live until the end of the iteration.
@@ -591,7 +591,7 @@ mod tests {
                     lease: LeaseId::NONE,
                     value: Value::default(),
                 };
-                // The compact revision rises now and then, not with every write.
+                // The compact revision is raised only sometimes, not with every write.
                 let compacted = if main > lag { (main - lag) / 777 * 777 } else { -1 };
                 // SAFETY: all records live until the end of the iteration.
                 let prev = records.last().map(|&record| unsafe { Version::from_record(record) });

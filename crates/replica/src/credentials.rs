@@ -519,7 +519,7 @@ mod tests {
                 std::task::Poll::Pending => waiting.push(asking),
             }
         }
-        // A few may have been answered in the meantime.
+        // Some of the requests may have been answered in the meantime.
         assert!(refused >= 50, "{refused} of {} were refused", waiting.len());
         drop(waiting);
         credentials.stop();
@@ -618,7 +618,7 @@ mod tests {
             let options = CredentialOptions { tokens, ..CredentialOptions::default() };
             let keys = (None, Some(&b"a secret"[..]));
             let random = Box::new(identity::system_entropy());
-            // Tokens contain whole seconds, and this second is nearly over.
+            // Tokens contain whole seconds, and the present second is nearly over.
             let wall = SystemTime::UNIX_EPOCH + Duration::from_millis(1_700_000_000_980);
             let hand = clock::HandClock::new(Instant::now(), wall);
             let made = Credentials::new(&options, keys, Clock::by_hand(&hand), random, 0);

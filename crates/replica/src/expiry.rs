@@ -413,7 +413,7 @@ mod tests {
 
     #[test]
     fn a_timer_is_small() {
-        // A node of the tree holds eleven timers with their ids: it should fit into a piece of 640 bytes of
+        // A node of the map holds eleven timers with their ids, and should fit into a piece of 640 bytes of
         // the allocator.
         assert!(size_of::<Timer>() <= 48, "a timer has {} bytes", size_of::<Timer>());
     }
@@ -479,7 +479,8 @@ mod tests {
         expiry.renews_alone(id, Seconds(10));
         assert_eq!(expiry.renew_alone(id, at(2)), ttl);
         assert_eq!(expiry.left(id, at(2)), Some(10 * SECOND));
-        // The core uses the time at which its turn began: the later promise stays valid.
+        // The core uses the time at which its turn began. The later deadline that a shard has promised stays
+        // valid.
         assert_eq!(expiry.renew(id, at(1), at(1), at(1)), RenewalOutcome::Noted(Index(0)));
         assert_eq!(expiry.left(id, at(2)), Some(10 * SECOND));
         type End = fn(&mut Expiry);
@@ -550,13 +551,13 @@ mod tests {
         }
         expiry.hold(LeaseId(1), at(1), at(8));
         expiry.hold(LeaseId(2), at(1), at(8));
-        // Too late.
+        // The renewal comes too late.
         expiry.hold(LeaseId(3), at(2), at(9));
         assert_eq!(expiry.expired(at(2), 10), [3].map(LeaseId));
         expiry.hold(LeaseId(3), at(2), at(9));
         assert_eq!(expiry.renew(LeaseId(3), at(9), at(3), at(3)), RenewalOutcome::Expired);
-        // Another renewal of the same lease arrives, and the first one is carried out: the other still keeps
-        // the lease from expiring.
+        // Another renewal of the same lease arrives before the first one is carried out. It still keeps the
+        // lease from expiring after that.
         expiry.hold(LeaseId(1), at(4), at(11));
         assert_eq!(expiry.renew(LeaseId(1), at(8), at(6), at(6)), RenewalOutcome::Noted(Index(0)));
         assert_eq!(expiry.expired(at(9), 10), [2].map(LeaseId), "its renewal was given up");
@@ -606,7 +607,7 @@ mod tests {
             assert_eq!(expiry.left(LeaseId(1001), now), None);
         };
         check(&expiry);
-        // Renewed, revoked, and granted again before their clocks are started.
+        // These leases are renewed, revoked, and granted again before their clocks are started.
         assert_eq!(expiry.renew(LeaseId(500), now, now, now), RenewalOutcome::Noted(Index(0)));
         expiry.stop(LeaseId(600));
         expiry.stop(LeaseId(700));

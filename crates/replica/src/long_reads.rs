@@ -301,7 +301,7 @@ mod tests {
         reads.begin(Reader::Checkpoint, start);
         assert_eq!(reads.end_all(), 1);
         assert_eq!(removable(100, 0), (100, 0));
-        // What an ended reader needs does not count.
+        // The versions that an ended reader needs are no longer kept.
         let ended = reads.begin(Reader::Range, start);
         reads.end(ended);
         assert!(!reads.needs(ended, Revision(10)));
@@ -336,7 +336,7 @@ mod tests {
             reads.removable(Revision(100), minutes(110)),
             Removable { through: Revision(100), overtaken: 1 }
         );
-        // An ended reader is not revived.
+        // A reader that was ended stays ended.
         reads.came_on(transfer, minutes(111));
         assert!(!reads.needs(transfer, Revision(50)));
     }

@@ -279,8 +279,8 @@ mod tests {
         (1..).zip(urls).map(member).collect()
     }
 
-    /// Returns the id of the member at these URLs. Names resolve as a table says; the order of the addresses
-    /// of a name is reversed by each lookup.
+    /// Returns the id of the member at these URLs. A table defines the addresses of names; each lookup
+    /// reverses their order.
     fn at(members: &[Member], urls: &[&str]) -> Option<u64> {
         let lookups = std::cell::Cell::new(0);
         let resolve = |host: &str, port: u16| {
@@ -334,7 +334,8 @@ mod tests {
         assert_eq!(at(&members, &["http://all.example:2380"]), None);
         let members = self::members([&["http://two.example:2380"], &["http://three.example:2380"]]);
         assert_eq!(at(&members, &["http://172.17.0.1:2380"]), None);
-        // A host name that has no address does not matter if the texts are the same, nor in another member.
+        // A host name without an address does no harm if the texts are the same, or if it belongs to another
+        // member.
         let members = self::members([&["http://unknown.example:2380"], &["http://two.example:2380"]]);
         assert_eq!(at(&members, &["http://unknown.example:2380"]), Some(1));
         assert_eq!(at(&members, &["http://10.0.0.2:2380"]), Some(2));

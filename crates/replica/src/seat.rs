@@ -233,7 +233,7 @@ mod tests {
 
     use super::*;
 
-    /// Work whose turns panic, and that shows by its reference if it was dropped.
+    /// Work whose turns panic. Its reference shows whether the work was dropped.
     struct Failing(#[allow(dead_code, reason = "only the count of references is read")] Arc<()>);
 
     impl Work for Failing {

@@ -685,7 +685,7 @@ mod tests {
                 let command = Command { index: Index(index), term: Term(1), data: &data, location };
                 machine.apply(command, &values, false).expect("it can be applied");
             };
-            // Asserts that the checkpoint that a restart would find is complete; returns its applied index.
+            // Asserts that the checkpoint that a restart would find is complete. Returns its applied index.
             let is_whole = || {
                 let manifest = store.load().expect("the disk answers").expect("there is a checkpoint");
                 for run in &manifest.runs {
@@ -696,7 +696,7 @@ mod tests {
             put(&mut machine, 1);
             checkpointed(&mut checkpointer, &told, &mut machine, || ()).expect("the disk is good");
             put(&mut machine, 2);
-            // Two failures, since the sync of a directory is retried once.
+            // Two failures are needed, because the sync of a directory is tried twice.
             memory.fail_next(disk::Operation::Sync, nth, disk::Fault::Once(5));
             memory.fail_next(disk::Operation::Sync, nth + 2, disk::Fault::Once(5));
             let failed = checkpointed(&mut checkpointer, &told, &mut machine, || ()).is_err();

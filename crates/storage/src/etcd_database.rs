@@ -594,7 +594,7 @@ mod tests {
 
     use super::*;
 
-    /// The newest view of a machine, published by the test.
+    /// A source of the newest view of a machine, which the test publishes.
     struct Published(Mutex<Arc<View>>);
 
     impl Newest for Published {
@@ -643,7 +643,7 @@ mod tests {
             self.apply(InternalRaftRequest { delete_range, ..InternalRaftRequest::default() });
         }
 
-        /// Compacts logically, without physical removal.
+        /// Compacts the state without physically removing versions.
         fn compact(&mut self) {
             let compaction = CompactionRequest {
                 revision: self.machine.store.publish().snapshot().current_revision().0,

@@ -490,8 +490,8 @@ mod tests {
             let noted = || LogDir::noted(&disk, Path::new(MEMBER)).map(|(path, _)| path);
             assert_eq!(place(), Some(before.clone().into()));
             refused(noted().map_err(|error| error.to_string()), &[&before, "--wal-dir", "renamed"]);
-            // After a rename the log has moved along. After a copy the original log also exists at the noted
-            // path.
+            // After a rename, the log has moved with the data directory. After a copy, the original log also
+            // exists at the noted path.
             segment(&disk, &now);
             for is_copy in [false, true] {
                 if is_copy {
@@ -505,7 +505,8 @@ mod tests {
                 assert_eq!(read_note(&*disk, Path::new(MEMBER)).expect("is read"), Some(now.into()));
             }
         }
-        // A log in another directory stays there, whatever is below the member's directory.
+        // A log in another directory does not move with the data directory, even if there are files below the
+        // member's directory.
         let (disk, _) = disk();
         segment(&disk, &format!("{MEMBER}/log"));
         for noted in ["/w", "/ssd/member/log", "/ssd/member"] {
@@ -526,7 +527,7 @@ mod tests {
             refused(find(&disk, to, CRASHED), &[&dir(from), &dir(to), "stopped cleanly"]);
             assert_eq!(find(&disk, to, STOPPED), Ok(dir(to).into()));
             assert_eq!(read_note(&*disk, Path::new(MEMBER)).expect("is read"), to.map(Into::into));
-            // From now on the log is expected there, also after a crash.
+            // From now on the log must be in that directory, even after a crash.
             assert_eq!(find(&disk, to, CRASHED), Ok(dir(to).into()));
             refused(find(&disk, from, CRASHED), &["is in", &dir(to)]);
         }

@@ -141,7 +141,7 @@ mod tests {
     use super::*;
     use crate::readers::Readers;
 
-    /// A log, and its values with their locations.
+    /// A log, with the values in it and their locations.
     struct Written {
         disk: MemDisk,
         log: Log,
@@ -214,7 +214,7 @@ mod tests {
         let ahead = ReadAhead::of(&written.reader());
         assert!(reads(&ahead, &mut (0..2000)) < 40);
         let backwards = reads(&ahead, &mut (0..2000).rev());
-        // Only a few reads ahead are wasted before the window shrinks.
+        // Only a few reads ahead are useless before the window shrinks.
         assert!((1850..2010).contains(&backwards), "{backwards}");
         assert!(reads(&ahead, &mut (0..2000)) < 40, "in order again");
         let jumping = reads(&ahead, &mut (0..2000).map(|n| n * 1237 % 2000));

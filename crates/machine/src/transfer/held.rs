@@ -221,7 +221,7 @@ mod tests {
             Revision(0)
         );
         assert_eq!(now.transfer_from(None, &trail(&[6, 7, 8])), Revision(0));
-        // Another hash after entry 7, or no known hash.
+        // The hash after entry 7 differs, or no hash is known.
         for points in [&[6, 8][..], &[8, 9], &[]] {
             assert_eq!(
                 now.transfer_from(Some(&held(Revision(40), Revision(-1), Revision(-1))), &trail(points)),

@@ -125,7 +125,7 @@ mod tests {
             attributes.applied(Some((if unchanged { "seven" } else { "six" }, &[])));
             assert!(attributes.have_caught_up(), "it may serve");
             assert_eq!(attributes.propose(|| true, true, now + 9 * pause), None);
-            // The cluster has no members of etcd 3.4 any more.
+            // The cluster no longer has members of etcd 3.4.
             let request = attributes.propose(|| true, false, now + 9 * pause);
             assert_eq!(request.is_none(), unchanged);
             attributes.applied(Some(("seven", &[])));

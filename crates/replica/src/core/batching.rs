@@ -304,14 +304,14 @@ mod tests {
         assert_eq!(batching.wait_in_cluster(3, true, Duration::ZERO, now), None);
     }
 
-    /// Returns the state on a device on which each sync takes 16 ms.
+    /// Returns the state for a device on which each sync takes 16 ms.
     fn slow(now: Instant) -> Batching {
         let mut batching = Batching::new(now, WINDOW);
         (0..100).for_each(|_| batching.synced(Duration::from_millis(16)));
         batching
     }
 
-    /// Sends a batch of ten; `meanwhile` proposals arrive while it is synced.
+    /// Passes on a batch of ten proposals. `meanwhile` proposals arrive while the batch is synced.
     fn goes_and_is_synced(batching: &mut Batching, meanwhile: u16, now: Instant) {
         batching.went(10, now);
         (0..meanwhile).for_each(|writer| batching.wrote(writer, 100, now));
@@ -330,7 +330,8 @@ mod tests {
         assert_eq!(batching.wait(7, now), Some((7, WINDOW)));
         assert_eq!(batching.wait(14, now), None, "the last few are not");
         assert_eq!(batching.wait(7, now + WINDOW), None);
-        // A sync that takes longer than two average ones delays no proposal, and a large batch does not wait.
+        // After a sync that takes longer than twice the average, no proposal waits any longer; and a large
+        // batch never waits.
         batching.look(true, 6, now);
         assert_eq!(batching.wait(6, now).map(|(_, left)| left.as_millis()), Some(31));
         assert_eq!(batching.wait(6, now + Duration::from_millis(32)), None);

@@ -364,7 +364,7 @@ mod tests {
             [60],
             "it is never quiet"
         );
-        // Entries applied while no check was made count from the time of the check.
+        // Entries that are applied while no check is made count as applied at the time of the next check.
         let begin = Instant::now();
         let mut late = applied(20, begin);
         late.thresholds.checkpoint_quiet = Duration::from_secs(5);
@@ -437,7 +437,7 @@ mod tests {
         assert_eq!(due(&mut checkpoints, 0, now), Some(true));
         checkpoints.ordered(vec![5], true, 0, now);
         assert!(!checkpoints.is_to_free());
-        // A failed checkpoint is tried again after a while.
+        // A failed checkpoint is tried again after a pause.
         checkpoints.failed(now);
         assert_eq!(due(&mut checkpoints, 0, now), None);
         let later = now + FREE_PAUSE;

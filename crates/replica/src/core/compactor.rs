@@ -159,11 +159,12 @@ mod tests {
 
     #[test]
     fn periodic_mode_compacts_when_etcd_does() {
-        // To the state of an hour before; then every hour, to the state of an hour and six minutes before.
+        // The first compaction is to the state of an hour before; the next ones, every hour, are to the state
+        // of an hour and six minutes before.
         assert_eq!(compactions(60 * MINUTE, 200, &[], 0), [(60, 2), (120, 542), (180, 1142)]);
-        // A long period delays only the first compaction; then one is due every hour, too.
+        // A long period delays only the first compaction. After that, one is due every hour.
         assert_eq!(compactions(180 * MINUTE, 310, &[], 0), [(180, 2), (240, 542), (300, 1142)]);
-        // A short period: every ten minutes.
+        // With a short period, a compaction is due every ten minutes.
         assert_eq!(compactions(10 * MINUTE, 40, &[], 0), [(10, 2), (20, 92), (30, 192), (40, 292)]);
         // A failed compaction is tried again at the next check, and a new leader makes the compaction that is
         // due.

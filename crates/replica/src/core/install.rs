@@ -475,7 +475,7 @@ mod tests {
         assert!(install.may_place(1));
     }
 
-    /// Returns a state that has arrived, and the receiver of its outcome.
+    /// Returns a state that was received completely, and the receiver of its outcome.
     fn arrived() -> (Box<ReceivedState>, oneshot::Receiver<Outcome>) {
         let (told, outcome) = oneshot::channel();
         let machine = Box::new(Machine::new(machine::Rules { learners_max: 1 }));
@@ -525,7 +525,7 @@ mod tests {
         install.failed("the disk is full", now);
         assert!(!install.wants_checkpoint(now) && install.wants_checkpoint(now + SAVE_PAUSE));
         assert!(matches!(outcome.try_recv(), Ok(Outcome::NotSaved(why)) if why == "the disk is full"));
-        // The state arrives after its attempt has ended.
+        // The state is complete only after its attempt has ended.
         for ends in [|install: &mut Install| install.cut_off(Instant::now()), Install::give_up] {
             let mut install = Install::default();
             install.begin(1, false);

@@ -557,12 +557,12 @@ mod tests {
         push(&mut proposals, Writer::Login(1));
         assert_eq!(proposals.wait(now).map(|(more, _)| more), Some(49));
         assert!(proposals.gathers_logins_only());
-        // A write goes at once, and takes the waiting logins with it.
+        // A write is proposed at once, together with the waiting logins.
         push(&mut proposals, Writer::Port(200));
         assert!(!proposals.gathers_logins_only());
         assert_eq!(proposals.wait(now), None);
         assert_eq!(went(&mut proposals, ground, now), 2);
-        // Logins do not split the batches of other writers.
+        // Logins do not make the batches of other writers smaller.
         for _ in 0..20 {
             (0..100).for_each(|port| push(&mut proposals, Writer::Port(port)));
             assert_eq!(went(&mut proposals, ground, now), 100);

@@ -256,7 +256,7 @@ mod tests {
         assert_eq!(removal.step(|revision| revision <= Revision(9), now + PAUSE), Step::Publish);
         assert_eq!(removal.through(), Revision(5));
         assert_eq!(removal.step(|_| false, now + 2 * PAUSE), Step::Remove);
-        // Watches that lag behind for too long are not waited for.
+        // A removal does not wait any longer for watches that lag behind for too long.
         removal.compacted(Revision(7), Revision(12), false, now);
         assert!(removal.take_unpublished().is_empty());
         assert_eq!(removal.step(|_| false, now + WATCHES_TIMEOUT), Step::Publish);

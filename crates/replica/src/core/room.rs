@@ -470,8 +470,8 @@ mod tests {
         assert!(Purpose::Adds < Purpose::Frees && Purpose::Frees < Purpose::Mends);
     }
 
-    /// Returns a log that is driven by hand, on a disk in memory, whose queue holds one batch of `entry` and
-    /// no second.
+    /// Returns a log without threads, on a disk in memory. Its queue has space for one batch with `entry`,
+    /// but not for a second one.
     fn log() -> Log {
         let options = log::Options {
             segment_bytes: 16 << 10,
@@ -531,7 +531,7 @@ mod tests {
         }
         assert!(!room.is_full());
         log.turn();
-        // Raft does not know batches of values.
+        // Raft has no number for batches of values.
         let value = log::Value { id: log::ValueId { main: 5, sub: 0 }, data: Bytes::from_static(b"v") };
         assert_eq!(room.hand_values(&mut log, vec![value], start), Some(4));
         assert_eq!((room.synced(4), room.oldest()), (None, None));

@@ -72,7 +72,7 @@ mod tests {
         let below = |user, revisions: [u64; 4]| revisions.map(|revision| floors.is_below(user, revision));
         assert_eq!(below("root", [4, 5, 8, 9]), [true, true, true, false]);
         assert_eq!(below("bob", [4, 5, 8, 9]), [true, false, false, false]);
-        // A received state may be older.
+        // The auth revision of a received state may be lower.
         floors.raise_all(7);
         assert_eq!(below("root", [6, 7, 8, 9]), [true, false, false, false]);
     }

@@ -108,7 +108,7 @@ mod tests {
             .collect()
     }
 
-    /// Returns blocks that can be read up to block number `torn`.
+    /// Returns blocks, of which those from number `torn` on cannot be read.
     fn torn_at(
         blocks: &[Bytes],
         torn: usize,
@@ -118,8 +118,8 @@ mod tests {
         vec![blocks.iter().cloned().enumerate().map(each)]
     }
 
-    /// Uses far more versions than may be in flight, so that either thread waits for the other wherever one
-    /// of them ends.
+    /// Uses many more versions than may be passed between the threads at a time, so that one thread always
+    /// waits when the other one ends.
     #[test]
     fn two_threads_restore_what_one_does_and_refuse_what_it_refuses() {
         let mut machine = Machine::new(RULES);
