@@ -22,8 +22,7 @@ pub(crate) struct Followers {
 }
 
 impl Followers {
-    /// If the term has changed, or if this node does not lead, drops all data. Returns true if data was
-    /// dropped.
+    /// If the term has changed, or if this node does not lead, drops all data and returns true.
     pub fn begin_term(&mut self, term: u64, leads: bool) -> bool {
         let is_over = !leads || self.term != term;
         if is_over {

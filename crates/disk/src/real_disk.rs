@@ -432,7 +432,7 @@ mod tests {
     fn a_lock_that_was_let_go_is_free_although_a_copy_of_its_file_is_open() {
         let dir = TempDir::new("disk-copied-lock");
         let file = fs::File::create(dir.join("lock")).expect("is made");
-        // A duplicate of the descriptor, as a forked process has it that has not executed its program yet.
+        // A duplicate descriptor, like the one in a forked process that has not executed its program yet.
         let copy = file.try_clone().expect("is copied");
         let held = hold(file, fs::File::try_lock).expect("is free");
         assert!(RealDisk.lock(&dir.join("lock")).is_err());

@@ -81,7 +81,7 @@ impl Figures {
         }
     }
 
-    /// Returns the most recent syncs that took at least [`STALL_MIN`], oldest first.
+    /// Returns the most recent syncs that took a tenth of a second or longer, oldest first.
     pub fn stalls(&self) -> Vec<Stall> {
         self.stalls.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect()
     }

@@ -147,7 +147,7 @@ impl<G: Garbage> Epochs<G> {
         let pin = Arc::new(Pin);
         self.pins.push_back((Arc::clone(&pin), self.end));
         if self.pins.len() >= self.pins_swept {
-            // Only the oldest living pin decides what can be freed. Dead pins behind it are removed, so that
+            // Only the oldest living pin decides what can be freed. Dead pins after it are removed, so that
             // the list does not grow without bound while one view is held for long.
             self.pins.retain_mut(|(pin, _)| Arc::get_mut(pin).is_none());
             self.pins_swept = 2 * self.pins.len() + PINS_UNSWEPT;

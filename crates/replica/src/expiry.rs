@@ -137,7 +137,7 @@ impl Starting {
 }
 
 impl Expiry {
-    /// Returns a value without leases.
+    /// Returns deadlines of no leases.
     pub fn new(now: Instant) -> Expiry {
         Expiry {
             epoch: now,
@@ -187,7 +187,7 @@ impl Expiry {
         }
     }
 
-    /// Drops up to `max` leases of a leader that leads no more; returns false once none are left. Called
+    /// Drops up to `max` leases of a leader that no longer leads; returns false once none are left. Called
     /// instead of dropping the whole value at once, because that takes time proportional to the number of
     /// leases.
     pub fn forget_some(&mut self, max: usize) -> bool {

@@ -133,7 +133,7 @@ impl Pending {
         }
     }
 
-    /// Sends the core the requests made since the last call. A task of its own polls this method after the
+    /// Sends the core the requests made since the last call. A separate task polls this method after the
     /// tasks that were ready before it. If the shard serves a single writing client, a turn of the core may
     /// run inside this call, which then takes as long as a sync. `shard` has the counters of this shard.
     pub fn poll_flush(&self, context: &mut Context<'_>, shard: &ShardCounters) {

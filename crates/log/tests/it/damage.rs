@@ -496,7 +496,7 @@ fn a_log_that_went_on_behind_its_known_end_is_not_refused() {
         drop(log);
         assert_eq!(open_with(closed(), &disk, 1).unwrap().recovered.last_index, Index(last));
     }
-    // A segment behind the recorded end whose header is damaged may be in use as well, so opening is refused.
+    // A segment after the recorded end whose header is damaged may be in use as well, so opening is refused.
     let next = segment_path(open(&disk).unwrap().log.values().log_end().unwrap().segment + 1);
     disk.plant(&next, vec![7; 100]);
     assert!(open_with(closed(), &disk, 1).is_err());

@@ -182,8 +182,8 @@ mod tests {
             drop(orders);
             ended.send(()).expect("the test waits");
         });
-        // The queue is full, as that of the checkpointer can be, which takes no order while values are being
-        // moved.
+        // The queue is full. The checkpointer's queue can be full, too, because it takes no order while values
+        // are being moved.
         assert!(hears.recv().is_err(), "they do not arrive");
         core_ended.recv().expect("it has ended");
         core.join().expect("did not panic");

@@ -65,8 +65,8 @@ impl Diagnostics {
 /// changed.
 #[derive(Debug, Default)]
 pub struct CoreMemory {
-    /// Number of records, nodes and separators of the index, including those that only old views, still held,
-    /// can reach.
+    /// Number of records, nodes and separators of the index, including those that are in memory
+    /// only because an old view is still held.
     pub index_objects: AtomicU64,
     /// Bytes of the records, nodes and separators that [`Self::index_objects`] counts.
     pub index_bytes: AtomicU64,

@@ -91,9 +91,9 @@ pub enum DatabaseError {
     Changes(TooManyChanges),
     /// A change is in the wrong order, or its revision is too high.
     OutOfOrder {
-        /// Main and sub revision of the change.
+        /// Main and sub-revision of the change.
         at: ChangeId,
-        /// Main and sub revision of the change before it.
+        /// Main and sub-revision of the previous change.
         last: ChangeId,
     },
     /// The compact revision is invalid.

@@ -58,7 +58,7 @@ pub struct Probe {
     /// Number of segments that wait to be deleted: no durable file needs them, but views or a state being
     /// received may.
     pub pending_delete: usize,
-    /// Number of states, complete or partial, that were replaced or are useless and are not yet given to the
+    /// Number of states, complete or partial, that were replaced or are useless and were not given to the
     /// checkpointer to be dropped.
     pub discarded: usize,
     /// Number of leases.
