@@ -1,4 +1,4 @@
-//! Batches of raft's decisions on their way to the disk.
+//! Batches of data for the log (raft's entries and hard states) that are on their way to the disk.
 
 use std::collections::VecDeque;
 
@@ -6,22 +6,22 @@ use numbers::Index;
 
 use crate::event::NodeBug;
 
-/// A batch that was given out for the log and is not synced yet.
+/// A batch that was given to the caller for the log and is not synced yet.
 #[derive(Debug)]
 struct Unsynced {
     number: u64,
-    /// Index of the last entry of the log once the batch is synced.
+    /// Index of the last entry of the log when the batch is synced.
     last: Index,
-    /// True if the batch replaces entries in the log.
+    /// True if the batch replaces entries that are already in the log.
     replaces: bool,
 }
 
-/// The batches of raft's decisions that were given out, and how far they are on disk.
+/// The batches that were given to the caller for the log, and the position up to which they are on disk.
 #[derive(Debug)]
 pub(crate) struct Batches {
     /// Number of the newest batch, with or without data for the log.
     newest: u64,
-    /// The batches given out for the log and not synced yet.
+    /// The batches that were given to the caller for the log and are not synced yet.
     unsynced: VecDeque<Unsynced>,
     /// Index of the last entry of the newest synced batch.
     stored: Index,
@@ -38,17 +38,17 @@ impl Batches {
         self.newest = number;
     }
 
-    /// Records that a batch is given out for the log, which then ends with the entry `last`. `replaces` says
-    /// if it replaces entries in the log.
+    /// Records that a batch was given to the caller for the log, which then ends with the entry `last`.
+    /// `replaces` says whether the batch replaces entries in the log.
     pub fn appended(&mut self, number: u64, last: Index, replaces: bool) {
         self.unsynced.push_back(Unsynced { number, last, replaces });
     }
 
-    /// Records that a batch and all before it are on disk.
+    /// Records that a batch and all earlier batches are on disk.
     ///
     /// # Errors
     ///
-    /// The batch was never given out.
+    /// Returns an error if the batch was never given to the caller.
     pub fn synced(&mut self, number: u64) -> Result<(), NodeBug> {
         if number > self.newest {
             return Err(NodeBug(format!("batch {number} is synced, the last one was {}", self.newest)));
@@ -62,18 +62,18 @@ impl Batches {
         Ok(())
     }
 
-    /// Returns the number of the newest batch that counts as on disk. Batches without data for the log count
-    /// as synced together with the batch before them.
+    /// Returns the number of the newest batch that counts as on disk. A batch without data for the log counts
+    /// as synced when the batch before it is synced.
     pub fn synced_through(&self) -> u64 {
         self.unsynced.front().map_or(self.newest, |next| next.number - 1)
     }
 
-    /// Returns true if a batch that replaces entries is on its way to the disk.
+    /// Returns true if a batch that replaces entries is being written.
     pub fn are_replacing(&self) -> bool {
         self.unsynced.iter().any(|batch| batch.replaces)
     }
 
-    /// Returns true if no batch is on its way to the disk.
+    /// Returns true if no batch is being written.
     pub fn are_synced(&self) -> bool {
         self.unsynced.is_empty()
     }

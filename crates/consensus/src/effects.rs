@@ -1,4 +1,4 @@
-//! Actions that a node requests from its caller, and the node's status.
+//! Actions that a node requires from its caller, and the status of a node.
 
 use api::raftpb;
 use numbers::{Index, MemberId, Term};
@@ -6,13 +6,14 @@ use numbers::{Index, MemberId, Term};
 use crate::entry::{Entry, HardState};
 use crate::event::Fetch;
 
-/// Knowledge of a leader about the programs that the other members run, learners included.
+/// What a leader knows about the programs that the other members, including learners, run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OtherPrograms {
     /// All other members have answered this leader in its term, and none of them runs etcd; or no other
     /// members exist.
     Mainstay,
-    /// Some members have not answered the leader, and none of the rest runs etcd.
+    /// Some members have not answered this leader in its term, and none of the members that have answered
+    /// runs etcd.
     Unheard,
     /// At least one member runs etcd.
     SomeEtcd,
@@ -23,7 +24,7 @@ pub enum OtherPrograms {
 pub enum Role {
     /// Follows a leader, or waits for one.
     Follower,
-    /// Asks for votes, or for pre-votes.
+    /// Requests votes or pre-votes.
     Candidate,
     /// Leads.
     Leader,
@@ -32,9 +33,9 @@ pub enum Role {
 /// The present status of a node.
 ///
 /// The applied index is never beyond `commit`, and `commit` is never beyond `last`. The synced index of this
-/// member has no fixed order with `commit`: an entry is committed once a majority has synced it, and this
-/// member, leader or follower, need not be part of that majority. Entries in [`Effects::commit`] are always
-/// synced here.
+/// member can be below or above `commit`: an entry is committed once a majority has synced it, and that
+/// majority need not include this member, even if it leads. Entries in [`Effects::commit`] are always synced
+/// here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RaftStatus {
     /// Role of the node.
@@ -45,14 +46,14 @@ pub struct RaftStatus {
     pub term: Term,
     /// The commit index.
     pub commit: Index,
-    /// Index of the last entry in its log, synced or not.
+    /// Index of the last entry in the node's log, synced or not.
     pub last: Index,
 }
 
-/// The way in which a leader sends entries to a member.
+/// The mode in which a leader sends entries to a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProgressState {
-    /// One append at a time, to find the last common entry of both logs.
+    /// One append at a time, until the last common entry of both logs is found.
     Probe,
     /// One append after the other, without waiting for acknowledgements.
     Replicate,
@@ -63,7 +64,7 @@ pub enum ProgressState {
     },
 }
 
-/// A leader's knowledge of a member.
+/// What a leader knows about a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// Id of the member.
@@ -76,7 +77,7 @@ pub struct Progress {
     pub is_learner: bool,
     /// True if the member has answered since the leader's last check, which happens every election timeout.
     pub recently_active: bool,
-    /// The way in which entries are sent to the member.
+    /// The mode in which entries are sent to the member.
     pub state: ProgressState,
 }
 
@@ -96,9 +97,10 @@ pub struct Restore {
 /// Entries and hard state for the log.
 #[derive(Debug)]
 pub struct Append {
-    /// Number that [`Event::LogSynced`](crate::Event::LogSynced) has to contain.
+    /// Number of this batch. The caller passes it back in [`Event::LogSynced`](crate::Event::LogSynced).
     pub number: u64,
-    /// Entries in order; the first may replace entries already in the log.
+    /// Entries in order; the first one may replace an entry that is already in the log, together with all
+    /// entries after it.
     pub entries: Vec<Entry>,
     /// The new hard state, if it changed.
     pub hard_state: Option<HardState>,
@@ -109,21 +111,21 @@ pub struct Append {
 pub struct ConfirmedRead {
     /// The number given with [`Request::Read`](crate::Request::Read).
     pub number: u64,
-    /// Log index up to which entries have to be applied before the read.
+    /// Log index of the last entry that has to be applied before the read is answered.
     pub index: Index,
 }
 
-/// Actions for the caller.
+/// Actions that the caller has to carry out.
 #[derive(Debug, Default)]
 pub struct Effects {
-    /// Snapshot to install before `append`: the log restarts after it. It is persisted together with
-    /// `append`, which is then present, even if only for its number.
+    /// Snapshot to install before `append`: the log restarts after the snapshot. The snapshot becomes durable
+    /// together with `append`, which is always present in this case, even if it contains only its number.
     pub restore: Option<Restore>,
     /// Entries and hard state for the log.
     pub append: Option<Append>,
-    /// Messages to be sent now, in this order. Messages that acknowledge something appear here once that is
-    /// synced. A `MsgSnap` has only metadata, which the sender replaces by the metadata of the state that it
-    /// sends.
+    /// Messages to be sent now, in this order. A message that acknowledges data appears here only after the
+    /// data is synced. A `MsgSnap` has only metadata, and the sender replaces them by the metadata of the
+    /// state that it sends.
     pub messages: Vec<raftpb::Message>,
     /// Committed entries, to be applied in order, without a gap. None is beyond [`RaftStatus::commit`], and
     /// none beyond [`Node::synced_index`](crate::Node::synced_index).

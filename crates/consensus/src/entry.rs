@@ -1,4 +1,4 @@
-//! Entries and states in the form in which all other crates see them.
+//! Entries, hard states and membership changes in the form that other crates use.
 
 use std::fmt;
 
@@ -29,7 +29,7 @@ pub struct Entry {
 }
 
 impl fmt::Debug for Entry {
-    /// Shows only the length of the payload, because it may contain values and password hashes.
+    /// Formats the payload only as its length, because the payload may contain values and password hashes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Entry { term, index, kind, data } = self;
         f.debug_struct("Entry")
@@ -41,14 +41,14 @@ impl fmt::Debug for Entry {
     }
 }
 
-/// The state besides entries that a node needs after a crash.
+/// State in addition to the entries that a node needs after a crash.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HardState {
-    /// The newest term seen.
+    /// The newest raft term that this member has seen.
     pub term: Term,
-    /// Member that this member voted for in that term; 0 for none.
+    /// Member for which this member voted in `term`; 0 for none.
     pub vote: MemberId,
-    /// Commit index known to this member.
+    /// The commit index that this member knows.
     pub commit: Index,
 }
 
@@ -61,7 +61,7 @@ pub enum ConfChangeKind {
     AddLearner,
     /// Removes a voter or a learner.
     Remove,
-    /// Changes nothing about voting, for example only an address.
+    /// Changes nothing that concerns voting, only an address, for example.
     Update,
 }
 
@@ -70,14 +70,14 @@ pub enum ConfChangeKind {
 pub struct ConfChange {
     /// Effect of the change.
     pub kind: ConfChangeKind,
-    /// Id of the member that it concerns.
+    /// Id of the member that the change concerns.
     pub node: MemberId,
 }
 
 impl ConfChange {
-    /// Returns the change in the raft crate's form. Its numbers for the kinds differ from etcd's, so this
-    /// form never goes to a disk or a peer. An update is encoded as the removal of the id 0, which changes
-    /// nothing.
+    /// Returns the change in the raft crate's form. Its numbers for the kinds of change differ from those of
+    /// etcd, so this form is never written to a disk or sent to a peer. An update is encoded as the removal
+    /// of the id 0, which changes nothing.
     pub(crate) fn to_raft(self) -> eraftpb::ConfChange {
         let mut change = eraftpb::ConfChange::default();
         change.set_node_id(self.node.0);
@@ -95,8 +95,8 @@ impl ConfChange {
 }
 
 impl Entry {
-    /// Returns the entry in the raft crate's form. A conf change carries etcd's bytes in `context`, because
-    /// the raft crate reads `data` itself.
+    /// Returns the entry in the raft crate's form. For a conf change, the bytes in etcd's encoding are stored
+    /// in `context`, because the raft crate uses `data` for its own encoding.
     pub(crate) fn to_raft(&self) -> eraftpb::Entry {
         let mut entry =
             eraftpb::Entry { term: self.term.0, index: self.index.0, ..eraftpb::Entry::default() };

@@ -1,4 +1,5 @@
-//! What a leader keeps for each follower: appends in flight, and entries that are read back from the log.
+//! A leader's data about its followers: appends in flight to them, and entries that are read back from the
+//! log for them.
 
 use std::collections::{BTreeMap, btree_map};
 
@@ -7,22 +8,21 @@ use raft::eraftpb;
 use crate::event::Fetch;
 use crate::window::Window;
 
-/// Windows of appends and fetches of old entries, by follower. All of it belongs to one term in which this
-/// node leads.
+/// Windows of appends, and fetches of old entries, by follower. All of this data belongs to one term in which
+/// this node leads.
 #[derive(Debug, Default)]
 pub(crate) struct Followers {
-    /// Term to which the rest belongs.
+    /// Term to which the other fields belong.
     term: u64,
     windows: BTreeMap<u64, Window>,
-    /// Fetches without an answer.
+    /// Fetches that were not answered yet, by follower.
     fetching: BTreeMap<u64, Fetch>,
     /// Fetches that are queued and not handed to the caller yet.
     fetches: Vec<Fetch>,
 }
 
 impl Followers {
-    /// Drops everything that belongs to another term or, if this node does not lead, all. Returns true if it
-    /// did.
+    /// If the term has changed, or if this node does not lead, drops all data and returns true.
     pub fn begin_term(&mut self, term: u64, leads: bool) -> bool {
         let is_over = !leads || self.term != term;
         if is_over {
@@ -40,7 +40,8 @@ impl Followers {
         self.fetching.retain(|id, _| stays(*id));
     }
 
-    /// Takes an append to a follower; returns it if it may be sent now.
+    /// Adds an append to the window of its follower. Returns the append if it may be sent now; otherwise the
+    /// window holds it back.
     pub fn offer(&mut self, append: eraftpb::Message, bytes_max: usize) -> Option<eraftpb::Message> {
         self.windows.entry(append.to).or_default().offer(append, bytes_max)
     }
@@ -50,12 +51,13 @@ impl Followers {
         self.windows.iter_mut().map(|(id, window)| (*id, window))
     }
 
-    /// Releases one more append to a follower that answers but acknowledges nothing, see [`Window::nudge`].
+    /// Releases one more append to a follower that answers heartbeats but acknowledges no appends, see
+    /// [`Window::nudge`].
     pub fn nudge(&mut self, id: u64, tick: u64) -> Option<eraftpb::Message> {
         self.windows.get_mut(&id)?.nudge(tick)
     }
 
-    /// Queues a fetch, unless one for this follower has no answer yet.
+    /// Queues a fetch, unless an earlier fetch for this follower is not answered yet.
     pub fn fetch(&mut self, fetch: Fetch) {
         if let btree_map::Entry::Vacant(free) = self.fetching.entry(fetch.to.0) {
             free.insert(fetch);
@@ -63,7 +65,7 @@ impl Followers {
         }
     }
 
-    /// Records the answer to a fetch. Returns false if nobody waits for it any more.
+    /// Records the answer to a fetch. Returns false if the fetch is no longer wanted.
     pub fn fetched(&mut self, fetch: Fetch) -> bool {
         let is_awaited = self.fetching.get(&fetch.to.0) == Some(&fetch);
         if is_awaited {
@@ -77,7 +79,7 @@ impl Followers {
         !self.fetches.is_empty()
     }
 
-    /// Takes out the queued fetches.
+    /// Removes and returns the queued fetches.
     pub fn take_fetches(&mut self) -> Vec<Fetch> {
         std::mem::take(&mut self.fetches)
     }

@@ -6,26 +6,26 @@ use crate::tail::payload_bytes;
 
 /// Maximum number of forwarded proposals that wait until a leader is known.
 const LEADERLESS_MAX: usize = 1024;
-/// Maximum bytes of forwarded proposals that wait until a leader is known. They are sent all at once, so half
-/// of the send queue to a member is left to other messages.
+/// Maximum bytes of forwarded proposals that wait until a leader is known. They are all sent at once, so the
+/// limit is half of the send queue to a member, which leaves space for other messages.
 const LEADERLESS_BYTES_MAX: usize = 8 << 20;
 
-/// Memory of an entry in addition to its bytes.
+/// Memory in bytes of an entry in addition to its payload.
 const ENTRY_BYTES: usize = 64;
 
-/// Forwarded proposals of etcd members that wait until a leader is known, in order of arrival. Of a node that
-/// speaks as etcd, all forwarded proposals.
+/// Forwarded proposals of etcd members that wait until a leader is known, in order of arrival. In a node with
+/// `speaks_as_etcd`, all forwarded proposals wait here.
 #[derive(Debug, Default)]
 pub(crate) struct LeaderlessQueue {
     messages: Vec<eraftpb::Message>,
-    /// Bytes of the proposals in `messages`.
+    /// Total bytes of the proposals in `messages`.
     bytes: usize,
     /// Tick at which the first proposal in `messages` arrived.
     since: u64,
 }
 
 impl LeaderlessQueue {
-    /// Keeps a proposal that arrived at this tick. Returns false if the limits are reached.
+    /// Adds a proposal that arrived at this tick. Returns false if the limits are reached.
     pub fn push(&mut self, message: eraftpb::Message, tick: u64) -> bool {
         let bytes: usize = message.entries.iter().map(|entry| payload_bytes(entry) + ENTRY_BYTES).sum();
         let fits = self.messages.len() < LEADERLESS_MAX && self.bytes + bytes <= LEADERLESS_BYTES_MAX;
@@ -49,7 +49,7 @@ impl LeaderlessQueue {
         tick - self.since
     }
 
-    /// Takes out all proposals.
+    /// Removes and returns all proposals.
     pub fn take(&mut self) -> Vec<eraftpb::Message> {
         self.bytes = 0;
         std::mem::take(&mut self.messages)

@@ -1,25 +1,25 @@
 //! One member's raft node: events in, effects out.
 //!
-//! Wraps the `raft` crate (TiKV's port of etcd's raft) so that none of its types leave this crate; messages
-//! between members are etcd's `raftpb`. The crate knows no disk, no network, no clock and draws no
-//! randomness: time arrives as [`Event::Ticked`], and election timeouts are a function of the seed, the term
-//! and the ticks seen, so that a cluster of nodes runs deterministically in one thread.
+//! This crate wraps the `raft` crate (TiKV's port of etcd's raft), and none of the types of `raft` are
+//! visible outside. Messages between members are etcd's `raftpb`. The crate uses no disk, network, clock or
+//! random numbers: time arrives as [`Event::Ticked`], and election timeouts are a function of the seed, the
+//! term and the ticks seen, so that a cluster of nodes runs deterministically in one thread.
 //!
 //! # Order of operations (invariant I3)
 //!
 //! 1. [`Node::step`] takes events; [`Node::effects`] returns the resulting actions.
-//! 2. `Effects::restore`, if present, is carried out first. `Effects::append` goes to the log. Only when that
-//!    batch is synced does the caller step [`Event::LogSynced`] with the batch's number, and only then do the
-//!    entries count for this member's vote on commitment, and only then are messages sent that acknowledge
-//!    them.
-//! 3. `Effects::commit` holds entries that are committed *and* synced here: apply them in order, then step
-//!    [`Event::Applied`].
+//! 2. `Effects::restore`, if present, is carried out first. `Effects::append` goes to the log. When that
+//!    batch is synced, the caller steps [`Event::LogSynced`] with the number of the batch. Only from then on
+//!    does this member count for the commit of these entries, and only then are the messages sent that
+//!    acknowledge them.
+//! 3. `Effects::commit` holds entries that are committed *and* synced on this member. The caller applies them
+//!    in order and then steps [`Event::Applied`].
 //!
-//! Appending, syncing, applying and sending overlap: any number of batches may be on their way to the disk.
+//! Appending, syncing, applying and sending overlap: any number of batches may be in flight to the disk.
 //!
 //! # Input from other members
 //!
-//! A peer's message that no correct peer sends is refused before the raft crate sees it, and changes nothing
+//! A message that no correct peer sends is refused before the raft crate sees it, and changes nothing
 //! (`validate.rs`).
 //!
 //! Start reading with [`Node`] and the files of `node/`, then `outbox.rs` (messages that wait for a sync),

@@ -1,6 +1,5 @@
-//! The raft node: its decisions are returned as effects for the caller to carry out. [`Node::step`] and
-//! [`Node::request`] take events and requests, [`Node::effects`] returns the resulting actions. The node
-//! itself carries out nothing.
+//! The raft node. It returns its decisions as effects, and the caller carries them out. [`Node::step`] and
+//! [`Node::request`] take events and requests, [`Node::effects`] returns the resulting actions.
 
 mod farewell;
 mod followers;
@@ -37,42 +36,44 @@ pub struct Node {
     raw: RawNode<Tail>,
     config: Config,
     ticks: u64,
-    /// A hard state that differs only in the commit index: it goes to the log with the next write that is
-    /// needed, because a commit index that is lost in a crash is found again.
+    /// A hard state in which only the commit index has changed. It is written together with the next data,
+    /// because a commit index that is lost in a crash is learned again from the leader.
     unsaved: Option<HardState>,
     /// Commit index up to which [`Node::effects`] has searched for membership changes.
     looked_through: u64,
-    /// Committed entries that are given out once the batch with this number is on disk.
+    /// Committed entries that are returned as effects once the batch with this number is on disk.
     withheld: (u64, Vec<Entry>),
-    /// Term and vote as last given out for the log.
+    /// Term and vote of the last hard state that was given to the caller for the log.
     vote: (u64, u64),
     batches: Batches,
     /// The snapshot that is being restored.
     restoring: Option<Restoring>,
-    /// Index of the last entry that the caller has applied; raft is notified once that entry is synced, too.
+    /// Index of the last entry that the caller has applied. It is reported to raft once that entry is also
+    /// synced.
     applied: Index,
     outbox: Outbox,
     followers: Followers,
     /// Reads that arrived before this leader had committed an entry of its term.
     early_reads: Vec<eraftpb::Message>,
     disk_stalled: bool,
-    /// Forwarded proposals that wait until a leader is known, for at most two election timeouts; if
-    /// `speaks_as_etcd` is set, without a time limit.
+    /// Forwarded proposals that wait until a leader is known, for at most two election timeouts (without a
+    /// time limit if `speaks_as_etcd` is set).
     leaderless: LeaderlessQueue,
-    /// Membership changes that other members forwarded to this leader while an earlier one may not be applied
-    /// yet.
+    /// Membership changes that other members have forwarded to this leader while an earlier change may not be
+    /// applied yet.
     early_changes: Vec<eraftpb::Message>,
     leaving: Option<Farewell>,
-    /// True if the status has changed in a way that the raft crate does not report.
+    /// True if the status has changed in a way that the raft crate does not report, so that it has to be
+    /// returned as an effect.
     stands_anew: bool,
     programs: Programs,
 }
 
-/// A snapshot that was given out to be restored and is not synced yet.
+/// A snapshot that was given to the caller to be restored and is not synced yet.
 struct Restoring {
     /// Index of the last entry in the snapshot.
     index: Index,
-    /// Number of the batch that the snapshot belongs to.
+    /// Number of the batch to which the snapshot belongs.
     batch: u64,
 }
 
@@ -91,7 +92,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// Configuration and restored state contradict each other; the text gives the reason.
+    /// Returns a refusal with the reason if the configuration and the restored state contradict each other.
     pub fn new(config: Config, restored: RestoredState) -> Result<Node, Refusal> {
         let (voters, learners) = (bare(restored.voters), bare(restored.learners));
         validate::check_members(&voters, &learners)?;
@@ -117,12 +118,13 @@ impl Node {
         tail.hard_state.term = restored.hard_state.term.0;
         tail.hard_state.vote = restored.hard_state.vote.0;
         if restored.applied_term > restored.hard_state.term {
-            // The checkpoint has a newer term than the log; in that term no vote was given.
+            // The checkpoint is of a newer term than the log, so this member has not voted in that term.
             tail.hard_state.term = restored.applied_term.0;
             tail.hard_state.vote = 0;
         }
-        // A commit index is not synced for its own sake, so the checkpoint may contain a newer one; and it
-        // may cover entries beyond a log whose unsynced end was lost.
+        // The commit index in the log may be older than that of the checkpoint, because it is never synced
+        // for its own sake. And it may be beyond the end of the log, because the unsynced end of the log may
+        // have been lost.
         tail.hard_state.commit = restored.hard_state.commit.clamp(restored.applied, last_entry).0;
         let entries: Vec<eraftpb::Entry> = restored.entries.iter().map(Entry::to_raft).collect();
         for (at, entry) in entries.iter().enumerate() {
@@ -144,7 +146,8 @@ impl Node {
             max_inflight_msgs: APPENDS_IN_FLIGHT_MAX,
             check_quorum: true,
             pre_vote: config.pre_vote,
-            // `batch_append` stays off: it joins appends into one without any limit on its bytes.
+            // `batch_append` stays off, because it joins appends into one message without a limit on its
+            // bytes.
             ..raft::Config::default()
         };
         if config.id == MemberId::NONE {
@@ -177,11 +180,11 @@ impl Node {
         Ok(node)
     }
 
-    /// Takes one event.
+    /// Handles one event.
     ///
     /// # Errors
     ///
-    /// The event contradicts the node's state: a bug of this program.
+    /// Returns an error if the event contradicts the state of the node, which is a bug of this program.
     pub fn step(&mut self, event: Event) -> Result<(), NodeBug> {
         let outcome = self.take(event);
         self.settle();
@@ -192,7 +195,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// The request is refused, and nothing has changed.
+    /// Returns a refusal if the node does not accept the request; nothing has changed then.
     pub fn request(&mut self, request: Request) -> Result<(), Refusal> {
         let outcome = self.consider(request);
         self.settle();
@@ -224,7 +227,8 @@ impl Node {
                 if planted::is(Bug::RemovedVoterCounted) && change.kind == ConfChangeKind::Remove => {}
             Event::ConfChanged(change) if self.must_take_leave(change) => {
                 self.early_reads.clear();
-                // The remaining members need not answer this node.
+                // Members that know of the removal need not answer this node, so it must not step down
+                // because of missing answers.
                 self.raw.raft.set_check_quorum(false);
                 self.stands_anew = true;
                 self.leaving = Some(Farewell::new(Index(self.raw.raft.raft_log.committed), change));
@@ -307,14 +311,15 @@ impl Node {
     fn change_conf(&mut self, change: ConfChange) -> Result<(), NodeBug> {
         let state = self.raw.apply_conf_change(&change.to_raft()).map_err(|e| NodeBug(e.to_string()))?;
         self.raw.mut_store().conf_state = state;
-        // A leader without a vote must not count itself, and the raft crate cannot lead without doing that.
+        // A leader that has no vote must not count itself for a quorum, but the raft crate always does. So
+        // such a member must not lead.
         if !self.raw.raft.promotable() {
             self.stand_down();
         }
         Ok(())
     }
 
-    /// Becomes a follower without a leader in the same term, unless it is a follower already.
+    /// Becomes a follower without a leader in the same term, unless this node is a follower already.
     fn stand_down(&mut self) {
         if self.raw.raft.state != StateRole::Follower {
             let term = self.raw.raft.term;
@@ -327,11 +332,11 @@ impl Node {
         let log = &self.raw.raft.raft_log;
         self.raw.raft.promotable()
             && !self.disk_stalled
-            // Raft searches for conf changes between the applied and the committed index, and a snapshot that
-            // is not restored yet leaves a gap there.
+            // Raft searches for conf changes between the applied and the committed index. A snapshot that is
+            // not restored yet leaves a gap in that range.
             && self.restoring.is_none()
-            // A candidate states which entries its log has. A sole voter becomes leader at once, and the raft
-            // crate requires that its log is synced by then.
+            // A candidate announces which entries its log has, so these must be on disk. Also, a sole voter
+            // becomes leader at once, and the raft crate requires that the log of a new leader is synced.
             && log.persisted == log.last_index()
     }
 
@@ -341,7 +346,7 @@ impl Node {
         let due = raft.state != StateRole::Leader
             && raft.election_elapsed + 1 >= raft.randomized_election_timeout();
         if due && !self.may_campaign() {
-            // Time is counted all the same, so that the node does not stick to a leader that is gone.
+            // The time still counts: otherwise this node would keep to a leader that is gone.
             self.raw.raft.election_elapsed += 1;
         } else {
             self.raw.tick();
@@ -360,7 +365,7 @@ impl Node {
         message.from = self.config.id.0;
         message.entries = entries.into();
         if self.binds_proposals() && !self.config.speaks_as_etcd {
-            // Binds the proposal to the leader of this term, see `is_for_another_term`.
+            // The context binds the proposal to the leader of this term, see `is_for_another_term`.
             message.context = Bytes::copy_from_slice(&self.raw.raft.term.to_be_bytes());
         }
         match self.raw.raft.step(message) {
@@ -371,7 +376,8 @@ impl Node {
     }
 
     fn propose_conf_change(&mut self, change: crate::ConfChange, data: Bytes) -> Result<(), Refusal> {
-        // The raft crate would append an empty entry instead, and no caller would learn of it.
+        // The raft crate would append an empty entry instead of this change, and the caller would not learn
+        // of it.
         if self.raw.raft.state == StateRole::Leader && self.raw.raft.has_pending_conf() {
             return Err(other("an earlier membership change may not be applied yet"));
         }
@@ -381,10 +387,10 @@ impl Node {
 
     fn synced(&mut self, number: u64) -> Result<(), NodeBug> {
         self.batches.synced(number)?;
-        // The raft crate identifies synced entries by index and term. If an entry was overwritten and written
-        // again, it would confuse the new entry with the one on disk, although the overwriting may still
-        // reach the disk and the rest be lost. So it is not notified of any sync while an overwriting batch
-        // is in flight.
+        // The raft crate identifies synced entries by index and term. If an entry is overwritten and later
+        // appended again with the same index and term, the raft crate would take the old copy on disk for the
+        // new one. But a crash may leave the overwriting batch on disk and lose the new entry. So the raft
+        // crate is not notified of syncs while a batch that replaces entries is in flight.
         if !self.batches.are_replacing() || planted::is(Bug::OverwrittenCountsAsSynced) {
             self.raw.on_persist_ready(self.batches.synced_through());
         }
@@ -396,7 +402,7 @@ impl Node {
         Ok(())
     }
 
-    /// Reports to raft the applied index, limited to synced entries.
+    /// Reports the applied index to raft, but not beyond the synced entries.
     fn settle_applied(&mut self) {
         let log = &self.raw.raft.raft_log;
         let applied = self.applied.0.min(log.committed).min(log.persisted);
@@ -407,14 +413,14 @@ impl Node {
     }
 
     /// Replaces the raft crate's random election timeout by a function of the seed, the term and the time for
-    /// which the node has run, so that a run can be repeated, and two members that collide once do not
-    /// collide for ever.
+    /// which the node has run, so that a run can be repeated, and two members with equal timeouts in one term
+    /// have different timeouts in the next.
     fn settle_timeout(&mut self) {
         let ticks = self.config.election_ticks as u64;
         let mut x = self.config.seed
             ^ self.raw.raft.term.rotate_left(17)
             ^ (self.ticks / (2 * ticks)).rotate_left(41);
-        // SplitMix64's finalizer (Steele, Lea, Flood 2014).
+        // The finalizer of SplitMix64 (Steele, Lea, Flood 2014), which mixes the bits.
         x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         x ^= x >> 31;

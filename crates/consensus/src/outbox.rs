@@ -4,33 +4,34 @@ use std::collections::VecDeque;
 
 use raft::eraftpb::{self, MessageType};
 
-/// Maximum number of messages that wait for the disk. Beyond it the oldest are dropped: raft tolerates the
-/// loss of any message, and only the newest matter once a stalled disk works again.
+/// Maximum number of messages that wait for the disk. Above it the oldest are dropped: raft tolerates the
+/// loss of any message, and only the newest messages matter once a disk that was stalled works again.
 const WAITING_MAX: usize = 4096;
 
 /// Holds back every message that promises something until the disk has the promised data.
 ///
-/// The raft crate wants all messages of a follower to wait for the ready that contained them. That is safe,
-/// because a message that is sent once everything before its creation is on disk looks like a message delayed
-/// by the network; but it is stricter than necessary. A crash can lose the log, the term and the vote, hence:
+/// According to the raft crate, every message of a follower should wait until the batch made together with
+/// the message is on disk. That is safe, because a message that is sent later looks like a message delayed by
+/// the network, but it is stricter than necessary. A message has to wait only for what it promises and a
+/// crash can lose: log entries, the term and the vote. Hence:
 ///
-/// * **An accepted append** promises that the log has everything up to its index. If part of that is not on
-///   disk yet, the message waits for the newest batch given out, its own or an earlier one, because it may
-///   promise entries of any of them. If all of it is on disk, only the term is promised.
-/// * **A vote** depends on term and vote alone: it promises that no other candidate gets one in this term. A
-///   **request for votes** is a vote for oneself, and states which entries the log has; but no node campaigns
-///   before its whole log is on disk.
-/// * **A granted pre-vote** promises nothing: the voter does not record it, and the receiver only starts an
+/// * **An accepted append** promises that the log has everything up to its index. If some of these entries
+///   are not on disk yet, the message waits for the newest batch, because it may promise entries of any batch
+///   up to that one. If all of it is on disk, only the term is promised.
+/// * **A vote** depends only on the term and the vote: it promises that no other candidate gets a vote of
+///   this member in this term. A **request for votes** is a vote for the candidate itself, and announces
+///   which entries its log has; but no node campaigns before its whole log is on disk.
+/// * **A granted pre-vote** promises nothing: the voter does not store it, and the receiver only starts an
 ///   election in which real votes count.
-/// * **All others** depend on the term alone. They must wait for a change of term or vote: a sole voter
-///   becomes leader before its vote for itself is on disk, and if it sent its learners entries of that term
-///   and crashed, it would lead the same term again with other entries. The answer to a heartbeat
-///   acknowledges the leader's term, which must not be forgotten and given to an older leader; a rejection or
-///   a forwarded request contains at most the term. None of these messages depends on entries, so a
-///   linearizable read never waits behind a write's sync. The commit index is not among the promises: only
-///   leaders send it, and they computed it from acknowledged syncs. The exception is the commit of a member's
-///   removal, which no member may forget: all messages sent after it wait for it, reads and a hand-over
-///   included.
+/// * **All other messages** depend only on the term. They wait for a batch that changes the term or the vote:
+///   a sole voter becomes leader before its vote for itself is on disk, and if it sent its learners entries
+///   of that term and crashed, it would lead the same term again with other entries. The response to a
+///   heartbeat acknowledges the leader's term; if a crash made the member forget that term, it could follow
+///   an older leader. A rejection or a forwarded request contains at most the term. None of these messages
+///   depends on entries, so a linearizable read never waits for the sync of a write. The commit index is no
+///   promise: only leaders send it, and they compute it from acknowledged syncs. The exception is the commit
+///   of a member's removal, which no member may forget: all later messages, including reads and transfers of
+///   leadership, wait until it is on disk.
 ///
 /// # Example: a follower in term 3 whose log is on disk through entry 10
 ///
@@ -46,21 +47,21 @@ const WAITING_MAX: usize = 4096;
 /// ```
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
-    /// Number of the newest batch given out.
+    /// Number of the newest batch that was given to the caller.
     newest: u64,
-    /// Number of the newest batch given out that every message waits for: it changes term or vote, or is
-    /// needed to remember the committed removal of a member.
+    /// Number of the newest batch for which every message waits, because the batch changes the term or the
+    /// vote, or makes the commit of a member's removal durable.
     newest_for_all: u64,
     /// Number of the newest batch on disk.
     synced: u64,
-    /// Messages that wait, each with the number of the batch that it waits for.
+    /// Messages that wait, each with the number of the batch for which it waits.
     waiting: VecDeque<(u64, eraftpb::Message)>,
     ready: Vec<eraftpb::Message>,
 }
 
 impl Outbox {
-    /// Records that a batch is given out for the log. With `holds_all`, every message from now on waits for
-    /// it: see [`Outbox::newest_for_all`].
+    /// Records that a batch was given to the caller for the log. If `holds_all` is true, every later message
+    /// waits for this batch, see [`Outbox::newest_for_all`].
     pub fn appended(&mut self, number: u64, holds_all: bool) {
         self.newest = number;
         if holds_all {
@@ -68,7 +69,7 @@ impl Outbox {
         }
     }
 
-    /// Records that a batch and all before it are on disk.
+    /// Records that a batch and all earlier batches are on disk.
     pub fn synced(&mut self, number: u64) {
         self.synced = self.synced.max(number);
         if self.waiting.is_empty() {
@@ -87,7 +88,8 @@ impl Outbox {
         number <= self.synced
     }
 
-    /// Takes a message; `persisted` is the index of the newest entry known to be on disk here.
+    /// Adds a message. `persisted` is the index of the newest entry that is known to be on this member's
+    /// disk.
     pub fn post(&mut self, message: eraftpb::Message, persisted: u64) {
         let promises_log = !planted::is(planted::Bug::PromiseBeforeSync)
             && message.get_msg_type() == MessageType::MsgAppendResponse
@@ -104,7 +106,7 @@ impl Outbox {
         self.waiting.push_back((need, message));
     }
 
-    /// Returns true if a proposal for another member has not been sent yet.
+    /// Returns true if a proposal that is forwarded to another member was not sent yet.
     pub fn holds_proposals(&self) -> bool {
         let mut all = self.ready.iter().chain(self.waiting.iter().map(|(_, message)| message));
         all.any(|message| message.get_msg_type() == MessageType::MsgPropose)

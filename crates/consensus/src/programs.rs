@@ -1,20 +1,22 @@
-//! The programs that the other members run, Mainstay or etcd, as their messages show.
+//! Detection of the programs that the other members run, Mainstay or etcd, by their messages.
 
 use std::collections::BTreeMap;
 
-/// What messages of other members have shown about their programs, by the term that it belongs to.
+/// Facts that the messages of other members have shown about their programs, with the terms to which these
+/// facts belong.
 ///
-/// A leader learns it from the members' answers, a follower from the leader's announcements.
+/// A leader learns them from the responses of the members, a follower from the announcements of its leader.
 #[derive(Debug, Default)]
 pub(crate) struct Programs {
     /// Term whose leader has announced that it binds proposals to their term.
     bound_term: u64,
-    /// Term whose leader's last heartbeat has announced that no voter runs etcd.
+    /// Term in which the last heartbeat of the leader announced that no voter runs etcd.
     no_etcd_term: u64,
-    /// True if this node has followed a leader that runs etcd since [`Programs::take_followed_etcd`].
+    /// True if this node has followed a leader that runs etcd since the last call of
+    /// [`Programs::take_followed_etcd`].
     followed_etcd: bool,
-    /// For each member that has answered: true if its last answer shows that it does not run etcd. Only while
-    /// leading.
+    /// For each member that has responded to this leader: true if its last response shows that it does not
+    /// run etcd. Empty if this node does not lead.
     runs_mainstay: BTreeMap<u64, bool>,
     /// Term to which the answers in `runs_mainstay` belong.
     answers_term: u64,
@@ -31,8 +33,8 @@ impl Programs {
         self.bound_term == term
     }
 
-    /// Records a heartbeat of the leader of this term: does it announce that no voter runs etcd, and does the
-    /// leader itself run etcd?
+    /// Records a heartbeat of the leader of this term: `no_etcd` says that the heartbeat announces that no
+    /// voter runs etcd, and `is_etcd` that the leader itself runs etcd.
     pub fn heartbeat(&mut self, term: u64, no_etcd: bool, is_etcd: bool) {
         self.no_etcd_term = if no_etcd { term } else { 0 };
         self.followed_etcd |= is_etcd;
@@ -48,7 +50,7 @@ impl Programs {
         std::mem::take(&mut self.followed_etcd)
     }
 
-    /// Records a member's answer to the leader of this term, which is this node.
+    /// Records a member's response to the leader of this term, which is this node.
     pub fn answered(&mut self, from: u64, term: u64, runs_mainstay: bool) {
         if self.answers_term != term {
             self.answers_term = term;
@@ -57,8 +59,8 @@ impl Programs {
         self.runs_mainstay.insert(from, runs_mainstay);
     }
 
-    /// Returns `Some(true)` if this member's last answer shows that it does not run etcd; `None` if it has not
-    /// answered in this term.
+    /// Returns `Some(true)` if the member's last response shows that it does not run etcd; `None` if the
+    /// member has not responded in this term.
     pub fn runs_mainstay(&self, id: u64, term: u64) -> Option<bool> {
         self.runs_mainstay.get(&id).copied().filter(|_| self.answers_term == term)
     }

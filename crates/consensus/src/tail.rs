@@ -1,4 +1,4 @@
-//! The newest entries of the log, kept in memory for raft.
+//! The newest entries of the log, which are kept in memory for raft.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -10,12 +10,13 @@ use raft::{GetEntriesContext, RaftState, Storage, StorageError};
 use crate::terms::Terms;
 
 /// Entries after `before_index`, without a gap; the terms of earlier entries; and earlier entries that were
-/// fetched for followers that lag behind. Implements the raft crate's view of a log.
+/// fetched for followers that lag behind. This type implements the interface through which the raft crate
+/// reads a log.
 #[derive(Debug, Default)]
 pub(crate) struct Tail {
     /// Index of the first entry that the log on disk still has, or `before_index + 1`.
     pub first_index: u64,
-    /// Index of the newest entry that is not kept in memory.
+    /// Index of the newest entry that was dropped from memory; all later entries are in memory.
     pub before_index: u64,
     /// Terms of the entries from `first_index - 1` or earlier to `before_index`.
     pub terms: Terms,
@@ -23,25 +24,25 @@ pub(crate) struct Tail {
     pub hard_state: eraftpb::HardState,
     /// The members as of the last applied conf change.
     pub conf_state: eraftpb::ConfState,
-    /// Index of the newest applied entry, at which a snapshot is made.
+    /// Index of the newest applied entry, which becomes the index of a requested snapshot.
     pub applied: u64,
     /// Payload bytes of the entries in `entries`.
     pub bytes: usize,
-    /// Entries that were read back from disk and are not sent yet, by follower.
+    /// Entries that were read back from disk for a follower and are not sent yet, by follower.
     pub fetched: BTreeMap<u64, Vec<eraftpb::Entry>>,
-    /// Indexes from which raft requested entries that only the disk has.
+    /// Indexes at which raft has requested entries that are only on disk.
     pub wanted: RefCell<Vec<u64>>,
 }
 
-/// Maximum spare capacity for entries beyond those kept. A starting member reads 100,000 entries or more, and
-/// a running one keeps at most a few thousand.
+/// Maximum spare capacity for entries, in addition to those kept. A member that starts may read 100,000
+/// entries or more, and later keeps at most a few thousand.
 const SPACE_MAX: usize = 4096;
 
 pub(crate) fn payload_bytes(entry: &eraftpb::Entry) -> usize {
     entry.data.len() + entry.context.len()
 }
 
-/// Returns as many entries as fit, but at least one if any exists.
+/// Returns the first entries whose bytes fit into `bytes_max`, but at least one if there is any.
 fn limited<'a>(entries: impl Iterator<Item = &'a eraftpb::Entry>, bytes_max: u64) -> Vec<eraftpb::Entry> {
     let mut bytes = 0u64;
     let mut out = Vec::new();
@@ -69,7 +70,7 @@ impl Tail {
         self.entries.range(at(behind)..at(through).max(at(behind)))
     }
 
-    /// Appends entries, and replaces existing entries at their indexes and after them.
+    /// Appends entries. They replace existing entries at their indexes and all entries after them.
     pub fn append(&mut self, entries: &[eraftpb::Entry]) {
         let Some(first) = entries.first() else { return };
         assert!(first.index > self.before_index, "raft rewrites an entry that was applied and forgotten");
@@ -91,14 +92,16 @@ impl Tail {
             self.terms.push(EntryId { index: Index(gone.index), term: Term(gone.term) });
             self.bytes -= payload_bytes(&gone);
         }
-        // The capacity is reduced so rarely that moving the remaining entries costs little per dropped entry.
+        // The capacity is reduced only after it is many times too large, so moving the remaining entries
+        // costs little per dropped entry.
         let len = self.entries.len();
         if self.entries.capacity() > 8 * len + SPACE_MAX {
             self.entries.shrink_to(2 * len + SPACE_MAX / 2);
         }
     }
 
-    /// Records that the log on disk has no entries below `first` any more, and drops them from memory, too.
+    /// Records that the log on disk no longer has entries below `first`. Drops these entries from memory,
+    /// too.
     pub fn discard(&mut self, first: u64) {
         if first <= self.first_index {
             return;
@@ -108,7 +111,7 @@ impl Tail {
         self.terms.discard(Index(first - 1));
     }
 
-    /// Restarts after a snapshot.
+    /// Restarts the log after a snapshot.
     pub fn restore(&mut self, metadata: &eraftpb::SnapshotMetadata) {
         self.first_index = metadata.index + 1;
         self.before_index = metadata.index;
@@ -150,7 +153,8 @@ impl Storage for Tail {
             let take = usize::try_from(high.saturating_sub(low)).unwrap_or(usize::MAX);
             return Ok(limited(self.entries.iter().skip(skip).take(take), bytes_max));
         }
-        // All entries that are not in memory are applied, and therefore the same for every follower.
+        // All entries that are not in memory are applied, so entries that were fetched for one follower are
+        // valid for any other.
         for entries in self.fetched.values() {
             let found = entries.iter().skip_while(|e| e.index < low).take_while(|e| e.index < high);
             if entries.first().is_some_and(|e| e.index <= low) {
@@ -160,8 +164,8 @@ impl Storage for Tail {
                 }
             }
         }
-        // Only for followers can raft need such old entries: entries that this node itself needs are not
-        // applied yet and hence in memory.
+        // Raft needs such old entries only for followers. Entries that it needs for this node itself are
+        // unapplied, and therefore in memory.
         assert!(context.can_async(), "raft needs entry {low}, which is applied and forgotten");
         self.wanted.borrow_mut().push(low);
         Err(StorageError::LogTemporarilyUnavailable.into())
@@ -182,7 +186,8 @@ impl Storage for Tail {
         Ok(self.last())
     }
 
-    /// Returns position and members only: the state itself is read when the snapshot is sent.
+    /// Returns a snapshot that has only the position and the members. The state itself is read when the
+    /// snapshot is sent.
     fn snapshot(&self, request_index: u64, _to: u64) -> raft::Result<eraftpb::Snapshot> {
         match self.term_of(self.applied) {
             Some(term) if self.applied > 0 && self.applied >= request_index => {

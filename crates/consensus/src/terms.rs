@@ -1,4 +1,4 @@
-//! Terms of entries that are only on disk.
+//! Terms of entries that are on disk and not in memory.
 
 use std::collections::VecDeque;
 
@@ -6,20 +6,20 @@ use numbers::{EntryId, Index, Term};
 
 use crate::event::Refusal;
 
-/// Runs of equal terms over a range of the log, oldest first. A log of millions of entries has as many runs as it had
-/// elections.
+/// Runs of equal terms over a range of the log, oldest first. Even a log of millions of entries has only as
+/// many runs as it had elections.
 #[derive(Debug, Default)]
 pub(crate) struct Terms {
-    /// The first entry of each run. Indexes and terms are strictly increasing.
+    /// First entry of each run. Both indexes and terms are strictly increasing.
     runs: VecDeque<EntryId>,
 }
 
 impl Terms {
-    /// Returns the runs as restored, up to and including `last`.
+    /// Builds the runs from the restored ones, up to and including `last`.
     ///
     /// # Errors
     ///
-    /// The runs are not in order or contradict the term of `last`.
+    /// Returns a refusal if the runs are not in order or contradict the term of `last`.
     pub fn restore(runs: &[EntryId], last: EntryId) -> Result<Terms, Refusal> {
         let mut terms = Terms::default();
         for &first in runs.iter().filter(|first| first.index <= last.index) {
@@ -40,14 +40,14 @@ impl Terms {
             )));
         }
         terms.push(last);
-        // Index 0, before the first entry of all, has the term 0.
+        // Index 0, which precedes the first entry, has the term 0.
         if terms.runs.front().is_some_and(|run| run.index == Index(1)) {
             terms.runs.push_front(EntryId::default());
         }
         Ok(terms)
     }
 
-    /// Adds the next entry, which follows all known entries.
+    /// Adds the next entry. Its index follows the last known one.
     pub fn push(&mut self, entry: EntryId) {
         if self.runs.back().is_none_or(|run| run.term != entry.term) {
             self.runs.push_back(entry);
@@ -59,13 +59,14 @@ impl Terms {
         self.runs.front().map_or(Index(0), |run| run.index)
     }
 
-    /// Returns the term at `index`, which must not be beyond the last added entry.
+    /// Returns the term of the entry at `index`, which must not be beyond the last added entry; `None` if the
+    /// term is not known.
     pub fn at(&self, index: Index) -> Option<Term> {
         let after = self.runs.partition_point(|run| run.index <= index);
         self.runs.get(after.checked_sub(1)?).map(|run| run.term)
     }
 
-    /// Forgets the terms before `index`.
+    /// Drops the terms of the entries before `index`.
     pub fn discard(&mut self, index: Index) {
         while self.runs.get(1).is_some_and(|run| run.index <= index) {
             self.runs.pop_front();

@@ -1,8 +1,9 @@
-//! Refuses messages of peers that would make the raft crate panic or corrupt its term.
+//! Refusal of messages from peers that would make the raft crate panic or corrupt its term.
 //!
 //! The raft crate trusts its peers: a heartbeat that commits entries which do not exist, an append with a
-//! gap, or a snapshot without members ends the process. A peer may be a broken build or another program;
-//! therefore such messages are refused here, before the raft crate sees them, and the node does not change.
+//! gap, or a snapshot without members would end the process. But a peer may be a broken build or another
+//! program. Therefore such messages are refused here, before the raft crate sees them, and the state of the
+//! node does not change.
 
 use raft::eraftpb::{self, MessageType};
 use raft::{RawNode, StateRole, Storage};
@@ -10,8 +11,8 @@ use raft::{RawNode, StateRole, Storage};
 use crate::event::Refusal;
 use crate::wire::{self, NUMBER_MAX};
 
-/// Checks that a snapshot or restored checkpoint has at least one voter, if any member, and neither duplicate
-/// ids nor the id 0.
+/// Checks that the members of a snapshot or restored checkpoint have no duplicate ids and not the id 0, and
+/// that at least one of them is a voter. An empty list of members is accepted.
 pub(crate) fn check_members(voters: &[u64], learners: &[u64]) -> Result<(), Refusal> {
     let mut ids: Vec<u64> = voters.iter().chain(learners).copied().collect();
     ids.sort_unstable();
@@ -27,7 +28,7 @@ pub(crate) fn check_members(voters: &[u64], learners: &[u64]) -> Result<(), Refu
     Ok(())
 }
 
-/// Returns the reason if a message is invalid; `message` is the result of `message_to_raft`.
+/// Returns the reason as an error if a message is invalid. `message` is the result of `message_to_raft`.
 pub(crate) fn check<T: Storage>(message: &eraftpb::Message, node: &RawNode<T>) -> Result<(), Refusal> {
     use MessageType as M;
     let raft = &node.raft;
@@ -38,7 +39,8 @@ pub(crate) fn check<T: Storage>(message: &eraftpb::Message, node: &RawNode<T>) -
     if message.from == 0 {
         return Err(Refusal::because("a message without a sender"));
     }
-    // A transfer request has the transferee as its sender, which may be the leader that receives it.
+    // A transfer request names the transferee as its sender, which may be the leader that receives the
+    // request.
     if message.from == raft.id && kind != M::MsgTransferLeader {
         return Err(Refusal::because("a message from this member itself"));
     }
@@ -46,7 +48,8 @@ pub(crate) fn check<T: Storage>(message: &eraftpb::Message, node: &RawNode<T>) -
     if numbers.iter().any(|n| *n > NUMBER_MAX) {
         return Err(Refusal::because("a term or an index that is impossibly large"));
     }
-    // A term of 0 marks messages of a node to itself; a forwarded request has it, because it has no term.
+    // The term 0 marks messages of a node to itself. A forwarded request has the term 0, too, because it has
+    // no term.
     match kind {
         M::MsgPropose | M::MsgReadIndex if message.term != 0 => {
             return Err(Refusal::because(format!("{} with a term", wire::name(kind))));
@@ -57,7 +60,7 @@ pub(crate) fn check<T: Storage>(message: &eraftpb::Message, node: &RawNode<T>) -
         }
         _ => {}
     }
-    // A message of an older term is answered or dropped without its content being used.
+    // A message of an older term is answered or dropped, and its content is not used.
     if message.term != 0 && message.term < raft.term {
         return Ok(());
     }
@@ -77,7 +80,8 @@ pub(crate) fn check<T: Storage>(message: &eraftpb::Message, node: &RawNode<T>) -
             message.commit
         ))),
         M::MsgSnapshot => check_snapshot(message, node),
-        // The raft crate cannot forward a request that has a term; its sender asks again.
+        // The raft crate cannot forward a transfer request that has a term, so the request is refused and its
+        // sender repeats it.
         M::MsgTransferLeader if raft.state != StateRole::Leader => {
             Err(Refusal::because("a transfer request to a member that does not lead"))
         }
@@ -89,7 +93,8 @@ pub(crate) fn check<T: Storage>(message: &eraftpb::Message, node: &RawNode<T>) -
     }
 }
 
-/// Checks that entries are consecutive, and follow the entry before them, in index and in term.
+/// Checks that the entries of an append are consecutive, and that indexes and terms continue those of the
+/// entry before them.
 fn check_append(message: &eraftpb::Message) -> Result<(), Refusal> {
     if (message.index == 0) != (message.log_term == 0) {
         return Err(Refusal::because(format!(

@@ -1,4 +1,4 @@
-//! Limits the bytes in flight to one follower.
+//! Limit of the bytes in flight to one follower.
 
 use std::collections::VecDeque;
 
@@ -9,26 +9,27 @@ use crate::tail::payload_bytes;
 /// The appends to one follower that it has not acknowledged, and appends that wait until fewer bytes are in
 /// flight.
 ///
-/// The raft crate limits the number of appends in flight, not their bytes. This type holds appends back
-/// beyond a number of bytes, in order. Nothing is lost: raft bounds their number, counts them as in flight,
-/// and takes them back when it starts probing the follower; then [`Window::clear`] drops them here.
+/// The raft crate limits the number of appends in flight, not their bytes. This type holds back appends that
+/// exceed a number of bytes, in order. No append is lost: raft limits the number of appends that are held
+/// back, counts them as in flight, and makes them again when it starts probing the follower; then
+/// [`Window::clear`] drops those held back here.
 #[derive(Debug, Default)]
 pub(crate) struct Window {
-    /// Last index and bytes of each append in flight.
+    /// Last index and size in bytes of each append in flight.
     sent: VecDeque<(u64, usize)>,
     sent_bytes: usize,
     held: VecDeque<eraftpb::Message>,
-    /// The tick of the last nudge.
+    /// The tick of the last call of [`Window::nudge`] that released an append.
     nudged: u64,
 }
 
 impl Window {
-    /// Takes an append; returns it if it may be sent now.
+    /// Adds an append. Returns it if it may be sent now; otherwise it is held back.
     pub fn offer(&mut self, message: eraftpb::Message, bytes_max: usize) -> Option<eraftpb::Message> {
         if let Some(last) = self.held.back_mut() {
             if message.entries.is_empty() {
-                // An append without entries only carries the commit index, and would overtake the appends
-                // that are held back.
+                // An append without entries only carries the commit index, and must not overtake the appends
+                // that are held back. So its commit index is put into the last of them.
                 last.commit = last.commit.max(message.commit);
             } else {
                 self.held.push_back(message);
@@ -70,9 +71,10 @@ impl Window {
         free
     }
 
-    /// Releases one more append, because the follower answers but acknowledges nothing, so appends may have
-    /// been lost; from the answer to this one raft learns of the loss. The raft crate does the same when its
-    /// own limit is reached. At most one per tick, because heartbeats are also sent with every read.
+    /// Releases one more append. Called when the follower responds to heartbeats but acknowledges no appends,
+    /// so that appends may have been lost: the response to one more append shows raft the loss. The raft
+    /// crate does the same when its own limit is reached. At most one append per tick is released, because
+    /// heartbeats are also sent with every read.
     pub fn nudge(&mut self, tick: u64) -> Option<eraftpb::Message> {
         if std::mem::replace(&mut self.nudged, tick) == tick {
             return None;
@@ -82,7 +84,7 @@ impl Window {
         Some(message)
     }
 
-    /// Drops all state, because raft starts over with this follower.
+    /// Drops all appends, because raft starts again with this follower.
     pub fn clear(&mut self) {
         *self = Window::default();
     }

@@ -1,7 +1,8 @@
 //! Translation between etcd's raft messages and the raft crate's.
 //!
-//! The two protocols share their field numbers up to field 12 and differ after it, and a conf change entry
-//! carries different bytes; therefore nothing that the raft crate encodes ever leaves this crate.
+//! The two protocols share their field numbers up to field 12 and differ after it, and an entry of a conf
+//! change carries different bytes. Therefore nothing that the raft crate encodes is used outside of this
+//! crate.
 
 use api::raftpb;
 use bytes::Bytes;
@@ -13,20 +14,22 @@ use raft::eraftpb;
 use crate::entry::{ConfChange, ConfChangeKind};
 use crate::event::Refusal;
 
-/// Indexes and terms above this number are refused, so that no sum of two of them overflows.
+/// Maximum index and term that are accepted from peers, so that the sum of two of them does not overflow.
 pub(crate) const NUMBER_MAX: u64 = 1 << 62;
 
-/// Value of the field `rejectHint` in a leader's `MsgApp` or `MsgHeartbeat`: this leader takes a forwarded
-/// proposal only in the term that it contains, and never passes it on. etcd's members leave the field 0 there
-/// and do not read it.
+/// Value of the field `rejectHint` in a leader's `MsgApp` or `MsgHeartbeat`: it announces that this leader
+/// accepts a forwarded proposal only in the term that the proposal contains, and never passes it on. Members
+/// that run etcd set the field to 0 in these messages and do not read it.
 pub(crate) const BINDS_PROPOSALS: u64 = 0x4d41_494e_5354;
 
-/// Same as [`BINDS_PROPOSALS`], in a leader's `MsgHeartbeat` only; in addition every other voter has answered
-/// this leader with [`RUNS_MAINSTAY`], and no member has answered without it.
+/// Value with the meaning of [`BINDS_PROPOSALS`], only in a leader's `MsgHeartbeat`. It says in addition that
+/// every other voter has answered this leader with [`RUNS_MAINSTAY`], and that no member has answered without
+/// it.
 pub(crate) const BINDS_AND_NO_ETCD: u64 = BINDS_PROPOSALS + 1;
 
-/// Value of the field `rejectHint` in a `MsgHeartbeatResp`, or in a `MsgAppResp` that rejects nothing: the
-/// sender does not run etcd. etcd's members leave the field 0 there and do not read it.
+/// Value of the field `rejectHint` in a `MsgHeartbeatResp`, or in a `MsgAppResp` that is not a rejection: it
+/// says that the sender does not run etcd. Members that run etcd set the field to 0 in these messages and do
+/// not read it.
 pub(crate) const RUNS_MAINSTAY: u64 = BINDS_PROPOSALS;
 
 /// Returns the raft crate's name of a message type; `None` for types that never come from a peer.
@@ -108,8 +111,8 @@ pub(crate) fn decode_conf_change(data: &[u8]) -> Result<ConfChange, Refusal> {
     Ok(ConfChange { kind, node: MemberId(change.node_id()) })
 }
 
-/// Returns the entry in which the raft crate stores a conf change: the raft crate reads `data`, all other
-/// code reads `context`.
+/// Returns the entry in which the raft crate stores a conf change. The raft crate reads the field `data`; all
+/// other code reads the field `context`.
 pub(crate) fn conf_change_entry(change: ConfChange, data: Bytes) -> Result<eraftpb::Entry, Refusal> {
     let form = change.to_raft().write_to_bytes().map_err(|e| Refusal::because(e.to_string()))?;
     Ok(eraftpb::Entry {
@@ -127,7 +130,7 @@ fn entry_to_raft(entry: raftpb::Entry) -> Result<eraftpb::Entry, Refusal> {
     let entry = match raftpb::EntryType::try_from(kind) {
         Ok(raftpb::EntryType::EntryNormal) => eraftpb::Entry { data, ..eraftpb::Entry::default() },
         Ok(raftpb::EntryType::EntryConfChange) => conf_change_entry(decode_conf_change(&data)?, data)?,
-        // etcd never proposes a conf change of the second form, and this program could not apply it.
+        // etcd never proposes a conf change of version 2, and this program could not apply it.
         Ok(raftpb::EntryType::EntryConfChangeV2) => {
             return Err(Refusal::because("a conf change of the second form"));
         }
@@ -191,20 +194,20 @@ pub(crate) fn message_to_raft(message: raftpb::Message) -> Result<eraftpb::Messa
     Ok(out)
 }
 
-/// Returns the term that a forwarded proposal is bound to, if any. The raft crate allows no term in a
-/// proposal, so the term is in the context there.
+/// Returns the term to which a forwarded proposal is bound, if any. The raft crate allows no term in a
+/// proposal, so the term is stored in the context.
 pub(crate) fn bound_term(message: &eraftpb::Message) -> Option<u64> {
     <[u8; 8]>::try_from(&message.context[..]).ok().map(u64::from_be_bytes)
 }
 
-/// Translates a message to a peer, with the fields set that etcd sets.
+/// Translates a message to a peer, and sets the fields that etcd sets.
 pub(crate) fn message_from_raft(mut message: eraftpb::Message) -> raftpb::Message {
     use eraftpb::MessageType as R;
     let kind = message.get_msg_type();
     // The raft crate puts its commit index into votes and responses, too. Neither etcd nor this program reads
-    // it there, so it is left out and cannot promise anything.
+    // it in these messages, so it is left out.
     let commit = matches!(kind, R::MsgAppend | R::MsgHeartbeat).then_some(message.commit);
-    // If etcd runs on the leader's member in the meantime, its raft ignores a message of an older term, too.
+    // If the leader's member runs etcd in the meantime, its raft also ignores a message of an older term.
     let bound = if kind == R::MsgPropose { bound_term(&message) } else { None };
     let term = bound.unwrap_or(message.term);
     let context = std::mem::take(&mut message.context);
@@ -250,7 +253,7 @@ mod tests {
 
     #[test]
     fn conf_changes_of_every_kind() {
-        // Field 2 is the kind, field 3 the member; a kind of 0 is left out.
+        // Field 2 is the kind and field 3 the member. The kind 0 is the default and is not encoded.
         let read = |data: &[u8]| decode_conf_change(data).expect("sound");
         assert_eq!(read(&[0x18, 5]), ConfChange { kind: ConfChangeKind::AddVoter, node: MemberId(5) });
         assert_eq!(read(&[0x10, 1, 0x18, 5]), ConfChange { kind: ConfChangeKind::Remove, node: MemberId(5) });

@@ -73,14 +73,15 @@ pub trait Disk: Send + Sync {
     /// Returns size and free space of the file system that holds `path`. If a quota of the user or the group
     /// leaves fewer bytes free, that number is returned, where the operating system reports it.
     fn space(&self, path: &Path) -> io::Result<DiskSpace>;
-    /// Returns the name of the file system that holds `path` if that file system never overwrites in place:
-    /// there a write may find no space even if its bytes were reserved or written before.
+    /// Returns the name of the kind of file system that holds `path` (such as "zfs") if that kind writes
+    /// every change to a new place. On such a file system a write may find no space even if its bytes were
+    /// reserved or written before.
     fn writes_elsewhere(&self, _path: &Path) -> Option<&'static str> {
         None
     }
 }
 
-/// An open file. All calls take offsets, so threads can share the file.
+/// An open file. Every call takes an offset, and no call depends on a cursor, so threads can share the file.
 pub trait File: Send + Sync {
     /// Reads up to `buf.len()` bytes at `offset`; fewer only at the end of the file.
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;
@@ -94,9 +95,9 @@ pub trait File: Send + Sync {
         }
     }
 
-    /// Reads up to `buf.len()` bytes without waiting for a device, and returns the number of bytes read. It
-    /// is smaller than `buf.len()` if the following bytes are not in memory or if the file ends there; the
-    /// rest of `buf` then has undefined contents.
+    /// Reads up to `buf.len()` bytes without waiting for a device, and returns the number of bytes read. The
+    /// number is smaller than `buf.len()` if the following bytes are not in memory or if the file ends there;
+    /// the rest of `buf` then has undefined contents.
     ///
     /// Returns 0 if the operating system cannot tell what is in memory, unless the file system has no device
     /// to wait for.
@@ -108,10 +109,10 @@ pub trait File: Send + Sync {
 
     /// Writes all of `buf` at `offset`.
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()>;
-    /// Writes all pieces, one after the other, from `offset` on. On return the slice of pieces has been
-    /// consumed.
+    /// Writes all pieces, one after the other, from `offset` on. The call advances the slice `pieces`, which
+    /// is empty on return.
     fn write_vectored_at(&self, pieces: &mut [IoSlice<'_>], offset: u64) -> io::Result<()>;
-    /// Makes the contents durable, and the length if it is needed to read them.
+    /// Makes the contents durable, and the length if reading the contents requires it.
     fn sync_data(&self) -> io::Result<()>;
     /// Makes the contents and all attributes of the file durable.
     fn sync_all(&self) -> io::Result<()>;
@@ -132,8 +133,9 @@ pub trait File: Send + Sync {
         Ok(self.len()? == 0)
     }
 
-    /// Returns the first offset, from `offset` on, that may hold something other than zeros that were never
-    /// written; `None` if only such zeros follow. The returned offset may be too low, but never too high.
+    /// Returns the first offset, at or after `offset`, of bytes that may have been written. Returns `None` if
+    /// the rest of the file was never written and reads as zeros. The returned offset may be too low, but
+    /// never too high.
     fn next_data(&self, offset: u64) -> io::Result<Option<u64>>;
 }
 
@@ -141,8 +143,8 @@ pub trait File: Send + Sync {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Reservation {
-    /// The space is reserved, or the file system never overwrites in place and cannot reserve space
-    /// ([`Disk::writes_elsewhere`]).
+    /// The space is reserved. Also returned if the file system never overwrites in place and cannot reserve
+    /// space ([`Disk::writes_elsewhere`]): writing zeros would not reserve space there.
     Made,
     /// The file system reserves space only by writing, and part of the range has not been written yet.
     NeedsZeros,

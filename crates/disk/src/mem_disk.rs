@@ -27,9 +27,9 @@ pub const SECTOR_BYTES: usize = 512;
 ///
 /// Reads return written data at once. [`MemDisk::crash`] decides from the seed, for each sector that was not
 /// synced, whether it is kept, lost, or (if the whole sector was overwritten) zeroed. A partly overwritten
-/// sector is only kept or lost: the rest of the sector had been synced, and a sector is written completely or
-/// not at all. Of the unsynced changes of names a random prefix survives, as on a journaling file system, or
-/// a random subset ([`MemDisk::keep_names_in_any_order`]).
+/// sector is never zeroed, because the rest of the sector had been synced, and a sector is written completely
+/// or not at all. A random prefix of the unsynced name changes survives, as on a journaling file system, or a
+/// random subset if [`MemDisk::keep_names_in_any_order`] was called.
 #[derive(Clone)]
 pub struct MemDisk {
     state: Arc<Mutex<State>>,
@@ -54,14 +54,15 @@ struct State {
     /// Number of reads of cached data that miss, out of 1000, and the generator that decides which ones.
     misses: (u64, Random),
     cached_bytes_max: usize,
-    /// False on a file system that cannot tell what is cached: all reads of cached data then miss.
+    /// False on a file system that cannot tell which bytes are cached. Every call of `read_cached_at` then
+    /// returns 0.
     tells_cached: bool,
     fault: Option<(u64, Fault)>,
     planned: Vec<Planned>,
     /// The lie about some writes: kind, number of writes before the first affected one, number of affected
     /// writes.
     lie: Option<(Lie, u64, u64)>,
-    /// True if power was lost and the disk has not come back.
+    /// True if power was lost and [`MemDisk::crash`] has not been called since.
     dark: bool,
     down: Option<i32>,
     capacity_bytes: Option<u64>,
@@ -80,7 +81,7 @@ enum NameChange {
 }
 
 impl MemDisk {
-    /// Creates an empty disk that decides from `seed` what a crash loses.
+    /// Creates an empty disk. `seed` determines what a crash loses, and all other random choices.
     pub fn new(seed: u64) -> MemDisk {
         MemDisk {
             state: Arc::new(Mutex::new(State {
@@ -112,7 +113,7 @@ impl MemDisk {
         }
     }
 
-    /// Returns the length of a file in bytes without the zeros at its end.
+    /// Returns the length of a file in bytes, not counting the zeros at the end of the file.
     ///
     /// # Errors
     ///
@@ -158,8 +159,8 @@ impl MemDisk {
         self.state().misses.0 = misses;
     }
 
-    /// Sets the maximum number of bytes that a read of cached data returns; the bytes after them count as not
-    /// cached.
+    /// Sets the maximum number of bytes that one read of cached data returns. Bytes beyond the maximum count
+    /// as not cached.
     pub fn set_cached_bytes_max(&self, bytes: usize) {
         self.state().cached_bytes_max = bytes;
     }
@@ -180,8 +181,8 @@ impl MemDisk {
         self.state().ops
     }
 
-    /// Makes crashes keep a random subset of the unsynced name changes, possibly a later change without an
-    /// earlier one: no file system promises an order.
+    /// Makes crashes keep a random subset of the unsynced name changes: a later change may survive although
+    /// an earlier one is lost. File systems promise no order.
     pub fn keep_names_in_any_order(&self) {
         self.state().names_in_any_order = true;
     }
@@ -270,7 +271,7 @@ impl State {
         if self.reserves { node.data.len() as u64 } else { node.written.len() as u64 * PAGE_BYTES }
     }
 
-    /// Returns an error if there is no space to write this part of a file.
+    /// Returns an error if there is no space to write the bytes `start..end` of a file.
     fn room_to_write(&mut self, id: u64, start: u64, end: u64) -> io::Result<()> {
         if self.reserves {
             return self.room_for(id, end);
@@ -333,8 +334,8 @@ impl State {
         DiskSpace { free_bytes: total_bytes.saturating_sub(used_bytes), total_bytes }
     }
 
-    /// Drops the contents of files that are not open and have no name, not even one that a crash would
-    /// restore.
+    /// Frees the contents of files that are not open and have no name. A file whose name a crash could
+    /// restore is kept.
     fn forget_unnamed(&mut self) {
         let pending = self.names_pending.iter().filter_map(|change| match change {
             NameChange::Set(_, id) => Some(id),

@@ -1,4 +1,5 @@
-//! Bytes that the quotas of user and group leave; the free space of a file system does not show them.
+//! Free bytes within the disk quotas of the user and the group. The free space that a file system reports
+//! does not include these limits.
 
 use std::fs;
 use std::os::fd::AsRawFd as _;
@@ -15,8 +16,8 @@ const UNIT_BYTES: u64 = 1024;
 const LIMITS_AND_USAGE: u32 = libc::QIF_BLIMITS | libc::QIF_SPACE;
 
 /// Returns the number of bytes that this process can still write to the file system that holds `path`; `None`
-/// if no quota limits them, or if the operating system does not report quotas (Linux before 5.14, network
-/// file systems). Project quotas are already part of the file system's free space.
+/// if no quota limits the process, or if the operating system does not report quotas (Linux before 5.14,
+/// network file systems). Project quotas are already part of the file system's free space.
 pub(crate) fn bytes_left(path: &Path) -> Option<u64> {
     let file = fs::File::open(path).ok()?;
     // SAFETY: both only read the ids of the process.
@@ -36,8 +37,8 @@ pub(crate) fn bytes_left(path: &Path) -> Option<u64> {
     left.min()
 }
 
-/// Returns the group of new files in this directory, whose quota counts: the directory's group if its setgid
-/// bit is set.
+/// Returns the group that owns new files in this directory, because the quota of that group counts. It is the
+/// directory's group if the directory's setgid bit is set.
 fn group_of_new_files(dir: &fs::Metadata, own_group: u32) -> u32 {
     let is_inherited = dir.is_dir() && dir.mode() & libc::S_ISGID != 0;
     if is_inherited { dir.gid() } else { own_group }

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use crate::quota;
 use crate::{Disk, DiskSpace, File, Lock, Reservation};
 
-/// Maximum number of pieces per call on Linux (`UIO_MAXIOV`).
+/// Maximum number of pieces that Linux accepts in one call (`UIO_MAXIOV`).
 const PIECES_PER_CALL_MAX: usize = 1024;
 
 /// Mode of directories: accessible to the owner only.
@@ -164,8 +164,8 @@ struct HeldFile(fs::File);
 
 impl Drop for HeldFile {
     fn drop(&mut self) {
-        // Closing is not enough: a process forked by another thread keeps the lock until it executes its
-        // program.
+        // Closing the file would not release the lock in time: a process forked by another thread shares the
+        // open file, and with it the lock, until it executes its program.
         let _ = self.0.unlock();
     }
 }
@@ -175,11 +175,13 @@ struct RealFile {
     cached_reads: AtomicU8,
 }
 
-/// States of [`File::read_cached_at`]. `ASK`: the system call is used, because it has worked so far.
+/// State of [`File::read_cached_at`] in which it uses the system call, which has worked so far.
 const ASK: u8 = 0;
-/// The operating system cannot tell what is cached, but the file system is in memory, so reads never wait.
+/// State in which [`File::read_cached_at`] reads normally: the operating system cannot tell what is cached,
+/// but the file system is in memory, so a read never waits.
 const READ: u8 = 1;
-/// The operating system cannot tell what is cached.
+/// State in which [`File::read_cached_at`] returns 0, because the operating system cannot tell what is
+/// cached.
 const NEVER: u8 = 2;
 
 impl RealFile {
@@ -226,12 +228,12 @@ fn writes_elsewhere(kind: i64) -> Option<&'static str> {
     }
 }
 
-/// Size of a memory page in bytes, or a fraction of it where pages are larger.
+/// Size of a memory page in bytes. Where pages are larger, this size divides the page size.
 const PAGE_BYTES: usize = 4096;
 
-/// Returns the longest prefix of these pieces, which will be written at `offset`, that ends at a page
-/// boundary of the file. If the process is killed between two calls, whole pages are written, as within one
-/// call: the log takes a write that ends within a sector for damage.
+/// Returns the longest prefix of these pieces that ends at a page boundary of the file, if it is written at
+/// `offset`. Then a process killed between two calls has written whole pages, as within one call. Otherwise
+/// the log could find a write that ends within a sector and report it as damage.
 fn whole_pages(pieces: &[IoSlice<'_>], offset: u64) -> Vec<libc::iovec> {
     let vector = |piece: &IoSlice<'_>| libc::iovec {
         iov_base: piece.as_ptr().cast_mut().cast(),
@@ -241,7 +243,8 @@ fn whole_pages(pieces: &[IoSlice<'_>], offset: u64) -> Vec<libc::iovec> {
     let bytes: usize = part.iter().map(|piece| piece.iov_len).sum();
     let mut beyond = ((offset % PAGE_BYTES as u64) as usize + bytes) % PAGE_BYTES;
     if beyond >= bytes {
-        // A thousand pieces with less than a page in all; the log's pieces are longer.
+        // A thousand pieces hold less than one page in all. This does not happen for the log, whose pieces
+        // are longer.
         return part;
     }
     while let Some(last) = part.last_mut().filter(|_| beyond > 0) {
@@ -386,8 +389,8 @@ impl File for RealFile {
     fn next_data(&self, offset: u64) -> io::Result<Option<u64>> {
         let start = libc::off_t::try_from(offset)
             .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "offset beyond the file system's"))?;
-        // SAFETY: plain integers; the descriptor is open as long as `self` is. It moves the file's cursor, which
-        // nothing here uses: every read and write names its offset.
+        // SAFETY: plain integers; the descriptor is open as long as `self` is. The call moves the file's
+        // cursor, which nothing here uses: every read and write names its offset.
         let found = unsafe { libc::lseek(self.file.as_raw_fd(), start, libc::SEEK_DATA) };
         if found >= 0 {
             return Ok(Some(found as u64));
@@ -395,7 +398,7 @@ impl File for RealFile {
         let error = io::Error::last_os_error();
         match error.raw_os_error() {
             Some(libc::ENXIO) => Ok(None),
-            // The file system cannot tell, so everything may be data.
+            // The file system cannot tell where data is, so all bytes may be data.
             Some(libc::EINVAL | libc::EOPNOTSUPP) => {
                 Ok(if offset < self.len()? { Some(offset) } else { None })
             }

@@ -28,7 +28,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 fn measure(options: &Options, data: &Bytes) -> Result<(), Box<dyn std::error::Error>> {
     let (tell, told) = mpsc::channel();
     let on_event = Box::new(move |event| {
-        // The receiver lives as long as the log.
+        // The receiver exists as long as the log, so sending cannot fail.
         let _ = tell.send(event);
     });
     let (mut log, _) = Log::open(options.clone(), Arc::new(RealDisk), Index(1), &mut |_| (), on_event)?;
@@ -78,7 +78,7 @@ fn measure(options: &Options, data: &Bytes) -> Result<(), Box<dyn std::error::Er
             bytes as f64 / waits.len() as f64,
             log.figures().waits(),
         );
-        // The next round finds recycled files.
+        // The next round uses recycled files.
         for segment in
             log.segments().iter().filter(|segment| segment.sealed && round == "fresh files").take(2)
         {

@@ -1,12 +1,11 @@
-//! Facts about the log that are stored outside of it: the log's owner, and the position up to which the log
-//! was durable when it was opened and when it was closed.
+//! Facts about the log that are stored outside of the log: its owner, and positions up to which it was
+//! durable, namely when it was opened and when it was closed.
 //!
 //! The log alone cannot distinguish an end that was lost from an end that was never written. So a member that
 //! shuts down cleanly records where its log ends, and compares at the next start. At each start a member also
-//! records the end of the log that it found: opening has synced all of it. After a crash the log may be
-//! longer than that, but not shorter. Nothing is recorded while the member runs, so the writes of a running
-//! member cost nothing extra; the price is that after a crash nothing proves whether the last batch had been
-//! synced.
+//! records the end of the log that it found and has synced. After a crash the log may be longer than that,
+//! but not shorter. Nothing is recorded while the member runs, so writes have no additional cost. The
+//! disadvantage is that after a crash nothing proves whether the last batch had been synced.
 //!
 //! ```text
 //! <data-dir>/member/witness   little-endian
@@ -22,8 +21,8 @@
 //!       48  crc32c       4   of bytes 0..48
 //! ```
 //!
-//! Older releases write zeros from offset 32 on while the log is in use, and ignore those bytes when they
-//! read.
+//! Older releases write zeros from offset 32 on while the log is in use, and ignore these bytes when they
+//! read the file.
 
 use std::path::Path;
 
@@ -37,17 +36,17 @@ const MAGIC: [u8; 8] = *b"MNSTWIT\n";
 const VERSION: u32 = 1;
 const RECORD_BYTES: usize = 52;
 
-/// The ids of the log's owner, and the end of the log.
+/// The owner of the log, and positions up to which the log was durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShutdownRecord {
-    /// The log's cluster.
+    /// Id of the cluster to which the log belongs.
     pub cluster_id: ClusterId,
-    /// The log's member.
+    /// Id of the member to which the log belongs.
     pub member_id: MemberId,
     /// End of the log at a clean shutdown. `None` while the log is in use, and therefore also after a crash.
     pub end: Option<LogEnd>,
-    /// Set while the log is in use: end of the log when it was opened, up to which the log is durable. `None`
-    /// if that end was not recorded.
+    /// End of the log when it was opened. The log was durable up to it. Set only while the log is in use;
+    /// `None` if that end was not recorded.
     pub synced_to: Option<LogEnd>,
 }
 
@@ -63,15 +62,15 @@ pub struct LogEnd {
 }
 
 impl ShutdownRecord {
-    /// Name of the record's file in a member's directory. The name comes from the first release and stays:
-    /// existing directories have the file, and messages name it.
+    /// Name of the record's file in a member's directory. The name dates from the first release and cannot
+    /// change, because existing directories have the file and messages mention it.
     pub const FILE_NAME: &str = "witness";
 
-    /// Reads the record in this file; `None` if there is none.
+    /// Reads the record from this file; returns `None` if the file does not exist.
     ///
     /// # Errors
     ///
-    /// [`OpenError::Damaged`] means that the record cannot be used; the log itself may still be sound.
+    /// Returns [`OpenError::Damaged`] if the record cannot be used; the log itself may still be sound.
     pub fn read(disk: &dyn Disk, path: &Path) -> Result<Option<ShutdownRecord>, OpenError> {
         let io = |error| OpenError::io("read", path, error);
         if !disk.exists(path).map_err(io)? {
@@ -82,12 +81,12 @@ impl ShutdownRecord {
         ShutdownRecord::decode(&bytes[..read]).map(Some).map_err(|why| OpenError::damaged(path, 0, why))
     }
 
-    /// Replaces the record, durably and atomically: writes a new file and renames it, or, if a full disk has
-    /// no space for a new file, overwrites the old one, whose bytes all lie in one sector.
+    /// Replaces the record, durably and atomically. Writes a new file and renames it. If a full disk has no
+    /// space for a new file, overwrites the old one, which is atomic because all its bytes are in one sector.
     ///
     /// # Errors
     ///
-    /// Returns an error if the operating system refuses.
+    /// Returns the error of the operating system.
     pub fn write(&self, disk: &dyn Disk, path: &Path) -> Result<(), OpenError> {
         let making = path.with_extension("tmp");
         let io = |error| OpenError::io("write", &making, error);
@@ -100,7 +99,7 @@ impl ShutdownRecord {
         });
         match made {
             Err(error) if disk::is_full(&error) => {
-                // If the removal fails, the file is removed at the next write.
+                // If the removal fails, the next write of the record removes the file.
                 let _ = disk.remove(&making);
                 if !disk.exists(path).map_err(io)? {
                     return Err(io(error));

@@ -1,28 +1,28 @@
-//! The location of each raft entry in memory, with four bytes per entry.
+//! The locations of all raft entries, kept in memory with four bytes per entry.
 
 use std::collections::BTreeMap;
 
 use numbers::{EntryId, Index, Term};
 
-/// Maps a raft index to (segment, offset of the record). Each segment holds one contiguous run of current
-/// entries: appending an index again drops that entry and all later entries, in this segment and in earlier
-/// ones.
+/// Maps a raft index to the segment and the offset of the entry's record. Each segment has one contiguous run
+/// of current entries. Appending an entry with an existing index drops the old entry and all later entries,
+/// in this segment and in earlier ones.
 #[derive(Default)]
 pub(crate) struct EntryIndex {
     runs: BTreeMap<u32, Run>,
-    /// Segments at the log's beginning that were not read at open: sequence number -> index that was expected
-    /// next when the segment began.
+    /// Segments at the log's beginning that were not read when the log was opened, each with the raft index
+    /// that was expected next when the segment began.
     pub unread: BTreeMap<u32, Index>,
-    /// Lowest index that may still be read; entries below it are no longer returned.
+    /// Lowest index that may still be read. Entries below it are not returned.
     pub floor: Index,
-    /// Index that the next appended entry has, unless it replaces an earlier entry.
+    /// Index of the next appended entry, unless that entry replaces an earlier one.
     pub next: Index,
 }
 
 struct Run {
     first: Index,
     offsets: Vec<u32>,
-    /// First entry of each series of entries with the same term, in ascending order.
+    /// First entry of each run of entries with the same term, in ascending order.
     terms: Vec<EntryId>,
 }
 
@@ -38,8 +38,8 @@ impl EntryIndex {
         EntryIndex { next, ..EntryIndex::default() }
     }
 
-    /// Adds an entry. `index` is at most [`EntryIndex::next`]; a lower one replaces that entry and drops all
-    /// later ones.
+    /// Adds an entry whose index is at most [`EntryIndex::next`]. If its index is lower, it replaces the
+    /// entry with that index and drops all later ones.
     pub fn push(&mut self, seq: u32, index: Index, term: Term, offset: u32) {
         assert!(index <= self.next, "entry {index} leaves a gap after {}", self.next.previous());
         if index < self.next {
@@ -73,14 +73,14 @@ impl EntryIndex {
         self.next = self.next.min(index);
     }
 
-    /// Drops all entries because the log restarts: the next entry has the index `next`.
+    /// Drops all entries, because the log restarts with an entry that has the index `next`.
     pub fn reset(&mut self, next: Index) {
         self.runs.clear();
         self.unread.clear();
         self.next = next;
     }
 
-    /// Removes a segment; entries in this segment and in earlier ones can no longer be read.
+    /// Removes a segment. Entries in this segment and in earlier ones can no longer be read.
     pub fn remove_segment(&mut self, seq: u32) {
         if let Some(run) = self.runs.remove(&seq) {
             self.floor = self.floor.max(run.end());
@@ -95,8 +95,8 @@ impl EntryIndex {
         self.floor = self.floor.max(floor);
         let floor = self.floor;
         self.runs.retain(|_, run| run.end() > floor);
-        // A segment of `unread` begins before the index recorded for it, so the last segment whose index is
-        // not above the floor is still needed.
+        // The entries of a segment begin at the index recorded in `unread`, or below it. So the last segment
+        // whose index is not above the floor may contain the floor, and is still needed.
         let needed = self.unread.iter().filter(|(_, first)| **first <= floor).map(|(seq, _)| *seq).max();
         if self.runs.values().next().is_some_and(|run| run.first <= floor) {
             self.unread.clear();
@@ -105,7 +105,7 @@ impl EntryIndex {
         }
     }
 
-    /// Returns the first index from which on all locations are known.
+    /// Returns the index from which on the locations of all entries are known.
     pub fn first_known(&self) -> Index {
         let mut first = self.next;
         for run in self.runs.values().rev() {
@@ -117,7 +117,7 @@ impl EntryIndex {
         first.max(self.floor)
     }
 
-    /// Returns the first index that can be read, if segments not read yet are read.
+    /// Returns the first index that can be read, including entries in segments that are not read yet.
     pub fn first(&self) -> Index {
         match self.unread.values().min() {
             Some(first) => (*first).min(self.first_known()).max(self.floor),
@@ -125,13 +125,13 @@ impl EntryIndex {
         }
     }
 
-    /// Returns the term of an entry whose location is known.
+    /// Returns the term of an entry; `None` if its location is not known.
     pub fn term(&self, index: Index) -> Option<Term> {
         let run = self.run(index)?;
         run.terms.iter().rev().find(|run| run.index <= index).map(|run| run.term)
     }
 
-    /// Returns segment and record offset of an entry whose location is known.
+    /// Returns the segment and the record offset of an entry; `None` if the location is not known.
     pub fn place(&self, index: Index) -> Option<(u32, u32)> {
         if index < self.floor {
             return None;
@@ -142,8 +142,8 @@ impl EntryIndex {
         })
     }
 
-    /// Adds the locations of entries before ours from `older`, an index of earlier segments that were read
-    /// later.
+    /// Adds the locations of the entries in `older`, an index of segments that precede those of this index
+    /// and were read later.
     pub fn prepend(&mut self, mut older: EntryIndex) {
         older.truncate(self.first_known());
         for (seq, run) in older.runs {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::{Batch, Owner};
 
-/// End of an error message: tells the operator what to do about damage.
+/// Last part of an error message, which says what the operator should do about damage.
 pub const REMEDY: &str = "data that this member acknowledged may be missing: do not just delete the file; \
      rebuild the member from the others with `mainstay rebuild` and the flags it was started with or, if \
      it is the only one, restore its data directory from a backup";
@@ -93,8 +93,8 @@ impl OpenError {
 }
 
 impl OpenError {
-    /// Returns true if the file is missing or damaged: a caller that has the same contents elsewhere may
-    /// continue without this file.
+    /// Returns true if the file is missing or damaged. A caller that has the same contents in another place
+    /// can then continue without the file.
     pub fn is_damage(&self) -> bool {
         matches!(self, OpenError::Damaged { .. } | OpenError::Missing { .. } | OpenError::NotAFile { .. })
     }
@@ -147,8 +147,8 @@ impl std::error::Error for OpenError {
     }
 }
 
-/// Error that stops the log: a write or sync of a segment in use failed, so the contents of the disk are
-/// unknown and the member must stop.
+/// Error that stops the log. A write or sync of a segment in use failed, so it is unknown what is on the
+/// disk, and the member must stop.
 #[derive(Clone, Debug)]
 pub struct Fatal {
     /// Operation that failed, such as `sync`.
@@ -178,7 +178,7 @@ impl std::error::Error for Fatal {
     }
 }
 
-/// Error returned when a batch is refused; contains the batch.
+/// Error returned when a batch is refused. It contains the batch.
 #[derive(Debug)]
 pub struct AppendError {
     /// Reason of the refusal.
@@ -190,9 +190,9 @@ pub struct AppendError {
 /// Reason why the log accepts no batch, temporarily or permanently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// Too many bytes wait to be written.
+    /// Too many bytes wait in the queue to be written.
     QueueFull,
-    /// The disk is full: release segments, or free space on the disk.
+    /// The disk is full. The caller has to release segments, or the operator has to free space on the disk.
     NoSpace,
     /// The log has failed, or it was closed.
     Stopped,
@@ -233,7 +233,8 @@ pub enum ReleaseError {
 /// Error returned when bytes cannot be read from the log.
 #[derive(Debug)]
 pub enum ReadError {
-    /// The segment was released and the value was moved to another one: look up the new location.
+    /// The segment was released, and the value was moved to another segment. The caller has to look up the
+    /// new location.
     Moved,
     /// The entry is too old and no longer kept, or its index is beyond the last entry.
     Unavailable,

@@ -1,4 +1,4 @@
-//! Counters for metrics; reading them never waits.
+//! Counters for metrics. Reading them never blocks.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,7 +25,7 @@ impl Durations {
         self.sum_ns.fetch_add(duration.as_nanos() as u64, Ordering::Relaxed);
     }
 
-    /// Number of samples in each bucket (not cumulated); the last bucket counts samples above every bound.
+    /// Number of samples in each bucket (not cumulative). The last bucket counts samples above every bound.
     pub fn buckets(&self) -> [u64; DURATION_BOUNDS_S.len() + 1] {
         std::array::from_fn(|i| self.buckets[i].load(Ordering::Relaxed))
     }
@@ -44,9 +44,9 @@ impl Durations {
 /// Counters of the log's work since it was opened.
 #[derive(Debug, Default)]
 pub struct Figures {
-    /// Durations of each `fdatasync` of a segment in use.
+    /// Duration of each `fdatasync` of a segment in use.
     pub fsyncs: Durations,
-    /// Durations of each vectored write into a segment in use.
+    /// Duration of each vectored write into a segment in use.
     pub writes: Durations,
     stalls: Mutex<VecDeque<Stall>>,
     pub(crate) written_bytes: AtomicU64,
@@ -55,7 +55,7 @@ pub struct Figures {
     pub(crate) waits: AtomicU64,
 }
 
-/// A sync that took long enough to delay the requests that waited for it.
+/// A sync that took so long that it delayed the requests that waited for it.
 #[derive(Clone, Copy, Debug)]
 pub struct Stall {
     /// Time when the stall ended.
@@ -64,7 +64,7 @@ pub struct Stall {
     pub took: Duration,
 }
 
-/// Duration from which on a sync counts as a stall: a tenth of etcd's default election timeout.
+/// Minimum duration of a sync that counts as a stall: a tenth of etcd's default election timeout.
 const STALL_MIN: Duration = Duration::from_millis(100);
 /// Maximum number of stalls that are remembered.
 const STALLS_MAX: usize = 32;
@@ -81,7 +81,7 @@ impl Figures {
         }
     }
 
-    /// Returns the most recent syncs that took a tenth of a second or longer, the oldest first.
+    /// Returns the most recent syncs that took a tenth of a second or longer, oldest first.
     pub fn stalls(&self) -> Vec<Stall> {
         self.stalls.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect()
     }
@@ -101,7 +101,7 @@ impl Figures {
         self.entries.load(Ordering::Relaxed)
     }
 
-    /// Returns how often the writer had to wait for a segment to be prepared.
+    /// Returns the number of times that the writer had to wait for a segment to be prepared.
     pub fn waits(&self) -> u64 {
         self.waits.load(Ordering::Relaxed)
     }

@@ -1,5 +1,5 @@
-//! The segment format, version 2. All numbers are little-endian. Files of every version stay readable for
-//! ever.
+//! The segment format, version 2. All numbers are little-endian. Files of every version stay readable
+//! forever.
 //!
 //! ```text
 //! segment file  <data-dir>/member/log/<seq, 16 hex digits>.seg
@@ -44,25 +44,26 @@
 //! After the last record there are 16 zero bytes if the file has space for them: a record of kind 0 marks the
 //! end.
 //!
-//! A file may hold anything behind the end: values of clients, whole copies of segments, data of the file's
-//! previous use. None of it may be read as a record. So 48 bits of each record are derived from the secret.
-//! The secret is drawn each time a file is put into use, is never sent anywhere, and differs from the secret
-//! of the file's previous use. A file of 64 MiB has 2^21 places for a forged record, and each forged record
-//! is accepted with a probability of 2^-48. The record's offset is part of its checksum, so even a genuine
-//! record that was copied to another place of the same file does not verify.
+//! After the end of the records a file may contain anything: values of clients, whole copies of segments,
+//! data of the previous use of the file. None of these bytes may be read as a record. Therefore 48 bits of
+//! each record are derived from the secret in the file's header. The secret is drawn each time a file is put
+//! into use, never leaves this file, and differs from the secret of the file's previous use. A file of 64 MiB
+//! has 2^21 places for a forged record, and each forged record is accepted with a probability of 2^-48. The
+//! record's offset is part of its checksum, so even a genuine record that was copied to another place of the
+//! same file does not verify.
 //!
-//! In version 1 a checksum over cluster id, member id, incarnation and sequence number took the place of the
+//! In version 1 a checksum over cluster id, member id, incarnation and sequence number was used instead of a
 //! secret (the mark was the upper half of that checksum xor its lower half, and the offset was not part of
-//! the record's checksum). Clients can guess all four numbers. Segments of version 1 can be read, but nothing
-//! more is written to them as soon as the next segment is ready.
+//! the record's checksum). Clients can guess all four numbers. Segments of version 1 can be read. As soon as
+//! a next segment is ready, nothing more is written to them.
 //!
-//! The header is written and synced before the file is renamed to its final name, and is never changed. Facts
-//! known only when a segment is put into use (such as the first index expected in it) are in the segment's
-//! first record.
+//! The header is written and synced before the file is renamed to its final name, and never changes
+//! afterwards. Facts that are known only when a segment is put into use (such as the index of its first
+//! entry) are in the first record of the segment.
 //!
 //! All records of one write are synced together, and the next write starts only after that sync. So a valid
-//! record whose batch starts after offset p proves that everything before its batch, including p, had once
-//! been synced.
+//! record whose batch starts after offset p proves that all bytes before this batch, including those at p,
+//! had been synced.
 
 use numbers::{ClusterId, EntryId, Index, MemberId, Term};
 
@@ -70,17 +71,19 @@ use crate::{HardState, Location};
 
 pub(crate) const MAGIC: [u8; 8] = *b"MNSTSEG\n";
 pub(crate) const VERSION: u32 = 2;
-/// Version whose record identity is derived from numbers that clients know.
+/// Version in which the checksums of records are derived from numbers that clients can guess.
 const VERSION_GUESSABLE: u32 = 1;
 pub(crate) const SEGMENT_HEADER_BYTES: usize = 4096;
 pub(crate) const RECORD_HEADER_BYTES: usize = 32;
 /// Minimum size of a segment in bytes, whatever the options say. Offsets within a segment have 32 bits.
 pub(crate) const SEGMENT_BYTES_MIN: u32 = 16 << 10;
-/// Number of zero bytes after the last record: enough to be read as a record header of kind 0.
+/// Number of zero bytes after the last record. They can be read as a record header of kind 0, which marks the
+/// end.
 pub(crate) const END_BYTES: usize = 16;
-/// Limit that a record's payload must stay below, in bytes, so that offsets and lengths fit into 32 bits.
+/// Upper bound, in bytes, of a record's payload, which must be smaller. So offsets and lengths fit into 32
+/// bits.
 pub(crate) const PAYLOAD_BYTES_MAX: usize = 1 << 30;
-/// Number of bytes in front of the value in the payload of a Value record.
+/// Number of bytes before the value in the payload of a Value record (the sub-revision).
 pub(crate) const VALUE_HEAD_BYTES: usize = 8;
 const START_HEAD_BYTES: usize = 48;
 
@@ -115,16 +118,16 @@ pub(crate) struct SegmentHeader {
     pub member_id: MemberId,
     pub incarnation: u64,
     pub capacity: u64,
-    /// Random secret of this use of the file; `None` in version 1.
+    /// Random secret of this use of the file; `None` for version 1, which has no secret.
     pub secret: Option<u64>,
 }
 
-/// Facts that all records of one use of a segment share and that differ from any other use.
+/// Facts that all records of one use of a segment share, and that differ from those of any other use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     seed: u32,
     mark: u16,
-    /// True if a record's offset is part of its checksum.
+    /// True if the offset of a record is part of its checksum (from version 2 on).
     placed: bool,
 }
 
@@ -153,7 +156,8 @@ impl SegmentHeader {
         bytes
     }
 
-    /// Decodes a segment header. The error text completes a sentence that names the file.
+    /// Decodes a segment header. The error text is the rest of a sentence that begins with the name of the
+    /// file.
     pub fn decode(bytes: &[u8]) -> Result<SegmentHeader, &'static str> {
         if bytes.len() < SEGMENT_HEADER_BYTES {
             return Err("the file is shorter than a segment header");
@@ -234,23 +238,23 @@ impl RecordHeader {
     }
 }
 
-/// Result of [`find`]: the contents of a segment at an offset.
+/// Result of [`find`]: what the segment contains at the offset.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Found {
-    /// A verified record, with the length of its payload in bytes; the bytes read include the whole record
-    /// and its padding.
+    /// A verified record, and the length of its payload in bytes. The bytes that were passed contain the
+    /// whole record with its padding.
     Record(RecordHeader, usize),
-    /// The end mark, or less space than a record needs.
+    /// The end mark, or less space in the file than a record needs.
     End,
-    /// More bytes are needed to decide: this many in all, from the start of the record.
+    /// More bytes are needed: this many in total, counted from the start of the record.
     Short(usize),
-    /// No valid record of this segment; contains the reason.
+    /// No valid record of this segment, for this reason.
     Invalid(&'static str),
 }
 
-/// Returns payload length and batch start if `head` can be the beginning of a record of this use of the
-/// segment. The checksum is not verified. The record may be longer than the file: if the file had grown for
-/// it, the new file length may have been lost.
+/// Returns the payload length and the batch start if `head` can be the beginning of a record of this use of
+/// the segment; the checksum is not verified. The record may be longer than the file: the file may have been
+/// extended for the record, and a crash may have undone the extension.
 pub(crate) fn outline(head: &[u8; END_BYTES], identity: Identity) -> Option<(usize, u32)> {
     Kind::of(head[8])?;
     let (payload, batch_start) = (u32_at(head, 4) as usize, u32_at(head, 12));
@@ -258,7 +262,7 @@ pub(crate) fn outline(head: &[u8; END_BYTES], identity: Identity) -> Option<(usi
     (is_of_this_use && payload < PAYLOAD_BYTES_MAX).then_some((payload, batch_start))
 }
 
-/// Decodes the record at `offset` of a segment of `len` bytes. `bytes` is what was read from `offset` on.
+/// Decodes the record at `offset` of a segment of `len` bytes. `bytes` are the bytes read from `offset` on.
 pub(crate) fn find(bytes: &[u8], offset: u64, len: u64, identity: Identity) -> Found {
     let room = len.saturating_sub(offset);
     if room < RECORD_HEADER_BYTES as u64 {

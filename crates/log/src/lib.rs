@@ -1,12 +1,12 @@
 //! The segmented log, which is also the database: each value is written once, inside its raft entry, and is
 //! read back from the segment by its location. The crate also contains the checkpoint files.
 //!
-//! Parts: [`Log`] appends batches with group commit on its own thread (everything queued goes into one
-//! vectored write and one fdatasync), [`Values`] and [`Entries`] read back, [`Log::open`] recovers,
-//! [`checkpoint`] stores framed, checksummed files whose contents the caller writes.
+//! Parts: [`Log`] appends batches with group commit on its own thread (all queued batches share one vectored
+//! write and one fdatasync). [`Values`] and [`Entries`] read values and entries. [`Log::open`] recovers the
+//! log after a restart. [`checkpoint`] stores framed, checksummed files whose contents the caller writes.
 //!
-//! The log knows nothing of the raft protocol (it stores the state that it is given), of keys, of the
-//! contents of an entry, of which values are live, or of when a checkpoint is due.
+//! The log does not know the raft protocol (it only stores raft's state), keys, the contents of entries,
+//! which values are live, or when a checkpoint is due.
 //!
 //! Invariants:
 //! - Nothing is reported as synced before the disk has synced it (test `crash`).
@@ -17,10 +17,11 @@
 //!   write that was never acknowledged are cut off (test `damage`).
 //! - Data that existed when the log was closed cleanly exists when it is opened again, or opening is refused
 //!   (test `damage`).
-//! - Only what the log itself wrote at this position, in this use of the file, is read as a record: no client
-//!   value, no copy, no data that a recycled file still contains (tests `forgery`, `space`).
-//! - Files of every version stay readable for ever (test `golden`).
-//! - No input panics (test `damage`); a gap in the appended entries is a bug of the caller and does panic.
+//! - Only what the log itself wrote at this position, in this use of the file, is read as a record. Values of
+//!   clients, copies of records, and old data in a recycled file are not (tests `forgery`, `space`).
+//! - Files of every version stay readable forever (test `golden`).
+//! - No content of a file causes a panic (test `damage`). A gap in the appended entries is a bug of the
+//!   caller and does panic.
 //!
 //! Start reading with `format.rs` (the bytes), [`Log::append`], `writer.rs` (group commit) and `recovery.rs`.
 //! Tests are beside the code and in `tests/it`.

@@ -1,4 +1,4 @@
-//! Handle of the log, and its threads.
+//! The handle with which the caller uses the log, and the log's threads.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -22,21 +22,21 @@ use crate::{
 /// Callback for events. It is called on the log's thread, so it must return quickly.
 pub type OnEvent = Box<dyn FnMut(LogEvent) + Send>;
 
-/// Time after which a writer that waits for a segment checks again if it was not woken.
+/// Time after which a writer that waits for a segment checks again, even if it was not notified.
 const STARVED_WAIT: Duration = Duration::from_secs(1);
 
-/// Maximum number of such waits while the log is being closed.
+/// Maximum number of such waits ([`STARVED_WAIT`]) while the log is being closed.
 const CLOSING_WAITS_MAX: u32 = 10;
 
-/// The log, owned by the caller that appends. Dropping it writes the queued batches, if there is space, and
-/// ends its threads.
+/// The log, owned by the caller that appends. Dropping it writes the queued batches, as far as there is
+/// space, and ends the log's threads.
 pub struct Log {
     shared: Arc<Shared>,
     queue: Arc<Queue>,
     preparation: Arc<Preparation>,
-    /// Locked by the log's thread while it works, and by the owner in [`Log::write_here`].
+    /// The writer. The log's thread locks it while it works, and so does the owner in [`Log::write_here`].
     worker: Arc<Mutex<Worker>>,
-    /// Empty if the log is driven by hand ([`Options::by_hand`]).
+    /// Handles of the log's threads; empty if the log has no threads ([`Options::by_hand`]).
     threads: Vec<JoinHandle<()>>,
     /// True while appending a batch does not wake the log's thread, because the owner will call
     /// [`Log::write_here`].
@@ -56,15 +56,16 @@ struct Queue {
 struct Waiting {
     requests: VecDeque<Request>,
     releases: VecDeque<u32>,
-    /// Bytes of requests that are not durable yet, whether waiting or being written.
+    /// Bytes of all requests that are not durable yet, waiting or being written.
     bytes: usize,
-    /// True if segments or free space have changed since the log's thread last checked.
+    /// True if segments or the free space have changed since the log's thread last checked.
     kicked: bool,
     closing: bool,
     failed: bool,
 }
 
-/// The writer with its queue and callback; driven by the log's thread, or by hand.
+/// The writer with its queue and its callback. The log's thread runs it or, if the log has no threads,
+/// [`Log::turn`].
 struct Worker {
     writer: Writer,
     shared: Arc<Shared>,
@@ -72,19 +73,19 @@ struct Worker {
     on_event: OnEvent,
     ticket: u64,
     space: Space,
-    /// Requests that are not completely written because a segment was missing.
+    /// Requests that are not completely written, because a segment was missing.
     requests: VecDeque<Request>,
     releases: VecDeque<u32>,
     failed: bool,
 }
 
-/// Reserves disk space for the unused parts of the segment in use and of the next one if their files have
-/// holes. Holes exist after a copy of the directory that left zeros out, or if an earlier release made the
-/// file on a file system that cannot reserve space.
+/// Reserves disk space for the unused parts of the segment in use and of the next segment, if the files of
+/// these segments have holes. Holes exist if a copy of the directory left out zeros, or if an earlier release
+/// made the file on a file system that cannot reserve space.
 ///
 /// # Errors
 ///
-/// Returns an error if reserving fails for another reason than a full disk: a disk that fails to write or to
+/// Returns the error if reserving fails for another reason than a full disk: a disk that fails to write or to
 /// sync must not be used.
 fn make_real(options: &Options, disk: &dyn Disk, opened: &mut recovery::Opened) -> Result<(), OpenError> {
     if options.only_read || disk.writes_elsewhere(&options.dir).is_some() {
@@ -108,8 +109,8 @@ fn make_real(options: &Options, disk: &dyn Disk, opened: &mut recovery::Opened) 
         let end = u64::from(active.end.load(Ordering::Relaxed));
         let room = active.capacity.load(Ordering::Relaxed).saturating_sub(end);
         if !is_there(&active.path, &*active.file, end, room)? {
-            // With its capacity reduced, the segment counts as full: the log uses the next segment, or
-            // reports that space is exhausted.
+            // The capacity is reduced, so that the segment counts as full. The log then uses the next
+            // segment, or reports that it has no space.
             active.capacity.store(end, Ordering::Relaxed);
         }
     }
@@ -119,7 +120,7 @@ fn make_real(options: &Options, disk: &dyn Disk, opened: &mut recovery::Opened) 
         && !is_there(&next.path, &*next.file, header, next.header.capacity - header)?
     {
         opened.next_seq = next.seq;
-        // If the removal fails, the file is replaced when the segment is made again.
+        // If the removal fails, the file is replaced when the next segment is made.
         let _ = disk.remove(&next.path);
         opened.prepared = None;
     }
@@ -127,23 +128,23 @@ fn make_real(options: &Options, disk: &dyn Disk, opened: &mut recovery::Opened) 
 }
 
 impl Log {
-    /// Returns cluster and member id of the log in a directory; `None` if the directory has no log.
+    /// Returns the cluster and member id of the log in a directory; `None` if the directory contains no log.
     pub fn identify(disk: &dyn Disk, dir: &Path) -> Result<Option<Owner>, OpenError> {
         recovery::identify(disk, dir)
     }
 
-    /// Returns true if a directory contains segments of a log, sound or damaged.
+    /// Returns true if a directory contains segments of a log, valid or damaged.
     ///
     /// # Errors
     ///
-    /// Returns an error if the operating system refuses.
+    /// Returns the error of the operating system.
     pub fn is_in(disk: &dyn Disk, dir: &Path) -> Result<bool, OpenError> {
         recovery::is_in(disk, dir)
     }
 
-    /// Opens or creates a log. Calls `replay` in order for everything written since the entry before
-    /// `from_index`, and perhaps for some earlier records (for entries only from `from_index` on).
-    /// `from_index` is the applied index of the checkpoint plus one, or 1.
+    /// Opens or creates a log. `from_index` is the applied index of the checkpoint plus one, or 1. Calls
+    /// `replay`, in order, for every record written after the entry `from_index - 1`, and perhaps for some
+    /// earlier records; for entries only if their index is at least `from_index`.
     pub fn open(
         options: Options,
         disk: Arc<dyn Disk>,
@@ -221,7 +222,7 @@ impl Log {
 
     /// Queues a batch and returns its ticket, counted from 1. [`LogEvent::Synced`] reports when the batch is
     /// durable. Entries must continue the log or replace a part of it; a gap is a bug of the caller and
-    /// panics.
+    /// causes a panic.
     pub fn append(&mut self, batch: Batch) -> Result<u64, AppendError> {
         let refuse = |reason, batch| Err(AppendError { reason, batch });
         let too_large = batch.entries.iter().any(|entry| entry.data.len() >= PAYLOAD_BYTES_MAX)
@@ -237,7 +238,7 @@ impl Log {
         if waiting.bytes > 0 && waiting.bytes + bytes > self.queued_bytes_max {
             return refuse(Refusal::QueueFull, batch);
         }
-        // A batch that contains only hard states and resets may use the space that is kept for them.
+        // A batch with only hard states and resets may use the space that is kept for such records.
         let data = !batch.entries.is_empty() || !batch.values.is_empty();
         if data && self.shared.space() != Space::Ample && (waiting.bytes + bytes) as u64 > self.room() {
             return refuse(Refusal::NoSpace, batch);
@@ -260,24 +261,25 @@ impl Log {
         Ok(ticket)
     }
 
-    /// If true, batches appended from now on wait until the owner calls [`Log::write_here`]; the log's thread
-    /// is not woken for them.
+    /// If `owner_writes` is true, batches that are appended from now on do not wake the log's thread: they
+    /// wait until the owner calls [`Log::write_here`].
     pub fn owner_writes(&mut self, owner_writes: bool) {
         self.owner_writes = owner_writes;
     }
 
-    /// Writes and syncs the queued batches on the caller's thread and reports them there, if they have at
-    /// most `bytes_max` bytes. For a batch that shares its sync with no other batch this saves two hand-overs
-    /// between threads. The log's thread does the work instead if the queue is larger, if the thread is busy,
-    /// or if a segment is missing. Must not be called on a log driven by hand.
+    /// Writes and syncs the queued batches on the caller's thread and reports the events there, if the
+    /// batches have at most `bytes_max` bytes. This saves two wake-ups of threads for a batch that shares its
+    /// sync with no other batch. If the queue is larger, if the log's thread is busy, or if a segment is
+    /// missing, the log's thread is woken to do the work instead. Must not be called on a log without threads
+    /// ([`Options::by_hand`]).
     ///
-    /// Returns the time that writing took; `None` if the queue is empty or the log's thread does all of the
-    /// work.
+    /// Returns the time that the write took; `None` if the queue is empty or all of the work is left to the
+    /// log's thread.
     pub fn write_here(&mut self, bytes_max: usize) -> Option<Duration> {
         self.owner_writes = false;
         let bytes = self.queue.lock().bytes;
         if bytes == 0 {
-            // The owner also calls this when nothing was appended since its last call.
+            // The owner also calls this if nothing was appended since its last call.
             return None;
         }
         let begun = Instant::now();
@@ -293,7 +295,7 @@ impl Log {
         rest.map(|_| begun.elapsed())
     }
 
-    /// Makes the data written to the segment in use durable, even if batches are not synced
+    /// Makes the data in the segment in use durable, even if batches are not synced
     /// ([`Options::unsafe_no_fsync`]).
     ///
     /// # Errors
@@ -310,7 +312,7 @@ impl Log {
 
     /// Releases a sealed segment: its file is deleted, or kept for reuse. Once the log has recorded the
     /// release, readers get [`crate::ReadError::Moved`]. The caller guarantees that no durable checkpoint, no
-    /// view and no follower refers to the segment; entries in it and in earlier segments can no longer be
+    /// view and no follower needs the segment. Entries in this segment and in earlier ones can no longer be
     /// read.
     pub fn release(&mut self, seq: u32) -> Result<(), ReleaseError> {
         let segment = self.shared.segment(seq).ok_or(ReleaseError::Unknown)?;
@@ -330,24 +332,25 @@ impl Log {
         Ok(())
     }
 
-    /// Frees the memory that holds the locations of entries below `index`, which will not be read any more.
+    /// Frees the memory for the locations of entries below `index`. These entries must not be read any more.
     pub fn forget_below(&mut self, index: Index) {
         self.shared.index().forget_below(index);
     }
 
-    /// Returns the segments, the oldest first.
+    /// Returns the segments, oldest first.
     pub fn segments(&self) -> Vec<SegmentState> {
         self.shared.segments().iter().map(|segment| segment.state()).collect()
     }
 
-    /// Returns how much space the log has for more data. Check it before proposing: at [`Space::Low`] raise
-    /// the alarm.
+    /// Returns how much space the log has for more data. The caller should check it before it proposes, and
+    /// raise the NOSPACE alarm at [`Space::Low`].
     pub fn space(&self) -> Space {
         self.shared.space()
     }
 
-    /// Bytes of records that the log can accept even if the disk is full: the rest of the segment in use, the
-    /// next segment and the spare files, as far as they are ready. Queued batches are not subtracted.
+    /// Bytes of records that the log can accept even if the disk is full. They fit into the rest of the
+    /// segment in use, the next segment and the spare files, as far as these are ready. Queued batches are
+    /// not subtracted.
     pub fn room(&self) -> u64 {
         self.shared.room.load(std::sync::atomic::Ordering::Acquire) + self.preparation.ready_bytes()
     }
@@ -358,7 +361,8 @@ impl Log {
         self.preparation.free_bytes()
     }
 
-    /// Returns true if disk space is held for other parts of the server ([`crate::Values::hold_room`]).
+    /// Returns true if the log leaves disk space free for other parts of the server
+    /// ([`crate::Values::hold_room`]).
     pub fn holds_room(&self) -> bool {
         self.shared.need().is_some()
     }
@@ -379,14 +383,14 @@ impl Log {
         usable(u64::from(self.segment_bytes))
     }
 
-    /// Returns the maximum number of bytes that `values` values with `bytes` bytes in all take when they are
-    /// written again. The rest of their segments' bytes is what moving them can free.
+    /// Returns the maximum number of bytes that `values` values, with `bytes` bytes in total, take when they
+    /// are written again. Moving these values can free the other bytes of their segments.
     pub fn moved_bytes(values: u64, bytes: u64) -> u64 {
         values * padded(VALUE_HEAD_BYTES + 7) as u64 + bytes
     }
 
-    /// Number of bytes of a segment's records that releasing it can free if nothing needs them. The segment
-    /// header and the Start record do not count: the next segment has them again.
+    /// Number of bytes of a segment's records that are freed by releasing the segment, if nothing needs them.
+    /// The segment's header and its Start record do not count, because the next segment has them, too.
     pub fn record_bytes(segment: &SegmentState) -> u64 {
         segment.used_bytes.saturating_sub(SEGMENT_HEADER_BYTES as u64 + START_BYTES)
     }
@@ -396,7 +400,7 @@ impl Log {
         size(batch)
     }
 
-    /// Number of bytes that are appended and not durable yet.
+    /// Number of bytes of all batches that were appended and are not durable yet.
     pub fn queued_bytes(&self) -> usize {
         self.queue.lock().bytes
     }
@@ -416,20 +420,22 @@ impl Log {
         &self.shared.figures
     }
 
-    /// Returns true if a batch or a release was queued since the last turn; only for a log driven by hand. If
-    /// the last turn had no space for all batches, the log needs further turns even while this returns false.
+    /// Returns true if a batch or a release was queued since the last turn. Only for a log without threads.
+    /// If the last turn had no space for all batches, the log needs further turns even while this returns
+    /// false.
     pub fn wants_turn(&self) -> bool {
         let waiting = self.queue.lock();
         !waiting.requests.is_empty() || !waiting.releases.is_empty()
     }
 
-    /// Prepares segments, writes and syncs queued batches, and reports events; only for a log driven by hand.
+    /// Prepares segments, writes and syncs queued batches, and reports events. Only for a log without
+    /// threads.
     pub fn turn(&mut self) {
         self.turn_of(usize::MAX);
     }
 
-    /// Does the work of [`Log::turn`], but for at most `batches_max` of the queued batches, as if the others
-    /// had arrived while a log thread was writing; only for a log driven by hand.
+    /// Does the work of [`Log::turn`], but for at most `batches_max` of the queued batches, as if the other
+    /// batches had arrived while a log thread was writing. Only for a log without threads.
     pub fn turn_of(&mut self, batches_max: usize) {
         if !self.threads.is_empty() {
             return;
@@ -439,10 +445,10 @@ impl Log {
             while self.preparation.step() == Step::Done {}
             let offered = self.preparation.ready().then(|| self.preparation.next_seq());
             let starved = worker.turn(batches_max);
-            // A released segment or a segment that became full may leave a preparation step to do.
+            // A released segment, or a segment that became full, may require another preparation step.
             while self.preparation.step() == Step::Done {}
-            // A record larger than a segment needs a larger file, for which there may be no space. Another
-            // segment of normal size does not help, so the record waits for the next turn.
+            // The record is larger than a segment and needs a larger file, for which there may be no space.
+            // Another segment of normal size does not help, so the record waits for the next turn.
             let stuck = offered == Some(self.preparation.next_seq());
             if !starved || stuck || !self.preparation.ready() {
                 break;
@@ -455,8 +461,8 @@ impl Drop for Log {
     fn drop(&mut self) {
         self.queue.lock().closing = true;
         self.queue.changed.notify_one();
-        // The log thread must end first, because it may still need a segment to finish. If it panicked, the
-        // panic hook has already reported that.
+        // The log's thread must end first, because it may still need a segment. If it panicked, the panic
+        // hook has already reported that.
         while let Some(thread) = self.threads.pop() {
             let _ = thread.join();
             self.preparation.stop();
@@ -475,7 +481,7 @@ impl Queue {
     }
 }
 
-/// Main loop of the log thread.
+/// Main loop of the log's thread.
 fn run(worker: &Mutex<Worker>, queue: &Queue, shared: &Shared) {
     let mut starved = false;
     let mut waits = 0;
@@ -486,7 +492,8 @@ fn run(worker: &Mutex<Worker>, queue: &Queue, shared: &Shared) {
             if work || waiting.kicked {
                 break;
             }
-            // While the log closes, wait for a segment that is being prepared, but not forever.
+            // While the log is being closed, wait for a segment that is being prepared, but only for a
+            // limited time.
             let hopeless = shared.space() == Space::Exhausted || waits >= CLOSING_WAITS_MAX;
             if waiting.closing && (!starved || hopeless) {
                 return;
@@ -514,13 +521,14 @@ fn run(worker: &Mutex<Worker>, queue: &Queue, shared: &Shared) {
 }
 
 fn lock(worker: &Mutex<Worker>) -> MutexGuard<'_, Worker> {
-    // If the lock is poisoned, the panic has already ended the thread that held it, or the process.
+    // A poisoned lock means that a thread panicked while it held the lock. The panic has already ended that
+    // thread, or the process.
     worker.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Worker {
-    /// Takes at most `batches_max` waiting batches and writes them. Returns true if a segment is missing to
-    /// finish.
+    /// Removes at most `batches_max` waiting batches from the queue and writes them. Returns true if a
+    /// segment is missing that is needed to write them all.
     fn turn(&mut self, batches_max: usize) -> bool {
         if self.failed {
             return false;

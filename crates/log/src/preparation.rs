@@ -1,19 +1,19 @@
-//! Prepares segments before they are needed, and keeps the reserve.
+//! Prepares segments before they are needed, and keeps a spare file as the reserve.
 //!
-//! Other files in the log's directory: `<name>.free` are spare files, whose contents do not matter; `*.tmp`
-//! are being made and are worth nothing after a crash.
+//! Other files in the log's directory: `<name>.free` are spare files, whose contents do not matter. `*.tmp`
+//! are files that are being made; after a crash they are useless.
 //!
 //! A new segment is made from a spare file if more than one exists: the file is renamed and gets a new
-//! header, and is not truncated, because syncs are fastest into blocks that were already written. Otherwise a
-//! new file with reserved space is made. One spare file is always kept back as the reserve. When the disk has
-//! no more space the reserve becomes the next segment, and [`Space`] reports the shortage while that whole
-//! segment can still be written.
+//! header. It is not truncated, because a sync is fastest if its blocks were written before. Otherwise a new
+//! file with reserved space is made. One spare file is always kept as the reserve. When the disk has no more
+//! space the reserve becomes the next segment, and [`Space`] reports the shortage while that whole segment
+//! can still be written.
 //!
-//! A log that is about to be closed prepares nothing ahead ([`crate::Values::wind_down`]).
+//! If the log is about to be closed, nothing is prepared in advance ([`crate::Values::wind_down`]).
 //!
 //! Measured: at p99 a sync takes 0.47-0.69 ms into space that is merely reserved, and 0.35-0.39 ms into space
-//! filled with zeros; at p50 both are alike. But filling doubles the bytes written, so the next segment is
-//! filled only while the log is quiet.
+//! filled with zeros; at p50 both take the same time. But filling with zeros doubles the bytes written, so
+//! the next segment is filled only while the log is idle.
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
@@ -32,18 +32,19 @@ use crate::segment::{Shared, file_name, reserve, write_zeros};
 use crate::writer::TAIL_BYTES;
 use crate::{Need, Options, Space};
 
-/// Names of files that are being made.
+/// Name of the file in which the next segment is being made.
 pub(crate) const NEXT_TMP: &str = "next.tmp";
 pub(crate) const SPARE_TMP: &str = "spare.tmp";
-/// Filling with zeros writes pieces of this many bytes, each synced, with a pause between two pieces.
+/// Size in bytes of the pieces in which a segment is filled with zeros. Each piece is synced, with a pause
+/// between two pieces.
 const FILL_BYTES: usize = 256 << 10;
 const FILL_PAUSE: Duration = Duration::from_millis(20);
-/// Pause while other parts of the server take the space that is held for them.
+/// Pause while other parts of the server take space that is held for them.
 const HELD_PAUSE: Duration = Duration::from_millis(10);
-/// Time until a failed search for space is repeated, unless a segment is released earlier.
+/// Time after which a failed attempt to find space is repeated, unless a segment is released earlier.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// A segment's file that has a durable header and name and is not in use yet.
+/// The file of a segment that is not in use yet. Its header and its name are durable.
 pub(crate) struct Prepared {
     pub seq: u32,
     pub path: PathBuf,
@@ -64,8 +65,8 @@ pub(crate) struct Preparation {
 struct Stock {
     next: Option<Prepared>,
     next_seq: u32,
-    /// True while a piece of the next segment is being filled; a writer that needs the segment waits for that
-    /// piece.
+    /// True while a piece of the next segment is being filled with zeros. A writer that needs the segment
+    /// waits until the piece is done.
     filling: bool,
     /// True if the writer waits for the next segment.
     wanted: bool,
@@ -82,13 +83,13 @@ struct Stock {
 /// Result of one step of preparation.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// The step did something; there may be more to do.
+    /// The step has done something, and there may be more to do.
     Done,
     /// Nothing is left to do.
     Idle,
-    /// There was no space; try again when something has changed.
+    /// There was no space. The step should be repeated when something has changed.
     Failed,
-    /// Other parts of the server are taking space right now; try again soon.
+    /// Other parts of the server are taking space at the moment. The step should be repeated soon.
     Held,
 }
 
@@ -98,7 +99,7 @@ impl Preparation {
         Preparation { shared, options, stock: Mutex::new(stock), changed: Condvar::new() }
     }
 
-    /// Takes the next segment if it is ready; otherwise records that it is wanted and returns `None`.
+    /// Returns the next segment if it is ready; otherwise records that it is needed and returns `None`.
     pub fn take(&self) -> Option<Prepared> {
         let mut stock = self.lock();
         while stock.filling {
@@ -115,7 +116,7 @@ impl Preparation {
         Some(next)
     }
 
-    /// Returns true if a call of [`Preparation::take`] would return a segment.
+    /// Returns true if [`Preparation::take`] would return a segment now.
     pub fn ready(&self) -> bool {
         self.lock().next.is_some()
     }
@@ -154,7 +155,7 @@ impl Preparation {
         self.free_bytes().is_some_and(|free| free >= u64::from(self.options.segment_bytes))
     }
 
-    /// Creates an empty file, replacing the remains of an earlier attempt. Fails if the file would take space
+    /// Creates an empty file. Replaces the file of an earlier attempt. Fails if the file would take space
     /// that is held for other parts of the server.
     fn create(&self, making: &Path) -> io::Result<Arc<dyn File>> {
         if self.is_held() {
@@ -169,8 +170,8 @@ impl Preparation {
     /// Reserves space for a whole segment in a new or a spare file; see [`reserve`].
     fn reserve(&self, file: &dyn File) -> io::Result<u64> {
         let bytes = u64::from(self.options.segment_bytes);
-        // Free space is checked before and after: if it became available only in between, the error does not
-        // prove that the file system has a hidden limit.
+        // The free space is checked before and after. If it became available only in between, the error does
+        // not prove that the file system has a limit that it does not report.
         let gave = self.gives_segment();
         let made = reserve(&*self.shared.disk, &self.options.dir, file, 0, bytes);
         if made.as_ref().is_err_and(disk::is_full) && gave && self.gives_segment() {
@@ -179,8 +180,8 @@ impl Preparation {
         made
     }
 
-    /// Removes a spare file, even the last one, so that the segment in use can grow by its space. Returns
-    /// true if a file was removed.
+    /// Removes a spare file, even the last one, so that the segment in use can grow into the freed space.
+    /// Returns true if a file was removed.
     pub fn give_up_spare(&self) -> bool {
         let Some(path) = self.lock().spares.pop() else { return false };
         let removed = self.shared.disk.remove(&path).is_ok();
@@ -195,12 +196,12 @@ impl Preparation {
         stock.next = Some(prepared);
     }
 
-    /// Adds a spare file that was found at open.
+    /// Adds a spare file that was found when the log was opened.
     pub fn put_spare(&self, path: PathBuf) {
         self.lock().spares.push(path);
     }
 
-    /// Queues the file of a released segment to be kept as a spare file or removed.
+    /// Queues the file of a released segment. It is later kept as a spare file or removed.
     pub fn discard(&self, path: PathBuf) {
         self.lock().discarded.push_back(path);
         self.changed.notify_all();
@@ -211,8 +212,8 @@ impl Preparation {
         self.changed.notify_all();
     }
 
-    /// Main loop of the preparing thread. `notify` is called when a segment became ready or the space state
-    /// changed.
+    /// Runs the main loop of the preparing thread. `notify` is called when a segment becomes ready or the
+    /// state of the space has changed.
     pub fn run(&self, notify: impl Fn()) {
         loop {
             let before = (self.shared.space(), self.ready());
@@ -240,8 +241,8 @@ impl Preparation {
                     due => due,
                 },
             };
-            // Do not wait if a file was discarded or the next segment was taken since the step: its
-            // notification came before this wait.
+            // Do not wait if, since the step, a file was discarded or the next segment was taken: the
+            // notification of that came before this wait and would be missed.
             if !stock.discarded.is_empty() || (self.needs_next(&stock) && step == Step::Idle) {
                 continue;
             }
@@ -252,12 +253,12 @@ impl Preparation {
         }
     }
 
-    /// Does one step: frees a discarded file, prepares the next segment, or restores the reserve.
+    /// Does one step: removes or keeps a discarded file, prepares the next segment, or makes a new reserve.
     pub fn step(&self) -> Step {
         let mut stock = self.lock();
         if let Some(path) = stock.discarded.pop_front() {
-            // Held space has precedence over a spare file, unless the log itself needs the file as its next
-            // segment.
+            // Held space is more important than a spare file, unless the log itself needs that file as its
+            // next segment.
             let held = self.shared.need().is_some() && stock.next.is_some();
             let keep = stock.spares.len() < self.options.spare_files_max && !self.winds_down() && !held;
             drop(stock);
@@ -266,7 +267,7 @@ impl Preparation {
         }
         let wants_file = stock.spares.len() <= usize::from(self.needs_next(&stock));
         if wants_file && !self.winds_down() && self.shared.need() == Some(Need::Passing) && self.is_held() {
-            // This state is short and says nothing about how much space there is.
+            // This state lasts only a short time and says nothing about the amount of free space.
             return Step::Held;
         }
         if self.needs_next(&stock) {
@@ -283,7 +284,7 @@ impl Preparation {
             return self.settle(true);
         }
         if self.winds_down() {
-            // The next process makes the missing files; their absence is no shortage of space.
+            // The next process makes the missing files, so their absence is no shortage of space.
             return Step::Idle;
         }
         if stock.spares.is_empty() {
@@ -310,8 +311,8 @@ impl Preparation {
     }
 
     /// Returns true if other parts of the server need the space of the next segment more urgently than the
-    /// log does ([`crate::Values::hold_room`]). That can be only on a file system with a hidden limit: where
-    /// free space is reported correctly, held space is kept free before the disk is full.
+    /// log does ([`crate::Values::hold_room`]). This is possible only on a file system with a limit that it
+    /// does not report: if free space is reported correctly, the held space stays free in the first place.
     fn gives_up_next(&self, stock: &Stock) -> bool {
         let in_use = self.shared.room.load(Ordering::Acquire);
         self.shared.has_hidden_limit.load(Ordering::Relaxed)
@@ -327,7 +328,7 @@ impl Preparation {
             None => self.prepare(seq, None),
         };
         let outcome = first.or_else(|error| {
-            // The disk has no space for a new file, which is what the reserve is for.
+            // The disk has no space for a new file, so the reserve becomes the next segment.
             let reserve = self.lock().spares.pop();
             reserve.map_or(Err(error), |path| self.prepare(seq, Some(path)))
         });
@@ -335,14 +336,14 @@ impl Preparation {
             Ok(prepared) => {
                 let mut stock = self.lock();
                 (stock.next, stock.wanted) = (Some(prepared), false);
-                // The next step finds out whether the reserve can be restored, and publishes the space state.
+                // The next step tries to make a new reserve, and publishes the state of the space.
                 Step::Done
             }
             Err(_) => self.settle(true),
         }
     }
 
-    /// Publishes how much space there is, as far as it is known.
+    /// Publishes the state of the space, as far as it is known.
     fn settle(&self, failed: bool) -> Step {
         let mut stock = self.lock();
         stock.failed = failed;
@@ -365,7 +366,8 @@ impl Preparation {
             let file = match &spare {
                 Some(spare) => {
                     disk.rename(spare, &making)?;
-                    // Without this sync a crash could bring back the old file name with the new contents.
+                    // Without this sync, a crash could bring back the old name of the file, with the new
+                    // contents.
                     if !planted::is(Bug::DirectoryNotSynced) {
                         disk.sync_dir(dir)?;
                     }
@@ -387,8 +389,8 @@ impl Preparation {
                 secret: Some(self.draw_secret(seq)),
             };
             let mut bytes = header.encode();
-            // Zeros behind the header mark the end of the records. Otherwise an old record of a recycled file
-            // would look like a torn one.
+            // Zeros after the header mark the end of the records. Otherwise an old record in a recycled file
+            // would look like a torn record.
             bytes.resize(SEGMENT_HEADER_BYTES + END_BYTES.max(RECORD_HEADER_BYTES), 0);
             file.write_at(&bytes, 0)?;
             file.sync_all()?;
@@ -397,23 +399,24 @@ impl Preparation {
                 disk.sync_dir(dir)?;
             }
             self.shared.figures.prepared_bytes.fetch_add(bytes.len() as u64 + zeros, Ordering::Relaxed);
-            // Every block of a recycled file has been written before.
+            // Every block of a recycled file was written in its previous use.
             let filled = if spare.is_some() || zeros > 0 { capacity } else { SEGMENT_HEADER_BYTES as u64 };
             Ok(Prepared { seq, path: path.clone(), file, header, filled })
         })();
         if outcome.is_err() {
-            // A half-made file must not occupy the space that is missing. If the removal fails, the next open
-            // removes the file.
+            // A file that is only partly made must not occupy the space that is lacking. If the removal
+            // fails, the file is removed when the log is opened next.
             let _ = disk.remove(&making);
             let _ = disk.remove(&path);
         }
         outcome
     }
 
-    /// Draws a secret for this use of a file. Without the seed of the options it cannot be guessed.
+    /// Draws the secret for a new use of a file. It cannot be guessed, unless it comes from the seed in the
+    /// options.
     fn draw_secret(&self, seq: u32) -> u64 {
         match self.options.secret_seed {
-            // `RandomState` takes its keys from the operating system and differs in each instance.
+            // `RandomState` gets random keys from the operating system, and they differ for each instance.
             None => RandomState::new().hash_one(seq),
             Some(seed) => {
                 let mut stock = self.lock();
@@ -453,8 +456,8 @@ impl Preparation {
         }
     }
 
-    /// Renames a file to a spare file, or removes it. If both fail, the file stays until the next open, which
-    /// reads from the log that the segment was released.
+    /// Renames a file to make it a spare file, or removes it. If both fail, the file stays until the log is
+    /// opened next; the log's records say that the segment was released.
     fn free(&self, path: &Path, keep: bool) {
         let spare = if keep { self.spare_path().ok() } else { None };
         match spare {
@@ -465,7 +468,8 @@ impl Preparation {
         }
     }
 
-    /// Returns the time until the next segment is to be filled with zeros; `None` if it will not be.
+    /// Returns the time until a piece of the next segment should be filled with zeros; `None` if it should
+    /// not be filled.
     fn fill_due(&self, stock: &Stock) -> Option<Duration> {
         let next = stock.next.as_ref()?;
         if next.filled >= next.header.capacity || self.winds_down() {
@@ -492,7 +496,7 @@ impl Preparation {
                 true
             }
             (next, _) => {
-                // A file whose sync failed must not become a segment.
+                // After a failed sync the file must not be used as a segment.
                 if let Some(bad) = next.take() {
                     let _ = self.shared.disk.remove(&bad.path);
                 }

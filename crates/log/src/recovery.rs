@@ -1,14 +1,15 @@
-//! Opening a log: which files belong to it, what they contain, and where writing continues.
+//! Opening of a log: determines which files belong to the log, what they contain, and where writing
+//! continues.
 //!
 //! An invalid record at offset p of the last segment is a torn tail if nothing later proves that it had been
-//! synced. A torn tail is cleared, with the rest of its batch, and reported as a repair. A valid record whose
-//! batch starts after p is such a proof; any invalid record in an earlier segment is one too. Then
-//! acknowledged data is lost, and opening is refused.
+//! synced. A torn tail is overwritten with zeros, with the rest of its batch, and reported as a repair. A
+//! valid record whose batch starts after p proves that the record at p had been synced. An invalid record in
+//! an earlier segment had been synced, too. In both cases acknowledged data is lost, and opening is refused.
 //!
 //! # Example: a torn tail, and damage
 //!
-//! The last segment has two batches. A batch is written only after the one before it was synced; every record names the
-//! offset at which its batch starts.
+//! The last segment contains two batches. A batch is written only after the batch before it was synced. Every
+//! record contains the offset at which its batch starts.
 //!
 //! ```text
 //! offset  batch starts at
@@ -18,20 +19,20 @@
 //!  5632   4352    entry 10   valid
 //! ```
 //!
-//! The only record behind p starts its batch at 4352, before p. So nothing proves that this batch was ever
-//! synced, and its entries were never acknowledged: entries 9 and 10 are overwritten with zeros and entry 8
-//! becomes the last entry.
+//! The only record after p belongs to the batch that starts at 4352, before p. So nothing proves that this
+//! batch was ever synced, and its entries were never acknowledged: entries 9 and 10 are overwritten with
+//! zeros and entry 8 becomes the last entry.
 //!
 //! ```text
 //!  5888   5888    entry 11   valid
 //! ```
 //!
-//! With this record it is damage: the record's batch starts at 5888, behind p, and was begun after the batch
-//! at 4352 had been synced. Entry 9 was acknowledged, and opening is refused with offset 4480. Opening is
-//! also refused if the member has recorded a log end behind p, at its last clean shutdown or at its last
-//! start (opening syncs what it returns). And it is refused where no torn write explains the bytes at p
-//! (`scan::is_no_torn_write`): if entry 9 ended at 4608, it would lie in one sector with the head of entry 8,
-//! and an interrupted write leaves a whole sector old or new.
+//! With this further record, entry 9 is damaged: the batch of the record starts at 5888, after p, and was
+//! begun after the batch at 4352 had been synced. So entry 9 may have been acknowledged, and opening is
+//! refused with offset 4480. Opening is also refused if the member has recorded a log end after p, at its
+//! last clean shutdown or at its last start (opening syncs what it returns). And it is refused if no torn
+//! write explains the bytes at p (`scan::is_no_torn_write`): if entry 9 ended at 4608, it would lie in one
+//! sector with the head of entry 8, and an interrupted write leaves a whole sector old or new.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -57,7 +58,7 @@ use crate::{
     Entry, HardState, LogEnd, OpenError, Options, Owner, Recovered, Repair, Replayed, Reset, ValueId,
 };
 
-/// Result of opening: the parts of the log that were found.
+/// Result of opening: the state of the log that was found.
 pub(crate) struct Opened {
     pub recovered: Recovered,
     pub position: Position,
@@ -65,20 +66,20 @@ pub(crate) struct Opened {
     pub index: EntryIndex,
     pub prepared: Option<Prepared>,
     pub next_seq: u32,
-    /// Files that may become segments again.
+    /// Spare files, which can be used for new segments.
     pub spares: Vec<PathBuf>,
     /// Files of released segments.
     pub released: Vec<PathBuf>,
 }
 
-/// A segment's file before its records are read.
+/// The file of a segment whose records are not read yet.
 struct Candidate {
     seq: u32,
     path: PathBuf,
     file: Arc<dyn File>,
     len: u64,
     header: SegmentHeader,
-    /// Contents of the first record; `None` if that record is not valid.
+    /// Contents of the first record; `None` if the first record is not valid.
     start: Option<Start>,
 }
 
@@ -91,7 +92,7 @@ pub(crate) fn is_in(disk: &dyn Disk, dir: &Path) -> Result<bool, OpenError> {
     Ok(names.iter().any(|name| seq_of(name).is_some()))
 }
 
-/// Returns cluster and member id of the log in `dir`; `None` if it has none.
+/// Returns the cluster and member id of the log in `dir`; `None` if `dir` contains no log.
 pub(crate) fn identify(disk: &dyn Disk, dir: &Path) -> Result<Option<Owner>, OpenError> {
     if !disk.exists(dir).map_err(|error| OpenError::io("look for", dir, error))? {
         return Ok(None);
@@ -122,8 +123,8 @@ pub(crate) fn open(
             disk.remove(&path).map_err(|error| OpenError::io("remove", &path, error))?;
         }
     }
-    // A file name found here may not be durable yet. Sync the directory, so that a crash of the machine
-    // cannot undo a name that we rely on.
+    // The name of a file found here may not be durable yet. The directory is synced, so that a crash of the
+    // machine cannot undo a name on which later steps rely.
     disk.sync_dir(dir).map_err(|error| OpenError::io("sync", dir, error))?;
     seqs.sort_unstable();
     let mut candidates = Vec::with_capacity(seqs.len());
@@ -144,8 +145,7 @@ pub(crate) fn open(
         }
     }
     let unused = split_unused(disk, &mut candidates)?;
-    // A log that continues behind its recorded end was used later by a release that does not record where it
-    // ends.
+    // If the log continues after its recorded end, a release that does not record the end has used it since.
     let goes_on = |end: &LogEnd| candidates.last().is_some_and(|last| last.seq > end.segment);
     let closed_at = options.closed_at.filter(|end| !goes_on(end));
     for error in damaged {
@@ -153,7 +153,7 @@ pub(crate) fn open(
             return Err(error);
         }
         let OpenError::Damaged { path, offset, .. } = error else { continue };
-        // The segment had been prepared and was never written to.
+        // This segment had been prepared and never written to.
         disk.remove(&path).map_err(|error| OpenError::io("remove", &path, error))?;
         let found = "the segment was not in use yet; it was recreated";
         repairs.push(Repair { file: path, offset, found });
@@ -186,9 +186,9 @@ pub(crate) fn open(
     };
     let mut unused = unused;
     if unused.first().is_some_and(|first| first.header.secret.is_none()) {
-        // An unused segment without a secret contains nothing of value; it is made again, with a secret. The
-        // last file is removed first, because a crash in between must not leave a segment whose predecessor
-        // is missing.
+        // An unused segment without a secret contains no data. It is removed and made again later, with a
+        // secret. The last of these files is removed first, so that a crash in between does not leave a
+        // segment whose predecessor is missing.
         for candidate in unused.drain(..).rev() {
             let path = candidate.path;
             disk.remove(&path).map_err(|error| OpenError::io("remove", &path, error))?;
@@ -197,13 +197,13 @@ pub(crate) fn open(
     }
     let mut unused = unused.into_iter();
     let prepared = unused.next();
-    // Only one prepared segment is kept; another one is made later.
+    // Only one prepared segment is kept. The files of the others become spare files.
     released.extend(unused.map(|candidate| candidate.path));
     finish(reading, candidates, prepared, spares, released)
 }
 
-/// Splits off the segments at the end that have no valid first record: the segment prepared as the next one,
-/// and perhaps the one before it whose first write was torn.
+/// Splits off the segments at the end that have no valid first record: the segment that was prepared as the
+/// next one, and perhaps the segment before it, if its first write was torn.
 fn split_unused(disk: &dyn Disk, candidates: &mut Vec<Candidate>) -> Result<Vec<Candidate>, OpenError> {
     let used = candidates.iter().rposition(|candidate| candidate.start.is_some()).map_or(0, |at| at + 1);
     let unused = candidates.split_off(used);
@@ -254,7 +254,7 @@ fn refuse_strangers(
     Ok(())
 }
 
-/// Checks that a log which was closed cleanly still has the segment in which it ended.
+/// Checks that a log that was closed cleanly still has the segment in which it ended.
 fn check_closed(
     options: &Options,
     disk: &dyn Disk,
@@ -273,15 +273,16 @@ fn check_closed(
     }
 }
 
-/// Part of an error message: why damage at the end of the log is no torn write.
+/// Part of an error message: says why the damage at the end of the log is not a torn write.
 const NO_TORN_WRITE: &str =
     "an interrupted write leaves whole sectors of 512 bytes unchanged, but a part of this one was written";
 
-/// State of the log as read from the records so far.
+/// State of the log, as known from the records read so far.
 struct Reading {
-    /// Recorded end of the log at its clean shutdown, if known: the log must not end before it.
+    /// End of the log that was recorded at its clean shutdown, if known. The log must not end before it.
     closed_at: Option<LogEnd>,
-    /// Recorded end of the log when the member last started: the log must not end before it.
+    /// End of the log that was recorded when the member last started, if known. The log must not end before
+    /// it.
     synced_to: Option<LogEnd>,
     from_index: Index,
     index: EntryIndex,
@@ -290,10 +291,10 @@ struct Reading {
     last_term: Term,
     repairs: Vec<Repair>,
     scanned_bytes: u64,
-    /// Offset at which the records of each segment end, as far as known.
+    /// Offset at which the records of each segment end, as far as it is known.
     ends: BTreeMap<u32, u64>,
     live: BTreeSet<u32>,
-    /// True if the segment after the last one was begun, which proves that the last one was complete.
+    /// True if the segment after the last one was begun, which proves that the last one is complete.
     next_begun: bool,
 }
 
@@ -315,7 +316,7 @@ impl Reading {
         }
     }
 
-    /// Reads the records of all segments that must be read. Returns the files of released segments.
+    /// Reads the records of all segments that must be read. Returns the files of the released segments.
     fn read_all(
         &mut self,
         options: &Options,
@@ -333,8 +334,8 @@ impl Reading {
         for (nth, candidate) in candidates.iter().enumerate() {
             let Some(start) = &candidate.start else { continue };
             if nth < first {
-                // A released segment after this one leaves a gap in the log, so entries before the gap cannot
-                // be used.
+                // If a segment after this one was released, the log has a gap, and entries before the gap
+                // cannot be used.
                 if candidates.get(nth + 1).is_some_and(|next| next.seq != candidate.seq + 1) {
                     self.index.unread.clear();
                 } else {
@@ -356,7 +357,8 @@ impl Reading {
         Ok(released)
     }
 
-    /// Splits off released segments and returns their files. Fails if another segment is missing.
+    /// Splits off the released segments and returns their files. Fails if a segment is missing that was not
+    /// released.
     fn choose(
         &mut self,
         disk: &dyn Disk,
@@ -365,7 +367,7 @@ impl Reading {
         let Some(last) = candidates.last() else { return Ok(Vec::new()) };
         let mut live: BTreeSet<u32> =
             last.start.as_ref().map(|start| start.live.iter().copied().collect()).unwrap_or_default();
-        // If no earlier segment exists, none can have been released and no record needs to be read.
+        // If there is no earlier segment, none can have been released, so no record needs to be read here.
         let scan_to = if live.is_empty() { 0 } else { last.len };
         scan::records(
             &*last.file,
@@ -402,8 +404,8 @@ impl Reading {
         Ok(released)
     }
 
-    /// Returns the position of the last segment that began before the entry in front of `from_index` was
-    /// written: the final version of that entry is there or later, and so is everything written after it.
+    /// Returns the position of the last segment that began before the entry `from_index - 1` was written. The
+    /// final version of that entry, and everything written after it, is in that segment or in later ones.
     fn first_to_read(&self, candidates: &[Candidate]) -> usize {
         candidates
             .iter()
@@ -481,8 +483,8 @@ impl Reading {
             return Err(OpenError::damaged(path, ending.offset, found));
         }
         // The previous process may have died because it could not sync this batch. Then the page cache may
-        // return data that never reached the disk, and a later sync would not write it. Recovered data must
-        // not vanish again, so write it again.
+        // return data that never reached the disk, and a later sync would not write this data. So the batch
+        // is written again, because recovered data must not be lost later.
         scan::rewrite(file, before.batch.max(SEGMENT_HEADER_BYTES as u64), ending.offset)
             .map_err(|error| OpenError::io("write again", path, error))?;
         if ending.invalid.is_some() || remains.end.is_some() {
@@ -515,8 +517,8 @@ impl Reading {
                 let replaces = index < self.index.next;
                 self.index.push(candidate.seq, index, term, offset as u32);
                 self.last_term = term;
-                // The caller may have received the replaced entry before, so it must also receive this one,
-                // even if its index is below `from_index`.
+                // The caller may have received the replaced entry already, so it must also receive this one,
+                // even if the index is below `from_index`.
                 if index >= self.from_index || replaces {
                     let entry_type = header.entry_type;
                     let entry = Entry { term, index, entry_type, data: payload };
@@ -572,7 +574,7 @@ impl Reading {
         Ok(())
     }
 
-    /// Checks that a sealed segment ends at the offset that the next segment recorded.
+    /// Checks that a sealed segment ends at the offset that the next segment has recorded.
     fn check_end(&self, candidate: &Candidate, next: Option<&Candidate>) -> Result<(), OpenError> {
         let Some(next) = next.filter(|next| next.seq == candidate.seq + 1) else { return Ok(()) };
         let (Some(start), Some(end)) = (&next.start, self.ends.get(&candidate.seq)) else { return Ok(()) };
@@ -597,8 +599,8 @@ impl Reading {
         self.check_end(candidate, all.iter().find(|other| other.seq == candidate.seq + 1))
     }
 
-    /// Clears the remains of a first write from segments that never came into use. A segment prepared after
-    /// such a segment must be empty.
+    /// Overwrites with zeros the remains of a first write in segments that were never put into use. A segment
+    /// that was prepared after such a segment must be empty.
     fn clear_unused(&mut self, unused: &[Candidate]) -> Result<(), OpenError> {
         for (nth, candidate) in unused.iter().enumerate() {
             let path = &candidate.path;
@@ -665,8 +667,8 @@ fn finish(
         let known = reading.ends.get(&candidate.seq).copied();
         let end = known.or(next.map(|start| u64::from(start.end_before))).unwrap_or(candidate.len);
         let first_index = candidate.start.as_ref().map_or(Index(0), |start| start.next_index);
-        // If later segments were released, this is larger than the true last index. That only delays a
-        // release.
+        // If later segments were released, this is larger than the true last index. The only consequence is a
+        // later release.
         let later = candidates.get(nth + 1).and_then(|later| later.start.as_ref());
         let last_index = later.map_or(next_index, |start| start.next_index) - 1;
         segments.push(Arc::new(Segment {
@@ -794,7 +796,7 @@ impl Candidate {
     }
 }
 
-/// Reason why a scan stopped: reading failed, or a record was refused.
+/// Reason why a scan stopped: a read failed, or a record was refused.
 enum Stop {
     Io(io::Error),
     Open(OpenError),

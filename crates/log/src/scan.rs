@@ -1,4 +1,4 @@
-//! Reads the records of a segment, and tells a torn tail from damage.
+//! Reads the records of a segment, and distinguishes a torn tail from damage.
 
 use std::io;
 
@@ -18,12 +18,12 @@ const CHUNK_BYTES: usize = 1 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ending {
     pub offset: u64,
-    /// Description of what is invalid at the offset; `None` if there is an end mark.
+    /// Description of the invalid data at the offset; `None` if there is a valid end mark.
     pub invalid: Option<&'static str>,
 }
 
-/// Calls `visit` with offset, header and payload of each record from `from` on. Payloads are slices of the
-/// chunk that was read. An error of `visit` ends the scan.
+/// Calls `visit` with offset, header and payload of each record from `from` on. The payloads share the memory
+/// of the chunk that was read. An error of `visit` ends the scan.
 pub(crate) fn records<E: From<io::Error>>(
     file: &dyn File,
     identity: Identity,
@@ -60,11 +60,11 @@ pub(crate) fn records<E: From<io::Error>>(
     }
 }
 
-/// Valid records found behind an offset at which the log seems to end.
+/// Valid records that were found after an offset at which the log seems to end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Remains {
-    /// Offset of the first valid record whose batch began behind the end: proves that the data at the end had
-    /// been synced.
+    /// Offset of the first valid record whose batch began after that offset. It proves that the data at the
+    /// offset had been synced.
     pub later_batch: Option<u64>,
     /// Offset of the first valid record; `None` if there is none.
     pub first: Option<u64>,
@@ -72,7 +72,7 @@ pub(crate) struct Remains {
     pub end: Option<u64>,
 }
 
-/// Searches for valid records of this segment anywhere behind `from`.
+/// Searches for valid records of this segment anywhere after `from`.
 pub(crate) fn remains(file: &dyn File, identity: Identity, len: u64, from: u64) -> io::Result<Remains> {
     let mut remains = Remains::default();
     let mut chunk: Vec<u8> = Vec::new();
@@ -80,8 +80,8 @@ pub(crate) fn remains(file: &dyn File, identity: Identity, len: u64, from: u64) 
     let mut offset = from;
     while offset + RECORD_HEADER_BYTES as u64 <= len {
         let Some(data) = file.next_data(offset)? else { break };
-        // Records begin at multiples of 8. A record may begin with zeros, in front of the first byte that is
-        // not zero.
+        // Records begin at multiples of 8. A record may begin with zeros, that is, before the first byte that
+        // is not zero.
         offset = offset.max((data & !7).saturating_sub(RECORD_HEADER_BYTES as u64));
         let want = (CHUNK_BYTES as u64).min(len.saturating_sub(offset)) as usize;
         chunk.resize(want, 0);
@@ -101,8 +101,8 @@ pub(crate) fn remains(file: &dyn File, identity: Identity, len: u64, from: u64) 
                 found => found,
             };
             let Found::Record(header, payload) = found else {
-                // Most of a segment's unused space is zeros, so skip them. At most the first 8 bytes of a
-                // record are zeros.
+                // Most of a segment's unused space is zeros, which are skipped. A record begins with at most
+                // 8 zero bytes.
                 at += 8 + zeros(&chunk[at + 8..read]).saturating_sub(8);
                 continue;
             };
@@ -118,7 +118,7 @@ pub(crate) fn remains(file: &dyn File, identity: Identity, len: u64, from: u64) 
     Ok(remains)
 }
 
-/// The last valid record in front of an offset; all fields are zero if none exists.
+/// The last valid record before an offset; all fields are zero if there is none.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Before {
     /// Offset of the record.
@@ -128,23 +128,23 @@ pub(crate) struct Before {
 }
 
 /// Number of bytes that a device writes atomically: after a power cut they are all new or all old. Some
-/// devices write larger units, none smaller ones.
+/// devices have larger units, none has smaller ones.
 const SECTOR_BYTES: u64 = 512;
 
 /// Returns true if no torn write explains the bytes at `from`, where the valid records end.
 ///
-/// A torn write leaves whole sectors with their old contents, and these are partly known: behind every synced
-/// batch there are [`END_BYTES`] zeros. So in a sector that the write reached, all its records exist; in a
-/// sector that the write did not reach, those zeros exist. The sector of `from` can be judged only if the
-/// record in front ends within it, or if records of the same batch are found in it behind `from`. Only the
-/// head of a record proves that the write reached a sector, because it contains a part of the segment's
-/// secret; a value may equal data of the file's previous use.
+/// A torn write leaves whole sectors with their old contents, and these are partly known: every synced batch
+/// is followed by [`END_BYTES`] zeros. So a sector that the write reached has all records of the write, and a
+/// sector that it did not reach has those zeros. The sector of `from` can be judged only if the record before
+/// `from` ends within it, or if it has records of the same batch after `from`. Only the head of a record
+/// proves that the write reached a sector, because it contains a part of the segment's secret. The bytes of a
+/// value prove nothing, because the previous use of the file may have had the same data there.
 ///
 /// # Example
 ///
-/// The batch in front ends at 4456, in the sector from 4096 to 4608. A torn write leaves at 4456 either zeros
-/// or the head of a record that ends behind 4608. The head of a record that ends at 4544 and does not verify
-/// is damage, and so is anything else.
+/// The previous batch ends at 4456, in the sector from 4096 to 4608. A torn write leaves at 4456 either zeros
+/// or the head of a record that ends after 4608. Anything else is damage, for example the head of a record
+/// that ends at 4544 and has a wrong checksum.
 pub(crate) fn is_no_torn_write(
     file: &dyn File,
     identity: Identity,
@@ -156,7 +156,7 @@ pub(crate) fn is_no_torn_write(
     let sector = from / SECTOR_BYTES;
     let reached = |at: u64| remains.first.is_some_and(|first| first / SECTOR_BYTES == at);
     let sector_end = (sector + 1) * SECTOR_BYTES;
-    // A head that continues in the next sector may itself be torn.
+    // A head that continues in the next sector may itself be torn, so nothing can be concluded.
     if from + END_BYTES as u64 > sector_end || from + RECORD_HEADER_BYTES as u64 > len {
         return Ok(false);
     }
@@ -167,7 +167,7 @@ pub(crate) fn is_no_torn_write(
     }
     let begins_there = |start: u32| u64::from(start) == from || u64::from(start) == before.batch;
     let Some(payload) = outline(&head, identity).filter(|(_, start)| begins_there(*start)) else {
-        // A segment's header is written together with the zeros behind it.
+        // The header of a segment is written together with the zeros after it.
         let is_first = from == SEGMENT_HEADER_BYTES as u64;
         return Ok(is_first || before.record / SECTOR_BYTES == sector || reached(sector));
     };
@@ -179,14 +179,14 @@ pub(crate) fn is_no_torn_write(
 
 /// Returns the number of zero bytes at the beginning, as a multiple of 8.
 fn zeros(bytes: &[u8]) -> usize {
-    // Large blocks first: each comparison is one call that compares many bytes at once.
+    // Large blocks are compared first: each comparison is one call that compares many bytes at once.
     let blocks = bytes.chunks_exact(512).take_while(|block| **block == [0; 512]).count() * 512;
     let words = bytes[blocks..].chunks_exact(8).take_while(|word| **word == [0; 8]).count() * 8;
     blocks + words
 }
 
-/// Overwrites the remains of a torn write with zeros, durably. `end` is the end of the last valid record in
-/// them.
+/// Overwrites the remains of a torn write with zeros, and syncs them. `end` is the end of the last valid
+/// record in the remains.
 pub(crate) fn clear(file: &dyn File, len: u64, from: u64, end: Option<u64>) -> io::Result<()> {
     assert!(from >= SEGMENT_HEADER_BYTES as u64, "the header is never overwritten");
     let least = (from + RECORD_HEADER_BYTES as u64).min(len);
@@ -201,8 +201,8 @@ pub(crate) fn clear(file: &dyn File, len: u64, from: u64, end: Option<u64>) -> i
     file.sync_data()
 }
 
-/// Writes the bytes from `from` to `to` again as they are read. The next sync makes them durable even if an
-/// earlier sync of them failed: after a failed sync, Linux marks the pages as clean although they were not
+/// Reads the bytes from `from` to `to` and writes them again, so that the next sync makes them durable even
+/// if an earlier sync failed: after a failed sync, Linux marks the pages as clean although they were not
 /// written.
 pub(crate) fn rewrite(file: &dyn File, from: u64, to: u64) -> io::Result<()> {
     let mut chunk = Vec::new();

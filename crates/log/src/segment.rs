@@ -14,13 +14,14 @@ use crate::figures::Figures;
 use crate::format::Identity;
 use crate::{Need, SegmentState, Space};
 
-/// A segment's open file and its state. Only the log's writer changes it.
+/// The open file of a segment, and its state, which only the log's writer changes.
 pub(crate) struct Segment {
     pub seq: u32,
     pub path: PathBuf,
     pub file: Arc<dyn File>,
     pub identity: Identity,
-    /// True for a segment of version 1, to which nothing more is written once another segment is ready.
+    /// True for a segment of version 1, which has no secret. Nothing more is written to it once another
+    /// segment is ready.
     pub guessable: bool,
     pub first_index: Index,
     /// Length of the file in bytes.
@@ -54,16 +55,17 @@ pub(crate) struct Shared {
     index: Mutex<EntryIndex>,
     pub figures: Figures,
     space: AtomicU8,
-    /// Number of bytes of records that the active segment can still take.
+    /// Number of bytes of records that the segment in use can still take.
     pub room: AtomicU64,
-    /// Bytes of the file system that the log leaves free ([`crate::Values::hold_room`]).
+    /// Number of bytes of the file system that the log leaves free for other parts of the server
+    /// ([`crate::Values::hold_room`]).
     held_bytes: AtomicU64,
     /// A [`Need`] as a number; meaningful only while space is held.
     need: AtomicU8,
-    /// True once the file system had no space for a file although it reported enough: a server's quota is not
-    /// part of the reported free space.
+    /// True once the file system had no space for a file although it reported enough. This happens, for
+    /// example, with a quota on a file server, which is not part of the reported free space.
     pub has_hidden_limit: AtomicBool,
-    /// True if the log is about to be closed: files are no longer made ahead.
+    /// True if the log is about to be closed, so that files are no longer made in advance.
     pub winding_down: AtomicBool,
 }
 
@@ -141,7 +143,7 @@ pub(crate) fn file_name(seq: u32) -> String {
     format!("{seq:016x}.seg")
 }
 
-/// Returns the sequence number in a segment file's name; `None` if the name is not one of a segment.
+/// Returns the sequence number in the name of a segment's file; `None` for other names.
 pub(crate) fn seq_of(name: &str) -> Option<u32> {
     let digits = name.strip_suffix(".seg")?;
     let plain = digits.len() == 16 && digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
@@ -151,9 +153,9 @@ pub(crate) fn seq_of(name: &str) -> Option<u32> {
 const PAGE_BYTES: u64 = 4096;
 static ZEROS: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];
 
-/// Fills a part of a file with zeros, page by page. A single large write is kept in large folios of the page
-/// cache; every small write into such a folio then counts as a write of the whole folio, and may be written
-/// back as such (measured: 90 KB instead of 5 KB for a write of 1 KiB).
+/// Fills a part of a file with zeros, page by page. Linux keeps a single large write in large folios of the
+/// page cache. A small write into such a folio then marks the whole folio as changed, and all of it may be
+/// written back (measured: 90 KB instead of 5 KB for a write of 1 KiB).
 pub(crate) fn write_zeros(file: &dyn File, from: u64, len: u64) -> io::Result<()> {
     let (mut at, end) = (from, from + len);
     while at < end {
@@ -170,21 +172,21 @@ pub(crate) fn is_refused_for_size(error: &io::Error) -> bool {
     disk::is_full(error) || error.kind() == io::ErrorKind::FileTooLarge
 }
 
-/// Zeros written to fill holes are synced after every piece of this many bytes, so that no other sync waits
-/// for all of them.
+/// Number of zero bytes after which zeros that fill holes are synced, so that no other sync has to wait for
+/// all of them.
 const RESERVED_AT_ONCE_BYTES: u64 = 1 << 20;
 
 /// Reserves space in a file from `from` on. If the file system cannot reserve space, writes zeros over the
-/// range and syncs them: only the sync shows whether a network file system has the space. Returns the number
-/// of zeros written. If there is not enough space, the file keeps its length and occupies no more space than
-/// before.
+/// range and syncs them: because only the sync shows whether a network file system has the space. Returns the
+/// number of zeros written. If there is not enough space, the file keeps its length and occupies no more
+/// space than before.
 pub(crate) fn reserve(disk: &dyn Disk, path: &Path, file: &dyn File, from: u64, len: u64) -> io::Result<u64> {
     let before = file.len()?;
     if file.allocate(from, len)? == Reservation::Made {
         return Ok(0);
     }
     let outcome = (|| {
-        // Check free space first. Otherwise each retry would fill a full disk with zeros and fail.
+        // The free space is checked first. Otherwise each retry would fill a full disk with zeros and fail.
         let lacking = file.hole_bytes()?;
         if disk.space(path).is_ok_and(|space| space.free_bytes < lacking) {
             return Err(io::ErrorKind::StorageFull.into());
@@ -199,7 +201,7 @@ pub(crate) fn reserve(disk: &dyn Disk, path: &Path, file: &dyn File, from: u64, 
         Ok(len)
     })();
     if outcome.is_err() {
-        // If truncating fails, the file keeps the requested length.
+        // If the truncation fails, the file keeps the requested length.
         let _ = file.set_len(before);
     }
     outcome

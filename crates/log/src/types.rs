@@ -14,7 +14,7 @@ use crate::format::{RECORD_HEADER_BYTES, VALUE_HEAD_BYTES, padded};
 pub struct Entry {
     /// Raft term of the leader that created the entry.
     pub term: Term,
-    /// Raft index of the entry.
+    /// Raft log index of the entry.
     pub index: Index,
     /// Raft's entry type, as its number on the wire.
     pub entry_type: u8,
@@ -46,7 +46,7 @@ pub struct Reset {
 /// A live value that is moved out of a segment that will be released.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Value {
-    /// Revision that wrote the value.
+    /// Id of the revision that wrote the value.
     pub id: ValueId,
     /// The value, less than 1 GiB.
     pub data: Bytes,
@@ -70,13 +70,14 @@ pub struct EntryPlace {
     pub location: Location,
 }
 
-/// One append. Its parts are written in the order of the fields, so whatever survives a crash before the
-/// acknowledgement is a prefix: a hard state never exists without the entries of the same batch.
+/// One append. Its parts are written in the order of the fields, so after a crash before the acknowledgement
+/// a prefix of these parts may exist. A hard state never exists without the entries of the same batch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
     /// Restart of the log after a snapshot.
     pub reset: Option<Reset>,
-    /// Entries, contiguous. An index already in the log replaces that entry and all after it.
+    /// Entries with contiguous indexes. If the first index is already in the log, the entry with that index
+    /// and all later ones are replaced.
     pub entries: Vec<Entry>,
     /// Live values moved from segments that will be released.
     pub values: Vec<Value>,
@@ -88,32 +89,34 @@ impl Batch {
     /// Maximum bytes that an entry or a value takes in the log in addition to its data: the record's header,
     /// the sub revision of a value, and padding.
     pub const RECORD_BYTES_MAX: usize = RECORD_HEADER_BYTES + VALUE_HEAD_BYTES + 7;
-    /// Bytes counted for a batch in addition to its entries and values: a Reset and a HardState record.
+    /// Bytes counted for a batch in addition to its entries and values: the sizes of a Reset record and a
+    /// HardState record.
     pub const OWN_BYTES: usize = padded(0) + padded(8);
 }
 
-/// An event of the log, reported on the log's thread (or in [`crate::Log::turn`] if the log is driven by
-/// hand).
+/// An event of the log. It is reported on the log's thread or, if the log has no threads, in
+/// [`crate::Log::turn`].
 #[derive(Debug)]
 pub enum LogEvent {
     /// The log has synced these batches to disk.
     Synced(Synced),
-    /// The free space of the log has changed.
+    /// The amount of space that the log has for more data has changed.
     SpaceChanged(Space),
-    /// A write or sync failed. The log accepts nothing more; the member must stop. Reported once.
+    /// A write or sync failed. The log accepts nothing more, and the member must stop. Reported once.
     Failed(crate::Fatal),
 }
 
-/// The batches that one sync made durable.
+/// Report about the batches that one sync made durable.
 ///
 /// The ticket never decreases from one event to the next. The last index decreases if fewer entries replaced
 /// existing ones, or if the log restarted after a snapshot. The commit index of a hard state may be beyond
-/// the last index: the member learned it from other members.
+/// the last index, because the member learned it from other members.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Synced {
-    /// Every batch up to and including this ticket is completely durable; 0 if none is yet.
+    /// Ticket of the newest batch that is completely durable, with all batches before it; 0 if none is
+    /// durable.
     pub ticket: u64,
-    /// Index of the last entry in the log; everything up to it is durable.
+    /// Index of the last entry in the log. All entries up to it are durable.
     pub last_index: Index,
     /// The newest durable hard state, if this sync changed it.
     pub hard_state: Option<HardState>,
@@ -123,12 +126,12 @@ pub struct Synced {
     pub values: Vec<(ValueId, Location)>,
     /// Time at which the write ended and its sync began; `None` if nothing was written.
     pub written: Option<Instant>,
-    /// Duration of the sync; `None` if nothing was synced, or if the log is driven by hand: a simulation must
-    /// not depend on measured time.
+    /// Duration of the sync; `None` if nothing was synced, or if the log has no threads, because a simulation
+    /// must not depend on measured time.
     pub took: Option<Duration>,
 }
 
-/// Owner of a log: written into each segment, and checked when the log is opened.
+/// Owner of a log. It is written into each segment and checked when the log is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner {
     /// Id of the cluster.
@@ -140,13 +143,13 @@ pub struct Owner {
 /// Urgency of the space held with [`crate::Values::hold_room`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
-    /// The space will be taken within moments: the log waits for that and reports no shortage.
+    /// The space will be taken very soon. The log waits until then and reports no shortage.
     Passing,
     /// More space than is available now would be useful.
     More,
     /// Work cannot continue without more space. If the file system does not report its true free space, the
-    /// log gives up the segment prepared ahead, as long as the segment in use has enough space for the
-    /// records that end the shortage.
+    /// log gives up the segment that it has prepared, provided that the segment in use has enough space for
+    /// the records that end the shortage.
     Urgent,
 }
 
@@ -155,17 +158,18 @@ pub enum Need {
 pub enum Space {
     /// The next segment and the reserve are ready.
     Ample,
-    /// The disk had no space for another segment and the reserve had to be used: time to raise the alarm.
+    /// The disk had no space for another segment, and the reserve is in use. The NOSPACE alarm should be
+    /// raised.
     Low,
-    /// Only the rest of the current segment is left.
+    /// The log has only the rest of the segment in use.
     Exhausted,
 }
 
 /// Settings of a log.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The log's own directory, `<data-dir>/member/log`; created if missing. The caller holds the data
-    /// directory's lock.
+    /// The log's own directory, `<data-dir>/member/log`; it is created if it is missing. The caller must hold
+    /// the lock of the data directory.
     pub dir: PathBuf,
     /// Cluster id, written into each segment and checked when the log is opened.
     pub cluster_id: ClusterId,
@@ -177,38 +181,39 @@ pub struct Options {
     /// secrets are reproducible, for simulation and tests; a client that knows the seed can write values that
     /// read as records.
     pub secret_seed: Option<u64>,
-    /// Size of a segment's file in bytes, from 16 KiB to 1 GiB; a record that does not fit enlarges its
-    /// segment.
+    /// Size of a segment's file in bytes, from 16 KiB to 1 GiB. For a record that does not fit, the segment
+    /// is made larger.
     pub segment_bytes: u32,
-    /// [`crate::Log::append`] refuses batches while this many bytes are queued; a single batch may be larger.
+    /// Number of queued bytes at which [`crate::Log::append`] refuses further batches; a single batch may be
+    /// larger.
     pub queued_bytes_max: usize,
     /// Maximum number of free files kept for reuse; at least 1, which is the reserve.
     pub spare_files_max: usize,
-    /// Age of the current segment from which the next one is filled with zeros in the background. Syncs then
-    /// take less time, but twice the bytes are written.
+    /// Age of the segment in use at which the next segment begins to be filled with zeros in the background.
+    /// Syncs then take less time, but twice the bytes are written.
     pub quiet_after: Duration,
     /// If true, batches are acknowledged without a sync. Data may be lost.
     pub unsafe_no_fsync: bool,
-    /// If true, every record of every segment is verified at open, not only records from the requested index
-    /// on.
+    /// If true, every record of every segment is verified when the log is opened, not only those from the
+    /// requested index on.
     pub verify_all: bool,
-    /// Position at which the log ended when it was closed cleanly; `None` if it was not closed cleanly. Opening
-    /// fails if the log ends elsewhere.
+    /// Position at which the log ended when it was closed cleanly; `None` if it was not closed cleanly.
+    /// Opening fails if the log ends at another position.
     pub closed_at: Option<LogEnd>,
     /// A position up to which the log is known to have been durable, if any: opening is refused if the log
     /// ends before it.
     pub synced_to: Option<LogEnd>,
-    /// If true, the log has no threads: appends are carried out by [`crate::Log::turn`]. For simulation.
+    /// If true, the log has no threads, and [`crate::Log::turn`] does all its work. For simulations.
     pub by_hand: bool,
-    /// If true, the log is opened only for reading: no space is reserved for appends.
+    /// If true, the log is opened only for reading, and no space is reserved for appends.
     pub only_read: bool,
 }
 
 /// Size of a segment in bytes on ordinary disks.
 const SEGMENT_BYTES: u32 = 64 << 20;
-/// Size of a segment in bytes on the smallest file systems.
+/// Minimum recommended size of a segment in bytes, for the smallest file systems.
 const SEGMENT_BYTES_LEAST: u32 = 512 << 10;
-/// A segment takes at most this fraction of the file system, because several are in use, prepared or in
+/// Number of segments that must fit on the file system, because several segments are in use, prepared or in
 /// reserve at any time.
 const SEGMENTS_PER_DISK: u64 = 32;
 
@@ -249,31 +254,31 @@ pub struct SegmentState {
     pub seq: u32,
     /// Size of the file in bytes.
     pub file_bytes: u64,
-    /// Bytes of header and records: the most that moving its live values can free.
+    /// Bytes of header and records. Moving the live values out of the segment can free at most this many.
     pub used_bytes: u64,
-    /// Index that the first entry was expected to have when the segment was put into use.
+    /// Raft index that was expected next when the segment was put into use.
     pub first_index: Index,
-    /// Last index before the one that was expected next when the segment was sealed; for the active segment,
-    /// the log's last index. After an open it may be larger, if later segments were released.
+    /// Last raft index when the segment was sealed; for the segment in use, the log's last index. After
+    /// opening it may be too large if later segments were released.
     pub last_index: Index,
-    /// True if nothing more is written to the segment, so that it may be released.
+    /// True if nothing more will be written to the segment, so that it may be released.
     pub sealed: bool,
     /// True if the release was requested. The file is deleted once the log has recorded the release, which
     /// may need free space first.
     pub releasing: bool,
 }
 
-/// A record that is replayed at open, in the order in which it was written.
+/// A record that is replayed when the log is opened, in the order in which the records were written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Replayed {
     /// An entry and the location of its data. It replaces all previously replayed entries with the same or a
-    /// higher index, even if its own index is below the requested one.
+    /// higher index, even if its index is below the requested one.
     Entry(Entry, Location),
     /// A hard state.
     HardState(HardState),
-    /// The log restarted after a snapshot: all entries replayed before are void.
+    /// The log restarted after a snapshot, so all entries replayed before are void.
     Reset(Reset),
-    /// A value was moved to this location; the number is the value's length in bytes.
+    /// A value was moved to this location. The number is the length of the value in bytes.
     Value(ValueId, Location, u32),
 }
 
@@ -295,7 +300,7 @@ pub struct Recovered {
     pub base: EntryId,
     /// Torn tails that were cut off: the remains of writes that were never acknowledged.
     pub repairs: Vec<Repair>,
-    /// Bytes of segments that were read and verified.
+    /// Bytes of segments that were read and verified when the log was opened.
     pub scanned_bytes: u64,
 }
 
@@ -317,7 +322,7 @@ mod tests {
 
     #[test]
     fn a_segment_can_list_all_others_that_fit_on_its_file_system() {
-        // File systems up to half a pebibyte.
+        // Sizes of file systems up to half a pebibyte.
         for shift in 20..50 {
             let total_bytes = 1u64 << shift;
             let segment_bytes = u64::from(segment_bytes_for(total_bytes));

@@ -14,10 +14,10 @@ use crate::scan;
 use crate::segment::{Segment, Shared};
 use crate::{Entry, Figures, Location, LogEnd, Need, ReadError, SegmentState};
 
-/// Number of bytes read ahead when entries are read.
+/// Number of bytes per read when entries are read.
 const READ_BYTES: usize = 256 << 10;
 
-/// Reads values by their location. Cheap to clone; can be shared between threads.
+/// Reads values by their location. The reader is cheap to clone and can be used by several threads.
 #[derive(Clone)]
 pub struct Values {
     pub(crate) shared: Arc<Shared>,
@@ -29,12 +29,12 @@ impl Values {
         &self.shared.figures
     }
 
-    /// Returns the segments, the oldest first.
+    /// Returns the segments, oldest first.
     pub fn segments(&self) -> Vec<SegmentState> {
         self.shared.segments().iter().map(|segment| segment.state()).collect()
     }
 
-    /// Returns the current end of the log; final once the [`crate::Log`] was dropped without having failed.
+    /// Returns the current end of the log; it is final once the [`crate::Log`] was dropped without a failure.
     /// `None` before the first write.
     pub fn log_end(&self) -> Option<LogEnd> {
         let segments = self.shared.segments();
@@ -50,29 +50,29 @@ impl Values {
         self.shared.winding_down.store(true, Ordering::Release);
     }
 
-    /// Holds this many free bytes of the file system for other parts of the server; 0 ends the hold. While
-    /// the bytes are not free, the log makes no spare file, and makes a segment only from files it already
-    /// has or from space beyond the held bytes. The log must not take the space that its own checkpoint
-    /// needs, since only a checkpoint lets it release a segment.
+    /// Makes the log leave this many bytes of the file system free for other parts of the server; 0 ends
+    /// that. While fewer bytes are free, the log makes no spare file, and makes a segment only from files
+    /// that it already has. The log must not take the space that a checkpoint needs, because only a
+    /// checkpoint allows the log to release a segment.
     pub fn hold_room(&self, bytes: u64, need: Need) {
         self.shared.hold_room(bytes, need);
     }
 
-    /// Returns true once the log's file system had no space for a file although it reported enough: a
-    /// server's quota is not part of the reported free space.
+    /// Returns true once the log's file system had no space for a file although it reported enough. This
+    /// happens, for example, with a quota on a file server, which is not part of the reported free space.
     pub fn has_hidden_limit(&self) -> bool {
         self.shared.has_hidden_limit.load(Ordering::Relaxed)
     }
 
-    /// Reads `len` bytes and verifies their CRC-32C. [`ReadError::Moved`] means that the segment was released
-    /// before the read ended: look up the new location and retry.
+    /// Reads `len` bytes and verifies their CRC-32C. Returns [`ReadError::Moved`] if the segment was released
+    /// before the read ended; the caller then looks up the new location and reads again.
     pub fn read(&self, location: Location, len: u32, crc: u32) -> Result<Bytes, ReadError> {
         let mut bytes = BytesMut::with_capacity(len as usize);
         self.read_into(location, len, crc, &mut bytes)?;
         Ok(bytes.freeze())
     }
 
-    /// Reads a value as [`Values::read`] does and appends it to `into`; on an error `into` is unchanged.
+    /// Reads a value like [`Values::read`] and appends it to `into`. On an error `into` is unchanged.
     pub fn read_into(
         &self,
         location: Location,
@@ -84,8 +84,8 @@ impl Values {
         self.read_by(read, location, len, crc, into).map(|_| ())
     }
 
-    /// Reads a value as [`Values::read_into`] does if no wait for a disk is needed. Otherwise returns false
-    /// and leaves `into` unchanged.
+    /// Reads a value like [`Values::read_into`] if that is possible without waiting for a disk. Otherwise
+    /// returns false and leaves `into` unchanged.
     pub fn read_cached_into(
         &self,
         location: Location,
@@ -120,22 +120,22 @@ impl Values {
             Err(error) => ReadError::Io { path: segment.path.clone(), error },
         };
         into.truncate(before);
-        // If the segment was released during the read, its file may already contain new data; then the error
-        // is not damage.
+        // If the segment was released during the read, its file may already contain new data. The error is
+        // then no damage.
         if self.shared.segment(location.segment).is_none() { Err(ReadError::Moved) } else { Err(failed) }
     }
 
     /// Fills `into` with bytes of a value of `len` bytes, starting at the value's byte `from`. Waits for a
-    /// disk if `waits` is true; otherwise returns false if a wait would be needed, and `into` then has
-    /// undefined contents.
+    /// disk if `waits` is true; otherwise, if a wait would be needed, returns false, and `into` has undefined
+    /// contents.
     ///
-    /// The checksum covers the whole value, so the caller has to combine the checksums of all parts. For a
-    /// single part only one thing is guaranteed: its segment had not been released and reused before the part
-    /// was read.
+    /// The checksum is that of the whole value, so the caller has to combine the checksums of all parts and
+    /// verify the result. For a single part it is only guaranteed that the segment had not been released and
+    /// reused before the part was read.
     ///
     /// # Errors
     ///
-    /// See [`Values::read`].
+    /// As for [`Values::read`].
     pub fn read_part(
         &self,
         location: Location,
@@ -159,9 +159,10 @@ impl Values {
     }
 
     /// Fills `into` with the bytes of the segment from `from` on, up to the end of the file, and returns how
-    /// many bytes were read. The bytes are not verified, and those behind the log's end will be overwritten
-    /// by later records. If `waits` is false, reading stops at the first byte that needs a wait for a disk.
-    /// Returns 0 if nothing can be read; reading a value there then returns the error.
+    /// many bytes were read. The bytes are not verified, and bytes after the end of the log will be
+    /// overwritten by later records. If `waits` is false, reading stops at the first byte for which a wait
+    /// for a disk would be needed. Returns 0 if nothing can be read; a later read of a value at the location
+    /// returns the error.
     pub fn read_ahead(&self, from: Location, into: &mut [u8], waits: bool) -> usize {
         let Some(segment) = self.shared.segment(from.segment) else { return 0 };
         let Ok(offset) = place_in(&segment, from, 0) else { return 0 };
@@ -173,18 +174,18 @@ impl Values {
         read.unwrap_or(0)
     }
 
-    /// Returns false if the operating system cannot tell which parts of the file that holds `location` are in
-    /// memory: then reads that must not wait always return false. Known only after such a read was tried.
+    /// Returns false if the operating system cannot tell which parts of the file at `location` are in memory.
+    /// Reads that must not wait then always return false. This is known only after such a read was tried.
     pub fn tells_cached(&self, location: Location) -> bool {
         self.shared.segment(location.segment).is_none_or(|segment| segment.file.tells_cached())
     }
 
-    /// Verifies the CRC-32C of a value as [`Values::read`] does, with no more memory than `buffer`. Waits for
-    /// a disk if `waits` is true; otherwise returns false if a wait would be needed.
+    /// Verifies the CRC-32C of a value as [`Values::read`] does, with no memory other than `buffer`. Waits
+    /// for a disk if `waits` is true; otherwise returns false if a wait would be needed.
     ///
     /// # Errors
     ///
-    /// See [`Values::read`].
+    /// As for [`Values::read`].
     pub fn check(
         &self,
         location: Location,
@@ -232,15 +233,15 @@ impl Values {
                 return;
             }
         }
-        // A run of one value, or a run that could not be read at once: read each value separately to get its
-        // own result.
+        // The run has one value, or could not be read at once. Each value is read separately, to get its own
+        // result.
         for wanted in run {
             each(*wanted, self.read(wanted.location, wanted.len, wanted.crc));
         }
     }
 }
 
-/// Fills `buf` if no wait for a device is needed; otherwise returns false.
+/// Fills `buf` if that is possible without waiting for a device; otherwise returns false.
 fn read_cached_exact_at(file: &dyn File, buf: &mut [u8], offset: u64) -> io::Result<bool> {
     file.read_cached_at(buf, offset).map(|read| read == buf.len())
 }
@@ -256,13 +257,13 @@ pub struct Wanted {
     pub crc: u32,
 }
 
-/// Maximum number of bytes that a run covers; a single value may be larger.
+/// Maximum number of bytes that a run of several values covers; a single value may be larger.
 const RUN_BYTES_MAX: u64 = 256 << 10;
 /// Maximum gap in bytes between two values of a run: reading such a gap is cheaper than a second read.
 const GAP_BYTES_MAX: u64 = 16 << 10;
 
-/// Sorts values by location, removes duplicates, and returns the lengths of the runs of values that are best
-/// read at once, in order.
+/// Sorts values by location, removes duplicates, and returns the lengths of the runs of neighbouring values
+/// that are best read with one read, in order.
 pub fn runs(wanted: &mut Vec<Wanted>) -> Vec<usize> {
     let place = |wanted: &Wanted| (wanted.location.segment, wanted.location.offset);
     wanted.sort_unstable_by_key(place);
@@ -290,12 +291,12 @@ pub fn runs(wanted: &mut Vec<Wanted>) -> Vec<usize> {
 
 const MISMATCH: &str = "the value's checksum does not match";
 
-/// Returns true if `sum`, the checksum of the bytes read, equals the value's checksum.
+/// Returns true if `sum`, the checksum of the bytes read, equals the checksum of the value.
 fn is_as_written(sum: u32, of_value: u32) -> bool {
     sum == of_value || planted::is(planted::Bug::ValueUnverified)
 }
 
-/// Returns the offset of a value, or an error if no value can be at the location.
+/// Returns the offset of a value in the file, or an error if no value can be at the location.
 fn place_in(segment: &Segment, location: Location, len: u32) -> Result<u64, ReadError> {
     let offset = u64::from(location.offset);
     if offset < SEGMENT_HEADER_BYTES as u64
@@ -306,24 +307,24 @@ fn place_in(segment: &Segment, location: Location, len: u32) -> Result<u64, Read
     Ok(offset)
 }
 
-/// Reads raft entries by index. Cheap to clone; can be shared between threads.
+/// Reads raft entries by index. The reader is cheap to clone and can be used by several threads.
 #[derive(Clone)]
 pub struct Entries {
     pub(crate) shared: Arc<Shared>,
 }
 
 impl Entries {
-    /// First index that can be read; larger than [`Entries::last_index`] if there is none.
+    /// Index of the first entry that can be read; larger than [`Entries::last_index`] if there is none.
     pub fn first_index(&self) -> Index {
         self.shared.index().first()
     }
 
-    /// Last index that is durable.
+    /// Index of the last entry that is durable.
     pub fn last_index(&self) -> Index {
         self.shared.index().next.previous()
     }
 
-    /// Returns the raft term of an entry. Reads the file if the segment has not been read since the log was
+    /// Returns the raft term of an entry. Reads the segment of the entry if that was skipped when the log was
     /// opened.
     pub fn term(&self, index: Index) -> Result<Term, ReadError> {
         if let Some(term) = self.shared.index().term(index) {
@@ -333,8 +334,8 @@ impl Entries {
         self.shared.index().term(index).ok_or(ReadError::Unavailable)
     }
 
-    /// Returns the entries `from..to`, or as many of the first ones as have at most `bytes_max` bytes of
-    /// data, but at least one. Fails if any entry of the range is missing.
+    /// Returns the entries `from..to`, or only the first of them, with at most `bytes_max` bytes of data in
+    /// total, but at least one entry. Fails if an entry of the range is missing.
     pub fn read(&self, from: Index, to: Index, bytes_max: u64) -> Result<Vec<Entry>, ReadError> {
         let mut entries = Vec::new();
         if from >= to {
@@ -353,7 +354,8 @@ impl Entries {
             };
             let entry = match self.read_one(&mut window, seq, offset, index) {
                 Ok(entry) => entry,
-                // The entry was dropped or replaced during the read; the entries read before remain valid.
+                // The entry was dropped or replaced during the read. The entries that were read before it are
+                // still valid.
                 Err(_) if self.shared.index().place(index) != place => {
                     return if entries.is_empty() { Err(ReadError::Unavailable) } else { Ok(entries) };
                 }
@@ -409,7 +411,8 @@ impl Entries {
         }
     }
 
-    /// Reads the segments at the log's beginning that were skipped at open, if `index` is in them.
+    /// Reads the segments at the beginning of the log that were skipped when the log was opened, if `index`
+    /// is in one of them.
     fn find_unread(&self, index: Index) -> Result<(), ReadError> {
         let unread = {
             let known = self.shared.index();

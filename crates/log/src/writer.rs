@@ -1,4 +1,4 @@
-//! Places records in segments, writes and syncs them. Only this module writes to a segment in use.
+//! Places records in segments, writes them and syncs them. Only this module writes to a segment in use.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io::IoSlice;
@@ -18,16 +18,16 @@ use crate::preparation::{Preparation, Prepared};
 use crate::segment::{Segment, Shared, reserve, write_zeros};
 use crate::{Batch, Entry, EntryPlace, Fatal, HardState, Options, Reset, Synced, Value, ValueId};
 
-/// Payloads up to this many bytes are copied beside their headers, which is cheaper than a separate piece of
-/// the vectored write.
+/// Maximum size in bytes of a payload that is copied next to its header. For small payloads this is cheaper
+/// than a separate piece of the vectored write.
 const COPY_BYTES_MAX: usize = 256;
 /// Bytes at a segment's end that entries and values leave free, so that hard states and releases still find
-/// space on a full disk; releases free space again.
+/// space on a full disk. Releases free further space.
 pub(crate) const TAIL_BYTES: u64 = 4096;
-/// Bytes at a segment's end that hard states leave free for releases.
+/// Bytes at a segment's end that hard states leave free for the records of releases.
 const RELEASE_TAIL_BYTES: u64 = 2048;
 
-/// A queued batch; its parts are taken out as they are placed in a segment.
+/// A queued batch. Its parts are removed as they are placed in a segment.
 pub(crate) struct Request {
     pub ticket: u64,
     pub reset: Option<Reset>,
@@ -55,7 +55,7 @@ impl Request {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     All,
-    /// A segment is needed that is not ready; the rest is still in the queue.
+    /// A further segment is needed and is not ready. The remaining requests are still in the queue.
     Starved,
 }
 
@@ -65,32 +65,32 @@ pub(crate) struct Writer {
     unsafe_no_fsync: bool,
     by_hand: bool,
     active: Option<Arc<Segment>>,
-    /// The segments before the active one that have not been released.
+    /// Segments before the segment in use that were not released.
     live: BTreeSet<u32>,
     hard_state: HardState,
     base: EntryId,
     next_index: Index,
     last_term: Term,
     write: Write,
-    /// Offset in the active segment up to which its bytes have been written before, as zeros or in the file's
-    /// previous use. A sync of writes up to there needs no journal write of the file system.
+    /// Offset in the segment in use up to which all bytes were written before, as zeros or in the previous
+    /// use of the file. A sync of writes up to there needs no journal write of the file system.
     filled: u64,
     /// Moving average of the size of recent writes, in bytes.
     typical_bytes: u64,
 }
 
-/// Number of zeros that are written ahead at once.
+/// Number of zero bytes that are written ahead at once.
 const AHEAD_BYTES: usize = 256 << 10;
-/// Size in bytes from which writes get no zeros written ahead: the cost of such a sync is shared by many
-/// entries, so fewer bytes on disk matter more.
+/// Minimum size in bytes of writes for which no zeros are written ahead. Many entries share the sync of such
+/// a write, so it matters more to write fewer bytes.
 const LARGE_WRITE_BYTES: u64 = 12 << 10;
 
-/// The write being assembled, which goes behind the durable end of the active segment.
+/// The write that is being assembled. It will follow the durable end of the segment in use.
 #[derive(Default)]
 struct Write {
     /// Offset of the first byte of the write: the batch start of all its records.
     start: u32,
-    /// Offset behind the last byte of the write.
+    /// Offset after the last byte of the write.
     end: u32,
     /// Headers, padding and small payloads, concatenated.
     copied: Vec<u8>,
@@ -99,12 +99,12 @@ struct Write {
 }
 
 enum Piece {
-    /// The next bytes of [`Write::copied`], this many.
+    /// This many next bytes of [`Write::copied`].
     Copied(usize),
     Payload(Bytes),
 }
 
-/// State change that takes effect once the write is synced.
+/// Change of the log's state that takes effect once the write is synced.
 enum Effect {
     Entry { index: Index, term: Term, offset: u32 },
     Reset(Reset),
@@ -113,7 +113,7 @@ enum Effect {
     Released(u32),
 }
 
-/// Position at which writing continues, as found by opening.
+/// Position at which writing continues after the log was opened.
 pub(crate) struct Position {
     pub active: Option<Arc<Segment>>,
     pub live: BTreeSet<u32>,
@@ -150,8 +150,8 @@ impl Writer {
         writer
     }
 
-    /// Writes and syncs the queue, as far as there are segments for it. `synced` receives what became
-    /// durable, even on an error.
+    /// Writes and syncs the queue, as far as there are segments for it. `synced` receives the facts about
+    /// data that became durable, even if an error is returned.
     pub fn commit(
         &mut self,
         queue: &mut VecDeque<Request>,
@@ -160,8 +160,8 @@ impl Writer {
     ) -> Result<Progress, Fatal> {
         let mut progress = self.place_all(queue, releases, synced)?;
         self.flush(synced)?;
-        // A release recorded just now may free the space that was missing, but the next segment still has to
-        // be prepared.
+        // A release that was just recorded may free the missing space, but the next segment is not prepared
+        // yet.
         if !queue.is_empty() || !releases.is_empty() {
             progress = Progress::Starved;
         }
@@ -190,8 +190,8 @@ impl Writer {
             self.write.effects.push(Effect::Released(seq));
             releases.pop_front();
         }
-        // Only the newest hard state is written, after all other records; until it is placed, the batches
-        // with hard states are not finished.
+        // Only the newest hard state is written, after all other records. Until it is placed, the batches
+        // that contain hard states are not complete.
         let mut hard_state = None;
         let mut ticket_done = synced.ticket;
         let mut ticket_held = None;
@@ -223,11 +223,11 @@ impl Writer {
         Ok(if starved { Progress::Starved } else { Progress::All })
     }
 
-    /// Places all of a request except its hard state; returns false if there was no space for all.
+    /// Places all records of a request except its hard state. Returns false if there was not enough space.
     fn place_request(&mut self, request: &mut Request, synced: &mut Synced) -> Result<bool, Fatal> {
         if let Some(reset) = request.reset {
-            // A Reset may use the space kept for hard states: it comes with one, and the entries it voids
-            // free space.
+            // A Reset may use the space that is kept for hard states: a hard state always comes with it, and
+            // it makes entries void, which frees space.
             if !self.make_room(0, RELEASE_TAIL_BYTES, synced)? {
                 return Ok(false);
             }
@@ -261,7 +261,7 @@ impl Writer {
         Ok(true)
     }
 
-    /// Adds a record to the write and returns its offset. The caller has checked that it fits.
+    /// Adds a record to the write and returns its offset. The caller has checked that the record fits.
     fn place(&mut self, kind: Kind, entry_type: u8, term: u64, index: u64, head: &[u8], tail: Bytes) -> u32 {
         let offset = self.write.end;
         let header = RecordHeader { kind, entry_type, batch_start: self.write.start, term, index };
@@ -283,20 +283,20 @@ impl Writer {
         offset
     }
 
-    /// Ensures that the active segment can take a record with a payload of this length and has `tail` bytes
-    /// left after it. Returns false if that needs a segment which is not ready.
+    /// Ensures that the segment in use has space for a record with a payload of this length, and `tail`
+    /// further bytes after it. Returns false if that requires a segment that is not ready.
     fn make_room(&mut self, payload: usize, tail: u64, synced: &mut Synced) -> Result<bool, Fatal> {
         assert!(payload < PAYLOAD_BYTES_MAX + VALUE_HEAD_BYTES, "checked when it was appended");
         let need = padded(payload) as u64 + tail;
-        // A segment for which clients could forge records is left as soon as another one is ready; a full
-        // disk keeps it in use.
+        // A segment of version 1, for which clients could forge records, is left as soon as another segment
+        // is ready. On a full disk it stays in use.
         let leave = |active: &Segment| active.guessable && self.preparation.ready();
         if let Some(active) = self.active.as_ref().filter(|active| !leave(active)) {
             if u64::from(self.write.end) + need <= active.capacity.load(Ordering::Relaxed) {
                 return Ok(true);
             }
-            // A record larger than a segment enlarges a fresh segment; moving on would leave one empty
-            // segment after the other.
+            // A record larger than a segment enlarges an empty segment. A change to the next segment would
+            // only leave an empty one behind.
             if self.is_fresh() {
                 return Ok(self.grow(need));
             }
@@ -313,19 +313,20 @@ impl Writer {
         Ok(fits || self.grow(need))
     }
 
-    /// Returns true if the active segment contains only its Start record.
+    /// Returns true if the segment in use contains only its Start record.
     fn is_fresh(&self) -> bool {
         let start = padded(48 + 4 * self.live.len()) as u64 + SEGMENT_HEADER_BYTES as u64;
         u64::from(self.write.end) <= start
     }
 
-    /// Enlarges the active segment's file. Returns false if there is no space for that, which is not fatal.
+    /// Enlarges the file of the segment in use. Returns false if there is no space for that, which is not
+    /// fatal.
     fn grow(&mut self, need: u64) -> bool {
         let Some(active) = &self.active else { return false };
         let capacity = active.capacity.load(Ordering::Relaxed);
         let wanted = u64::from(self.write.end) + need;
         assert!(wanted < u64::from(u32::MAX), "a segment's offsets have 32 bits");
-        // On a full disk the reserve is given up for a record that is larger than a segment.
+        // On a full disk the reserve is removed to make space for a record that is larger than a segment.
         let disk = &*self.shared.disk;
         while reserve(disk, &active.path, &*active.file, capacity, wanted - capacity).is_err() {
             if !self.preparation.give_up_spare() {
@@ -381,8 +382,8 @@ impl Writer {
         self.place(Kind::Start, 0, self.last_term.0, self.next_index.0, &payload, Bytes::new());
     }
 
-    /// Writes and syncs the placed records. Any error is fatal, because the contents of the disk are then
-    /// unknown.
+    /// Writes and syncs the placed records. Any error is fatal, because it is then unknown what is on the
+    /// disk.
     fn flush(&mut self, synced: &mut Synced) -> Result<(), Fatal> {
         let Some(active) = self.active.clone() else { return Ok(()) };
         if self.write.pieces.is_empty() {
@@ -429,9 +430,9 @@ impl Writer {
         Ok(())
     }
 
-    /// Returns the number of zeros to write behind this write, so that later writes overwrite blocks that
-    /// were already written. Measured for writes of 1 KiB: a sync into blocks that are only reserved takes
-    /// 140 us of processor time and waits for the file system's journal; a sync into written blocks takes 62
+    /// Returns the number of zeros to write after this write, so that later writes overwrite blocks that were
+    /// already written. Measured for writes of 1 KiB: a sync of blocks that are only reserved takes 140 us of
+    /// processor time and waits for the journal of the file system; a sync of blocks written before takes 62
     /// us.
     fn zeros_ahead(&self, capacity: u64) -> usize {
         let end = u64::from(self.write.end) + END_BYTES as u64;

@@ -56,8 +56,8 @@ fn restore_blocks(blocks: &[Vec<u8>]) -> Machine {
     restore(RULES, vec![blocks]).expect("restores")
 }
 
-/// Measures the restore in a child process, which gets the blocks through a pipe: a starting member has to
-/// fault in all its memory.
+/// Measures the restore in a child process, which gets the blocks through a pipe, because a starting member
+/// also has to fault in all its memory.
 fn restore_in_child(blocks: &[Vec<u8>]) -> std::io::Result<()> {
     let mut child = Child::new(std::env::current_exe()?).arg("restore").stdin(Stdio::piped()).spawn()?;
     if let Some(mut pipe) = child.stdin.take() {
@@ -116,7 +116,7 @@ fn hot_puts() {
     }
 }
 
-/// Measures a whole transfer, with values that are handed over and placed at once.
+/// Measures a transfer of the whole state, whose values are stored at once.
 fn transfer(machine: &mut Machine) {
     let (view, head) = (machine.store.publish(), machine.head());
     let chunks: Vec<Bytes> = measure("writing a transfer", || {
@@ -152,7 +152,7 @@ fn main() -> std::io::Result<()> {
     let value = Bytes::from(vec![b'v'; 64]);
     measure("applying the puts", || {
         for n in 0..keys {
-            // The keys are random and in random order, so they share little.
+            // The keys are random and in random order, so few bytes are shared.
             let key = format!("{:016x}{:08x}", n.wrapping_mul(0x9E37_79B9_7F4A_7C15), n as u32);
             let put = PutRequest { key: key.into(), value: value.clone(), ..PutRequest::default() };
             let request = InternalRaftRequest { put: Some(put), ..InternalRaftRequest::default() };

@@ -1,4 +1,4 @@
-//! Alarms: conditions under which the cluster refuses writes until an operator acts.
+//! Alarms: conditions in which the cluster refuses writes until an operator acts.
 
 use std::collections::BTreeSet;
 
@@ -14,13 +14,14 @@ impl Alarms {
         self.0.iter().any(|(kind, _)| *kind == alarm)
     }
 
-    /// Returns true if this alarm is raised for exactly this member. Unlike in [`Alarms::list`], `member` 0
-    /// does not mean all members.
+    /// Returns true if this alarm is raised for exactly this member. The id 0 stands for the alarm of an
+    /// unknown member and, unlike in [`Alarms::list`], not for all members.
     pub fn is_raised(&self, alarm: i32, member: u64) -> bool {
         self.0.contains(&(alarm, member))
     }
 
-    /// Returns the raised alarms sorted by type and member; `alarm` 0 and `member` 0 mean all.
+    /// Returns the raised alarms, sorted by type and member. An `alarm` of 0 stands for all types, a `member`
+    /// of 0 for all members.
     pub fn list(&self, alarm: i32, member: u64) -> Vec<api::etcdserverpb::AlarmMember> {
         self.0
             .iter()
@@ -29,7 +30,7 @@ impl Alarms {
             .collect()
     }
 
-    /// Creates the state from alarms that are raised already, such as those of an imported database.
+    /// Creates the set from alarms that are already raised, such as those in an imported database.
     pub fn raised(alarms: impl IntoIterator<Item = api::etcdserverpb::AlarmMember>) -> Alarms {
         Alarms(alarms.into_iter().map(|one| (one.alarm, one.member_id)).collect())
     }

@@ -3,16 +3,16 @@
 //! While a view is held, every path of the index that later writes replace stays in memory: some kilobytes
 //! per put. So a long reader (a client that reads a snapshot or a large range piece by piece, a checkpoint, a
 //! hash) holds [`AsOf`]: it reads slice by slice, each slice from the newest view, but as of a fixed moment.
-//! Versions that the moment needs must not be physically removed in the meantime. The remover learns about
-//! the reader from the [`Newest`] that the reader holds, and may stop the reader; the reader then fails with
-//! [`Overtaken`].
+//! Versions that the moment needs must not be physically removed in the meantime. Through the [`Newest`] that
+//! the reader holds, the code that removes versions knows of the reader, and may stop it. The reader then
+//! fails with [`Overtaken`].
 
 use std::sync::Arc;
 
 use mvcc::{Moment, Snapshot, View};
 use planted::Bug;
 
-/// Error of a reader that took too long: the state that it reads has been removed.
+/// Error of a reader that took too long: versions of the state that it reads have been removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overtaken;
 
@@ -24,18 +24,18 @@ impl std::fmt::Display for Overtaken {
 
 impl std::error::Error for Overtaken {}
 
-/// Source of the newest view of a store. Until it is dropped, it keeps the versions that a reader needs from
+/// Source of the newest view of a store. While it exists, it keeps the versions that a reader needs from
 /// being removed.
 pub trait Newest: Send + Sync {
     /// Returns the newest published view; `None` if no more views will be published, or the reader was
     /// stopped.
     fn view(&self) -> Option<Arc<View>>;
 
-    /// Reports that from now on the reader needs only the versions of this moment.
+    /// Reports that the reader needs only the versions of this moment from now on.
     fn needs(&self, moment: &Moment);
 }
 
-/// A view that is held: for tests, and for stores that are not written.
+/// A source that holds one view, for tests and for stores that are not written.
 struct Held(Arc<View>);
 
 impl Newest for Held {
@@ -77,14 +77,15 @@ impl AsOf {
         &self.moment
     }
 
-    /// Returns a reader of another moment that is protected from removal by the protection of this one: a
-    /// later moment, or one with the same compact revision.
+    /// Returns a reader of another moment that needs no separate protection from removal, because the
+    /// protection of this reader is enough: the moment is later, or has the same compact revision.
     #[must_use]
     pub fn at(&self, moment: Moment) -> AsOf {
         AsOf { moment, newest: Arc::clone(&self.newest) }
     }
 
-    /// Stops protecting tombstones that can no longer be read, so that they may be removed from now on.
+    /// Returns the reader without protection for tombstones that can no longer be read, so that these may be
+    /// removed from now on.
     #[must_use]
     pub fn of_what_is_readable(self) -> AsOf {
         let moment = self.moment.keeping_readable();
@@ -97,7 +98,8 @@ impl AsOf {
         self.newest.view().is_some_and(|view| !view.has_moment(&self.moment))
     }
 
-    /// Returns the newest view, read as of the moment. The caller drops it soon, because it holds a view.
+    /// Returns the newest view, to be read as of the moment. The caller should drop it soon, because a view
+    /// keeps memory.
     ///
     /// # Errors
     ///

@@ -4,10 +4,11 @@
 //! etcd may apply the same entries. [`Rights`] is the union of the permissions of one user; [`Gate`] checks a
 //! request against them. Passwords are stored as bcrypt hashes, which are computed before the entry is
 //! proposed; callers check passwords outside of this module. Tokens are not part of the state: [`AuthChange`]
-//! tells the token store about changes.
+//! describes changes for the token store.
 //!
-//! The auth revision counts changes. A caller whose token was issued at an older auth revision is refused at
-//! apply, so that a write that was allowed before a change is not applied after it:
+//! The auth revision counts changes of users and roles. A caller whose token was issued at an older auth
+//! revision is refused when its entry is applied. So a write that was allowed before a change is not applied
+//! after that change:
 //!
 //! ```text
 //! auth revision 7   bob may write [a, b)
@@ -45,12 +46,12 @@ pub use gate::{Caller, Gate, LeaseRights, Right};
 pub use key_ranges::KeyRanges;
 pub use rights::{Rights, RightsCache};
 
-/// Name of the user that must exist before authentication can be enabled, and of the role that may do
+/// Name of the user that must exist before authentication can be enabled, and of the role that allows
 /// everything.
 pub const ROOT: &str = "root";
 
-/// Largest auth revision of an imported state. Each change adds 1, so the revision cannot reach `u64::MAX`
-/// and overflow; after an overflow tokens of old revisions would be valid again.
+/// Maximum auth revision of an imported state. Each change adds 1, so the revision cannot reach `u64::MAX`
+/// and overflow; after an overflow, tokens with old revisions would be valid again.
 pub const REVISION_MAX: u64 = i64::MAX as u64;
 
 /// Effect of an entry on issued tokens.
@@ -58,17 +59,18 @@ pub const REVISION_MAX: u64 = i64::MAX as u64;
 pub enum AuthChange {
     /// Users, roles or permissions changed.
     Changed,
-    /// A user's password changed, or the user was deleted; the tokens of this user become invalid.
+    /// A user's password was changed, or the user was deleted. The tokens of this user become invalid.
     Forget(Box<str>),
     /// Authentication was enabled.
     Enabled,
-    /// Authentication was disabled, and all tokens become invalid.
+    /// Authentication was disabled. All tokens become invalid.
     Disabled,
-    /// A user has authenticated: every member that issues simple tokens now accepts this token of the user.
+    /// A user has authenticated. Every member that issues simple tokens accepts the token of the user from
+    /// now on.
     Authenticated {
         /// Name of the user.
         user: Box<str>,
-        /// First part of the token, a random text from the member that received the request.
+        /// First part of the token: a random text drawn by the member that received the request.
         token_prefix: Box<str>,
         /// Log index of the entry, which is the second part of the token.
         index: Index,
@@ -76,7 +78,7 @@ pub enum AuthChange {
 }
 
 impl fmt::Debug for AuthChange {
-    /// Leaves out the token.
+    /// Formats the change without the token.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             AuthChange::Changed => f.write_str("Changed"),
@@ -92,8 +94,8 @@ impl fmt::Debug for AuthChange {
     }
 }
 
-/// Users and roles, and whether authentication is enabled. A copy costs one pointer per about 200 users or
-/// roles, and does not change when the original does.
+/// Users and roles, and whether authentication is enabled. Copying costs one pointer per about 200 users or
+/// roles, and a copy does not change when the original does.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Auth {
     is_enabled: bool,
@@ -103,13 +105,13 @@ pub struct Auth {
 }
 
 impl Default for Auth {
-    /// Returns no users and roles, with authentication disabled.
+    /// Returns a state without users and roles, in which authentication is disabled.
     fn default() -> Auth {
         Auth { is_enabled: false, revision: 1, users: SharedMap::default(), roles: SharedMap::default() }
     }
 }
 
-/// Copies bytes, so that the copy does not keep the whole entry in memory.
+/// Copies bytes out of an entry, so that they do not keep the whole entry in memory.
 fn own(bytes: &[u8]) -> Bytes {
     Bytes::copy_from_slice(bytes)
 }
@@ -134,12 +136,13 @@ fn hashed_password(password: &str, hashed: &str) -> Result<Bytes, Status> {
 }
 
 impl Auth {
-    /// Creates the state from users, roles and an auth revision that come from outside, such as an imported
-    /// database. A later user or role replaces an earlier one with the same name.
+    /// Creates the state from users, roles and an auth revision of another source, such as an imported
+    /// database. If a name occurs twice, the later user or role replaces the earlier one.
     ///
     /// # Panics
     ///
-    /// Panics if the revision is above [`REVISION_MAX`]: callers refuse such a revision when they read it.
+    /// Panics if the revision is above [`REVISION_MAX`]. Callers have to refuse such a revision when they
+    /// read it.
     pub fn of(
         is_enabled: bool,
         revision: u64,
@@ -198,8 +201,8 @@ impl Auth {
         self.roles.iter().map(|(_, role)| &**role)
     }
 
-    /// Returns the permissions of this role as shown to a client. The role root has access to all keys,
-    /// whatever was granted to it.
+    /// Returns the permissions of this role as a client sees them. The role root has access to all keys,
+    /// whatever permissions it has.
     ///
     /// # Errors
     ///
@@ -222,7 +225,7 @@ impl Auth {
         self.user(user).is_some_and(|user| user.roles.iter().any(|granted| granted == role))
     }
 
-    /// Returns the hash of this user's password, to check a password against.
+    /// Returns the hash of this user's password, with which a password can be checked.
     ///
     /// # Errors
     ///
@@ -238,7 +241,8 @@ impl Auth {
         Ok(&user.password)
     }
 
-    /// Returns words that differ if users or roles differ; empty if no users or roles were ever created.
+    /// Returns numbers that differ if users or roles differ. The list is empty if no user or role was ever
+    /// created.
     pub fn digest(&self) -> Vec<u64> {
         if *self == Auth::default() {
             return Vec::new();
@@ -330,7 +334,7 @@ impl Auth {
         Ok(AuthChange::Forget(request.name.as_str().into()))
     }
 
-    /// Grants a role to a user. Returns `None` if the user has the role already; then nothing changes, not
+    /// Grants a role to a user. If the user already has the role, returns `None`, and nothing changes, not
     /// even the auth revision.
     pub(crate) fn grant_role(
         &mut self,
@@ -397,8 +401,8 @@ impl Auth {
     }
 
     /// Grants a permission to a role. If the role has a permission with the same key and range end, its type
-    /// is replaced. As in etcd only the first permission with the same key is compared; otherwise a duplicate
-    /// may be added, which extends what the first allows.
+    /// is replaced. As in etcd, only the first permission with the same key is compared. If its range end
+    /// differs, a permission with the same key and range end as a later one can be added.
     pub(crate) fn grant_permission(
         &mut self,
         request: &AuthRoleGrantPermissionRequest,
@@ -436,8 +440,8 @@ impl Auth {
         Ok(AuthChange::Changed)
     }
 
-    /// Returns the change for a user that has proved its identity before the entry was proposed, such as by
-    /// its password.
+    /// Returns the change for a user that was authenticated before the entry was proposed, for example by its
+    /// password.
     pub(crate) fn authenticated(
         &self,
         user: &str,

@@ -1,7 +1,7 @@
-//! Checks of a request before it is proposed: whether it is valid, and how much it would cost.
+//! Checks of a request before it is proposed: is it valid, and how much would it cost?
 //!
-//! The checks are in etcd's order, since a request with two faults gets the error of the first check that
-//! fails.
+//! The checks are made in etcd's order, so that a request with two faults gets the same error as from etcd:
+//! that of the first failing check.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound::{Excluded, Included};
@@ -14,11 +14,11 @@ use api::etcdserverpb::{DeleteRangeRequest, PutRequest, RangeRequest, RequestOp,
 use mvcc::{KeyRange, Snapshot};
 use numbers::Revision;
 
-/// Maximum depth of nested transactions. etcd limits it only by max-txn-ops and the message size; here it is
-/// limited to protect the stack (COMPAT-1).
+/// Maximum depth of nested transactions. It is limited to protect the stack (COMPAT-1). etcd limits the depth
+/// only through max-txn-ops and the message size.
 const TXN_DEPTH_MAX: usize = 64;
 
-/// Maximum number of elements of a transaction in all lists and branches together, as a multiple of
+/// Maximum number of elements of a transaction, in all lists and branches together, as a multiple of
 /// max-txn-ops.
 const TXN_LISTS_MAX: usize = 64;
 
@@ -55,12 +55,13 @@ pub fn put(request: &PutRequest) -> Result<(), Status> {
     Ok(())
 }
 
-/// Checks a delete.
+/// Checks a delete range request.
 pub fn delete_range(request: &DeleteRangeRequest) -> Result<(), Status> {
     if request.key.is_empty() { Err(error::EMPTY_KEY) } else { Ok(()) }
 }
 
-/// Checks a transaction: its size, its operations, and that no key is written twice along one path.
+/// Checks a transaction: its size, its operations, and that no key is written twice on one path through the
+/// branches.
 pub fn txn(request: &TxnRequest, ops_max: usize) -> Result<(), Status> {
     txn_ops(request, ops_max, TXN_DEPTH_MAX)?;
     let mut steps = 0;
@@ -93,7 +94,7 @@ fn txn_ops(request: &TxnRequest, ops_max: usize, depth: usize) -> Result<(), Sta
 #[derive(Default)]
 struct Ranges<'a> {
     keys: BTreeSet<&'a [u8]>,
-    /// Ends of the spans by their starts. Spans neither overlap nor touch.
+    /// Ends of the spans, keyed by their starts. Spans neither overlap nor touch.
     spans: BTreeMap<&'a [u8], &'a [u8]>,
 }
 
@@ -129,7 +130,7 @@ impl<'a> Ranges<'a> {
     }
 }
 
-/// Keys that one branch puts and ranges that it deletes, including nested transactions.
+/// Keys that one branch puts and ranges that it deletes, including those of nested transactions.
 #[derive(Default)]
 struct Written<'a> {
     puts: BTreeSet<&'a [u8]>,
@@ -137,12 +138,12 @@ struct Written<'a> {
 }
 
 impl<'a> Written<'a> {
-    /// Collects the writes of a branch by etcd's rule: the deletes of this level come first, then the nested
-    /// transactions in order, then the puts of this level. Only one branch of a nested transaction runs, so
-    /// both may put the same key.
+    /// Collects the writes of a branch, in the order of etcd's rule: the deletes of this level come first,
+    /// then the nested transactions in order, then the puts of this level. Only one branch of a nested
+    /// transaction runs, so both may put the same key.
     ///
-    /// When two sets are compared or merged, the smaller one is walked, so that n operations take O(n log² n)
-    /// steps, however they are nested. `steps` counts the steps.
+    /// When two sets are compared or merged, the elements of the smaller one are visited, so that n
+    /// operations take O(n log² n) steps, however they are nested. `steps` counts the steps.
     fn collect(ops: &'a [RequestOp], steps: &mut u64) -> Result<Written<'a>, Status> {
         let mut written = Written::default();
         for op in ops {
@@ -213,8 +214,8 @@ where
 }
 
 /// Returns the number of keys that the comparisons of a transaction and its nested ones may visit. Counting
-/// stops once the number exceeds `max`. A comparison of a range visits all keys of the range, although its
-/// request is small.
+/// stops once the number exceeds `max`. The check is needed because a comparison of a range visits all keys
+/// of the range, although the request is small.
 pub fn compared_keys(request: &TxnRequest, snapshot: &Snapshot<'_>, max: u64) -> u64 {
     let mut keys = 0;
     for compare in &request.compare {
@@ -252,19 +253,19 @@ pub fn txn_is_serializable(request: &TxnRequest) -> bool {
         .all(|op| matches!(&op.request, Some(Request::RequestRange(range)) if range.serializable))
 }
 
-/// Number of keys up to which a range is cheap, and of changes up to which a watch is. Kubernetes lists 500
+/// Maximum number of keys of a cheap range, and of changes that a cheap watch reads. Kubernetes lists 500
 /// keys at a time.
 const FEW_KEYS: i64 = 1000;
 
-/// Returns true if a lease has so many keys, a role so many permissions or a user so many roles that a call
-/// about all of them is expensive.
+/// Returns true if a lease has so many keys, a role so many permissions, or a user so many roles, that a call
+/// which processes all of them is expensive.
 pub fn is_many(count: usize) -> bool {
     count > FEW_KEYS as usize
 }
 
-/// Returns true if a range may visit many keys; `current` is the current revision. A limit does not help if
-/// all keys are visited before any is selected, nor at an older revision, where the keys after the limit are
-/// counted one by one.
+/// Returns true if a range may visit many keys; `current` is the current revision. A limit does not make a
+/// range cheap if all keys are visited before any is selected, or at an older revision, where the keys after
+/// the limit are counted one by one.
 pub fn range_is_expensive(request: &RangeRequest, current: Revision) -> bool {
     let is_old = request.revision > 0 && request.revision != current.0;
     let is_limited = (1..=FEW_KEYS).contains(&request.limit) && crate::range::is_natural(request);
@@ -272,7 +273,7 @@ pub fn range_is_expensive(request: &RangeRequest, current: Revision) -> bool {
 }
 
 /// Returns the number of expensive ranges, comparisons and deletions that a transaction may run in all its
-/// branches. Cheap ranges count as one expensive range for every 1,000 keys that they may visit together.
+/// branches. Cheap ranges together count as one expensive range for every 1,000 keys that they may visit.
 pub fn txn_expense(request: &TxnRequest, current: Revision) -> u64 {
     let (mut calls, mut keys) = (0, 0);
     let mut open = vec![request];
@@ -300,12 +301,13 @@ pub fn watch_is_expensive(start: Revision, current: Revision) -> bool {
     start.0 > 0 && current.0.saturating_sub(start.0) >= FEW_KEYS
 }
 
-/// Returns the bytes that a put counts against the quota.
+/// Returns the number of bytes by which a put is counted against the quota.
 pub fn put_cost(request: &PutRequest) -> u64 {
     256 + request.key.len() as u64 + request.value.len() as u64
 }
 
-/// Returns the bytes that a transaction counts against the quota: those of the more expensive branch.
+/// Returns the number of bytes by which a transaction is counted against the quota: those of its more
+/// expensive branch.
 pub fn txn_cost(request: &TxnRequest) -> u64 {
     let branch = |ops: &[RequestOp]| -> u64 {
         ops.iter()
@@ -319,9 +321,11 @@ pub fn txn_cost(request: &TxnRequest) -> u64 {
     branch(&request.success).max(branch(&request.failure))
 }
 
-/// Bytes that a lease counts against the quota: its memory, including its deadline on the leader.
+/// Number of bytes by which a lease is counted against the quota: its memory, including its deadline on the
+/// leader.
 pub const LEASE_COST: u64 = 128;
-/// Bytes that a key attached to a lease counts against the quota, in addition to the length of the key.
+/// Number of bytes by which a key attached to a lease is counted against the quota, in addition to the length
+/// of the key.
 pub const ATTACHED_COST: u64 = 64;
 
 #[cfg(test)]
@@ -422,7 +426,7 @@ mod tests {
         assert_eq!(check(vec![txn_op(vec![put_op("a"), put_op("a")], vec![])]), Err(error::DUPLICATE_KEY));
     }
 
-    /// etcd's algorithm, key by key and delete by delete.
+    /// etcd's algorithm, which visits every key and every delete.
     struct Naive {
         puts: BTreeSet<Vec<u8>>,
         deletes: Vec<(Vec<u8>, Vec<u8>)>,
@@ -530,8 +534,8 @@ mod tests {
         let puts = |from: u64, n: u64| (0..n).map(|at| put(from + 3 * at)).collect::<Vec<_>>();
         let deletes = |from: u64, n: u64| (0..n).map(move |at| delete(from + 3 * at, from + 3 * at + 1));
         const N: u64 = 20_000;
-        // As many deletes as puts: beside each other; in a nested transaction, in either order; and
-        // everything in the innermost of many levels, each of which also deletes something.
+        // Transactions with as many deletes as puts: side by side; in a nested transaction, in either order;
+        // and all in the innermost of many levels, each of which also deletes something.
         let beside = puts(0, N).into_iter().chain(deletes(1, N)).collect::<Vec<_>>();
         let below = vec![txn_op(puts(0, N), puts(0, N)), txn_op(deletes(1, N).collect(), vec![])];
         let above: Vec<RequestOp> = deletes(1, N).chain([txn_op(puts(0, N), vec![])]).collect();

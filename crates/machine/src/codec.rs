@@ -1,12 +1,12 @@
-//! The primitive encodings of checkpoints: LEB128 varints, zigzag encoding for signed numbers, bytes with a
+//! The basic encodings of checkpoints: LEB128 varints, zigzag encoding for signed numbers, and bytes with a
 //! length prefix.
 //!
-//! Decoding never panics, and never allocates more than the input contains, since the input comes from a
-//! disk.
+//! Decoding never panics and never allocates more bytes than the input has, because the input comes from a
+//! disk and may be damaged.
 
 use api::wire::put_varint;
 
-/// Error of an input that ends early, or contains bytes that no writer produces.
+/// Error for an input that ends early, or contains bytes that no writer produces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed(pub &'static str);
 
@@ -31,7 +31,7 @@ pub(crate) fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
-/// Decodes a block from its front.
+/// Input that is decoded from its front; decoded bytes are removed.
 pub(crate) struct Input<'a>(pub &'a [u8]);
 
 impl<'a> Input<'a> {
@@ -45,13 +45,13 @@ impl<'a> Input<'a> {
             self.0 = rest;
             return Ok(u64::from(*byte));
         }
-        // Most longer numbers end within eight bytes; the loop-free code below joins the seven bits of each
-        // byte.
+        // Most longer numbers end within eight bytes. For these, the code below combines the seven bits of
+        // each byte without a loop.
         if let Some(eight) = self.0.first_chunk::<8>() {
             let eight = u64::from_le_bytes(*eight);
             let ends = !eight & 0x8080_8080_8080_8080;
             if ends != 0 {
-                // Mask of all bits up to the end of the number's last byte.
+                // The mask keeps all bits up to the end of the last byte of the number.
                 let n = eight & (ends ^ (ends - 1)) & 0x7f7f_7f7f_7f7f_7f7f;
                 let n = (n & 0x007f_007f_007f_007f) | (n & 0x7f00_7f00_7f00_7f00) >> 1;
                 let n = (n & 0x0000_3fff_0000_3fff) | (n & 0x3fff_0000_3fff_0000) >> 2;
@@ -124,7 +124,8 @@ mod tests {
     fn numbers_are_read_the_same_whatever_comes_behind_them() {
         let mut out = Vec::new();
         for bits in 0..=64_u32 {
-            // All bits set, only the highest bit set, and a mixture, each of this length.
+            // Numbers of each length in bytes: with all bits set, with only the highest bit set, and a
+            // mixture.
             let ones = u64::MAX.checked_shr(64 - bits).unwrap_or(0);
             for n in [ones, ones ^ (ones >> 1), ones & 0xa5c3_96f0_5a3c_690f] {
                 for behind in 0..10 {

@@ -1,5 +1,5 @@
-//! Framing of blocks in streams: each block has a length and a checksum, and the chunks of the stream may be
-//! cut anywhere.
+//! Framing of blocks in streams. Each block has a length and a checksum, and the stream may be cut into
+//! chunks at any byte.
 //!
 //! ```text
 //! block   length (4 bytes) | CRC-32C of the four bytes before and of the block (4 bytes) | the block
@@ -11,7 +11,7 @@ use crate::codec::Malformed;
 use crate::image::RestoreError;
 use crate::state_hash::mix;
 
-/// Length in bytes of the frame in front of each block.
+/// Length in bytes of the frame before each block.
 pub(crate) const FRAME_BYTES: usize = 8;
 
 /// Appends a block with its frame.
@@ -24,7 +24,7 @@ pub(crate) fn append_block(block: &[u8], out: &mut Vec<u8>) {
     out.append(&mut framed);
 }
 
-/// Fills in the frame at the start of `framed`, in front of the block.
+/// Fills in the frame at the start of `framed`, whose remaining bytes are the block.
 pub(crate) fn seal(framed: &mut [u8]) {
     let len = framed.len() - FRAME_BYTES;
     let len = u32::try_from(len).expect("blocks are a little longer than their longest entry");
@@ -35,7 +35,7 @@ pub(crate) fn seal(framed: &mut [u8]) {
     checksum.copy_from_slice(&crc.to_le_bytes());
 }
 
-/// Adds the frame of a block to a checksum over all blocks in their order.
+/// Adds the frame of a block to a checksum over the frames of all blocks in order.
 pub(crate) fn chain(checksum: u64, framed: &[u8]) -> u64 {
     let frame = framed.first_chunk::<FRAME_BYTES>();
     mix(checksum, frame.map_or(0, |frame| u64::from_le_bytes(*frame)))
@@ -44,13 +44,13 @@ pub(crate) fn chain(checksum: u64, framed: &[u8]) -> u64 {
 /// A reader of blocks from a stream of chunks.
 pub(crate) struct BlockStream<I> {
     chunks: I,
-    /// Bytes that have arrived; those before `at` are consumed.
+    /// Bytes that have arrived. The bytes before `at` are consumed.
     buffer: Vec<u8>,
     at: usize,
     /// Total number of consumed bytes.
     taken: u64,
-    /// `before` is the [`chain`] checksum over all blocks except the last one taken, `checksum` is the one
-    /// over all blocks.
+    /// `before` is the [`chain`] checksum over all blocks before the last one taken; `checksum` also includes
+    /// that block.
     before: u64,
     checksum: u64,
 }
@@ -69,13 +69,13 @@ where
         self.taken
     }
 
-    /// Returns the checksum over all blocks except the last one taken.
+    /// Returns the checksum over all blocks before the last one taken.
     pub fn checksum_before(&self) -> u64 {
         self.before
     }
 
-    /// Returns the bytes at a position that [`BlockStream::take`] or [`BlockStream::take_block`] returned;
-    /// valid until one of them is called again.
+    /// Returns the bytes at a position that [`BlockStream::take`] or [`BlockStream::take_block`] has
+    /// returned. The position is valid until one of these methods is called again.
     pub fn bytes(&self, place: (usize, usize)) -> &[u8] {
         self.buffer.get(place.0..place.1).unwrap_or_default()
     }

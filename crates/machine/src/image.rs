@@ -1,10 +1,10 @@
-//! Encoding of the state in checkpoints: blocks of bytes, written from a view on any thread, and read at
-//! start.
+//! Encoding of the state in checkpoints: blocks of bytes, which are written from a view on any thread, and
+//! read when a member starts.
 //!
-//! A checkpoint consists of *runs*. The base run contains every version that can still be read; each delta
-//! run after it contains the versions with main revisions above those of the run before. [`restore()`] merges
-//! the runs by key. The store of the blocks adds a length and a checksum to each block; a block has no
-//! checksums inside.
+//! A checkpoint consists of *runs*. The base run contains every version that can still be read; each later
+//! run, a delta run, contains the versions with main revisions above those of the previous run. [`restore()`]
+//! merges the runs by key. The store that saves the blocks adds a length and a checksum to each block, so
+//! blocks contain no checksums themselves.
 //!
 //! A run is one head block, any number of key blocks, and one end block:
 //!
@@ -43,15 +43,16 @@
 //! An entry with an empty key represents a raised revision, see [`crate::snapshot::SnapshotVersion::bump`];
 //! no request writes such an entry.
 //!
-//! Numbers without a note are LEB128 varints. Keys ascend; the versions of a key go from old to new. Every
-//! block can be decoded alone: its first entry contains its whole key. That key may be the last key of the
-//! block before, if the history of the key continues. The only version of a key of 24 bytes takes about 20
-//! bytes plus the part of the key that it does not share with the key before it.
+//! Numbers without a note are LEB128 varints. Keys are in ascending order, and the versions of a key are
+//! ordered from old to new. Every block can be decoded alone, because its first entry contains the whole key.
+//! That key may also be the last key of the previous block, if the history of the key continues. The only
+//! version of a key of 24 bytes takes about 20 bytes plus the part of the key that it does not share with the
+//! key before it.
 //!
-//! A merge drops the versions that the compact revision of the newest run made unreadable: of each key all
-//! versions at or below that revision except the newest, and also the newest if it is a deletion below that
-//! revision. (A deletion exactly at the compact revision stays, also if a put of the same revision follows
-//! it.) A delta run must therefore contain every deletion of a key that an earlier run contains;
+//! A merge drops the versions that the compact revision of the newest run made unreadable: for each key, all
+//! versions at or below that revision except the newest one, and also the newest one if it is a deletion
+//! below that revision. (A deletion exactly at the compact revision stays, even if a put of the same revision
+//! follows it.) A delta run must therefore contain every deletion of a key that an earlier run contains;
 //! [`Head::delta_from_min`] is the oldest revision from which a delta run can contain them all.
 //!
 //! A checkpoint does not record that a value has moved: an earlier run keeps the old location. So a segment
@@ -71,9 +72,10 @@ pub(crate) use head::SavedHead;
 pub(crate) use restore::{Intake, RunReader, merge};
 pub(crate) use run::Walk;
 
-/// Format that this version writes.
+/// Format of the checkpoints that this version writes.
 pub(crate) const FORMAT: u64 = 4;
-/// Oldest format whose state hash this version can continue. It rises with every change of the hash function.
+/// Oldest format whose state hash this version can continue. It is raised with every change of the hash
+/// function.
 pub(crate) const FORMAT_HASHED: u64 = 4;
 /// First byte of a head block.
 pub(crate) const HEAD: u8 = 1;
@@ -81,5 +83,5 @@ pub(crate) const HEAD: u8 = 1;
 pub(crate) const KEYS: u8 = 2;
 /// First byte of the end block.
 pub(crate) const END: u8 = 3;
-/// Size in bytes at which a block of keys is full. The block may exceed it by one entry.
+/// Size in bytes at which a block of keys is full. A block may exceed this size by one entry.
 pub(crate) const BLOCK_BYTES: usize = 128 << 10;

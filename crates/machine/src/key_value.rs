@@ -14,14 +14,15 @@ use crate::as_of::Overtaken;
 /// Reason why a value could not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReadError {
-    /// The value has moved: the caller looks up its new location in the index and retries.
+    /// The value has moved. The caller has to look up its new location in the index and read again.
     Moved,
     /// The value is not in memory, and the caller must not wait for a disk. Returned only in
     /// [`crate::Machine::begin`] and [`crate::Machine::go_on`].
     NotAtHand,
     /// The revision that was being read has been compacted.
     Overtaken,
-    /// The disk failed, or returned other bytes than were written; the text names the file and the offset.
+    /// The disk failed, or returned bytes that differ from those written. The text names the file and the
+    /// offset.
     Failed(String),
 }
 
@@ -50,7 +51,7 @@ pub trait Values {
     ///
     /// # Errors
     ///
-    /// See [`ReadError`] for the reasons.
+    /// Returns an error for the reasons that [`ReadError`] lists.
     fn read_into(&self, value: Value, out: &mut BytesMut) -> Result<(), ReadError>;
 }
 
@@ -69,7 +70,7 @@ pub struct StoredKeyValue {
     pub version: i64,
     /// Id of the lease, or 0.
     pub lease: LeaseId,
-    /// Location, length and checksum of the value; `None` if the request does not ask for it.
+    /// Location, length and checksum of the value; `None` if the request does not need the value.
     pub value: Option<Value>,
 }
 
@@ -92,7 +93,7 @@ impl StoredKeyValue {
         ChangeId { main: self.mod_revision, sub: self.sub }
     }
 
-    /// Copies the parts of a version that a client asked for.
+    /// Copies the parts of a version that a client has requested.
     pub fn projected(version: Version<'_>, projection: Projection) -> StoredKeyValue {
         let mut found = StoredKeyValue::of(version);
         if projection.keys_only {
@@ -113,7 +114,7 @@ impl StoredKeyValue {
     ///
     /// # Errors
     ///
-    /// Returns an error if the value cannot be read; `out` then holds a part of the encoding.
+    /// Returns an error if the value cannot be read; `out` then has a part of the encoding.
     pub fn encode(&self, values: &dyn Values, out: &mut BytesMut) -> Result<(), ReadError> {
         let fields = Fields::of_stored(self);
         fields.put_before_value(out);
@@ -127,12 +128,12 @@ impl StoredKeyValue {
     }
 }
 
-/// Options that select the parts of a version for the client.
+/// Selection of the parts of a version that a client gets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Projection {
-    /// True to leave the value out.
+    /// True if the value is left out.
     pub keys_only: bool,
-    /// True to return lease 0, as etcd does when it answers from its index alone.
+    /// True if the lease is returned as 0, as etcd does when it answers from its index alone.
     pub without_lease: bool,
 }
 
@@ -160,7 +161,7 @@ impl<'a> Fields<'a> {
     #[inline]
     fn of_version(version: Version<'a>, projection: Projection) -> Fields<'a> {
         if version.is_tombstone() {
-            // The event of a deletion carries only the key and the revision.
+            // The event of a deletion contains only the key and the revision.
             return Fields {
                 key: version.key(),
                 create_revision: 0,
@@ -245,10 +246,10 @@ pub fn put_kv_after_value(version: Version<'_>, projection: Projection, out: &mu
     Fields::of_version(version, projection).put_after_value(out);
 }
 
-/// Maximum length in bytes of the part of a `KeyValue` after its value: a tag and a varint.
+/// Maximum length in bytes of the part of a `KeyValue` after its value, which is a tag and a varint.
 pub const AFTER_VALUE_BYTES_MAX: usize = 11;
 
-/// Appends the value of a version, even if the value is moved at the same time.
+/// Appends the value of a version. It succeeds even if the value is moved at the same time.
 ///
 /// # Errors
 ///
@@ -257,12 +258,13 @@ pub fn read_version(version: Version<'_>, values: &dyn Values, out: &mut BytesMu
     read_where_it_is(version, |value| values.read_into(value, out))
 }
 
-/// Calls `read` with the location of a version's value, and again with the new location if the value has
-/// moved.
+/// Calls `read` with the location of a version's value. If the value has moved, calls `read` again with the
+/// new location.
 ///
 /// # Errors
 ///
-/// Returns the errors of `read` except [`ReadError::Moved`]; [`ReadError::Failed`] if the value keeps moving.
+/// Returns the errors of `read`, except [`ReadError::Moved`]: if the value keeps moving, returns
+/// [`ReadError::Failed`].
 pub fn read_where_it_is<T>(
     version: Version<'_>,
     mut read: impl FnMut(Value) -> Result<T, ReadError>,

@@ -1,5 +1,5 @@
-//! Leases as every member stores them: id, TTL, remaining TTL of the last checkpoint, and attached keys.
-//! [`Leases`] is the set of all leases.
+//! Leases as every member stores them: id, TTL, remaining TTL of the last lease checkpoint, and attached
+//! keys. [`Leases`] is the set of all leases.
 //!
 //! The module has no clock. The leader decides when a lease expires, and proposes its revocation.
 
@@ -17,14 +17,15 @@ use crate::check;
 use crate::codec::{Input, Malformed, put_i64, put_u64};
 use crate::shared_map::SharedMap;
 
-/// Longest TTL that a lease can have.
+/// Maximum TTL of a lease, in seconds.
 const TTL_MAX: Seconds = Seconds(LEASE_TTL_MAX);
 
 /// One lease.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lease {
-    /// TTL in seconds as the entry contains it. A Mainstay member raises the TTL to the minimum of its option
-    /// before it proposes; a member that runs etcd does not, and etcd's leaders raise it by their own option.
+    /// TTL in seconds, as in the entry that granted the lease. A Mainstay member raises a TTL to the minimum
+    /// of its own option before it proposes the entry. A member that runs etcd does not; there each leader
+    /// applies its own minimum.
     pub ttl: Seconds,
     /// Remaining TTL in seconds of the last lease checkpoint; 0 if no checkpoint was taken since the last
     /// renewal.
@@ -51,20 +52,20 @@ pub struct GrantedLease {
     pub remaining: Seconds,
 }
 
-/// All leases by id. A copy costs one pointer per about 200 leases, and does not change when the original
-/// does.
+/// All leases by id. Copying costs one pointer per about 200 leases, and a copy does not change when the
+/// original does.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Leases {
     table: SharedMap<LeaseId, Arc<Lease>>,
-    /// Live keys with a lease that does not exist; only an imported state has such keys. They are attached
-    /// when a lease with this id is granted, because a restart after that would attach them, too.
+    /// Live keys whose lease does not exist; only an imported state has such keys. They are attached when a
+    /// lease with this id is granted, because loading the state after that would attach them, too.
     dangling: SharedMap<LeaseId, SharedMap<Bytes, ()>>,
-    /// Bytes of all leases and attached keys that count against the quota.
+    /// Number of bytes by which all leases and attached keys are counted against the quota.
     bytes: u64,
 }
 
-/// Returns the bytes that attaching this key to a lease counts against the quota, in addition to the key's
-/// versions.
+/// Returns the number of bytes by which attaching this key to a lease is counted against the quota, in
+/// addition to the key's versions.
 fn attached_bytes(key: &[u8]) -> u64 {
     check::ATTACHED_COST + key.len() as u64
 }
@@ -75,8 +76,8 @@ impl Leases {
         self.table.get(&id).map(|lease| &**lease)
     }
 
-    /// Returns the bytes that all leases and their attached keys count against the quota. The result depends
-    /// only on the current leases, not on their history.
+    /// Returns the number of bytes by which all leases and their attached keys are counted against the quota.
+    /// The result depends only on the current leases, not on their history.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -96,12 +97,13 @@ impl Leases {
         self.table.is_empty()
     }
 
-    /// Returns all leases by ascending id.
+    /// Returns all leases in ascending order of id.
     pub fn iter(&self) -> impl Iterator<Item = (LeaseId, &Lease)> {
         self.table.iter().map(|(id, lease)| (*id, &**lease))
     }
 
-    /// Creates the state from leases of another state. Keys are attached to them when versions are loaded.
+    /// Creates the set from leases of another state. Keys are attached to the leases when versions are
+    /// loaded.
     ///
     /// # Errors
     ///
@@ -128,8 +130,8 @@ impl Leases {
         }
     }
 
-    /// Grants a lease; returns its TTL in seconds. The result must not depend on a member's options: members
-    /// with different options would get different states.
+    /// Grants a lease and returns its TTL in seconds. The result must not depend on the options of a member,
+    /// because members with different options would then get different states.
     pub(crate) fn grant(&mut self, id: LeaseId, ttl: Seconds) -> Result<Seconds, Status> {
         if !id.is_some() {
             return Err(error::LEASE_NOT_FOUND);
@@ -147,7 +149,7 @@ impl Leases {
         Ok(ttl)
     }
 
-    /// Removes a lease and returns it; the caller deletes its keys.
+    /// Removes a lease and returns it. The caller has to delete its keys.
     pub(crate) fn revoke(&mut self, id: LeaseId) -> Option<Arc<Lease>> {
         if planted::is(Bug::LeaseRevived) {
             let lease = Arc::make_mut(self.table.get_mut(&id)?);
@@ -158,8 +160,8 @@ impl Leases {
         Some(lease)
     }
 
-    /// Removes all keys from a lease that is being revoked, and returns them; the lease itself stays until
-    /// the keys are deleted. The caller deletes the keys.
+    /// Removes and returns all keys of a lease that is being revoked. The lease itself stays until the caller
+    /// has deleted the keys.
     pub(crate) fn take_keys(&mut self, id: LeaseId) -> Option<SharedMap<Bytes, ()>> {
         let lease = self.table.get_mut(&id)?;
         Some(std::mem::take(&mut Arc::make_mut(lease).keys))
@@ -170,10 +172,10 @@ impl Leases {
         self.bytes = self.bytes.saturating_sub(attached_bytes(key));
     }
 
-    /// Stores the remaining TTL of a lease in seconds, if the lease exists; 0 removes it.
+    /// Stores the remaining TTL of a lease in seconds, if the lease exists; 0 clears the stored value.
     pub(crate) fn checkpoint(&mut self, id: LeaseId, remaining: Seconds) {
-        // Not limited to the TTL of the lease: checkpoints of an older version may contain a TTL that depends
-        // on the member.
+        // The value is not limited to the TTL of the lease, because checkpoints of an older version may have
+        // a TTL that depends on the member.
         let remaining = remaining.clamp(Seconds::ZERO, TTL_MAX);
         let differs = self.table.get(&id).is_some_and(|lease| lease.remaining != remaining);
         if differs && let Some(lease) = self.table.get_mut(&id) {
@@ -220,7 +222,7 @@ impl Leases {
     }
 
     /// Attaches a live key to its lease when a state is loaded. If the lease does not exist, the key stays
-    /// without a lease, as in etcd.
+    /// unattached, as in etcd.
     pub(crate) fn reattach(&mut self, key: &[u8], id: LeaseId) {
         let key = Bytes::copy_from_slice(key);
         let bytes = attached_bytes(&key);
@@ -239,8 +241,8 @@ impl Leases {
         }
     }
 
-    /// Encodes the leases in ascending order of id, without their keys, because each key's version contains
-    /// its lease. [`Leases::decode`] is the inverse.
+    /// Encodes the leases in ascending order of id. Their keys are not encoded, because the version of each
+    /// key contains its lease. [`Leases::decode`] is the inverse.
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         put_u64(out, self.len() as u64);
         for (id, lease) in self.iter() {

@@ -1,4 +1,4 @@
-//! The state machine with one deterministic `apply`. [`Machine::apply`] takes a committed entry as a
+//! The state machine, whose `apply` is deterministic. [`Machine::apply`] takes a committed entry as a
 //! [`Command`] and returns its effect as [`Applied`]; `dispatch` calls one function per kind of request. The
 //! module does not depend on raft, clocks, files or clients; the caller passes in a reader of values.
 
@@ -33,13 +33,13 @@ use crate::sliced::{Budget, Unfinished, Work};
 use crate::state_hash::{Effect, StateHash, StatePoint, StateTrail};
 use crate::txn::{self, Deleted, OpOutcome, Past, Path, Ranged, Read, TxnOutcome};
 
-/// Options of a member that affect applying. They apply only to entries that do not carry the options
+/// Options of a member that affect applying. An option is used only for entries that do not contain its value
 /// themselves.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
-    /// Maximum number of learners at the same time; etcd's `--max-learners`. It applies to a learner that was
-    /// proposed by a member running etcd or an older version of this program, since such entries do not carry
-    /// the limit. Members running etcd also use their own option.
+    /// Maximum number of learners at the same time; etcd's `--max-learners`. It is used for a learner that
+    /// was proposed by a member that runs etcd or an older version of Mainstay, because such entries do not
+    /// contain the limit. Members that run etcd use their own option, too.
     pub learners_max: usize,
 }
 
@@ -57,7 +57,7 @@ pub struct Command<'a> {
 }
 
 impl std::fmt::Debug for Command<'_> {
-    /// Shows only the length of the request, which contains values and password hashes.
+    /// Formats the request only as its length, because the request may contain values and password hashes.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Command { index, term, data, location } = self;
         f.debug_struct("Command")
@@ -89,8 +89,8 @@ impl std::fmt::Display for Fatal {
 
 impl std::error::Error for Fatal {}
 
-/// Result of an entry, for its proposer. The result is moved several times between threads, so large and rare
-/// parts are boxed.
+/// Result of an entry for the request that proposed it. The result is moved several times between threads, so
+/// large and rare parts are boxed.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
     /// Result of a put.
@@ -129,8 +129,8 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// Returns true if the response contains key-value pairs, previous or read ones. Their values must stay
-    /// readable until the response is sent.
+    /// Returns true if the response contains key-value pairs, previous pairs or read ones. Their values must
+    /// stay readable until the response is sent.
     pub fn names_values(&self) -> bool {
         match self {
             Outcome::Put { previous, .. } => previous.is_some(),
@@ -153,7 +153,7 @@ impl Outcome {
 // // Moves of up to 128 bytes are compiled without a call of memcpy.
 const _: () = assert!(size_of::<Applied>() <= 128);
 
-/// A change of state other than keys and values, for callers that keep their own record of it.
+/// A change of state other than keys and values, for callers that keep their own record of such state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// A lease was granted.
@@ -167,7 +167,7 @@ pub enum Change {
     LeaseRevoked(LeaseId),
     /// The compact revision rose to this revision.
     Compacted(Revision),
-    /// An alarm was raised or cleared. `None` if no new alarm was raised.
+    /// An alarm was raised or cleared. Contains the alarm if it was not raised before; otherwise `None`.
     Alarms(Option<Raised>),
     /// A member's attributes or the cluster's version changed.
     Members,
@@ -182,7 +182,7 @@ pub struct Raised {
     pub alarm: i32,
     /// Id of the member for which the alarm was raised.
     pub member_id: u64,
-    /// Cause of the alarm as the entry gives it. The cause is not part of the replicated state.
+    /// Cause of the alarm, as a number in the entry. The cause is not part of the replicated state.
     pub cause: u32,
 }
 
@@ -191,8 +191,8 @@ pub struct Raised {
 pub struct Applied {
     /// Id under which the request was proposed; 0 for the empty entry of a new leader.
     pub request_id: u64,
-    /// etcd's name of the request; empty for the empty entry of a new leader, [`UNDECODABLE`] for an entry
-    /// that does not decode as a request and therefore changes nothing.
+    /// etcd's name of the request. Empty for the empty entry of a new leader; [`UNDECODABLE`] for an entry
+    /// that cannot be decoded as a request and therefore changes nothing.
     pub op: &'static str,
     /// Result for the client.
     pub outcome: Result<Outcome, Status>,
@@ -210,7 +210,7 @@ pub struct ConfApplied {
     pub outcome: Result<VoterChange, Status>,
 }
 
-/// Live values in one segment of the log: those that the index still points to.
+/// The live values in one segment of the log, that is, those to which the index still points.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SegmentUse {
     /// Number of live values.
@@ -239,10 +239,11 @@ pub struct Machine {
     pub applied_term: Term,
     pub(crate) usage: BTreeMap<u32, SegmentUse>,
     pub(crate) in_use_bytes: u64,
-    /// Highest main revision of a deletion that compaction has physically removed; see [`crate::image::Head`].
+    /// Highest main revision of a deletion that compaction has physically removed; see `delta_from_min` of
+    /// [`crate::image::Head`].
     pub(crate) delta_from_min: Revision,
     pub(crate) hash: StateHash,
-    /// The entry after `applied_index`, while it is applied in slices.
+    /// The entry after `applied_index`, while it is being applied in slices.
     pub(crate) unfinished: Option<Box<Unfinished>>,
 }
 
@@ -255,7 +256,7 @@ impl std::fmt::Debug for Machine {
     }
 }
 
-/// Returns the bytes in use of a version: its key, its value, and a fixed amount for its metadata.
+/// Returns the bytes in use by a version: its key, its value, and a fixed amount for its metadata.
 pub(crate) fn version_bytes(version: Version<'_>) -> u64 {
     loaded_bytes(version.key(), version.value_len())
 }
@@ -265,7 +266,7 @@ pub(crate) fn loaded_bytes(key: &[u8], value_len: u32) -> u64 {
     64 + key.len() as u64 + u64::from(value_len)
 }
 
-/// The counters and the state hash that every write and removal updates.
+/// The byte counters and the state hash. Every write and every removal updates them.
 pub(crate) struct Accounting<'a> {
     leases: &'a mut Leases,
     usage: &'a mut BTreeMap<u32, SegmentUse>,
@@ -330,8 +331,8 @@ impl Machine {
     }
 
     /// Returns the hash after the entry `from_index`, if it is still stored, and the hash after each later
-    /// entry that changed the state. The last [`crate::STATE_POINTS_MAX`] points are stored. Returns nothing
-    /// if the hash is unknown.
+    /// entry that changed the state. The newest [`crate::STATE_POINTS_MAX`] hashes are stored. Returns
+    /// nothing if the hash is unknown.
     pub fn state_hashes(&self, from_index: Index) -> impl ExactSizeIterator<Item = StatePoint> + '_ {
         self.hash.points(from_index)
     }
@@ -342,14 +343,14 @@ impl Machine {
         self.newest_state_trail(from_index, usize::MAX)
     }
 
-    /// Returns the newest `points_max` points of [`Machine::state_trail`].
+    /// Returns at most the newest `points_max` points of [`Machine::state_trail`].
     pub fn newest_state_trail(&self, from_index: Index, points_max: usize) -> StateTrail {
         let points = self.state_hashes(from_index);
         let older = points.len().saturating_sub(points_max);
         StateTrail { applied_index: self.applied_index, points: points.skip(older).collect() }
     }
 
-    /// Applies a committed entry. If `answer` is false, the outcome contains nothing that the entry read.
+    /// Applies a committed entry. If `answer` is false, the outcome does not contain what the entry has read.
     ///
     /// # Errors
     ///
@@ -363,15 +364,15 @@ impl Machine {
         self.apply_for(command, values, |_| answer)
     }
 
-    /// Applies a committed entry. `waits` returns true if a request waits for the entry that was proposed
-    /// under the given id; if it returns false, the outcome contains nothing that the entry read. Ranges
-    /// inside a transaction are not evaluated here but by the caller, see [`txn::Read::Past`], in the state
-    /// right after the entry or in a later one with the same compact revision.
+    /// Applies a committed entry. `waits` returns true if a request waits for the entry with the given id; if
+    /// it returns false, the outcome does not contain what the entry has read. Ranges inside a transaction
+    /// are not evaluated here. The caller evaluates them (see [`txn::Read::Past`]) in the state right after
+    /// the entry, or in a later state with the same compact revision.
     ///
     /// # Errors
     ///
-    /// Returns an error if this version does not know the kind of the entry, or a value that the entry
-    /// depends on cannot be read. The state is then unchanged.
+    /// Returns an error if this version does not know the kind of the entry, or if a value on which the entry
+    /// depends cannot be read. The state is then unchanged.
     pub fn apply_for(
         &mut self,
         command: Command<'_>,
@@ -387,11 +388,11 @@ impl Machine {
     }
 
     /// Applies an entry like [`Machine::apply_for`], unless the entry costs more than this step allows or
-    /// depends on a value that is not in memory ([`crate::ReadError::NotAtHand`]). Such an entry changes
-    /// nothing yet: the function returns `None`, and the caller continues with [`Machine::go_on`].
+    /// depends on a value that is not in memory ([`crate::ReadError::NotAtHand`]). In these cases the entry
+    /// changes nothing yet, and the result is `None`; the caller continues with [`Machine::go_on`].
     ///
-    /// `left` is the remaining cost of this step, in units of about one key, one operation or one KiB of
-    /// compared values. The cost of the entry is subtracted from it; with `u64::MAX` no entry is too
+    /// `left` is the remaining cost of this step; one unit is about one key, one operation or one KiB of
+    /// compared values. The cost of the entry is subtracted from it. With `u64::MAX` no entry is too
     /// expensive.
     ///
     /// # Errors
@@ -411,8 +412,8 @@ impl Machine {
         }
         let mut request = InternalRaftRequest::default();
         if let Err(why) = request::command(&mut request, command.data) {
-            // The entry is undecodable by its bytes alone, so no member applies it, and no request of this
-            // program waits for it.
+            // Whether an entry can be decoded depends only on its bytes, so no member applies this entry, and
+            // no request of this program waits for it.
             self.hash.entry_done(self.applied_index, self.store.current_revision());
             let outcome = Err(undecodable(&why));
             return Ok(Some(Applied { request_id: 0, op: UNDECODABLE, outcome, change: None }));
@@ -440,7 +441,8 @@ impl Machine {
         let outcome = match self.dispatch(command, &request, allowed, values, answer, &mut change) {
             Ok(outcome) => Ok(outcome),
             Err(Failure::Refused(status)) => Err(status),
-            // The value is needed by a comparison of the transaction; comparisons run before any change.
+            // A comparison of the transaction needs the value. Comparisons are evaluated before any change,
+            // so nothing has changed yet.
             Err(Failure::NotAtHand) => {
                 (self.applied_index, self.applied_term) = before;
                 self.keep(command, request, (request_id, answer), Work::txn());
@@ -541,11 +543,11 @@ impl Machine {
             return Ok(Outcome::Done);
         }
         if request.downgrade_version_test.is_some() {
-            // Tests of etcd 3.6 write this request to logs; it has no effect.
+            // Tests of etcd 3.6 write this request to logs. It has no effect.
             return Ok(Outcome::Done);
         }
         if request.range.is_some() {
-            // etcd before 3.1 proposed reads through the log; they change nothing.
+            // etcd before 3.1 proposed reads as entries. They change nothing.
             return Ok(Outcome::Done);
         }
         if let Some(outcome) = self.apply_auth(self.applied_index, request, change) {
@@ -669,7 +671,7 @@ impl Machine {
     }
 
     /// Removes versions like [`Machine::compact_step`], but only those that a compaction at `through`
-    /// removes, because a reader still needs the later ones.
+    /// removes, because a reader may still need later ones.
     pub fn compact_step_through(&mut self, through: Revision, budget: u64) -> bool {
         assert!(self.is_whole(), "nothing is removed amid an entry");
         let (usage, in_use_bytes) = (&mut self.usage, &mut self.in_use_bytes);
@@ -689,8 +691,8 @@ impl Machine {
         progress.done
     }
 
-    /// Stores the new location of a value that was copied to another segment. Returns false if the version is
-    /// gone or has moved already.
+    /// Stores the new location of a value that was copied to another segment. Returns false if the version
+    /// was removed or has already moved.
     pub fn relocate(&mut self, change: ChangeId, from: Location, to: Location) -> bool {
         let snapshot = self.store.snapshot();
         let Some(version) = snapshot.version_at(change) else { return false };
@@ -720,8 +722,8 @@ impl Machine {
         let lease = self.leases.revoke(LeaseId(request.id)).ok_or(error::LEASE_NOT_FOUND)?;
         *change = Some(Change::LeaseRevoked(LeaseId(request.id)));
         self.hash.mix(Effect::LeaseRevoked, &[request.id as u64, lease.keys.len() as u64]);
-        // `revoke` has removed the lease with its list of keys, so deleting the keys does not update that
-        // list.
+        // `revoke` has removed the lease together with its set of keys, so deleting the keys does not have to
+        // update that set.
         let keys = lease.keys.iter().map(|(key, ())| (key.clone(), ()));
         self.delete_keys(keys, &mut Budget::endless());
         Ok(Outcome::LeaseRevoked)
@@ -750,8 +752,8 @@ impl Machine {
     }
 
     /// Returns true if the membership change in `data` would be refused now only because of
-    /// [`Rules::learners_max`]; members with a higher limit apply it. Returns false for bytes that do not
-    /// decode as a membership change.
+    /// [`Rules::learners_max`]; members with a higher limit would apply it. Returns false for bytes that
+    /// cannot be decoded as a membership change.
     pub fn is_refused_by_learners_max(&self, data: &Bytes) -> bool {
         let limit = self.rules.learners_max;
         raftpb::ConfChange::decode(data.clone())
@@ -763,14 +765,15 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// Returns an error if the entry does not decode, or its term is older than that of the entry before it.
+    /// Returns an error if the entry cannot be decoded, or if its term is older than that of the previous
+    /// entry.
     pub fn apply_conf_change(&mut self, command: Command<'_>) -> Result<ConfApplied, Fatal> {
         let fatal = |why: String| Fatal { index: command.index, why, is_unreadable: false };
         self.next(command)?;
         let change = raftpb::ConfChange::decode(command.data.clone())
             .map_err(|e| fatal(format!("it is no membership change: {e}")))?;
         let request_id = change.id.unwrap_or(0);
-        // An invalid change was forwarded from another member's proposal; it is refused like in etcd and
+        // An invalid change can come from another member's forwarded proposal. As in etcd, it is refused and
         // changes nothing.
         let outcome = reconfiguration::read(&change).and_then(|change| {
             change.check(&self.members, self.rules.learners_max)?;
@@ -781,13 +784,13 @@ impl Machine {
     }
 }
 
-/// Execution of a chosen branch of a transaction. All checks that can fail have passed already.
+/// Execution of the chosen branch of a transaction. All checks that can fail were already made.
 struct Run<'a, 's, 'b> {
     writer: &'a mut Writer<'s>,
     accounting: &'a mut Accounting<'b>,
     command: Command<'a>,
     answer: bool,
-    /// Number of keys that the outcome may still contain directly.
+    /// Number of keys that may still be put directly into the outcome.
     known: usize,
 }
 
@@ -845,7 +848,7 @@ fn undecodable(why: &request::Undecodable) -> Status {
 
 /// Returns etcd's name of the kind of a request.
 pub(crate) fn op_name(request: &InternalRaftRequest) -> &'static str {
-    // Puts and transactions are nearly all entries, so they are checked first.
+    // Nearly all entries are puts or transactions, so these are checked first.
     if request.put.is_some() {
         return "Put";
     }
@@ -883,7 +886,7 @@ pub(crate) fn op_name(request: &InternalRaftRequest) -> &'static str {
     names.into_iter().find_map(|(there, name)| there.then_some(name)).unwrap_or("Unknown")
 }
 
-/// Returns the location, length and checksum of a slice of the entry's data.
+/// Returns the location, length and checksum of `bytes`, a slice of the entry's data.
 fn value_of(command: Command<'_>, bytes: &Bytes) -> Value {
     if bytes.is_empty() {
         return Value::default();
@@ -933,7 +936,8 @@ fn present<'a>(snapshot: &Snapshot<'a>, key: &[u8]) -> Option<Version<'a>> {
     snapshot.get(key, Revision::CURRENT).ok().flatten()
 }
 
-/// Evaluates a range inside a transaction. Returns an empty result if `answer` is false.
+/// Evaluates a range inside a transaction. Returns an empty result if `answer` is false, because no request
+/// waits.
 pub(crate) fn write_range(
     writer: &Writer<'_>,
     answer: bool,
@@ -963,10 +967,10 @@ fn write_delete(
 pub(crate) struct Deletion {
     /// Id of the first change of this deletion.
     first: ChangeId,
-    /// Last deleted key of the slice before; the next slice continues after it.
+    /// Last key deleted by the previous slice. The next slice continues after it.
     behind: Option<Box<[u8]>>,
     deleted: u64,
-    /// The first deleted key-value pair, if the request asks for previous pairs.
+    /// The first deleted key-value pair, if the request wants previous pairs.
     previous: Option<StoredKeyValue>,
 }
 
@@ -991,7 +995,7 @@ impl Deletion {
         let range = self.behind.as_deref().map_or(range, |key| range.after(key));
         let some = writer.delete_some(range, |change| {
             accounting.added(&change);
-            // The key is copied and hashed, so it counts twice.
+            // The key is copied and hashed, so its bytes count twice.
             budget.spend(1, 2 * change.version.key().len() as u64);
             if let Some(gone) = change.previous {
                 accounting.leases.detach(gone.key(), gone.lease());
@@ -1006,11 +1010,12 @@ impl Deletion {
         self.behind.is_none()
     }
 
-    /// Returns the result of the deletion, without the revision.
+    /// Returns the result of the deletion; the caller fills in its revision.
     pub fn end(&mut self, delete: &DeleteRangeRequest) -> Deleted {
         let previous = match self.previous.take() {
             Some(first) if self.deleted == 1 => Read::Known { found: vec![first], more: false, count: 1 },
-            // The deleted pairs are read later, from the state before the first deletion.
+            // If there are several deleted pairs, they are read later, from the state before the first
+            // deletion.
             Some(_) => {
                 let (key, range_end) = (delete.key.clone(), delete.range_end.clone());
                 Read::Past(Box::new(Past {
@@ -1024,7 +1029,7 @@ impl Deletion {
     }
 }
 
-/// Returns true for a request that is not applied while the CORRUPT alarm is raised.
+/// Returns true for a request that is refused while the CORRUPT alarm is raised.
 fn is_refused_when_corrupt(request: &InternalRaftRequest) -> bool {
     request.put.is_some()
         || request.range.is_some()

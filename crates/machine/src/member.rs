@@ -1,5 +1,5 @@
-//! The members of the cluster as log entries have configured them: [`Members`]. Raft keeps its own list of
-//! voters elsewhere.
+//! The members of the cluster, as log entries have configured them: [`Members`]. The voters that raft uses
+//! are stored separately, in the raft node.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -41,12 +41,13 @@ impl Member {
         object.to_string()
     }
 
-    /// Reads a member from the JSON in the context of a membership change. Ignores unknown fields, as etcd
-    /// does.
+    /// Reads a member from the JSON in the context of a membership change. As in etcd, unknown fields are
+    /// ignored.
     ///
     /// # Errors
     ///
-    /// Returns an error if the text is not a JSON object, or a field has another type than etcd writes.
+    /// Returns an error if the text is not a JSON object, or if a field does not have the type that etcd
+    /// writes.
     pub fn from_json(text: &[u8]) -> Result<Member, MemberError> {
         let value: Value = serde_json::from_slice(text).map_err(MemberError::Json)?;
         let Value::Object(fields) = value else { return Err(MemberError::NotAnObject) };
@@ -106,14 +107,14 @@ impl std::error::Error for MemberError {
     }
 }
 
-/// All members, the ids of removed ones, and the version of the cluster.
+/// All members, the ids of removed members, and the version of the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Members {
     /// Members by id.
     pub by_id: BTreeMap<u64, Member>,
-    /// Ids of removed members, which must never be used again.
+    /// Ids of removed members, which must never be reused.
     pub removed: BTreeSet<u64>,
-    /// Cluster version, such as `3.7.0`; empty until it is decided.
+    /// Cluster version, such as `3.7.0`; empty until it is set.
     pub cluster_version: String,
     /// Target version of a downgrade, while a downgrade is running.
     pub downgrade_target: Option<String>,
@@ -127,9 +128,9 @@ impl Members {
         (!decided.is_empty() && decided != api::MIN_CLUSTER_VERSION).then_some(decided)
     }
 
-    /// Returns true if the decided cluster version is before 3.5. Then members may run etcd 3.4 or older,
-    /// which exits when it applies a request that 3.5 introduced, and would store an empty password for a
-    /// user with a hashed password.
+    /// Returns true if the cluster version is set and is before 3.5. Some members may then run etcd 3.4 or
+    /// older. Such a member exits when it applies a request that 3.5 has introduced, and would store an empty
+    /// password for a user with a hashed password.
     pub fn are_before_3_5(&self) -> bool {
         let mut numbers = self.cluster_version.split('.').map(str::parse::<u32>);
         let decided = self.cluster_version != api::MIN_CLUSTER_VERSION;

@@ -1,5 +1,5 @@
-//! Evaluation of range requests by etcd's rules: [`select`] walks the keys, [`sort`] sorts them, [`passes`]
-//! filters them. The module does not read values itself and builds no response.
+//! Evaluation of range requests by etcd's rules: [`select`] visits the keys, [`sort`] sorts them, and
+//! [`passes`] filters them. The module reads no values itself and builds no response.
 
 use std::cmp::Reverse;
 
@@ -13,21 +13,21 @@ use numbers::Revision;
 
 use crate::key_value::{Projection, ReadError, StoredKeyValue, Values, read_version};
 
-/// Reason why a request against the store failed.
+/// Reason why a request to the store failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
     /// The request is refused with this status.
     Refused(Status),
     /// A value could not be read from the disk.
     Unreadable(String),
-    /// A value is not in memory; see [`ReadError::NotAtHand`].
+    /// A value is not in memory, and the caller must not wait for it; see [`ReadError::NotAtHand`].
     NotAtHand,
     /// The request is of a kind that this version does not know.
     Unknown(String),
 }
 
 impl Failure {
-    /// Returns the text of the failure.
+    /// Returns the reason as a text.
     pub fn text(self) -> String {
         match self {
             Failure::Refused(status) => status.message.into_owned(),
@@ -66,7 +66,7 @@ pub fn refused(error: RevisionError) -> Status {
     }
 }
 
-/// Result of a range request. The values are still in the log.
+/// Result of a range request. The values are not read yet.
 #[derive(Debug)]
 pub struct Selection<'a> {
     /// Versions that were found, in the requested order.
@@ -77,9 +77,10 @@ pub struct Selection<'a> {
     pub count: i64,
 }
 
-/// Returns which parts of each key-value pair the request asks for.
+/// Returns which parts of each key-value pair the request wants.
 pub fn projection(request: &RangeRequest) -> Projection {
-    // etcd 3.7 serves keys_only from its index, which has no lease ids, unless it has to sort by value.
+    // etcd 3.7 answers keys_only from its index, which has no lease ids, unless it has to sort by value. So
+    // lease ids are left out here, too.
     let keys_only = request.keys_only;
     Projection { keys_only, without_lease: keys_only && request.sort_target != SortTarget::Value as i32 }
 }
@@ -92,8 +93,8 @@ pub fn is_filtered(request: &RangeRequest) -> bool {
         || request.max_create_revision != 0
 }
 
-/// Returns true if the response is in key order and unfiltered, so that it can be returned before the whole
-/// range is walked.
+/// Returns true if the response is in key order and unfiltered, so that its first part can be returned before
+/// the whole range was visited.
 pub fn is_natural(request: &RangeRequest) -> bool {
     let by_key =
         request.sort_target == SortTarget::Key as i32 && request.sort_order != SortOrder::Descend as i32;
@@ -115,8 +116,8 @@ pub fn select<'a>(
 }
 
 /// Evaluates a range request like [`select`]. `counted` is the number of keys of the range in this snapshot
-/// at the revision of the request, if the caller knows it: counting descends the index twice, which is a
-/// large part of the cost of a range with a limit.
+/// at the revision of the request, if the caller knows it. This saves counting, which descends the index
+/// twice and is a large part of the cost of a range with a limit.
 ///
 /// # Errors
 ///
@@ -185,7 +186,7 @@ pub fn passes(version: Version<'_>, request: &RangeRequest) -> bool {
 
 /// Returns the number of keys, in key order, that a request reads before it filters and sorts; `None` for all
 /// keys. etcd applies the limit before it sorts if the request has a sort target without an order and no
-/// filter. Called only for requests for which [`is_natural`] is false.
+/// filter. Must be called only for requests for which [`is_natural`] is false.
 pub fn keys_before_sort(request: &RangeRequest) -> Option<usize> {
     let cut_first =
         request.sort_order == SortOrder::None as i32 && !is_filtered(request) && request.limit > 0;
@@ -194,7 +195,7 @@ pub fn keys_before_sort(request: &RangeRequest) -> Option<usize> {
 
 /// An item that a range request can sort.
 pub trait Sortable {
-    /// Returns the number that the target compares; 0 for keys and values.
+    /// Returns the number by which the target sorts; 0 if the target is the key or the value.
     fn number(&self, target: SortTarget) -> i64;
 
     /// Returns the value of the item.
@@ -242,8 +243,8 @@ impl Sortable for StoredKeyValue {
 }
 
 /// Sorts items that are in key order. A target without an order sorts in ascending order. Items that compare
-/// equal stay in ascending key order in both directions: etcd's sort is not stable, but behaves like this for
-/// up to 12 keys.
+/// equal stay in ascending key order, even if the order is descending. (etcd's sort is not stable, but for up
+/// to 12 keys it behaves in this way.)
 ///
 /// # Errors
 ///

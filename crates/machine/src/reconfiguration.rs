@@ -1,8 +1,8 @@
 //! A membership change, and the rules under which it is allowed.
 //!
 //! The rules are checked before a change is proposed and again when it is applied: another change may be
-//! applied in between and make it invalid, and then every member refuses it. The rules are those of etcd's
-//! `membership.RaftCluster.ValidateConfigurationChange`.
+//! applied in between and make this one invalid, and then every member refuses it. The rules are those of
+//! etcd's `membership.RaftCluster.ValidateConfigurationChange`.
 
 use std::fmt;
 
@@ -24,15 +24,15 @@ pub enum VoterChange {
     AddLearner(MemberId),
     /// A member was removed.
     Remove(MemberId),
-    /// The attributes of this member changed; the set of members did not.
+    /// The attributes of this member have changed, and the set of members has not.
     Update(MemberId),
 }
 
 /// A decoded `ConfChange`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reconfiguration {
-    /// Adds a member, as voter or as learner. For a learner also the maximum number of learners, if the
-    /// proposal contains it.
+    /// Adds a member, as a voter or as a learner. For a learner, the second field is the maximum number of
+    /// learners, if the proposal contains it.
     Add(Member, Option<usize>),
     /// Makes the learner with this id a voter.
     Promote(u64),
@@ -49,11 +49,11 @@ pub(crate) enum ChangeError {
     UnknownKind,
     /// The change does not describe a member.
     Member(MemberError),
-    /// The change names one member and describes another.
+    /// The change names one member, and its context describes another.
     OtherMember {
-        /// Id of the member that the change is about.
+        /// Id of the member that the change names.
         about: u64,
-        /// Id of the member that the change describes.
+        /// Id of the member that the context describes.
         described: u64,
     },
 }
@@ -100,7 +100,7 @@ impl Reconfiguration {
             raftpb::ConfChangeType::ConfChangeAddNode if is_promotion(context) => {
                 Reconfiguration::Promote(node)
             }
-            // The type of the change decides whether the member is a learner, since raft uses the type, too.
+            // The type of the change, which raft uses, too, decides whether the member is a learner.
             _ => {
                 let is_learner = kind == raftpb::ConfChangeType::ConfChangeAddLearnerNode;
                 let learners_max = if is_learner { learners_max(context) } else { None };
@@ -109,15 +109,15 @@ impl Reconfiguration {
         })
     }
 
-    /// Checks that the current members allow the change. `learners_max` applies to a change that does not
+    /// Checks that the current members allow the change. `learners_max` is used if the change does not
     /// contain its own limit of learners.
     ///
     /// # Errors
     ///
-    /// Returns etcd's error for the request.
+    /// Returns etcd's error if the change is not allowed.
     pub fn check(&self, members: &Members, learners_max: usize) -> Result<(), Status> {
         let id = self.id();
-        // Raft uses id 0 for "no member".
+        // Raft uses the id 0 for "no member".
         if id == 0 || members.removed.contains(&id) {
             return Err(error::MEMBER_NOT_FOUND);
         }
@@ -143,7 +143,7 @@ impl Reconfiguration {
                 Err(error::MEMBER_NOT_LEARNER)
             }
             Reconfiguration::Update(_, urls) if urls.iter().any(is_used) => Err(error::PEER_URL_EXIST),
-            // Raft needs at least one voter, whatever the options allow.
+            // Raft needs at least one voter, so the last voter cannot be removed, whatever the options allow.
             Reconfiguration::Remove(id) if members.voters() == [*id] => Err(error::MEMBER_NOT_ENOUGH_STARTED),
             Reconfiguration::Promote(_) | Reconfiguration::Remove(_) | Reconfiguration::Update(..) => Ok(()),
         }
@@ -190,7 +190,7 @@ impl Reconfiguration {
         }
     }
 
-    /// Returns the id of the member that the change is about.
+    /// Returns the id of the member that the change concerns.
     pub fn id(&self) -> u64 {
         match self {
             Reconfiguration::Add(member, _) => member.id,
@@ -206,8 +206,8 @@ fn is_promotion(context: &[u8]) -> bool {
         .is_ok_and(|value: Value| value.get("isPromote").and_then(Value::as_bool).unwrap_or(false))
 }
 
-/// JSON field in the context of a change that adds a learner: the maximum number of learners, taken from the
-/// option of the member that proposed the change. Members running etcd ignore it.
+/// JSON field in the context of a change that adds a learner: the maximum number of learners, which is that
+/// of the member that proposed the change. Members that run etcd ignore the field.
 const LEARNERS_MAX: &str = "mainstayMaxLearners";
 
 fn learners_max(context: &[u8]) -> Option<usize> {
@@ -216,7 +216,7 @@ fn learners_max(context: &[u8]) -> Option<usize> {
 }
 
 /// Returns the context of a change that adds a learner: the member as etcd writes it, and the maximum number
-/// of learners. All members use that number instead of their own option.
+/// of learners, which Mainstay members then use instead of their own option.
 pub fn learner_json(member: &Member, learners_max: u64) -> String {
     let mut text = member.to_json();
     text.pop();
@@ -233,12 +233,12 @@ pub fn promotion_json(id: u64) -> String {
     text
 }
 
-/// Applies a membership change to `members` only, exactly as applying its entry does; a refused change
+/// Applies a membership change to `members` only, exactly as applying its entry would. A refused change
 /// changes nothing.
 ///
 /// # Errors
 ///
-/// Returns etcd's error for a refused change; `Internal` for a malformed one.
+/// Returns etcd's error for a refused change, and `Internal` for a malformed one.
 pub fn reconfigure(
     members: &mut Members,
     change: &raftpb::ConfChange,
@@ -250,18 +250,19 @@ pub fn reconfigure(
     Ok(())
 }
 
-/// Checks that a membership change is allowed now; called before it is proposed. Applying repeats the check.
+/// Checks that a membership change is allowed now. Called before the change is proposed; applying repeats the
+/// check.
 ///
 /// # Errors
 ///
-/// Returns etcd's error for a change that is not allowed; `Internal` for a malformed one, which no member
+/// Returns etcd's error for a change that is not allowed, and `Internal` for a malformed one, which no member
 /// proposes.
 pub fn validate(members: &Members, change: &raftpb::ConfChange, learners_max: usize) -> Result<(), Status> {
     read(change)?.check(members, learners_max)
 }
 
-/// Returns true if applying this membership change is refused only because of the number of learners, by a
-/// limit that the change does not contain: a member whose option allows more learners applies it.
+/// Returns true if this membership change would be refused only because of the number of learners, by a limit
+/// that the change itself does not contain. A member whose option allows more learners would apply it.
 pub(crate) fn is_refused_by_learners_max(
     members: &Members,
     change: &raftpb::ConfChange,

@@ -1,12 +1,12 @@
-//! Decodes requests, from clients and from the log.
+//! Decodes requests of clients and requests in log entries.
 //!
 //! prost decodes at most 100 nested levels of messages and unknown groups, counted from the outermost
-//! message. An entry contains a client's request one level deeper than the client sent it; and etcd, which
+//! message. In an entry, a client's request is one level deeper than in the client's message. And etcd, which
 //! does not count levels, may have committed a request that is much deeper. So a message that prost refuses
 //! because of its depth is decoded here, level by level: [`command`] accepts every request that [`txn`], or
 //! prost for messages without nested ones, accepts.
 //!
-//! Decoding depends only on the bytes: if one member cannot decode an entry, no member can.
+//! Whether an entry can be decoded depends only on its bytes: if one member cannot decode it, no member can.
 
 use api::elements;
 use api::etcdserverpb::request_op::Request;
@@ -19,10 +19,10 @@ use planted::Bug;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 use prost::{DecodeError, Message};
 
-/// Maximum depth of nested transactions in an entry: etcd's default of max-txn-ops allows half of it. Clients
-/// cannot send deeper ones, see [`crate::check::txn`].
+/// Maximum depth of nested transactions in an entry. With etcd's default of max-txn-ops, the depth is at most
+/// half of it. Clients cannot send deeper transactions, see [`crate::check::txn`].
 pub const TXN_DEPTH_MAX: usize = 256;
-/// Up to this depth prost never refuses a message because of its depth.
+/// Depth of nested transactions up to which prost never refuses a message because of its depth.
 const PROST_DEPTH: usize = 100;
 
 /// Reason why bytes cannot be decoded as a request.
@@ -54,12 +54,12 @@ impl From<DecodeError> for Undecodable {
     }
 }
 
-/// Decodes the data of an entry into `request`, which must be a default value. The request is filled in
-/// place, because moving its several hundred bytes is slow. Its content is undefined after an error.
+/// Decodes the data of an entry into `request`, which must have the default value. The request is filled in
+/// place, because moving its several hundred bytes is slow. After an error its content is undefined.
 ///
 /// # Errors
 ///
-/// See [`Undecodable`] for the reasons.
+/// Returns an error for the reasons that [`Undecodable`] lists.
 #[inline]
 pub fn command(request: &mut InternalRaftRequest, data: &Bytes) -> Result<(), Undecodable> {
     match request.merge(data.clone()) {
@@ -72,14 +72,14 @@ pub fn command(request: &mut InternalRaftRequest, data: &Bytes) -> Result<(), Un
     }
 }
 
-/// Decodes the data of an entry that prost has refused with the error `refused`, possibly because of its
+/// Decodes the data of an entry that prost has refused with the error `refused`, perhaps because of its
 /// depth.
 #[cold]
 fn deep_command(data: Bytes, refused: DecodeError) -> Result<InternalRaftRequest, Undecodable> {
     let mut deep = Deep::default();
     let mut request = InternalRaftRequest::default();
     deep.each_field(data, 0, &mut |deep, tag, wire, data| {
-        // A request that occurs twice is merged, as prost does.
+        // A request that occurs twice is merged, as in prost.
         match (tag, wire) {
             (TXN, WireType::LengthDelimited) => {
                 deep.txn(request.txn.get_or_insert_default(), message(data)?, 1, 1)
@@ -117,7 +117,7 @@ const LEASE_GRANT: u32 = 8;
 const LEASE_REVOKE: u32 = 9;
 const ALARM: u32 = 10;
 
-/// Effect of an entry on the existence of a lease.
+/// How an entry changes the existence of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseChange {
     /// The entry grants the lease, if no lease has this id.
@@ -149,20 +149,21 @@ pub fn granted_lease(data: &[u8]) -> Option<LeaseId> {
     }
 }
 
-/// Maximum memory in bytes of one comparison or operation, not counting keys and values, which are slices of
-/// the message. The factor 2 covers the spare capacity of lists, which grow by doubling.
+/// Maximum memory in bytes of one comparison or operation, without keys and values, which are slices of the
+/// message. The factor 2 is for the spare capacity of lists, which grow by doubling.
 pub const ELEMENT_BYTES: usize = 2 * {
     let (compare, op) = (size_of::<Compare>(), size_of::<RequestOp>());
     if compare > op { compare } else { op }
 };
 
 /// Decodes a client's transaction, unless it has more than `elements_max` comparisons and operations in all
-/// branches. They are counted before memory is allocated: an element takes as little as two bytes on the wire
-/// and up to [`ELEMENT_BYTES`] in memory. Also returns the number of elements.
+/// branches. The elements are counted before memory is allocated, because an element may have only two bytes
+/// in the message, and takes up to [`ELEMENT_BYTES`] in memory. Returns the transaction and the number of its
+/// elements.
 ///
 /// # Errors
 ///
-/// See [`Undecodable`] for the reasons.
+/// Returns an error for the reasons that [`Undecodable`] lists.
 pub fn txn(data: Bytes, elements_max: usize) -> Result<(TxnRequest, usize), Undecodable> {
     let elements = elements::of_txn(&data, elements_max).ok_or(Undecodable::TooMany)?;
     Ok((counted_txn(data)?, elements))
@@ -182,16 +183,16 @@ fn counted_txn(data: Bytes) -> Result<TxnRequest, Undecodable> {
 /// Callback that decodes one field of a message.
 type Field<'a> = dyn FnMut(&mut Deep, u32, WireType, &mut Bytes) -> Result<(), Undecodable> + 'a;
 
-/// Decoder that limits only the depth of nested transactions, not of messages and groups.
+/// Decoder that limits only the depth of nested transactions, not that of messages and groups.
 #[derive(Default)]
 struct Deep {
-    /// Greatest depth seen so far, counted as prost does.
+    /// Maximum depth seen so far, counted as prost counts it.
     depth: usize,
 }
 
 impl Deep {
-    /// Returns the message, unless prost refused it for another reason than its depth; then returns prost's
-    /// error.
+    /// Returns the message. If prost refused it for another reason than its depth, returns prost's error
+    /// `refused` instead.
     fn unless_shallow<M>(&self, message: M, refused: DecodeError) -> Result<M, Undecodable> {
         if self.depth < PROST_DEPTH { Err(refused.into()) } else { Ok(message) }
     }
@@ -251,7 +252,7 @@ impl Deep {
         })
     }
 
-    /// Decodes a transaction at nesting level `nested`, where 1 is the outermost.
+    /// Decodes a transaction at nesting level `nested`, where level 1 is the outermost transaction.
     fn txn(
         &mut self,
         into: &mut TxnRequest,
@@ -349,7 +350,8 @@ fn take(data: &mut Bytes, len: u64) -> Result<Bytes, Undecodable> {
     }
 }
 
-/// Returns an error of prost. prost has no public constructor, so a failing decode produces the error.
+/// Returns an error of prost. prost has no public constructor for its error, so the error is produced by
+/// decoding invalid bytes.
 fn invalid() -> Undecodable {
     match decode_varint(&mut &[][..]) {
         Err(error) => Undecodable::Malformed(error),
@@ -373,7 +375,7 @@ mod tests {
         let grant = Some(LeaseGrantRequest { id: 77, ttl: 5 });
         let entry = InternalRaftRequest { header: header.clone(), lease_grant: grant, ..Default::default() };
         assert_eq!(granted_lease(&entry.encode_to_vec()), Some(LeaseId(77)));
-        // An entry of a member that writes the fields in another order.
+        // An entry of a member that encodes the fields in another order.
         let first = InternalRaftRequest { header: header.clone(), ..Default::default() }.encode_to_vec();
         let then = InternalRaftRequest { header: None, ..entry }.encode_to_vec();
         assert_eq!(granted_lease(&[first, then].concat()), Some(LeaseId(77)));
@@ -385,8 +387,8 @@ mod tests {
         }
     }
 
-    /// Returns the bytes of a put inside `levels` transactions. prost encodes by recursion, so it cannot be
-    /// used here.
+    /// Returns the bytes of a put inside `levels` nested transactions. They are encoded by hand, because
+    /// prost encodes by recursion.
     fn nested(levels: usize) -> Vec<u8> {
         let put = PutRequest { key: "k".into(), value: "v".into(), ..PutRequest::default() };
         let mut bytes = field(2, &put.encode_to_vec());
@@ -410,7 +412,7 @@ mod tests {
         bytes
     }
 
-    /// Returns an entry with the request as field `number`, as a shard proposes a request.
+    /// Returns an entry that contains the request as field `number`, as a shard proposes it.
     fn entry(number: u8, request: &[u8]) -> Bytes {
         field(number, request).into()
     }
@@ -490,8 +492,8 @@ mod tests {
 
     #[test]
     fn decodes_as_prost_does() {
-        // Bytes that prost accepts must decode by hand to the same message, also with fields that are
-        // repeated, out of order or unknown.
+        // Bytes that prost accepts must be decoded by hand to the same message, even if fields are repeated,
+        // out of order or unknown.
         let mut numbers = testkit::Random::new(1);
         let mut random = move |n: u64| numbers.below(n);
         let mut taken = 0;

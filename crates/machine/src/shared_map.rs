@@ -1,11 +1,10 @@
 //! An ordered map that is cheap to copy.
 //!
 //! Structure: sorted chunks of up to 256 entries behind shared pointers. A copy shares all chunks with its
-//! original; a write clones the chunk that it changes if another copy shares that chunk. So a thread can copy
-//! a list of a million leases, or the million keys of one lease, with some thousand pointer copies, and
-//! another thread reads the copy as of one moment.
-//! Trade-off: a look-up takes two binary searches instead of one hash, but no operation takes as long as the
-//! growth of a large hash table.
+//! original; a write clones the chunk that it changes if another copy shares that chunk. So a list of a
+//! million leases, or the million keys of one lease, is copied by copying some thousand pointers, and another
+//! thread can read the copy, which does not change. The cost is that a look-up takes two binary searches
+//! instead of computing one hash. In return, no operation takes as long as the growth of a large hash table.
 
 use std::borrow::Borrow;
 use std::sync::Arc;
@@ -15,7 +14,7 @@ const CHUNK_MAX: usize = 256;
 /// Entries in the order of their keys.
 type Chunk<K, V> = Arc<Vec<(K, V)>>;
 
-/// An ordered map whose copy costs one pointer per 128 to 256 entries.
+/// An ordered map. Copying it costs one pointer per 128 to 256 entries.
 #[derive(Clone)]
 pub struct SharedMap<K, V> {
     /// Chunks with their lower bounds: all keys of a chunk are at or above its bound, and all keys of earlier
@@ -41,7 +40,7 @@ impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
         self.len == 0
     }
 
-    /// Returns the position of the chunk that may contain this key, or `None` if the key is below all chunks.
+    /// Returns the position of the chunk that may contain this key; `None` if the key is below all chunks.
     fn chunk_of<Q: Ord + ?Sized>(&self, key: &Q) -> Option<usize>
     where
         K: Borrow<Q>,
@@ -92,12 +91,13 @@ impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
         let entries = Arc::make_mut(chunk);
         entries.insert(at, (key, value));
         if entries.len() > CHUNK_MAX {
-            // Keys often arrive in ascending order. A split at the end then leaves the full chunk full.
+            // Keys often arrive in ascending order. In that case the full chunk stays full, and a new chunk
+            // begins.
             let last = at + 1 == entries.len();
             let rest = entries.split_off(if last { CHUNK_MAX } else { CHUNK_MAX / 2 });
             if last {
-                // The full chunk is unlikely to grow again, and its capacity has doubled: free the unused
-                // half.
+                // The full chunk will probably not grow again, and its capacity was doubled. So the unused
+                // half is freed.
                 entries.shrink_to_fit();
             }
             if let Some((first, _)) = rest.first() {
@@ -142,7 +142,7 @@ impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
         self.iter().map(|(key, _)| key)
     }
 
-    /// Returns the entries after this key, or all entries, in key order.
+    /// Returns the entries after this key, or all entries if `None`, in key order.
     pub fn after<'a, Q: Ord + ?Sized>(
         &'a self,
         key: Option<&Q>,

@@ -1,10 +1,10 @@
-//! Entries whose cost exceeds one step are applied slice by slice, and between two slices the caller does
-//! other work. [`Machine::begin`] starts such an entry, [`Machine::go_on`] applies the next slice.
+//! Entries whose cost exceeds one step are applied slice by slice, and the caller does other work between two
+//! slices. [`Machine::begin`] begins such an entry, and [`Machine::go_on`] applies the next slice.
 //!
 //! The entry stays atomic. Its changes are in the store above the current revision, where no reader looks,
 //! and no view can be published before the entry is complete. [`Machine::applied_index`], the state hash, the
-//! bytes in use and the table of leases keep their values from before the entry until then. Only the key sets
-//! of leases change slice by slice: see [`Machine::is_whole`] and [`Machine::keys_to_renew`].
+//! bytes in use and the table of leases keep the values that they had before the entry. Only the key sets of
+//! leases change with each slice: see [`Machine::is_whole`] and [`Machine::keys_to_renew`].
 //!
 //! The changes and their order do not depend on the slices: they are the same on every member, and the same
 //! as when [`Machine::apply`] applies the entry in one step.
@@ -20,9 +20,10 @@
 //! last slice    tombstones up to 71.999999       50             71   a range sees none of them
 //! ```
 //!
-//! Readers resolve revision 0 to the published 70, so tombstones above it are invisible to them. Watchers get
-//! the whole of revision 71 after the last slice. A crash after slice 2 loses nothing: no slice is durable by
-//! itself, no checkpoint is taken between two slices, and a restart applies entry 50 from its beginning.
+//! Readers resolve revision 0 to the published revision 70, so they do not see tombstones above it. Watchers
+//! get all changes of revision 71 after the last slice. A crash after slice 2 loses nothing: no slice is
+//! durable by itself, no checkpoint is taken between two slices, and after a restart entry 50 is applied from
+//! its beginning.
 
 use api::Status;
 use api::error;
@@ -48,7 +49,7 @@ use crate::txn::{self, LookedAt, OpOutcome, TxnOutcome};
 
 /// Maximum number of further keys whose values are fetched together with a missing value.
 const LOOKED_AT_KEYS: usize = 512;
-/// Maximum bytes of those values; may be exceeded by one value.
+/// Maximum bytes of the values that are fetched together; one value may exceed it.
 const LOOKED_AT_BYTES: usize = 256 << 10;
 
 /// Progress of applying an entry.
@@ -62,7 +63,7 @@ pub enum Progress {
     Waits,
 }
 
-/// Remaining cost of a slice; 1 is about a microsecond.
+/// Remaining cost of a slice. One unit is about a microsecond.
 #[derive(Debug)]
 pub(crate) struct Budget(u64);
 
@@ -102,7 +103,7 @@ struct Before {
     hash: Option<u64>,
 }
 
-/// The remaining work of an entry.
+/// The remaining work of an entry that is applied in slices.
 pub(crate) enum Work {
     Delete(Option<Deletion>),
     /// Iterator over the remaining keys of the lease.
@@ -111,14 +112,14 @@ pub(crate) enum Work {
 }
 
 impl Work {
-    /// Returns the cost of a request, and its work if the cost exceeds `left`. A cost above `left` is not
+    /// Returns the cost of a request and, if the cost exceeds `left`, its work. A cost above `left` is not
     /// computed exactly.
     pub fn of(machine: &Machine, request: &InternalRaftRequest, left: u64) -> (u64, Option<Work>) {
         if left == u64::MAX || machine.alarms.any(AlarmType::Corrupt as i32) {
             return (1, None);
         }
         let snapshot = machine.store.snapshot();
-        // The order of `Machine::dispatch`.
+        // The kinds of requests are checked in the order of `Machine::dispatch`.
         let (cost, work) = if let Some(delete) = &request.delete_range {
             (deletion_cost(&snapshot, delete, left), Work::Delete(None))
         } else if let Some(txn) = &request.txn {
@@ -145,7 +146,7 @@ impl Work {
     }
 }
 
-/// Returns the cost of deleting keys of these lengths. Stops adding once the cost exceeds `left`.
+/// Returns the cost of deleting keys of these lengths. Stops counting once the cost exceeds `left`.
 fn deleted_cost(keys: impl Iterator<Item = usize>, left: u64) -> u64 {
     let mut cost = 0;
     for len in keys {
@@ -178,7 +179,7 @@ fn comparison_cost(snapshot: &Snapshot<'_>, compare: &Compare, left: u64) -> u64
         return 1 + if is_single { 1 } else { snapshot.count(range, Revision::CURRENT).unwrap_or(0) };
     }
     if compare.range_end.is_empty() && !txn::compares_by_order(compare) {
-        // The value is read only if its length equals that of the value in the request.
+        // The value is read only if its length equals the length of the value in the request.
         return 2;
     }
     let mut cost = 1;
@@ -191,7 +192,7 @@ fn comparison_cost(snapshot: &Snapshot<'_>, compare: &Compare, left: u64) -> u64
     cost
 }
 
-/// Returns the cost of everything that a transaction may do. Stops adding once the cost exceeds `left`.
+/// Returns the cost of everything that a transaction may do. Stops counting once the cost exceeds `left`.
 fn txn_cost(snapshot: &Snapshot<'_>, txn: &TxnRequest, left: u64) -> u64 {
     let (mut open, mut cost) = (vec![], 0);
     let mut next = Some(txn);
@@ -221,17 +222,17 @@ fn txn_cost(snapshot: &Snapshot<'_>, txn: &TxnRequest, left: u64) -> u64 {
 }
 
 impl Machine {
-    /// Returns true unless an entry is partly applied. Reads, published views, the applied index and the state
-    /// hash do not show a partly applied entry. But until the entry is complete, no view may be published, no
-    /// head taken, and the key sets of leases must not be read.
+    /// Returns true if no entry is partly applied. Reads, published views, the applied index and the state
+    /// hash never show a partly applied entry. But until the entry is complete, no view may be published, no
+    /// head may be taken, and the key sets of leases must not be read.
     pub fn is_whole(&self) -> bool {
         self.unfinished.as_ref().is_none_or(|unfinished| unfinished.before.is_none())
     }
 
-    /// Returns the keys that the user who renews a lease must be allowed to write. Also valid during a partly
-    /// applied entry: the result contains the keys that are attached now and those that the rest of the entry
-    /// may attach. After the entry the lease has no other keys, so a user who may write these may renew the
-    /// lease then. Also returns the number of puts of the entry that were visited.
+    /// Returns the keys that a user must be allowed to write in order to renew a lease, and the number of
+    /// puts of the present entry that were visited. Also valid while an entry is partly applied: the keys are
+    /// those attached now and those that the rest of the entry may attach. After the entry the lease has no
+    /// other keys, so the result is not too small.
     pub fn keys_to_renew(&self, id: LeaseId) -> (SharedMap<Bytes, ()>, u64) {
         let mut keys = self.leases.get(id).map(|lease| lease.keys.clone()).unwrap_or_default();
         let mut puts = 0;
@@ -254,7 +255,8 @@ impl Machine {
         self.unfinished.is_some()
     }
 
-    /// Returns the state hash before the partly applied entry; `None` if no entry is partly applied.
+    /// Returns the state hash as it was before the partly applied entry; `None` if no entry is partly
+    /// applied.
     pub(crate) fn hash_before(&self) -> Option<Option<u64>> {
         self.before().map(|before| before.hash)
     }
@@ -289,13 +291,13 @@ impl Machine {
         }));
     }
 
-    /// Applies the next slice of the entry that [`Machine::begin`] left: about `left` keys and operations.
-    /// Their cost is subtracted from `left`.
+    /// Applies the next slice, of about `left` keys and operations, of the entry that [`Machine::begin`]
+    /// could not complete. The cost of the slice is subtracted from `left`.
     ///
     /// # Errors
     ///
-    /// Returns an error if a value that the entry depends on cannot be read. The state is unchanged then, and
-    /// the entry is discarded.
+    /// Returns an error if a value on which the entry depends cannot be read. The state is then unchanged,
+    /// and the entry is discarded.
     pub fn go_on(&mut self, values: &dyn Values, left: &mut u64) -> Result<Progress, Fatal> {
         let unfinished = self.unfinished.take();
         assert!(unfinished.is_some(), "there is an entry to go on with");
@@ -415,8 +417,8 @@ impl Machine {
     }
 }
 
-/// A transaction that runs in slices: first all comparisons, then all checks that could fail, and only then
-/// changes.
+/// A transaction that is applied in slices: first all comparisons, then all checks that could fail, and only
+/// then the changes.
 #[derive(Default)]
 pub(crate) struct Txn {
     stage: Stage,
@@ -427,8 +429,8 @@ pub(crate) struct Txn {
     met: usize,
     /// Position in each open transaction, from the outermost to the innermost.
     levels: Vec<Level>,
-    /// Number of comparisons of the next transaction that hold, and the progress of the comparison after
-    /// them.
+    /// Number of comparisons of the next transaction that were found to hold, and the progress of the
+    /// comparison after these.
     compared: LookedAt,
     /// True if the current comparison has found a key.
     found: bool,
@@ -436,7 +438,7 @@ pub(crate) struct Txn {
     outcomes: Vec<TxnOutcome>,
     /// The deletion that is running.
     deletion: Option<Deletion>,
-    /// Number of keys that the outcome may still contain directly.
+    /// Number of keys that may still be put directly into the outcome.
     known: usize,
 }
 
@@ -452,7 +454,8 @@ enum Stage {
 #[derive(Clone, Copy)]
 struct Level {
     succeeded: bool,
-    /// Number of operations that are done. The last of them is the open nested transaction, if one is open.
+    /// Number of operations that were begun. The last of them is the open nested transaction, if there is
+    /// one.
     at: usize,
 }
 
@@ -478,7 +481,8 @@ impl Txn {
 
     /// Calls `visit` with the puts of all chosen branches.
     fn each_put<'t>(&self, request: &'t TxnRequest, mut visit: impl FnMut(&'t PutRequest)) {
-        // Branches were chosen in this order: each transaction before the transactions inside and after it.
+        // Branches were chosen in the order in which transactions are visited: each transaction before the
+        // transactions inside and after it.
         let mut chosen = self.chosen.iter();
         let mut open = Vec::new();
         let branch = |txn: &'t TxnRequest, succeeded: Option<&bool>| {
@@ -570,8 +574,8 @@ impl Txn {
             match self.holds(compare, snapshot, values, budget) {
                 Ok(Holds::Known(true)) => {}
                 Err(Failure::NotAtHand) => {
-                    // Read the values of the following comparisons, too, so that all missing ones are fetched
-                    // together.
+                    // The values of the following comparisons are read, too, so that all missing values are
+                    // fetched together.
                     let _ = txn::look(
                         &txn.compare,
                         &self.compared,
@@ -666,7 +670,7 @@ impl Txn {
         Ok(true)
     }
 
-    /// Executes the operations; returns `None` while some are left.
+    /// Executes the operations. Returns `None` as long as some are left.
     fn run(
         &mut self,
         request: &TxnRequest,

@@ -1,4 +1,4 @@
-//! The whole state including values: the stream that `Maintenance.Snapshot` sends and a restore reads.
+//! The whole state including values: the stream that `Maintenance.Snapshot` sends and that a restore reads.
 //!
 //! ```text
 //! stream  "MAINSNAP" | format (4 bytes, 1) | 0 (4 bytes) | blocks
@@ -47,7 +47,7 @@ pub struct SnapshotWriter {
     entries: u64,
     /// Bytes that are encoded and not returned yet.
     ready: Bytes,
-    /// Number of encoded bytes, including those in `ready`.
+    /// Number of bytes encoded so far, including those in `ready`.
     written: u64,
     total_max: u64,
 }
@@ -73,8 +73,8 @@ impl SnapshotWriter {
             (head.revision, head.compact_revision),
             "head and state are of one moment"
         );
-        // An entry takes at most 58 bytes plus its key and its value, and `in_use_bytes` counts 64 bytes
-        // instead of 58. All blocks of keys except the last are full.
+        // An entry takes at most 58 bytes in addition to its key and its value, and `in_use_bytes` counts 64
+        // bytes for it. All blocks of keys except the last one are full. So this is an upper bound.
         let blocks = head.in_use_bytes / BLOCK_BYTES as u64 + 2;
         let head_bytes = head.encode(Revision(0), 0).len() as u64;
         let total_max = MAGIC.len() as u64
@@ -94,8 +94,9 @@ impl SnapshotWriter {
         }
     }
 
-    /// Returns an upper bound of the remaining bytes; exact after the last block is encoded. The exact size
-    /// is unknown before, because versions that compaction has not removed yet are counted but not sent.
+    /// Returns an upper bound of the remaining bytes. It is exact once the last block is encoded. Before
+    /// that, versions that compaction made unreadable and has not removed are counted, although they are not
+    /// sent.
     pub fn remaining_bytes_max(&self) -> u64 {
         let ready = self.ready.len() as u64;
         match self.stage {
@@ -108,8 +109,8 @@ impl SnapshotWriter {
     ///
     /// # Errors
     ///
-    /// Returns an error if a value cannot be read, or was removed by compaction. The snapshot cannot be
-    /// finished then.
+    /// Returns an error if a value cannot be read, or was removed after a compaction. The snapshot then
+    /// cannot be finished.
     pub fn next_chunk(&mut self, values: &dyn Values) -> Result<Option<Bytes>, ReadError> {
         if self.ready.is_empty() {
             let block = match self.next_block(values)? {
@@ -236,13 +237,13 @@ pub struct SnapshotVersion<'a> {
 
 impl SnapshotVersion<'static> {
     /// Returns the version that represents a raised revision, as `snapshot restore --bump-revision` writes it
-    /// into an etcd database: a pair with an empty key and an empty value. etcd treats it as a put of the
-    /// empty key, which no request can address, and this program does the same: HashKV covers the pair, and
-    /// compaction keeps the newest one.
+    /// into an etcd database: a pair with an empty key and an empty value. etcd treats the pair as a put of
+    /// the empty key, which no request can address, and so does Mainstay: HashKV covers the pair, and
+    /// compaction keeps the newest such pair.
     ///
     /// The pair in the database contains no create revision and no number of puts. Both are derived from the
-    /// revision, so that every member has the same state, whatever way the pair took. A later pair has a
-    /// higher revision, so its number of puts is higher, too, as required.
+    /// revision, so that every member has the same state, no matter from which source it read the pair. A
+    /// later pair has a higher revision, so its number of puts is higher, too, as required.
     pub fn bump(to: Revision) -> SnapshotVersion<'static> {
         SnapshotVersion {
             key: b"",
@@ -256,8 +257,8 @@ impl SnapshotVersion<'static> {
     }
 }
 
-/// Reads a snapshot and verifies its checksums. Versions arrive in ascending key order, and from old to new
-/// for each key; [`restore`] checks that they are consistent.
+/// Reads a snapshot and verifies its checksums. Versions are returned in ascending key order, and from old to
+/// new for each key; [`restore`] checks that they are consistent.
 pub struct SnapshotReader<I> {
     stream: BlockStream<I>,
     head: SnapshotHead,
@@ -275,7 +276,8 @@ where
     I: Iterator<Item = Result<B, E>>,
     B: AsRef<[u8]>,
 {
-    /// Reads the head. Chunks may be cut anywhere, and a SHA-256 of 32 bytes may follow the stream.
+    /// Reads the head. The stream may be cut into chunks at any byte, and a SHA-256 of 32 bytes may follow
+    /// it.
     ///
     /// # Errors
     ///
@@ -331,22 +333,24 @@ where
         &self.head
     }
 
-    /// Returns the head for changes, to restore the snapshot with other members or at a later revision.
+    /// Returns the head, so that the caller can change it before the restore, for example the members or the
+    /// revision.
     pub fn head_mut(&mut self) -> &mut SnapshotHead {
         &mut self.head
     }
 
-    /// Returns the SHA-256 after the stream, if it exists; known after the last version. It is not verified
-    /// here.
+    /// Returns the SHA-256 after the stream, if there is one. Known only after the last version was read. It
+    /// is not verified here.
     pub fn digest(&self) -> Option<[u8; 32]> {
         self.digest
     }
 
-    /// Returns the next version; `None` after the last, when the end of the snapshot has been verified.
+    /// Returns the next version. Returns `None` after the last version, once the end of the snapshot was
+    /// verified.
     ///
     /// # Errors
     ///
-    /// Returns an error if a chunk cannot be read, or if anything is missing, changed or left over.
+    /// Returns an error if a chunk cannot be read, or if something is missing, changed or left over.
     #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> Result<Option<SnapshotVersion<'_>>, RestoreError<E>> {
         while self.block.0 == self.block.1 {
@@ -443,7 +447,8 @@ where
     };
     let mut intake = Intake::new(saved, reader.versions);
     while let Some(version) = reader.next()? {
-        // The raised revision is inserted after the other versions of the empty key, which is the lowest key.
+        // The version for the raised revision is inserted after the other versions of the empty key, which is
+        // the lowest key.
         if !version.key.is_empty()
             && let Some(to) = bump.take()
         {

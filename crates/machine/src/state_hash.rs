@@ -6,9 +6,10 @@
 //! same entries to the same state have the same hash at every index. On a member whose state differs, the
 //! hash differs from the first entry on that touches the difference, and stays different.
 //!
-//! The hash does not cover the locations of values, the progress of physical compaction, and the remaining
-//! TTLs of lease checkpoints: a member's export omits the latter, so they may differ where members run etcd.
-//! The hash does not protect against forgery: it has 64 bits, mixed by multiplication as in wyhash.
+//! The hash does not cover the locations of values, the progress of physical compaction, or the remaining
+//! TTLs of lease checkpoints. These TTLs may differ between members if some run etcd, because a snapshot for
+//! a member that runs etcd omits them. The hash does not protect against forgery: it has 64 bits, mixed by
+//! multiplication as in wyhash.
 
 use std::collections::VecDeque;
 
@@ -17,17 +18,17 @@ use numbers::{Index, Revision};
 
 use crate::codec::{Input, Malformed, put_u64};
 
-/// Maximum number of points that a machine stores, in 1.5 MiB. A member that lags behind further gets a full
-/// transfer.
+/// Maximum number of points that a machine stores, in 1.5 MiB. A member that is more points behind gets a
+/// full transfer.
 pub const STATE_POINTS_MAX: usize = 65_536;
 
 const SEED: u64 = 0x243F_6A88_85A3_08D3;
 const FACTOR: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// Hash after an entry that changed the state. It is valid until the next point.
+/// Hash after an entry that changed the state. The hash is the same until the next point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StatePoint {
-    /// Log index of the entry; for the first point of a machine the index at which the machine started.
+    /// Log index of the entry. For the first point of a machine, the index at which the machine started.
     pub index: Index,
     /// Revision of the store after the entry.
     pub revision: Revision,
@@ -35,14 +36,14 @@ pub struct StatePoint {
     pub hash: u64,
 }
 
-/// Changes of state other than keys. The numbers are part of the hash: they never change, and a new effect
-/// gets a new number. Number 4 was used for remaining TTLs of leases, which are no longer hashed.
+/// Changes of state other than keys. The number of an effect is part of the hash, so it never changes, and a
+/// new effect gets a new number. Number 4 was used for remaining TTLs of leases, which are no longer hashed.
 ///
-/// A change of the hash of any entry makes another hash function. Hashes of two functions must never be
-/// compared (the algorithm's number on the page that members exchange prevents it), and a version must never
-/// continue a hash that another function began (`image::FORMAT_HASHED` prevents it). The hash of a restored
-/// cluster starts with a digest of the restored data (`storage::restoration`), which every member computes
-/// itself: that function never changes either.
+/// If the hash of any entry changes, the result is a different hash function. Hashes of two functions must
+/// never be compared (members exchange the number of their function to prevent that), and a version must
+/// never continue a hash that another function began (`image::FORMAT_HASHED` prevents that). The hash of a
+/// restored cluster starts with a digest of the restored data (`storage::restoration`), which every member
+/// computes itself: that function never changes either.
 #[derive(Clone, Copy)]
 #[repr(u64)]
 pub(crate) enum Effect {
@@ -65,13 +66,13 @@ pub(crate) enum Effect {
 #[derive(Debug)]
 pub(crate) struct StateHash {
     value: u64,
-    /// True if the hash is known. It is unknown after a restore from an image that contains no hash.
+    /// True if the hash is known. It is unknown after a restore from an image without a hash.
     known: bool,
     points: VecDeque<StatePoint>,
 }
 
 impl StateHash {
-    /// Starts at this entry and revision; without a hash the hash stays unknown.
+    /// Starts at this entry and revision. If `hash` is `None`, the hash stays unknown.
     pub fn new(hash: Option<u64>, index: Index, revision: Revision) -> StateHash {
         let mut points = VecDeque::new();
         if let Some(hash) = hash {
@@ -92,7 +93,7 @@ impl StateHash {
     /// Adds the write or deletion of a key.
     #[inline]
     pub fn key_changed(&mut self, change: &mvcc::Change<'_>) {
-        // Three independent computations, which the processor can run in parallel.
+        // The three computations are independent, so that the processor can do them in parallel.
         let key = bytes_digest(change.version.key());
         let version = version_digest(change.version);
         let previous = change.previous.map_or(0, version_digest);
@@ -119,7 +120,7 @@ impl StateHash {
         self.value = mix(self.value, bytes_digest(bytes));
     }
 
-    /// Ends an entry: if it changed the state, its point is stored.
+    /// Ends an entry. If the entry has changed the state, its point is stored.
     #[inline]
     pub fn entry_done(&mut self, index: Index, revision: Revision) {
         if !self.known || self.points.back().is_some_and(|last| last.hash == self.value) {
@@ -131,7 +132,7 @@ impl StateHash {
         self.points.push_back(StatePoint { index, revision, hash: self.value });
     }
 
-    /// Returns the point that is valid at this entry, if it is still stored, and all later ones.
+    /// Returns the point that is valid at this entry, if it is still stored, and all later points.
     pub fn points(&self, from_index: Index) -> impl ExactSizeIterator<Item = StatePoint> + '_ {
         let at_or_before = self.points.partition_point(|point| point.index <= from_index);
         self.points.iter().skip(at_or_before.saturating_sub(1)).copied()
@@ -187,7 +188,7 @@ fn version_digest(version: Version<'_>) -> u64 {
 /// Hashes of one member's state, for comparison with those of another member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateTrail {
-    /// Log index of the last applied entry: the last point is valid up to it.
+    /// Log index of the last applied entry, up to which the last point is valid.
     pub applied_index: Index,
     /// Points in ascending order of their index.
     pub points: Vec<StatePoint>,
@@ -196,7 +197,7 @@ pub struct StateTrail {
 /// Result of comparing two trails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TrailComparison {
-    /// No entry exists at which both hashes are known.
+    /// There is no entry at which both hashes are known.
     Unknown,
     /// The hashes are equal at all entries that can be compared.
     Same {
@@ -205,19 +206,20 @@ pub enum TrailComparison {
     },
     /// The states of the members differ.
     Different {
-        /// Log index of the first entry after which the hashes differ; if `at_first` is true, the states may
-        /// differ earlier.
+        /// Log index of the first entry after which the hashes are known to differ. If `at_first` is true,
+        /// the states may have differed earlier.
         index: Index,
         /// Revision after that entry.
         revision: Revision,
-        /// True if the hashes differ already at the first entry that can be compared, so that the difference
+        /// True if the hashes already differ at the first entry that can be compared, so that the difference
         /// may be older.
         at_first: bool,
     },
 }
 
 impl StateTrail {
-    /// Returns the hash after an entry; `None` if the entry is not applied yet, or is older than the trail.
+    /// Returns the hash after an entry; `None` if the entry is not applied yet, or is older than the first
+    /// point.
     pub fn hash_at(&self, index: Index) -> Option<u64> {
         let behind = self.points.partition_point(|point| point.index <= index);
         let point = behind.checked_sub(1).and_then(|at| self.points.get(at))?;
@@ -238,7 +240,7 @@ impl StateTrail {
         let mut index = first;
         loop {
             if at.now.hash != with.now.hash {
-                // The side whose point is at exactly this entry has the revision after it.
+                // The revision after this entry is that of the point which is at exactly this entry.
                 let now = if at.now.index == index { at.now } else { with.now };
                 return TrailComparison::Different {
                     index,
@@ -260,7 +262,7 @@ impl StateTrail {
     }
 }
 
-/// An iterator along a trail.
+/// An iterator over the points of a trail.
 struct Steps<'a> {
     now: StatePoint,
     rest: &'a [StatePoint],

@@ -14,11 +14,11 @@
 //! All fixed-size numbers are little-endian.
 //!
 //! A stream contains every version above `from` that physically exists, except the puts that the compact
-//! revision made unreadable. So it contains all deletions that compaction has not removed yet; a receiver
-//! that has the deleted keys needs them. [`Head::can_follow`](crate::image::Head::can_follow) checks that
+//! revision made unreadable. So it contains all deletions that compaction has not removed yet, which a
+//! receiver needs that has the deleted keys. [`Head::can_follow`](crate::image::Head::can_follow) checks that
 //! none is missing. Versions are sent in the order in which they were written, so a receiver whose stream is
-//! interrupted has everything up to some revision, and the next stream may start there, at any later moment
-//! and from any member.
+//! interrupted has all versions up to some revision. The next stream may start at that revision, at any later
+//! time and from any member.
 //!
 //! * [`TransferWriter`] sends.
 //! * [`TransferReader`] reads and verifies; the caller stores the values.
@@ -49,7 +49,7 @@ pub use held::Held;
 
 const MAGIC: [u8; 16] = *b"MAINXFER\x01\0\0\0\0\0\0\0";
 
-/// Writer of a transfer. It returns the transfer chunk by chunk, on any thread.
+/// Writer of a transfer. It returns the stream chunk by chunk, and can be used on any thread.
 pub struct TransferWriter {
     state: AsOf,
     head: Head,
@@ -72,11 +72,11 @@ enum Stage {
 }
 
 impl TransferWriter {
-    /// Starts a transfer of the versions above revision `from`; 0 sends everything. [`Head::transfer_from`]
+    /// Begins a transfer of the versions above revision `from`; 0 sends everything. [`Head::transfer_from`]
     /// computes `from`.
     ///
-    /// A partial transfer also contains deletions that can no longer be read, so its `state` must be
-    /// [`everything`](mvcc::View::moment_of_everything), or a view that is held.
+    /// A partial transfer also contains deletions that can no longer be read, so its `state` must be read at
+    /// a [moment of everything](mvcc::View::moment_of_everything), or be a view that is held.
     ///
     /// # Panics
     ///
@@ -114,8 +114,8 @@ impl TransferWriter {
     ///
     /// # Errors
     ///
-    /// Returns an error if a value cannot be read, or was removed by compaction. The transfer cannot be
-    /// finished then.
+    /// Returns an error if a value cannot be read, or was removed after a compaction. The transfer then
+    /// cannot be finished.
     pub fn next_chunk(&mut self, values: &dyn Values) -> Result<Option<Bytes>, ReadError> {
         if self.ready.is_empty() {
             self.ready = match self.stage {
@@ -156,9 +156,9 @@ impl TransferWriter {
         Ok(Some(Bytes::from(block)))
     }
 
-    /// Adds versions to a block until it is full or [`LOOKS_PER_SLICE`] versions were visited. The limit is
-    /// needed because a compaction may have left millions of versions that are skipped, and a view is held
-    /// during the call.
+    /// Adds versions to a block until it is full or [`LOOKS_PER_SLICE`] versions were visited. The number of
+    /// visited versions is limited because a compaction may have left millions of versions to skip, and a
+    /// view is held during the call.
     fn put_some(
         &mut self,
         values: &dyn Values,
@@ -226,7 +226,7 @@ pub struct TransferHead {
     pub compact_revision: Revision,
     /// Log index of the last entry that the sender applied.
     pub applied_index: Index,
-    /// Raft term of that entry.
+    /// Raft term of the entry at [`Self::applied_index`].
     pub applied_term: Term,
     /// Maximum number of versions in the transfer.
     pub versions_max: u64,
@@ -251,7 +251,8 @@ pub struct TransferEnd {
     pub entries: u64,
 }
 
-/// Reads a transfer and verifies its checksums. Versions arrive in the order in which they were written.
+/// Reads a transfer and verifies its checksums. Versions are returned in the order in which they were
+/// written.
 pub struct TransferReader<I> {
     stream: BlockStream<I>,
     head: TransferHead,
@@ -269,7 +270,7 @@ where
     I: Iterator<Item = Result<B, E>>,
     B: AsRef<[u8]>,
 {
-    /// Reads the head. Chunks may be cut anywhere.
+    /// Reads the head. The stream may be cut into chunks at any byte.
     ///
     /// # Errors
     ///
@@ -305,12 +306,13 @@ where
         &self.head
     }
 
-    /// Returns the next version; `None` after the last, when the end of the transfer has been verified.
+    /// Returns the next version. Returns `None` after the last version, once the end of the transfer was
+    /// verified.
     ///
     /// # Errors
     ///
-    /// Returns an error if a chunk cannot be read, or if anything is missing, changed or left over. Versions
-    /// returned before the error are valid.
+    /// Returns an error if a chunk cannot be read, or if something is missing, changed or left over. Versions
+    /// that were returned before the error are valid.
     #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> Result<Option<SnapshotVersion<'_>>, RestoreError<E>> {
         while self.block.0 == self.block.1 {
@@ -364,7 +366,8 @@ where
         }))
     }
 
-    /// Returns the input of [`Assembly::finish`], after [`TransferReader::next`] returned `None`.
+    /// Returns the input for [`Assembly::finish`]. Must be called only after [`TransferReader::next`] has
+    /// returned `None`.
     ///
     /// # Panics
     ///

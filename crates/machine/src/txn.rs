@@ -1,6 +1,6 @@
-//! Transactions: comparisons are evaluated, branches chosen and all operations checked before anything
-//! changes. [`read_only`] evaluates a transaction that only reads; `sliced` applies those that write, with
-//! functions of this module. This module does not decide when values are fetched.
+//! Transactions. Comparisons are evaluated, branches chosen and all operations checked before anything
+//! changes. [`read_only`] evaluates a transaction that only reads. `sliced` applies transactions that write,
+//! with functions of this module. This module does not decide when values are fetched.
 
 use api::Status;
 use api::error;
@@ -39,7 +39,7 @@ pub enum OpOutcome {
 pub struct Ranged {
     /// Revision of the store when the range ran.
     pub revision: Revision,
-    /// Fields of each key that are returned.
+    /// Parts of each key-value pair that are returned.
     pub projection: Projection,
     /// Keys and values of the range.
     pub read: Read,
@@ -52,13 +52,13 @@ pub enum Read {
     Known {
         /// Keys that were found, in the requested order.
         found: Vec<StoredKeyValue>,
-        /// True if there are more keys than the limit allowed.
+        /// True if the limit left out keys.
         more: bool,
         /// Number of keys in the range, regardless of the limit.
         count: i64,
     },
-    /// Description of a range that is read after apply. Walking a range costs as much as it finds, and every
-    /// member waits for apply, so apply does not walk it.
+    /// Description of a range that is read after apply. Apply does not visit the range, because that costs
+    /// time in proportion to the keys found, and only the member that answers needs the result.
     Past(Box<Past>),
 }
 
@@ -66,14 +66,14 @@ impl Read {
     /// The empty result.
     pub const NOTHING: Read = Read::Known { found: Vec::new(), more: false, count: 0 };
 
-    /// Returns true if the response contains keys and values. Returns true for [`Read::Past`], whose result
-    /// is not known yet.
+    /// Returns true if the response contains keys and values. For [`Read::Past`], whose result is not known
+    /// yet, returns true.
     pub(crate) fn names_values(&self) -> bool {
         !matches!(self, Read::Known { found, .. } if found.is_empty())
     }
 }
 
-/// A range at one point of a transaction.
+/// A range that is to be read as of one point of a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Past {
     /// The range request with its limit, filters and sort order. The revision of the request is ignored.
@@ -83,13 +83,13 @@ pub struct Past {
 }
 
 impl Past {
-    /// Returns the live versions of the range before the change [`Self::before`], in key order; with `behind`
-    /// only those after that key. The snapshot must be the one right after the transaction, or a later one
-    /// whose compact revision has not passed that point.
+    /// Returns the live versions of the range before the change [`Self::before`], in key order; if `behind`
+    /// is given, only those after that key. The snapshot must be the one right after the transaction, or a
+    /// later one whose compact revision is not beyond the transaction.
     ///
     /// # Errors
     ///
-    /// Returns an error if the snapshot is compacted beyond that point.
+    /// Returns an error if the compact revision of the snapshot is beyond the transaction.
     pub fn walk<'a>(
         &self,
         snapshot: &Snapshot<'a>,
@@ -171,7 +171,8 @@ impl TxnOutcome {
     }
 }
 
-/// The branches that run, chosen before anything changes. Nested paths are in the order of their operations.
+/// The branches that run. They are chosen before anything changes. Nested paths are in the order of their
+/// operations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Path {
     pub succeeded: bool,
@@ -201,11 +202,11 @@ pub(crate) fn choose(
 }
 
 /// The comparisons by value of a transaction and of all nested ones, whichever branches run. Their values are
-/// read in slices in advance, so that they are in memory when the transaction is applied.
+/// read in slices before the transaction is proposed, so that they are in memory when it is applied.
 pub struct Compared(Vec<Compare>);
 
-/// Number of index keys that a slice may visit per key that it may find. Without this limit a read at an
-/// older revision could visit any number of keys that did not exist at that revision.
+/// Number of index keys that a slice may visit per key that it may find. Without this limit, a slice at an
+/// older revision could visit any number of keys that do not exist at that revision.
 const LOOKS_FOR_A_KEY: u64 = 4;
 
 /// Reads and discards the values that comparisons depend on, so that they are fetched into memory. Stops
@@ -233,7 +234,7 @@ pub(crate) fn look(
         let Ok(mut walk) = snapshot.range(range, Revision::CURRENT) else { continue };
         walk.set_looks(LOOKS_FOR_A_KEY * keys_max as u64);
         for version in walk.by_ref() {
-            // The error of an unreadable value is reported when the entry is applied.
+            // If a value cannot be read, the error is reported when the entry is applied.
             let _ = holds_for(Some(version), compare, values);
             keys += 1;
             bytes += version.value_len() as usize;
@@ -249,8 +250,8 @@ pub(crate) fn look(
     LookedAt { compares: compares.len(), key: None, bytes: compared }
 }
 
-/// Progress of reading the compared values: the number of finished comparisons, and the last key of the
-/// current one.
+/// Progress of reading the compared values: the number of finished comparisons, and the last visited key of
+/// the current one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LookedAt {
     pub(crate) compares: usize,
@@ -279,7 +280,7 @@ impl Compared {
         looked_at.compares >= self.0.len()
     }
 
-    /// Reads and discards the next values: those of at most `keys_max` keys, and not much more than
+    /// Reads and discards the next values: those of at most `keys_max` keys, and not many more than
     /// `bytes_max` bytes. Returns the new progress.
     pub fn look(
         &self,
@@ -293,7 +294,8 @@ impl Compared {
     }
 }
 
-/// Returns true if a transaction or a nested one compares by value, so that [`Compared`] has values to read.
+/// Returns true if a transaction or a transaction nested in it compares values, so that [`Compared`] has
+/// values to read.
 pub fn compares_values(txn: &TxnRequest) -> bool {
     let mut open = vec![txn];
     while let Some(txn) = open.pop() {
@@ -328,7 +330,7 @@ fn holds(snapshot: &Snapshot<'_>, compare: &Compare, values: &dyn Values) -> Res
     holds_for_none(compare, values)
 }
 
-/// Returns the revision at which comparisons read. It is the current one, except with the planted bug.
+/// Returns the revision at which comparisons read. It is the current revision, except with the planted bug.
 fn compared_revision(snapshot: &Snapshot<'_>) -> Revision {
     let before = snapshot.current_revision() - 1;
     let old = planted::is(planted::Bug::CompareOnOldState)
@@ -336,7 +338,7 @@ fn compared_revision(snapshot: &Snapshot<'_>) -> Revision {
     if old { before } else { Revision::CURRENT }
 }
 
-/// Returns true if a comparison holds for a range without keys. All numbers of a missing key are 0; a
+/// Returns true if a comparison holds for a range without keys. For a missing key all numbers are 0, and a
 /// comparison of its value never holds.
 pub(crate) fn holds_for_none(compare: &Compare, values: &dyn Values) -> Result<bool, Failure> {
     if compares_value(compare) {
@@ -404,12 +406,13 @@ pub(crate) fn holds_for(
     })
 }
 
-/// Returns true if the comparison compares values.
+/// Returns true if the comparison is about values.
 pub(crate) fn compares_value(compare: &Compare) -> bool {
     compare.target == CompareTarget::Value as i32
 }
 
-/// Returns true if the comparison asks which value is greater, so that equal checksums are not enough.
+/// Returns true if the comparison depends on which value is greater, so that it is not enough to compare
+/// checksums.
 pub(crate) fn compares_by_order(compare: &Compare) -> bool {
     matches!(CompareResult::try_from(compare.result), Ok(CompareResult::Greater | CompareResult::Less))
 }
@@ -426,7 +429,7 @@ pub(crate) fn compared_bytes(version: Version<'_>, compare: &Compare) -> u64 {
 
 /// Compares a version's value with `theirs`, as precisely as the relation needs. Values with different
 /// lengths or checksums are not equal, so the value is read only if length and checksum match or the order
-/// matters. A value that is not read costs no time, and damage to it causes no error.
+/// matters. So a value that need not be read costs no time, and damage to it causes no error.
 fn value_ordering(
     version: Version<'_>,
     result: i32,
@@ -441,7 +444,8 @@ fn value_ordering(
     let is_other =
         version.value_len() as usize != theirs.len() || version.value_crc() != crc32c::crc32c(theirs);
     if !by_order && (is_other || CompareResult::try_from(result).is_err()) {
-        // The values differ. The relation does not ask for the order, so any ordering but `Equal` is right.
+        // The values differ. The relation does not depend on the order, so any result other than `Equal` is
+        // right.
         return Ok(Ordering::Less);
     }
     let mut ours = BytesMut::new();
@@ -478,9 +482,9 @@ pub(crate) fn check_op(snapshot: &Snapshot<'_>, leases: &Leases, op: &RequestOp)
     }
 }
 
-/// Refuses a range whose revision is compacted or in the future: it would fail in the middle of the
-/// transaction, and only on members that collect the response. The sort order is not checked: etcd 3.5
-/// ignores unknown orders, so that a member running it may propose one.
+/// Refuses a range whose revision is compacted or in the future: such a range would fail in the middle of the
+/// transaction, and only on members that build the response. The sort order is not checked, because etcd 3.5
+/// ignores unknown orders, and a member that runs it may propose one.
 fn check_range(snapshot: &Snapshot<'_>, request: &RangeRequest) -> Result<(), Status> {
     if request.revision == 0 {
         Ok(())
@@ -493,8 +497,8 @@ fn check_range(snapshot: &Snapshot<'_>, request: &RangeRequest) -> Result<(), St
     }
 }
 
-/// Checks the preconditions of a put: the key exists if the put keeps its value or lease, and the lease
-/// exists.
+/// Checks the preconditions of a put: the key must exist if the put keeps the key's value or lease, and the
+/// lease must exist.
 pub(crate) fn check_put(snapshot: &Snapshot<'_>, leases: &Leases, put: &PutRequest) -> Result<(), Status> {
     if (put.ignore_value || put.ignore_lease)
         && snapshot.get(&put.key, Revision::CURRENT).is_ok_and(|found| found.is_none())
@@ -507,12 +511,12 @@ pub(crate) fn check_put(snapshot: &Snapshot<'_>, leases: &Leases, put: &PutReque
     Ok(())
 }
 
-/// Maximum number of keys that the outcome of one transaction contains directly; further ranges are read
+/// Maximum number of keys that the outcome of one transaction contains directly; ranges beyond it are read
 /// after apply.
 pub(crate) const KNOWN_MAX: usize = 1024;
 
-/// Returns the result of a range inside a transaction, after `changes` changes of this transaction. A single
-/// key is read immediately while `known` is above 0, and is subtracted from `known`.
+/// Returns the result of a range inside a transaction, after `changes` changes of this transaction. If
+/// `known` is above 0, a range of a single key is read at once and `known` is decreased.
 pub(crate) fn read_range(
     snapshot: &Snapshot<'_>,
     changes: u32,
@@ -546,7 +550,7 @@ pub(crate) fn read_range(
 /// snapshot.
 #[derive(Clone, Debug, Default)]
 pub struct Comparing {
-    /// Number of comparisons that hold, and the last visited key of the current one.
+    /// Number of comparisons that were found to hold, and the last visited key of the current comparison.
     at: LookedAt,
     /// True if the current comparison has found a key.
     found: bool,
@@ -559,8 +563,8 @@ pub struct Comparing {
 impl Comparing {
     /// Evaluates the next comparisons. Visits at most `keys_max` keys, including those that did not exist at
     /// the revision, and reads not much more than `bytes_max` bytes of values. Returns `Some` once the result
-    /// of all comparisons is known. If a value was not in memory, the caller repeats the step from a copy of
-    /// this state.
+    /// is known. If a value was not in memory, the caller has to repeat the step with a copy of this state
+    /// from before the step.
     ///
     /// # Errors
     ///
@@ -596,7 +600,7 @@ impl Comparing {
     }
 
     /// Reads and discards the values of the next comparisons, so that they are fetched into memory: those of
-    /// at most `keys_max` keys, and not much more than `bytes_max` bytes.
+    /// at most `keys_max` keys, and not many more than `bytes_max` bytes.
     pub fn look(
         &self,
         snapshot: &Snapshot<'_>,
@@ -608,7 +612,7 @@ impl Comparing {
         let _ = look(&txn.compare, &self.at, snapshot, values, keys_max, bytes_max);
     }
 
-    /// Continues one comparison. Returns its result, once that is known, and the number of visited keys.
+    /// Continues one comparison. Returns its result, if it is known now, and the number of visited keys.
     fn holds(
         &mut self,
         snapshot: &Snapshot<'_>,
@@ -652,7 +656,7 @@ impl Comparing {
     }
 }
 
-/// Evaluates a transaction that consists of ranges. `holds` is the result of its comparisons in this
+/// Evaluates a transaction that contains only ranges. `holds` is the result of its comparisons in this
 /// snapshot.
 ///
 /// # Errors

@@ -1,10 +1,10 @@
 //! Compaction: logically atomic, physically in slices.
 //!
-//! A compaction at C keeps of each key its newest version at or below C, unless that is a tombstone, and all
-//! versions above C. As in etcd since 3.5.16, a tombstone whose main revision is C itself stays until the
-//! next compaction, so that a reader of the changes from C on misses none. The writer keeps superseded
-//! versions in the order of their successors, and tombstones in the order of their revisions, so the work is
-//! proportional to the number of removed versions.
+//! A compaction at C keeps all versions above C and, for each key, its newest version at or below C, unless
+//! that version is a tombstone. As in etcd since 3.5.16, a tombstone whose main revision is C itself stays
+//! until the next compaction, so that a reader of the changes from C on misses no change. The writer queues
+//! superseded versions in the order of their successors, and tombstones in the order of their revisions, so
+//! the work is proportional to the number of removed versions.
 
 use numbers::Revision;
 
@@ -38,15 +38,15 @@ impl Store {
     }
 
     /// Removes up to `budget` versions that the compact revision made unreadable, and calls `removed` with
-    /// each, so that the caller can count dead bytes in its segments. Memory is freed once no older view can
-    /// see the versions any more.
+    /// each removed version, so that the caller can count dead bytes in its log segments. Memory is freed
+    /// once no older view can see the versions any more.
     pub fn compact_step(&mut self, budget: u64, removed: impl FnMut(Version<'_>)) -> CompactProgress {
         self.compact_step_through(self.compacted, budget, removed)
     }
 
     /// Removes versions like [`Store::compact_step`], but only those that a compaction at `through` removes.
-    /// These are not needed by moments whose [`Moment::keeps`](crate::Moment::keeps) is at or above
-    /// `through`. A `through` above the compact revision is lowered to the compact revision.
+    /// A moment whose [`Moment::keeps`](crate::Moment::keeps) is at or above `through` needs none of those
+    /// versions. A `through` above the compact revision is lowered to the compact revision.
     pub fn compact_step_through(
         &mut self,
         through: Revision,
@@ -57,7 +57,8 @@ impl Store {
         let mut count = 0;
         while count < budget {
             let Some(slot) = self.next_removable(through) else { break };
-            // SAFETY: the record was in the trees until now, and is freed after a later publication.
+            // SAFETY: the record was in the trees until this removal, and is not freed before a later
+            // publication.
             let version: Version<'_> = unsafe { slot.version() };
             removed(version);
             if version.is_tombstone() && version.superseded() == Revision(0) {
@@ -80,7 +81,7 @@ impl Store {
     }
 
     fn peek_removable(&self, through: Revision) -> Option<Slot> {
-        // SAFETY: records in the queues are in the trees and alive.
+        // SAFETY: every record in the two queues is also in the trees, so it is alive.
         let version = |slot: Slot| -> Version<'_> { unsafe { slot.version() } };
         let superseded = self.superseded.front().filter(|&slot| version(slot).superseded() <= through);
         superseded.or_else(|| self.tombstones.front().filter(|&slot| version(slot).main() < through))

@@ -4,7 +4,7 @@ use crate::node::{Inner, Leaf, Node, Order, Slot, prefetch_leaf};
 use crate::tree::Stack;
 use crate::version::Version;
 
-/// A position at an entry, or after the last one.
+/// A position in a tree: at an entry, or after the last entry.
 pub(crate) struct Cursor<'t, K: Order> {
     root: Option<Node<'t, K>>,
     path: Stack<(&'t Inner<K>, usize)>,
@@ -66,7 +66,7 @@ impl<'t, K: Order> Cursor<'t, K> {
         }
     }
 
-    /// Returns the number of live entries before this position.
+    /// Returns the number of live entries (not tombstones) before this position.
     pub(crate) fn rank(&self) -> u64 {
         let Some(leaf) = self.leaf else {
             return match self.root {
@@ -97,7 +97,7 @@ impl<'t, K: Order> Cursor<'t, K> {
         self.leaf.map(|leaf| leaf.version(self.at))
     }
 
-    /// Moves to the next entry. With `live_only` true, whole subtrees of tombstones may be skipped.
+    /// Moves to the next entry. If `live_only` is true, subtrees that contain only tombstones may be skipped.
     pub(crate) fn advance(&mut self, live_only: bool) {
         let Some(leaf) = self.leaf else { return };
         self.at += 1;
@@ -155,7 +155,8 @@ impl<'t, K: Order> Cursor<'t, K> {
         }
     }
 
-    /// Moves to the previous entry. Returns false, without moving, at the first entry.
+    /// Moves to the previous entry. Returns false, without moving, at the first entry. If `live_only` is
+    /// true, subtrees that contain only tombstones may be skipped.
     pub(crate) fn retreat(&mut self, live_only: bool) -> bool {
         if self.leaf.is_some() && self.at > 0 {
             self.at -= 1;

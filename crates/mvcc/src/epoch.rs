@@ -9,8 +9,8 @@ use crate::epochs::{self, Garbage};
 use crate::node::{ByKey, ByRevision, Inner, KeySeparator, Leaf, Node, NodePtr, Order};
 use crate::version::{self, Header, Version};
 
-/// Counters of allocated objects. Written only by the owner of the trees (the writer, or the thread that
-/// drops the last view), readable by all threads.
+/// Counters of allocated objects. Only one thread at a time writes them: the writer of the store or, after
+/// the store is dropped, the thread that drops the last view. Any thread can read them.
 #[derive(Debug, Default)]
 pub struct Census {
     versions: AtomicU64,
@@ -40,7 +40,7 @@ impl Census {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    // At any time only one thread writes, so a load and a store suffice, without the cost of an atomic
+    // Only one thread writes at any time, so a load and a store are enough and avoid the cost of an atomic
     // addition.
     fn change(counter: &AtomicU64, by: i64) {
         counter.store(counter.load(Ordering::Relaxed).wrapping_add_signed(by), Ordering::Relaxed);
@@ -90,7 +90,8 @@ impl Retired {
     pub(crate) unsafe fn free(self, census: &Census) {
         let tag = self.0.addr() & 7;
         let pointer = self.0.map_addr(|address| address & !7);
-        // SAFETY: the tag tells how the pointer was created; the caller guarantees that nothing else uses it.
+        // SAFETY: the tag tells how the target was allocated; the caller guarantees that nothing else uses
+        // the target.
         unsafe {
             match tag {
                 0 => {
@@ -160,11 +161,12 @@ pub(crate) struct Remains {
     pub(crate) epochs: Epochs,
 }
 
-// SAFETY: the remains are the only owner of what they point to, and the thread that frees them is their last
-// holder.
+// SAFETY: the remains are the only owner of the objects that their pointers lead to, and only the last holder
+// of the estate frees these objects.
 unsafe impl Send for Remains {}
 
-/// Shared by the store and all its views. The last owner frees everything.
+/// Owner of the objects of a dropped store. The store and all its views share it, and its last holder frees
+/// everything.
 pub(crate) struct Estate {
     remains: Mutex<Option<Remains>>,
 }
@@ -174,7 +176,7 @@ impl Estate {
         Estate { remains: Mutex::new(None) }
     }
 
-    /// Stores the trees and the garbage of the store when it is dropped.
+    /// Takes over the trees and the garbage of a store that is being dropped.
     pub(crate) fn leave(&self, remains: Remains) {
         *self.remains.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(remains);
     }
@@ -186,10 +188,12 @@ impl Drop for Estate {
         let Some(mut remains) = remains else { return };
         let census = Arc::clone(remains.epochs.ledger());
         while let Some(retired) = remains.epochs.pop() {
-            // SAFETY: the store and all views are dropped; garbage is in no tree.
+            // SAFETY: the store and all its views are dropped, and retired objects are in no tree, so nothing
+            // can reach them.
             unsafe { retired.free(&census) };
         }
-        // SAFETY: no other owner is left. Every version is in the tree of revisions exactly once.
+        // SAFETY: no other owner is left. Every version is in the tree of revisions exactly once, so each
+        // record is freed once.
         unsafe {
             free_tree::<ByKey>(remains.keys, &census, false);
             free_tree::<ByRevision>(remains.revisions, &census, true);

@@ -1,11 +1,12 @@
 //! Reclamation: objects that the writer removed from the trees are freed when no view can reach them any
 //! more.
 //!
-//! Every retired object gets a position in one queue. A view pins the position reached when it was published:
-//! it may see what was retired later. So everything before the pin of the oldest living view can be freed,
-//! and it is freed in bounded portions.
+//! Every retired object gets the next position in one queue. A view pins the position that the queue had
+//! reached when the view was published, because the view may still see objects retired later. So everything
+//! before the pin of the oldest living view can be freed; it is freed in bounded portions.
 //!
-//! The `interleaving` crate runs this file under a model of memory, with its own `crate::sync`.
+//! The `interleaving` crate also compiles this file, with its own `crate::sync`, and runs it under a model of
+//! memory.
 
 use std::collections::VecDeque;
 
@@ -23,7 +24,7 @@ pub(crate) trait Garbage: Copy {
 
 const CHUNK: usize = 1000;
 
-/// A queue in chunks: growing it never moves its items, so that no push takes long.
+/// A queue stored in chunks. Growth never moves the items, so no push takes long.
 pub(crate) struct Chunks<T> {
     chunks: VecDeque<Vec<T>>,
     /// Number of items of the first chunk that were already popped.
@@ -72,31 +73,33 @@ impl<T: Copy> Chunks<T> {
     }
 }
 
-/// Held by a view: as long as the pin lives, nothing retired after the view's publication is freed.
+/// Token held by a view. While it lives, nothing that was retired after the view's publication is freed.
 #[derive(Debug)]
 pub(crate) struct Pin;
 
 /// State of reclamation, owned by the writer.
 pub(crate) struct Epochs<G: Garbage> {
-    /// Number of the batch being written. Nodes created in this batch are still private to the writer.
+    /// Number of the batch being written. Nodes created in this batch are not published yet, so only the
+    /// writer can reach them.
     batch: u64,
     garbage: Chunks<G>,
     /// Position after the newest garbage; positions count from the start of the process.
     end: u64,
     /// `end` at the last publication.
     end_published: u64,
-    /// Pins of published views, oldest first, each with the value of `end` at publication. The views of some
-    /// may be dropped already.
+    /// Pins of published views, oldest first, each with the value of `end` at publication. Some of these
+    /// views may already be dropped.
     pins: VecDeque<(Arc<Pin>, u64)>,
-    /// Length of `pins` at which the dead ones are removed again.
+    /// Length of `pins` at which pins of dropped views are removed from the list again.
     pins_swept: usize,
     ledger: G::Ledger,
 }
 
-/// Number of objects freed at each publication in addition to as many as the batch has retired.
+/// Number of objects freed at each publication, in addition to the number of objects that the batch has
+/// retired.
 const FREES_EXTRA: u64 = 64;
 
-/// Number of dead pins that are tolerated in addition to as many as there are living ones.
+/// Number of pins of dropped views that may stay in the list, in addition to the number of living pins.
 const PINS_UNSWEPT: usize = 64;
 
 impl<G: Garbage> Epochs<G> {
@@ -135,8 +138,8 @@ impl<G: Garbage> Epochs<G> {
         self.end += 1;
     }
 
-    /// Ends the batch. The returned pin is for the view of everything written so far. Frees a bounded portion
-    /// of the garbage.
+    /// Ends the batch. Frees a bounded portion of the garbage. Returns the pin for the view of everything
+    /// written so far.
     pub(crate) fn publish(&mut self) -> Arc<Pin> {
         let made = self.end - self.end_published;
         self.end_published = self.end;
@@ -144,8 +147,8 @@ impl<G: Garbage> Epochs<G> {
         let pin = Arc::new(Pin);
         self.pins.push_back((Arc::clone(&pin), self.end));
         if self.pins.len() >= self.pins_swept {
-            // Only the oldest living pin matters. Dead pins behind it are removed, so that one view that is
-            // held long does not let the list grow without bound.
+            // Only the oldest living pin decides what can be freed. Dead pins after it are removed, so that
+            // the list does not grow without bound while one view is held for long.
             self.pins.retain_mut(|(pin, _)| Arc::get_mut(pin).is_none());
             self.pins_swept = 2 * self.pins.len() + PINS_UNSWEPT;
         }
@@ -153,7 +156,8 @@ impl<G: Garbage> Epochs<G> {
         pin
     }
 
-    /// Frees up to `budget` objects that no view can see. Returns how many more could be freed now.
+    /// Frees up to `budget` objects that no view can see. Returns the number of further objects that could be
+    /// freed now.
     pub(crate) fn reclaim(&mut self, budget: u64) -> u64 {
         while self.pins.front_mut().is_some_and(|(pin, _)| Arc::get_mut(pin).is_some()) {
             self.pins.pop_front();
@@ -164,14 +168,15 @@ impl<G: Garbage> Epochs<G> {
         for _ in 0..free.min(budget) {
             if let Some(garbage) = self.garbage.pop() {
                 // SAFETY: the object was retired before the oldest living view was published, so no living
-                // view contains it, and neither do the writer's trees.
+                // view contains the object, and the writer's trees do not contain it either.
                 unsafe { garbage.free(&self.ledger) };
             }
         }
         free - free.min(budget)
     }
 
-    /// Removes one object that was not freed yet; called by the last owner, which frees them all.
+    /// Removes and returns one object that was not freed yet. Called by the last owner, which frees all of
+    /// them.
     pub(crate) fn pop(&mut self) -> Option<G> {
         self.garbage.pop()
     }

@@ -1,14 +1,15 @@
 //! Selection of the versions that HashKV covers.
 //!
 //! Let C be the compact revision and R the requested revision. etcd hashes, in the order of revisions, all
-//! versions with C < main <= R, and of those at or below C the ones that a compaction at R would keep: the
-//! newest of their key at R, unless it is a tombstone. If a compaction at R would keep nothing at all, etcd
-//! does not filter the versions at or below C, and hashes those that its last compaction left: of each key
-//! the newest at C, unless it is a tombstone. A tombstone at C itself is never hashed. None of this depends
-//! on the progress of physical compaction.
+//! versions with C < main <= R, and in addition the versions at or below C that a compaction at R would keep:
+//! a version that is the newest of its key at R and no tombstone. If a compaction at R would keep nothing at
+//! all, etcd does not filter the versions at or below C. It then hashes all versions that its last compaction
+//! left: for each key the newest version at C, unless it is a tombstone. A tombstone at C itself is never
+//! hashed. None of this depends on the progress of physical compaction.
 //!
-//! A compaction at R computes the same hash, where C is the compact revision before it, with one difference:
-//! a tombstone at R itself counts as a version that the compaction keeps. A negative revision covers nothing.
+//! A compaction at R computes the same hash, with the compact revision before this compaction as C, and with
+//! one difference: a tombstone at R itself counts as a version that the compaction keeps. A hash at a
+//! negative R covers no version.
 
 use std::sync::Arc;
 
@@ -22,17 +23,17 @@ use crate::view::{RevisionError, Snapshot, View};
 #[derive(Clone)]
 pub struct HashWalk {
     rev: Revision,
-    /// Compact revision that the hash belongs to.
+    /// Compact revision for which the hash is computed (C).
     compacted: Revision,
-    /// True for the hash of a compaction at `rev`, whose snapshot has `rev` or a later revision as its
-    /// compact revision.
+    /// True for the hash of a compaction at `rev`. The compact revision of the snapshot is then `rev` or
+    /// later.
     of_compaction: bool,
     stage: Stage,
 }
 
 #[derive(Clone)]
 enum Stage {
-    /// Searches for any key that is live at the revision, after this key.
+    /// Searches for any key that is live at the hashed revision. The search starts after this key.
     FindLive(Option<Box<[u8]>>),
     /// Walks the versions from this change on. A version at or below C must be the newest of its key at
     /// `newest_at`.
@@ -45,7 +46,7 @@ enum Stage {
 
 impl HashWalk {
     /// Starts a walk at revision `rev`; 0 means the current revision, and a negative revision selects
-    /// nothing. All later calls must get the same snapshot.
+    /// nothing. All later calls must pass the same snapshot.
     pub fn new(snapshot: &Snapshot<'_>, rev: Revision) -> Result<HashWalk, RevisionError> {
         let compacted = snapshot.compact_revision();
         if rev < Revision(0) {
@@ -55,8 +56,9 @@ impl HashWalk {
         Ok(HashWalk { rev, compacted, of_compaction: false, stage: Stage::FindLive(None) })
     }
 
-    /// Starts the hash of a compaction at `rev`, where `previous` is the compact revision before it. The
-    /// snapshot must be published after that compaction was applied, and before it has removed anything.
+    /// Starts the hash of a compaction at `rev`, where `previous` is the compact revision before the
+    /// compaction. The snapshot must be published after the compaction was applied and before any version was
+    /// removed.
     ///
     /// # Panics
     ///
@@ -71,7 +73,7 @@ impl HashWalk {
         self.rev
     }
 
-    /// Returns the compact revision that the hash belongs to; -1 for none.
+    /// Returns the compact revision for which the hash is computed; -1 if there is none.
     pub fn compact_revision(&self) -> Revision {
         self.compacted
     }
@@ -144,7 +146,8 @@ impl HashWalk {
         let mut cursor = range.seek(snapshot);
         while let Some(newest) = cursor.version() {
             if *left == 0 {
-                // This key was not visited yet; the key before it was the last one.
+                // The walk stopped before this key was visited, so the next slice has to continue after the
+                // previous key.
                 cursor.retreat(false);
                 let last = cursor.version().map(|version| Box::from(version.key()));
                 return Stage::FindLive(last);
@@ -158,7 +161,7 @@ impl HashWalk {
         Stage::Feed { from, newest_at: self.newest_at_without_live(snapshot) }
     }
 
-    /// Returns the revision for [`Stage::Feed`] if no key is live at the hashed revision.
+    /// Returns the revision for [`Stage::Feed`] in the case that no key is live at the hashed revision.
     fn newest_at_without_live(&self, snapshot: &Snapshot<'_>) -> Revision {
         let keeps_tombstone = self.of_compaction
             && snapshot.stored(ChangeId::first_of(self.rev), self.rev).any(Version::is_tombstone);

@@ -3,10 +3,11 @@
 //!
 //! One thread writes ([`Store`], [`Writer`]); it publishes immutable views ([`View`]) that any number of
 //! threads read without blocking and without blocking the writer. Two copy-on-write B+trees contain pointers
-//! to immutable version records: one is ordered by key, with counts of live keys, the other by revision.
+//! to immutable version records. One tree is ordered by key and counts live keys; the other is ordered by
+//! revision.
 //!
-//! The crate does not depend on the content of values, files, time, randomness, requests, or leases other
-//! than their ids.
+//! The crate knows nothing about the content of values, files, time, randomness or requests. Of leases it
+//! knows only the ids.
 //!
 //! Invariants, and the tests that check them (`tests/it`):
 //! * a view does not change, whatever is written or compacted later (`model`, `threads`);
@@ -22,7 +23,7 @@
 //! operations.
 //!
 //! Unsafe code is in `version` (record layout), `node`, `tree` (nodes), `epoch` and `epochs` (reclamation);
-//! the few blocks elsewhere only tie a pointer to the lifetime of the snapshot that keeps its target alive.
+//! each unsafe block elsewhere only gives a pointer the lifetime of the snapshot that keeps the target alive.
 
 mod compaction;
 mod cursor;

@@ -1,10 +1,10 @@
 //! Builds a store from a saved image in bulk, without searching and splitting.
 //!
-//! The tree `keys` is built while the versions arrive, in key order. The tree `revisions` is built at the end
-//! from a table that has one place per main revision. Versions without a place go to a list that is sorted:
-//! further changes of a transaction, and all versions if few of many revisions are left, because the table
-//! would then be larger than a list. The versions come from a file with arbitrary content, so everything that
-//! would break an invariant of the index is an error.
+//! The tree `keys` is built while the versions arrive, in key order. The tree `revisions` is built at the
+//! end, from a table that has one place per main revision and from a sorted list. The list has the versions
+//! without a place: all changes of a transaction but the first, and every version if there are far fewer
+//! versions than revisions, because the table would then be larger than a list. The versions come from a file
+//! whose content is not trusted, so everything that would break an invariant of the index is an error.
 
 use std::sync::Arc;
 
@@ -52,12 +52,12 @@ impl<'k> From<Version<'k>> for LoadedVersion<'k> {
 /// An error in an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoadError {
-    /// The keys are not in ascending order, or the revisions of one key are not.
+    /// The keys are not in ascending order, or the revisions of one key are not in ascending order.
     OutOfOrder,
     /// A key is longer than the index can hold.
     KeyTooLong,
-    /// The version numbers of a key cannot result from puts and deletions: a tombstone after a tombstone, a
-    /// first version after a live one, a later version after a tombstone, or negative numbers.
+    /// No sequence of puts and deletions results in the version numbers of this key: a tombstone after a
+    /// tombstone, a first version after a live one, a later version after a tombstone, or negative numbers.
     InvalidHistory,
     /// A revision is below 1 or above the current revision, or the compact revision is out of bounds.
     RevisionOutOfBounds,
@@ -79,17 +79,17 @@ impl std::fmt::Display for LoadError {
 
 impl std::error::Error for LoadError {}
 
-/// Receives versions in ascending key order, and from old to new for each key (the order of
-/// [`crate::Snapshot::histories`]), and builds a store.
+/// Builds a store from versions. They must be pushed in ascending key order and, for each key, from old to
+/// new (the order of [`crate::Snapshot::histories`]).
 pub struct Loader {
-    // The loader frees all records if loading fails: the records belong to `placed`, `fresh` and `records`
-    // until `finish` succeeds.
+    // Has no records until `finish` succeeds. Until then the loader owns all records, in `placed`, `fresh`
+    // and `records`, and frees them if loading fails.
     store: Store,
     keys: TreeBuilder<ByKey>,
     /// First change of each main revision below `places_max`; grows as needed.
     placed: Vec<Slot>,
     places_max: usize,
-    /// Changes that arrived last and are not in `placed` or `records` yet.
+    /// Changes that arrived last and are in neither `placed` nor `records` yet.
     fresh: Vec<(ChangeId, Slot)>,
     /// Changes that have no place in `placed`.
     records: Vec<(Revision, Slot)>,
@@ -98,7 +98,7 @@ pub struct Loader {
     newest: Option<Slot>,
 }
 
-// SAFETY: the loader is the only owner of what its pointers lead to.
+// SAFETY: the loader is the only owner of the objects that its pointers lead to.
 unsafe impl Send for Loader {}
 
 /// Highest revision allowed in an image, so that later revisions cannot overflow.
@@ -108,11 +108,12 @@ const REVISION_MAX: Revision = Revision(i64::MAX / 2);
 const VERSION_MAX: i64 = REVISION_MAX.0;
 
 /// Number of changes that are placed together. Neighbours by key may be far from each other by revision, so
-/// most places cause a cache miss; if nothing else happens in between, the processor overlaps several misses.
+/// most places cause a cache miss. Placing many changes in one tight loop lets the processor overlap these
+/// misses.
 const PLACED_TOGETHER: usize = 1024;
 
-/// Maximum number of versions for which memory is reserved in advance, so that a wrong number in a file does
-/// no harm.
+/// Maximum number of versions for which memory is reserved in advance. Without this bound, a wrong number in
+/// a file could reserve all memory.
 const RESERVED_MAX: usize = 1 << 24;
 
 impl Loader {
@@ -120,7 +121,8 @@ impl Loader {
     pub fn new(versions: u64, current: Revision) -> Loader {
         let versions = usize::try_from(versions).map_or(RESERVED_MAX, |n| n.min(RESERVED_MAX));
         let places = usize::try_from(current.0).unwrap_or(usize::MAX).saturating_add(1);
-        // A place takes half as much memory as a record of the list.
+        // A place takes half as much memory as a record of the list, so the table pays off if at least half
+        // of its places are used.
         let places_max = if places / 2 <= versions { places } else { 0 };
         Loader {
             store: Store::new(),
@@ -134,12 +136,13 @@ impl Loader {
         }
     }
 
-    /// Returns the counters of allocated objects, which may be kept longer than the loader and the store.
+    /// Returns the counters of allocated objects. They may be kept after the loader and the store are
+    /// dropped.
     pub fn census(&self) -> Arc<Census> {
         self.store.census()
     }
 
-    /// Adds the next version. After an error the loader must not be used any more.
+    /// Adds the next version. After an error the loader can only be dropped.
     pub fn push(&mut self, loaded: &LoadedVersion<'_>) -> Result<(), LoadError> {
         if loaded.key.len() > KEY_BYTES_MAX {
             return Err(LoadError::KeyTooLong);
@@ -217,7 +220,8 @@ impl Loader {
         }
     }
 
-    /// Builds the store at these revisions; a `compacted` of -1 means none.
+    /// Builds the store with these current and compact revisions. A `compacted` of -1 means that nothing was
+    /// compacted.
     pub fn finish(mut self, current: Revision, compacted: Revision) -> Result<Store, LoadError> {
         if !(Revision::FIRST..=REVISION_MAX).contains(&current)
             || compacted > current
@@ -230,7 +234,8 @@ impl Loader {
         let sub = |slot: Slot| unsafe { slot.version() }.sub();
         sort_by_change(&mut self.records, sub);
         let twice = |pair: &[(Revision, Slot)]| pair[0].0 == pair[1].0 && sub(pair[0].1) == sub(pair[1].1);
-        // True for a record whose place was occupied by another version.
+        // Returns true for a record whose place is occupied by another version, that is, for a second version
+        // with the same main and sub-revision.
         let taken =
             |&(main, slot): &(Revision, Slot)| sub(slot) == 0 && (main.0 as usize) < self.placed.len();
         if self.records.windows(2).any(twice) || self.records.iter().any(taken) {
@@ -278,7 +283,8 @@ impl Loader {
     }
 }
 
-/// Sorts by main revision, and within a revision by sub-revision, which `sub` returns.
+/// Sorts records by main revision, and those of one main revision by sub-revision. `sub` returns the
+/// sub-revision.
 fn sort_by_change<T: Copy>(records: &mut [(Revision, T)], sub: impl Fn(T) -> u32) {
     let highest = records.iter().map(|(main, _)| main.0).max().unwrap_or(0);
     sort_by_revision(records, i64::BITS - highest.leading_zeros());
@@ -287,9 +293,9 @@ fn sort_by_change<T: Copy>(records: &mut [(Revision, T)], sub: impl Fn(T) -> u32
     }
 }
 
-/// Sorts by the lowest `bits` of the revision; the higher bits must be equal in all records. An in-place
-/// radix sort from the highest digit down (McIlroy, Bostic and McIlroy, Engineering Radix Sort, 1993): a
-/// second list would double the memory use at start.
+/// Sorts by the lowest `bits` of the revision; the higher bits must be equal in all records. The algorithm is
+/// an in-place radix sort from the highest digit down (McIlroy, Bostic and McIlroy, Engineering Radix Sort,
+/// 1993): a sort with a second list would double the memory use.
 fn sort_by_revision<T: Copy>(records: &mut [(Revision, T)], bits: u32) {
     const DIGIT_BITS: u32 = 8;
     /// Number of records up to which a digit table costs more than it saves.
@@ -312,7 +318,7 @@ fn sort_by_revision<T: Copy>(records: &mut [(Revision, T)], bits: u32) {
     }
     for at in 0..digits {
         while next[at] < ends[at] {
-            // Each record that is swapped away from here is in its final bucket.
+            // Every record that a swap puts elsewhere is then in its final bucket.
             let of = digit(records[next[at]].0);
             records.swap(next[at], next[of]);
             next[of] += 1;
@@ -332,12 +338,12 @@ fn sort_by_revision<T: Copy>(records: &mut [(Revision, T)], bits: u32) {
 
 impl Drop for Loader {
     fn drop(&mut self) {
-        // Empty after a successful load.
+        // The builder holds no nodes after a successful load; after a failed load it frees them here.
         self.keys.discard(&self.store.epochs);
         let placed = self.placed.iter().copied().filter(|slot| *slot != Slot::EMPTY);
         let listed = self.records.iter().map(|(_, slot)| *slot);
         for slot in self.fresh.iter().map(|(_, slot)| *slot).chain(listed).chain(placed) {
-            // SAFETY: no tree contains the records yet, and each is visited once.
+            // SAFETY: no tree owns the records yet, and each record is visited once.
             unsafe {
                 let record = slot.version().record();
                 Retired::new(record.as_ptr(), Kind::Version).free(self.store.epochs.census());
@@ -350,7 +356,7 @@ impl Drop for Loader {
 struct Built<K: Order> {
     node: NodePtr,
     weight: u64,
-    /// Separator between this node and the one before; undefined for the first.
+    /// Separator between this node and the node before it; undefined for the first node.
     separator: K::Separator,
 }
 
@@ -365,7 +371,8 @@ struct TreeBuilder<K: Order> {
     len: u64,
 }
 
-/// Number of children of a new node where there is a choice, which leaves room for some insertions.
+/// Number of children of a new inner node where the builder has a choice. Leaves free entries for later
+/// insertions.
 const INNER_FILL: usize = INNER - INNER / 8;
 
 impl<K: Order> TreeBuilder<K> {
@@ -379,8 +386,8 @@ impl<K: Order> TreeBuilder<K> {
         }
     }
 
-    /// Appends an entry whose record is alive and above all before. `known` is a search key with the same
-    /// head as the record's; it avoids reading the record.
+    /// Appends an entry. Its record is alive and must be above all earlier entries. `known` is a search key
+    /// with the same head as the record's key, and saves reading the record.
     fn push(&mut self, slot: Slot, known: Option<K::Query<'static>>, epochs: &Epochs) {
         // SAFETY: the caller owns the record.
         let version: Version<'_> = unsafe { slot.version() };
@@ -451,13 +458,13 @@ impl<K: Order> TreeBuilder<K> {
         tree
     }
 
-    /// Frees the nodes of an unfinished tree, but not the records. Only leaves exist then, because `finish`
-    /// builds all levels above at once.
+    /// Frees the nodes of an unfinished tree, but not the records. Only leaves exist then, because inner
+    /// nodes are built only by `finish`, which consumes the builder.
     fn discard(&mut self, epochs: &Epochs) {
         if self.built.is_empty() {
             return;
         }
-        // The first leaf has no separator before it; the leaf that is being filled has one.
+        // Every leaf but the first has a separator before it, and so does the leaf that is being filled.
         let mut separators = vec![self.separator];
         separators.extend(self.built.iter().skip(1).map(|leaf| leaf.separator));
         for separator in separators {
@@ -471,7 +478,7 @@ impl<K: Order> TreeBuilder<K> {
     }
 }
 
-/// Returns the length of the prefix shared by everything between two separators.
+/// Returns the length of the prefix that all keys between two separators share.
 fn shared<K: Order>(low: Option<K::Separator>, high: Option<K::Separator>) -> u32 {
     // SAFETY: separators of a tree being built are alive.
     let query = |separator| unsafe { K::separator_query(separator) };

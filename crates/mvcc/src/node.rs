@@ -1,10 +1,11 @@
 //! Nodes of the copy-on-write B+tree, and the two orders in which trees are sorted.
 //!
 //! Every entry of a node has a *head*: four bytes of its key, taken after a prefix that all keys of the node
-//! share. A search compares heads, which are contiguous, and reads a record only if heads are equal. The
-//! prefix is part of what the separators to the left and right of the node share, so every key that is routed
-//! into the node has it, and no insertion can break it; when those separators change, the prefix may have to
-//! become shorter. A revision counts as a key of eight bytes, most significant first.
+//! share. A search compares heads, which are contiguous in memory, and reads a record only if its head equals
+//! the head of the searched key. The separators to the left and right of the node also share the prefix. So
+//! every key that is routed into the node has the prefix, and an insertion never makes it invalid; but when
+//! one of those separators changes, the prefix may have to become shorter. A revision counts as a key of
+//! eight bytes, most significant first.
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::cmp::Ordering;
@@ -20,7 +21,8 @@ use crate::version::{Header, Version, prefetch};
 pub(crate) const LEAF: usize = 62;
 /// Maximum number of children of an inner node.
 pub(crate) const INNER: usize = 31;
-/// Maximum number of levels above the leaves: a non-root node has at least a quarter of its children.
+/// Maximum number of levels above the leaves. It follows from the minimum fill: an inner node other than the
+/// root has at least a quarter of its maximum number of children.
 pub(crate) const DEPTH_MAX: usize = 14;
 
 /// Pointer to a record; the lowest bit marks a tombstone, so that counting does not read the record.
@@ -47,7 +49,7 @@ impl Slot {
     /// The slot must hold a record that is alive for `'t`.
     pub(crate) unsafe fn version<'t>(self) -> Version<'t> {
         let record = self.0.map_addr(|address| address & !1);
-        // SAFETY: promised by the caller; a held record is never null.
+        // SAFETY: the caller promises that the record is alive; a slot with a record is never null.
         unsafe { Version::from_record(NonNull::new_unchecked(record)) }
     }
 }
@@ -56,12 +58,12 @@ impl Slot {
 pub(crate) trait Order: Sized + 'static {
     /// The search key of a tree.
     type Query<'q>: Copy;
-    /// Value that an inner node stores between two children: above everything to its left, not above anything
-    /// to its right.
+    /// Value that an inner node stores between two children. It is above everything to its left, and not
+    /// above anything to its right.
     type Separator: Copy;
     /// Number of entries that stay in the left leaf when an append splits the rightmost leaf.
     const APPEND_KEEP: usize;
-    /// Tag with which inner nodes of this order are retired.
+    /// Tag for retired inner nodes of this order, which tells the reclaimer their type.
     const INNER_KIND: Kind;
 
     fn query(version: Version<'_>) -> Self::Query<'_>;
@@ -70,9 +72,9 @@ pub(crate) trait Order: Sized + 'static {
     unsafe fn separator_query<'t>(separator: Self::Separator) -> Self::Query<'t>;
     fn compare(a: Self::Query<'_>, b: Self::Query<'_>) -> Ordering;
     fn head(query: Self::Query<'_>, prefix: u32) -> u32;
-    /// Returns the length of the prefix shared by everything between the two bounds; `None` means no bound.
+    /// Returns the length of the prefix that all keys between the two bounds share; `None` means no bound.
     fn shared(low: Option<Self::Query<'_>>, high: Option<Self::Query<'_>>) -> u32;
-    /// Returns a separator above `left` and not above `right`.
+    /// Returns a new separator that is above `left` and not above `right`.
     fn separate(left: Self::Query<'_>, right: Self::Query<'_>, epochs: &Epochs) -> Self::Separator;
     fn retire_separator(separator: Self::Separator, epochs: &mut Epochs);
     /// # Safety
@@ -85,7 +87,7 @@ pub(crate) trait Order: Sized + 'static {
 /// Tree order by key bytes.
 pub(crate) struct ByKey;
 
-/// A copy of key bytes: a length and the bytes in one allocation, behind a thin pointer.
+/// A copy of key bytes, as a thin pointer to one allocation that holds the length and the bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct KeySeparator(pub(crate) *mut u8);
 
@@ -196,7 +198,7 @@ pub(crate) struct ByRevision;
 impl Order for ByRevision {
     type Query<'q> = ChangeId;
     type Separator = ChangeId;
-    // Entries are never inserted in the middle, so a full leaf needs no room.
+    // New revisions are always appended, never inserted in the middle, so a full leaf needs no free entries.
     const APPEND_KEEP: usize = LEAF;
     const INNER_KIND: Kind = Kind::RevisionInner;
 
@@ -237,8 +239,8 @@ impl Order for ByRevision {
     }
 }
 
-/// Returns a main revision as the bytes of a key. Negative revisions occur only as bounds of a search, and
-/// are below all others.
+/// Returns a main revision as eight bytes of a key. Negative revisions occur only as bounds of a search; they
+/// become 0 and are below all others.
 fn revision_bytes(id: ChangeId) -> u64 {
     id.main.0.max(0) as u64
 }
@@ -251,7 +253,7 @@ pub(crate) struct NodeHead {
     pub(crate) epoch: u64,
     /// Length of a prefix that all keys of the node share, not always the longest; heads start after it.
     pub(crate) prefix: u32,
-    /// Number of entries of a leaf, or of children of an inner node.
+    /// Number of entries if the node is a leaf; number of children if it is an inner node.
     pub(crate) len: u16,
     /// Height of the node above the leaves; 0 for a leaf.
     pub(crate) level: u16,
@@ -271,7 +273,8 @@ pub(crate) struct Leaf {
 #[repr(C)]
 pub(crate) struct Inner<K: Order> {
     pub(crate) node: NodeHead,
-    /// Entry 0 of `heads` and `separators` is unused: separator i is between child i-1 and child i.
+    /// Head of each separator. Entry 0 of `heads` and `separators` is unused: separator i is between child
+    /// i-1 and child i.
     pub(crate) heads: [u32; INNER],
     pub(crate) separators: [K::Separator; INNER],
     pub(crate) children: [NodePtr; INNER],
@@ -321,8 +324,9 @@ pub(crate) fn prefetch_leaf(leaf: NodePtr) {
     }
 }
 
-/// Returns the index range of `heads` whose entries equal `head`. Counts without branches: the cache misses
-/// of a cold node then overlap, while those of a binary search are serial.
+/// Returns the index range of `heads` whose entries equal `head`. Compares with all heads without branches:
+/// the cache misses of a cold node then overlap, while the cache misses of a binary search would follow each
+/// other.
 fn ties(heads: &[u32], head: u32) -> (usize, usize) {
     // Summed in the width of a head, so that the compiler vectorizes the loop.
     let low: u32 = heads.iter().map(|&other| u32::from(other < head)).sum();
@@ -357,7 +361,8 @@ impl Leaf {
     pub(crate) fn find<K: Order>(&self, query: K::Query<'_>) -> Result<usize, usize> {
         let (mut low, mut high) = ties(&self.heads[..self.len()], K::head(query, self.node.prefix));
         if low < high && high == self.len() {
-            // An appended entry belongs after the last one, so only the last record is read.
+            // An appended entry belongs after the last one. That case is checked first, because it reads only
+            // the last record.
             match K::compare(self.query::<K>(high - 1), query) {
                 Ordering::Less => return Err(high),
                 Ordering::Equal => return Ok(high - 1),
@@ -398,7 +403,7 @@ impl Leaf {
         slot
     }
 
-    /// Moves the entries from `at` on to the end of `other`, or to its front if `to_front` is true.
+    /// Moves all entries from position `at` on to the end of `other`, or to its front if `to_front` is true.
     pub(crate) fn move_tail(&mut self, at: usize, other: &mut Leaf, to_front: bool) {
         let (len, room) = (self.len(), other.len());
         let moved = len - at;
@@ -426,13 +431,13 @@ impl Leaf {
         self.node.len -= moved as u16;
     }
 
-    /// Sets another shared prefix and recomputes all heads.
+    /// Sets a different shared prefix and recomputes all heads.
     pub(crate) fn set_prefix<K: Order>(&mut self, prefix: u32) {
         self.node.prefix = prefix;
         self.set_heads::<K>(0..self.len());
     }
 
-    /// Recomputes the heads of entries that were moved here from another leaf.
+    /// Recomputes the heads of the entries in `range`, which were moved to this leaf from another leaf.
     pub(crate) fn set_heads<K: Order>(&mut self, range: std::ops::Range<usize>) {
         for at in range {
             self.heads[at] = K::head(self.query::<K>(at), self.node.prefix);
@@ -461,12 +466,13 @@ impl<K: Order> Inner<K> {
         unsafe { K::separator_query(self.separators[at]) }
     }
 
-    /// Returns the child that contains `query`, if any does.
+    /// Returns the position of the child whose key range contains `query`.
     pub(crate) fn route(&self, query: K::Query<'_>) -> usize {
         let (low, high) = ties(&self.heads[1..self.len()], K::head(query, self.node.prefix));
         let (mut low, mut high) = (low + 1, high + 1);
         if low < high && high == self.len() {
-            // An appended entry belongs into the last child.
+            // An appended entry belongs into the last child. That case is checked first, because it compares
+            // with only one separator.
             match K::compare(self.separator(high - 1), query) {
                 Ordering::Greater => high -= 1,
                 _ => return high - 1,
@@ -486,7 +492,7 @@ impl<K: Order> Inner<K> {
         self.counts[..self.len()].iter().sum()
     }
 
-    /// Returns a child, which is alive and unchanged as long as this node is.
+    /// Returns a child. The child is alive and unchanged as long as this node is.
     pub(crate) fn child(&self, at: usize) -> Node<'_, K> {
         assert!(at < self.len());
         // SAFETY: children 0..len of a live node are live nodes of the same order.
@@ -509,7 +515,7 @@ impl<K: Order> Inner<K> {
         }
     }
 
-    /// Removes a child that is not the first; returns the separator before it.
+    /// Removes a child, which must not be the first, and returns the separator before that child.
     pub(crate) fn remove(&mut self, at: usize) -> K::Separator {
         let len = self.len();
         assert!(at > 0 && at < len);
@@ -528,9 +534,9 @@ impl<K: Order> Inner<K> {
         old
     }
 
-    /// Moves the children from `at` on to the end of `other`, with `joint` as the separator before them.
-    /// Returns the separator that preceded them here. The caller recomputes the heads of the moved children
-    /// with `set_prefix`.
+    /// Moves the children from position `at` on to the end of `other`, where `joint` becomes the separator
+    /// before the moved children. Returns the separator that preceded them in this node. The caller has to
+    /// recompute the heads of the moved children with `set_prefix`.
     pub(crate) fn move_tail(&mut self, at: usize, other: &mut Inner<K>, joint: K::Separator) -> K::Separator {
         let (len, room) = (self.len(), other.len());
         let moved = len - at;
@@ -544,9 +550,9 @@ impl<K: Order> Inner<K> {
         before
     }
 
-    /// Redistributes the children of two neighbours: `other`, the left one, keeps the first `keep` of all
-    /// children, and `self` gets the rest. `joint` is the old separator between the two nodes; returns the
-    /// new one.
+    /// Redistributes the children of two neighbours. `other`, the left node, gets the first `keep` of all
+    /// children, and `self` gets the rest. `joint` is the old separator between the two nodes; the new
+    /// separator is returned.
     pub(crate) fn even_out(
         &mut self,
         other: &mut Inner<K>,
@@ -578,7 +584,7 @@ impl<K: Order> Inner<K> {
         separators[keep]
     }
 
-    /// Sets another shared prefix and recomputes all heads.
+    /// Sets a different shared prefix and recomputes all heads.
     pub(crate) fn set_prefix(&mut self, prefix: u32) {
         self.node.prefix = prefix;
         for at in 1..self.len() {

@@ -126,12 +126,12 @@ pub struct Range<'a> {
 
 #[derive(Clone, Copy)]
 enum Mode {
-    /// Reads at the current revision, where the newest version of each key is the result. The number is that
-    /// of the remaining live keys.
+    /// Reads at the current revision, where the newest version of each key is the result. The number counts
+    /// the live keys that remain to be returned.
     Current(u64),
-    /// Reads at this older revision: each key's history is searched, until the two cursors meet.
+    /// Reads at this older revision, searching the history of each key, until the two cursors meet.
     Historic(Revision),
-    /// Reads the state before this change: each key's history is searched, until the two cursors meet. The
+    /// Reads the state before this change, searching the history of each key, until the two cursors meet. The
     /// second field is the compact revision.
     Before(ChangeId, Revision),
     Done,
@@ -158,8 +158,8 @@ impl<'a> Range<'a> {
         Range::walk(front, back, mode)
     }
 
-    /// Returns an iterator over the live versions just before `change`, which must be above the compact
-    /// revision.
+    /// Returns an iterator over the versions of a range that were live just before `change`, which must be
+    /// above the compact revision.
     pub(crate) fn before(snapshot: &Snapshot<'a>, range: KeyRange<'_>, change: ChangeId) -> Range<'a> {
         let end = Cursor::end(snapshot.keys());
         if range.is_empty() {
@@ -173,8 +173,9 @@ impl<'a> Range<'a> {
         Range::walk(front, back, mode)
     }
 
-    /// Stops an ascending walk after visiting this many keys, live or not. At an older revision any number of
-    /// dead keys may precede a live one. [`Range::stopped_at`] returns where to continue.
+    /// Sets the number of keys, live or not, that an ascending walk may visit before it stops. The limit is
+    /// needed because at an older revision any number of dead keys may precede a live key.
+    /// [`Range::stopped_at`] returns the key after which to continue.
     pub fn set_looks(&mut self, looks: u64) {
         self.looks = looks;
     }

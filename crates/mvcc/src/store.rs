@@ -1,4 +1,4 @@
-//! The store: the state that its single writer changes, and the write transactions.
+//! The store, which is the state that a single writer changes, and the write transactions.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,16 +13,17 @@ use crate::tree::Tree;
 use crate::version::{self, Content, Value, Version};
 use crate::view::{Moment, Removed, Snapshot, State, View};
 
-/// Number of stores created so far in this process, so that a moment of one store is never used with another.
+/// Number of stores created so far in this process. It numbers the stores, so that a moment of one store is
+/// not accepted by another store.
 static STORES: AtomicU64 = AtomicU64::new(0);
 
 /// All versions of all keys. One thread writes; all others read through the views that it publishes.
 ///
-/// The revisions of a store are ordered, and [`Store::publish`] asserts it: removed through <= compacted <=
-/// current, and the current revision of the previous view <= current. With a current revision of 9, a
-/// compaction at 7 makes revisions below 7 unreadable at once; the versions that only those revisions need
-/// are removed later, in slices. Until then it may be that nothing was removed, or only what a compaction at
-/// 5 removes. None of the three revisions ever decreases.
+/// [`Store::publish`] asserts the order of the revisions: removed through <= compacted <= current, and
+/// current revision of the previous view <= current. With a current revision of 9, a compaction at 7 makes
+/// revisions below 7 unreadable at once; versions needed only by those revisions are removed later, in
+/// slices. Before that, `removed through` can be 5, for example, if all versions that a compaction at 5
+/// removes have been removed. None of the three revisions ever decreases.
 pub struct Store {
     pub(crate) keys: Tree<ByKey>,
     pub(crate) revisions: Tree<ByRevision>,
@@ -31,10 +32,10 @@ pub struct Store {
     published: Revision,
     pub(crate) compacted: Revision,
     pub(crate) removed: Removed,
-    /// Superseded versions, without tombstones, in the order of their successors' revisions: a compaction
-    /// removes a prefix of this queue.
+    /// Superseded puts (tombstones are not in this queue), ordered by the revision of their successor. A
+    /// compaction removes a prefix of this queue.
     pub(crate) superseded: Chunks<Slot>,
-    /// Tombstones in the order of their revisions.
+    /// Tombstones, ordered by their revision.
     pub(crate) tombstones: Chunks<Slot>,
     /// Number of changes of the suspended transaction; 0 if no transaction is suspended. The changes are in
     /// the trees, above the current revision.
@@ -44,8 +45,8 @@ pub struct Store {
     estate: Arc<Estate>,
 }
 
-// SAFETY: the store owns everything that its pointers lead to, shared only with views that read; nothing is
-// bound to a thread.
+// SAFETY: the store owns everything that its pointers lead to, shares it only with views, which read, and
+// nothing is bound to a thread.
 unsafe impl Send for Store {}
 
 /// Statistics of a store. Bytes are those requested from the allocator for versions, nodes and separators,
@@ -62,8 +63,8 @@ pub struct Stats {
     pub bytes: u64,
     /// Number of versions, nodes and separators that are retired and not freed yet.
     pub garbage: usize,
-    /// Number of published views that may still be held. Includes some dropped views until the next
-    /// publications.
+    /// Number of published views that may still be held. It can include dropped views, which are noticed at a
+    /// later publication.
     pub views: usize,
     /// Number of superseded versions and tombstones that a future compaction will remove.
     pub removable: usize,
@@ -102,7 +103,7 @@ impl Store {
     /// Returns the writer's current state, including unpublished changes, but without the changes of a
     /// suspended transaction.
     pub fn snapshot(&self) -> Snapshot<'_> {
-        // SAFETY: changing or freeing anything needs `&mut self`.
+        // SAFETY: the snapshot borrows the store, and changing or freeing anything needs `&mut self`.
         unsafe { Snapshot::new(self.state()) }
     }
 
@@ -119,7 +120,7 @@ impl Store {
     }
 
     /// Publishes the current state as a view, and frees a bounded portion of the garbage that no view can see
-    /// any more. Called once per applied batch, and not while a transaction is suspended.
+    /// any more. The caller calls it once per applied batch, and never while a transaction is suspended.
     pub fn publish(&mut self) -> Arc<View> {
         assert!(!self.is_suspended(), "a transaction is published whole");
         let state = self.state();
@@ -143,8 +144,8 @@ impl Store {
         Moment::of(&self.state(), self.removed)
     }
 
-    /// Frees up to `budget` objects that no view can see any more, for idle times. Returns how many more
-    /// could be freed now.
+    /// Frees up to `budget` objects that no view can see any more. Intended for idle times. Returns the
+    /// number of further objects that could be freed now.
     pub fn reclaim(&mut self, budget: u64) -> u64 {
         self.epochs.reclaim(budget)
     }
@@ -194,7 +195,7 @@ impl Store {
         &self.census
     }
 
-    /// Returns the counters of allocated objects, which may be kept longer than the store.
+    /// Returns the counters of allocated objects. They may be kept after the store is dropped.
     pub fn census(&self) -> Arc<Census> {
         Arc::clone(&self.census)
     }
@@ -216,7 +217,7 @@ impl Drop for Store {
 pub struct Change<'w> {
     /// The new version; a tombstone for a deletion.
     pub version: Version<'w>,
-    /// The live version that it replaces.
+    /// The live version that the change replaces, if there is one.
     pub previous: Option<Version<'w>>,
 }
 
@@ -225,12 +226,13 @@ pub struct Change<'w> {
 pub struct DeletedSome {
     /// Number of deleted keys.
     pub count: u64,
-    /// Last deleted key, if the callback stopped the deletion there; more keys may follow.
+    /// Last deleted key, if the callback stopped the deletion at that key; the range may contain more keys.
     pub stopped_at: Option<Box<[u8]>>,
 }
 
-/// A transaction. Its changes are immediately visible through [`Writer::snapshot`], and to readers with the
-/// next publication. A transaction cannot be rolled back: the caller checks everything that can fail before.
+/// A write transaction. Its changes are visible at once through [`Writer::snapshot`], and to readers with the
+/// next publication. A transaction cannot be rolled back, so the caller first checks everything that can
+/// fail.
 pub struct Writer<'s> {
     store: &'s mut Store,
     changes: u32,
@@ -252,15 +254,15 @@ impl Writer<'_> {
         let mut state = self.store.state();
         state.current += i64::from(self.changes > 0);
         state.newest = state.current;
-        // SAFETY: changing or freeing anything needs `&mut self`.
+        // SAFETY: the snapshot borrows the writer, and changing or freeing anything needs `&mut self`.
         unsafe { Snapshot::new(state) }
     }
 
-    /// Writes a key. The version number is that of the live predecessor plus 1, or 1 if no live predecessor
-    /// exists.
+    /// Writes a key. The version number of the key becomes 1 more than that of its live predecessor, or 1 if
+    /// there is no live predecessor.
     ///
-    /// etcd rejects requests that put a key twice, and most that put a key after deleting it. The store
-    /// handles such requests correctly.
+    /// etcd rejects requests that put a key twice, and most requests that put a key after deleting it. The
+    /// store itself accepts both and handles them correctly.
     pub fn put(&mut self, key: &[u8], value: Value, lease: LeaseId) -> Change<'_> {
         self.write(key, Some((value, lease)))
     }
@@ -302,8 +304,8 @@ impl Writer<'_> {
             let Some(next) = cursor.version().filter(|version| range.is_before_end(version.key())) else {
                 return DeletedSome { count, stopped_at: None };
             };
-            // SAFETY: the record stays alive: it is only superseded below, and nothing is freed before the
-            // next publication, which needs the store that this writer borrows.
+            // SAFETY: the record stays alive: the deletion below only supersedes it, and nothing is freed
+            // before the next publication, which needs the store that this writer borrows.
             let key = unsafe { Version::from_record(next.record()) }.key();
             let goes_on = visit(self.write(key, None));
             count += 1;
@@ -362,9 +364,9 @@ impl Writer<'_> {
         unsafe { Change { version: slot.version(), previous: previous.map(|slot| slot.version()) } }
     }
 
-    /// Suspends the transaction. Its changes stay invisible until [`Store::begin`] continues it and it ends:
-    /// until then reads return the state before it. Views published before stay as they are; no view can be
-    /// published.
+    /// Suspends the transaction, so that [`Store::begin`] can continue it later. Its changes stay invisible
+    /// until the continued transaction ends: reads return the state before the transaction. Views published
+    /// earlier do not change, and no view can be published while a transaction is suspended.
     pub fn suspend(mut self) {
         self.store.suspended = std::mem::take(&mut self.changes);
     }

@@ -40,19 +40,19 @@ impl<T: Copy> Stack<T> {
     }
 
     pub(crate) fn as_slice(&self) -> &[T] {
-        // SAFETY: all items below the length were written, and MaybeUninit has the layout of its content.
+        // SAFETY: all items below the length were written, and `MaybeUninit<T>` has the layout of `T`.
         unsafe { std::slice::from_raw_parts(self.items.as_ptr().cast::<T>(), self.len) }
     }
 }
 
-/// Separators to the left and right of a node; `None` at the edges of the tree.
+/// Fences of a node: the separators to its left and right; `None` at an edge of the tree.
 type Fences<'f, K> = (Option<<K as Order>::Query<'f>>, Option<<K as Order>::Query<'f>>);
 
 fn shared<K: Order>((low, high): Fences<'_, K>) -> u32 {
     K::shared(low, high)
 }
 
-/// One step of a path: a node, the chosen child, and the node's fences.
+/// One step of a path from the root: a node, the fences of the node, and the position of the chosen child.
 struct Step<'f, K: Order> {
     node: *mut Inner<K>,
     at: usize,
@@ -93,11 +93,13 @@ unsafe fn writable<K: Order>(node: NodePtr, epochs: &mut Epochs) -> NodePtr {
     unsafe fn copied<T>(node: NodePtr, epochs: &Epochs) -> NodePtr {
         epochs.census().node_created(size_of::<T>());
         let mut copy = Box::<T>::new_uninit();
-        // SAFETY: both are a whole `T`, and nodes are plain words.
+        // SAFETY: source and target are each one whole `T`, and nodes are plain words that can be copied
+        // bytewise.
         unsafe { copy.as_mut_ptr().copy_from_nonoverlapping(node.cast::<T>(), 1) };
         Box::into_raw(copy).cast::<NodeHead>()
     }
-    // SAFETY: promised by the caller; the level tells the type; the old node leaves the tree.
+    // SAFETY: promised by the caller. The level tells the type of the node, and the old node leaves the tree,
+    // so it may be retired.
     unsafe {
         if (*node).epoch == epochs.batch() {
             return node;
@@ -112,7 +114,8 @@ unsafe fn writable<K: Order>(node: NodePtr, epochs: &mut Epochs) -> NodePtr {
     }
 }
 
-/// Returns separator `at` of a node that is being changed, without borrowing the node.
+/// Returns separator `at` of a node that is being changed, without borrowing the node; `None` if `at` is an
+/// edge of the node.
 ///
 /// # Safety
 /// `node` is alive. The result is valid until the end of the writer's operation, since separators that leave
@@ -127,7 +130,7 @@ impl<K: Order> Tree<K> {
         Tree { root: std::ptr::null_mut(), live: 0, len: 0, order: PhantomData }
     }
 
-    /// Returns the root for reading, as long as the tree is not changed.
+    /// Returns the root for reading. The tree cannot be changed while the root is borrowed.
     pub(crate) fn node(&self) -> Option<Node<'_, K>> {
         // SAFETY: the tree's nodes are alive, and changing them needs `&mut self`.
         unsafe { Node::open(self.root) }
@@ -152,15 +155,16 @@ impl<K: Order> Tree<K> {
         let mut fences: Fences<'_, K> = (None, None);
         // Fences of the parent of `node`.
         let mut outer_fences = fences;
-        // SAFETY: the whole path is made writable from the root down, each copy stored in its parent before the
-        // next step, so every pointer used is the current node of the writer's tree and no view can see it.
-        // References made from them are short and never overlap for one node.
+        // SAFETY: the whole path is made writable from the root down, and each copy is stored in its parent
+        // before the next step. So every pointer used below points to a node of the writer's current tree,
+        // which no view can see. References to a node are short and never overlap.
         unsafe {
             self.root = writable::<K>(self.root, epochs);
             let mut node = self.root;
             while (*node).level > 0 {
                 if usize::from((*node).len) == INNER {
-                    // Split full inner nodes on the way down, so that a parent always has room.
+                    // Full inner nodes are split on the way down, so that a parent always has space for
+                    // another child.
                     let parent = self.parent_of(node, &mut path, epochs);
                     let at = path.pop().map_or(0, |(_, at)| at);
                     split_inner::<K>(parent, at, fences, epochs);
@@ -251,9 +255,9 @@ impl<K: Order> Tree<K> {
         assert!(!self.root.is_null(), "removing from an empty tree");
         let mut path: Stack<Step<'_, K>> = Stack::new();
         let mut fences: Fences<'_, K> = (None, None);
-        // SAFETY: the whole path is made writable from the root down, each copy stored in its parent before
-        // the next step, so every pointer used is the current node of the writer's tree and no view can see
-        // it. References made from them are short and never overlap for one node.
+        // SAFETY: the whole path is made writable from the root down, and each copy is stored in its parent
+        // before the next step. So every pointer used below points to a node of the writer's current tree,
+        // which no view can see. References to a node are short and never overlap.
         unsafe {
             self.root = writable::<K>(self.root, epochs);
             let mut node = self.root;
@@ -296,10 +300,11 @@ impl<K: Order> Tree<K> {
     }
 }
 
-/// Splits the full inner child `at` of `parent` into two nodes. `fences` are those of the child.
+/// Splits the full inner node that is child `at` of `parent` into two nodes. `fences` are the fences of the
+/// child.
 ///
 /// # Safety
-/// Parent and child are writable nodes of the writer's tree; the parent has room.
+/// Parent and child are writable nodes of the writer's tree, and the parent has space for another child.
 unsafe fn split_inner<K: Order>(parent: *mut Inner<K>, at: usize, fences: Fences<'_, K>, epochs: &Epochs) {
     // SAFETY: promised by the caller; `right` is new, so the references do not overlap.
     unsafe {
@@ -316,12 +321,13 @@ unsafe fn split_inner<K: Order>(parent: *mut Inner<K>, at: usize, fences: Fences
     }
 }
 
-/// Makes space in the full leaf `at` of `parent` by moving entries to the emptier of its neighbours, if that
-/// has enough space. Returns the left one of the two leaves. Leaves are then four fifths full after
-/// insertions in random order, instead of two thirds, and fuller after ascending insertions in many places.
+/// Makes space in the full leaf `at` of `parent` by moving entries to its emptier neighbour, if that
+/// neighbour has enough space. Returns the position of the left one of the two leaves. With this step leaves
+/// are four fifths full after insertions in random order, instead of two thirds, and fuller after ascending
+/// insertions in many places.
 ///
 /// # Safety
-/// The requirements of `split_inner`; `fences` are those of the parent.
+/// As for `split_inner`, except that `fences` are the fences of the parent.
 unsafe fn spill<K: Order>(
     parent: *mut Inner<K>,
     at: usize,
@@ -344,11 +350,12 @@ unsafe fn spill<K: Order>(
     }
 }
 
-/// Gives the leaf `l` of `parent` and the leaf to its right the same number of entries. `fences` are those of
-/// the parent.
+/// Gives the leaf `l` of `parent` and the leaf to its right the same number of entries. `fences` are the
+/// fences of the parent.
 ///
 /// # Safety
-/// All three are writable nodes of the writer's tree, and the leaves have more than one entry in total.
+/// `parent` and both leaves are writable nodes of the writer's tree, and the leaves have more than one entry
+/// in total.
 unsafe fn even_out_leaves<K: Order>(
     parent: &mut Inner<K>,
     l: usize,
@@ -379,7 +386,7 @@ unsafe fn even_out_leaves<K: Order>(
             (&mut *left, came_left, shared::<K>((low, middle))),
             (&mut *right, came_right, shared::<K>((middle, high))),
         ] {
-            // A prefix that could be longer is not changed, which avoids reading all records.
+            // A prefix that could become longer is kept: lengthening it would read all records.
             if leaf.node.prefix > prefix {
                 leaf.set_prefix::<K>(prefix);
             } else if !same_prefix {
@@ -395,7 +402,7 @@ unsafe fn even_out_leaves<K: Order>(
 /// `append` is true, that is, if `query` is after all entries.
 ///
 /// # Safety
-/// The requirements of `split_inner`.
+/// As for `split_inner`.
 unsafe fn split_leaf<K: Order>(
     parent: *mut Inner<K>,
     at: usize,
@@ -436,8 +443,8 @@ unsafe fn split_leaf<K: Order>(
 /// # Safety
 /// The step's node and child are writable nodes of the writer's tree, and the node has at least two children.
 unsafe fn rebalance<K: Order>(step: Step<'_, K>, epochs: &mut Epochs) {
-    // SAFETY: promised by the caller; the neighbours are made writable and stored first, and are two
-    // different nodes.
+    // SAFETY: promised by the caller. Both neighbours are made writable and stored in the parent before they
+    // are changed, and they are two different nodes.
     unsafe {
         let parent = &mut *step.node;
         let l = if step.at + 1 < parent.len() { step.at } else { step.at - 1 };

@@ -1,4 +1,4 @@
-//! An immutable record per change of a key, and the handle to read it.
+//! Version records, which are immutable (one per change of a key), and the handle with which they are read.
 //!
 //! ```text
 //!                                                   handle points here
@@ -8,16 +8,16 @@
 //! +-----------+-----------+----------+-------------+----------------------------------+---------+
 //! ```
 //!
-//! The parts before the header exist only where they are needed. Most keys are put once, without a lease: for
-//! those the header is enough. `History` exists if the version is not the first put of its key, `Prev` if the
-//! record has a predecessor, `Jump` if its jump pointer leads further than to the predecessor. So each part,
-//! and the key, is at a fixed distance from the handle.
+//! The parts before the header exist only where they are needed. Most keys are put once, without a lease, and
+//! need only the header. `History` exists if the version is not the first put of its key, `Prev` if the
+//! record has a predecessor, `Jump` if the jump pointer of the record leads further than to the predecessor.
+//! The order of the parts gives each part, and the key, a fixed distance from the handle.
 //!
-//! A record is one allocation behind a thin pointer, so that a tree slot is eight bytes and a put allocates
-//! once. The jump pointers follow E. W. Myers, "An applicative random-access stack" (1983): each record has a
-//! pointer to its predecessor and one to an older record, at skew-binary distances, so that the newest
-//! version at or below a revision is found in O(log n) steps. The revisions of both targets are stored beside
-//! the pointers, so that a search never reads a record that compaction may have freed.
+//! A record is one allocation and a handle is a thin pointer, so a tree slot takes eight bytes and a put
+//! allocates once. The jump pointers follow E. W. Myers, "An applicative random-access stack" (1983): each
+//! record has a pointer to its predecessor and one to an older record, at skew-binary distances, so that the
+//! newest version at or below a revision is found in O(log n) steps. The revisions of both targets are stored
+//! beside the pointers, so that a search never reads a record that compaction may have freed.
 //!
 //! # Example: jump pointers of a key that was written at revisions 1 to 16
 //!
@@ -27,9 +27,10 @@
 //! distance  -  1  1  3  1  1  3  7  1   1   3   1   1   3   7  15
 //! ```
 //!
-//! A new record jumps over two jumps of equal distance, if such a pair starts at its predecessor: 15 covers
-//! the two jumps of distance 3 of 14 and 11. The search for revision 5 from record 16 follows a jump if it
-//! does not lead below 5, and the predecessor otherwise: 16, 15, 8, 7, 6, 5; five steps instead of eleven.
+//! A new record jumps over two jumps of equal distance, if such a pair starts at its predecessor. For example
+//! 15 covers the two jumps of distance 3 that start at 14 and 11. The search for revision 5 from record 16
+//! follows the jump pointer of a record if it does not lead below 5, and otherwise goes to the predecessor:
+//! 16, 15, 8, 7, 6, 5. These are five steps instead of eleven.
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::marker::PhantomData;
@@ -109,12 +110,12 @@ struct Prev {
 struct Jump {
     record: NonNull<Header>,
     main: i64,
-    /// Number of versions between this one and `record`, counting `record`.
+    /// Number of versions from the predecessor back to `record`, including both.
     distance: u64,
 }
 
 const HEADER_BYTES: usize = size_of::<Header>();
-/// Distance in bytes from the start of each part to the header.
+/// Distance in bytes from the start of the `History` part to the header.
 const HISTORY_BEFORE: usize = size_of::<History>();
 const PREV_BEFORE: usize = HISTORY_BEFORE + size_of::<Prev>();
 const JUMP_BEFORE: usize = PREV_BEFORE + size_of::<Jump>();
@@ -122,7 +123,7 @@ const LEASE_BYTES: usize = size_of::<i64>();
 const _: () = assert!(HEADER_BYTES == 40 && HISTORY_BEFORE == 16 && PREV_BEFORE == 32 && JUMP_BEFORE == 56);
 const _: () = assert!(align_of::<Header>() == 8 && align_of::<Prev>() == 8 && align_of::<Jump>() == 8);
 
-/// Returns the number of bytes before the header; a lease is the first part.
+/// Returns the number of bytes before the header. If the record has a lease, the lease is the first part.
 fn before(extra: u32, leased: bool) -> usize {
     let extra = [0, HISTORY_BEFORE, PREV_BEFORE, JUMP_BEFORE][(extra & 3) as usize];
     extra + if leased { LEASE_BYTES } else { 0 }
@@ -141,11 +142,9 @@ pub struct Version<'a> {
     lives: PhantomData<&'a Header>,
 }
 
-// SAFETY: a record is immutable after its creation except for two atomic words, so handles may be shared and
-// sent.
+// SAFETY: a record is immutable after its creation, except for two atomic words, so handles may be sent.
 unsafe impl Send for Version<'_> {}
-// SAFETY: a record is immutable after its creation except for two atomic words, so handles may be shared and
-// sent.
+// SAFETY: a record is immutable after its creation, except for two atomic words, so handles may be shared.
 unsafe impl Sync for Version<'_> {}
 
 impl std::fmt::Debug for Version<'_> {
@@ -164,7 +163,8 @@ impl std::fmt::Debug for Version<'_> {
 }
 
 impl PartialEq for Version<'_> {
-    /// Returns true if both handles point to the same record; two records never describe the same change.
+    /// Returns true if both handles point to the same record. Two different records never describe the same
+    /// change.
     fn eq(&self, other: &Self) -> bool {
         self.record == other.record
     }
@@ -174,8 +174,8 @@ impl Eq for Version<'_> {}
 
 impl<'a> Version<'a> {
     fn header(self) -> &'a Header {
-        // SAFETY: the handle's lifetime guarantees that the record is alive; it is changed only through
-        // atomics.
+        // SAFETY: the lifetime of the handle guarantees that the record is alive, and the record is changed
+        // only through atomics.
         unsafe { self.record.as_ref() }
     }
 
@@ -192,7 +192,7 @@ impl<'a> Version<'a> {
     /// # Safety
     /// `create` wrote a `T` there.
     unsafe fn part<T: Copy>(self, before: usize) -> T {
-        // SAFETY: promised by the caller; parts never change, and are in the allocation of the record,
+        // SAFETY: promised by the caller; a part never changes, is in the allocation of the record, and is
         // aligned because all sizes are multiples of eight.
         unsafe { self.record.cast::<u8>().sub(before).cast::<T>().read() }
     }
@@ -210,8 +210,8 @@ impl<'a> Version<'a> {
         (self.extra() >= EXTRA_PREV).then(|| unsafe { self.part(PREV_BEFORE) })
     }
 
-    /// Returns the jump pointer. `prev` is the pointer to the predecessor, which is also the jump target if
-    /// the record has no `Jump` part.
+    /// Returns the jump pointer of the record. A record without a `Jump` part jumps to its predecessor, which
+    /// is `prev`.
     fn jump(self, prev: Prev) -> Jump {
         if self.extra() < EXTRA_JUMP {
             return Jump { record: prev.record, main: prev.main, distance: 1 };
@@ -279,8 +279,8 @@ impl<'a> Version<'a> {
         self.header().value_crc
     }
 
-    /// Returns the current location of the value. A background mover may change it at any time, so read it
-    /// once per access, and read it again if the segment is gone.
+    /// Returns the current location of the value. A background thread may move the value at any time, so read
+    /// the location once per access, and read it again if the log segment is gone.
     pub fn location(self) -> Location {
         unpack(self.header().location.load(Ordering::Acquire))
     }
@@ -296,11 +296,11 @@ impl<'a> Version<'a> {
         Value { location: self.location(), len: self.value_len(), crc: self.value_crc() }
     }
 
-    /// Returns true if this was the newest version of its key at main revision `rev`, which must not be older
-    /// than the version itself, nor newer than the snapshot that it came from.
+    /// Returns true if this was the newest version of its key at main revision `rev`. `rev` must be neither
+    /// older than the version nor newer than the snapshot from which the version came.
     pub(crate) fn is_newest_at(self, rev: Revision) -> bool {
-        // Relaxed is enough: a value set after a snapshot was taken is above every revision that the snapshot
-        // can be asked for, so the result is the same whether or not the load sees it.
+        // Relaxed is enough. A value stored after a snapshot was taken is above every revision that the
+        // snapshot can read, so the result is the same whether or not this load sees the value.
         let superseded = self.header().superseded.load(Ordering::Relaxed);
         superseded == 0 || superseded > rev.0
     }
@@ -311,7 +311,7 @@ impl<'a> Version<'a> {
     }
 
     /// Returns the newest version of this key at main revision `rev`, which may be a tombstone. `self` must
-    /// be the newest version of the key, and `rev` not below the compact revision of the snapshot.
+    /// be the newest version of the key, and `rev` must not be below the compact revision of the snapshot.
     pub(crate) fn at(self, rev: Revision) -> Option<Version<'a>> {
         let mut version = self;
         while version.main() > rev {
@@ -320,7 +320,7 @@ impl<'a> Version<'a> {
         Some(version)
     }
 
-    /// Makes one step of the search for `rev`, from a version above `rev`.
+    /// Makes one step towards an older version in the search for `rev`. `self` must be above `rev`.
     fn step_down(self, rev: Revision) -> Option<Version<'a>> {
         let prev = self.prev()?;
         let jump = self.jump(prev);
@@ -329,37 +329,41 @@ impl<'a> Version<'a> {
         } else if prev.main > rev.0 {
             prev.record
         } else if self.version() == 1 {
-            // The first version of a generation is preceded by a tombstone, which compaction may have freed:
-            // the result is known without reading it.
+            // The predecessor of a first version is a tombstone, which compaction may have freed. It must not
+            // be read, and the result is known without it.
             return None;
         } else {
             prev.record
         };
         // SAFETY: a record with a main revision above `rev` is above the compact revision and so not freed; a
-        // record at or below `rev` is read only if it is the newest there and not a tombstone, and such a
-        // record is kept, too.
+        // record at or below `rev` is read only if it is the newest there and not a tombstone, and compaction
+        // keeps such a record, too.
         Some(unsafe { Version::from_record(next) })
     }
 
-    /// Returns a version like [`Version::at`], but also a deletion that a snapshot with this compact revision
-    /// still contains and that a later put follows.
+    /// Returns the newest version at `rev` like [`Version::at`]. In addition it returns a deletion that a
+    /// later put follows, as long as a snapshot with the compact revision `compacted` still contains the
+    /// deletion.
     pub(crate) fn held_at(self, rev: Revision, compacted: Revision) -> Option<Version<'a>> {
         let mut version = self;
         while version.main() > rev {
             version = match version.step_down(rev) {
                 Some(next) => next,
-                // Either no older version exists, or a deletion precedes this first version.
+                // `version` is the first since the creation of the key: either no older version exists, or
+                // the older one is a deletion.
                 None => return version.predecessor(compacted),
             };
         }
         Some(version)
     }
 
-    /// Returns the previous version, if a snapshot with this compact revision still logically contains it.
+    /// Returns the previous version, if a snapshot with the compact revision `compacted` still logically
+    /// contains it.
     pub(crate) fn predecessor(self, compacted: Revision) -> Option<Version<'a>> {
         let prev = self.prev()?;
         let held = match self.version() {
-            // The previous version is a tombstone, which is kept unless it is below the compact revision.
+            // The previous version is a tombstone. Compaction keeps it unless it is below the compact
+            // revision.
             1 => prev.main >= compacted.0,
             _ => self.main() > compacted,
         };
@@ -368,12 +372,13 @@ impl<'a> Version<'a> {
         }
         // SAFETY: the predecessor of a first version is a tombstone, and tombstones at or above the compact
         // revision are not freed. Any other version is above the compact revision here, so its predecessor is
-        // above it, too, or is the newest below it, and not a tombstone.
+        // either above the compact revision, too, or the newest version at or below it, and not a tombstone;
+        // compaction keeps both.
         Some(unsafe { Version::from_record(prev.record) })
     }
 
-    /// Returns the live version of this key just before `change`. `self` must be the newest version of the
-    /// key, and the change above `compacted`, the compact revision of the snapshot.
+    /// Returns the version of this key that was live just before `change`. `self` must be the newest version
+    /// of the key, and `change` must be above `compacted`, the compact revision of the snapshot.
     pub(crate) fn before(self, change: ChangeId, compacted: Revision) -> Option<Version<'a>> {
         let mut version = self.held_at(change.main, compacted)?;
         while version.main() == change.main && version.sub() >= change.sub {
@@ -385,7 +390,7 @@ impl<'a> Version<'a> {
     /// Asks the processor to prefetch the record into its cache.
     pub(crate) fn prefetch(self) {
         prefetch(self.record.as_ptr().cast::<u8>());
-        // Cache line of the key.
+        // The key may be in the next cache line.
         prefetch(self.record.as_ptr().wrapping_add(1).cast::<u8>());
     }
 
@@ -417,7 +422,7 @@ pub(crate) fn prefetch(address: *const u8) {
     let _ = address;
 }
 
-/// Content of a new record; see [`Version`] for the fields.
+/// Content of a new record. The getters of [`Version`] describe the fields.
 pub(crate) struct Content {
     pub id: ChangeId,
     pub create_revision: Revision,
@@ -427,7 +432,8 @@ pub(crate) struct Content {
 }
 
 /// Allocates a record. If the record follows another one of the same key, links it to `prev` and marks `prev`
-/// as superseded. `compacted` is the compact revision below which the links of `prev` must not be followed.
+/// as superseded. `compacted` is the compact revision; records below it may be freed, so the new record must
+/// not get links to them from `prev`.
 pub(crate) fn create(
     key: &[u8],
     content: &Content,
@@ -488,11 +494,11 @@ fn links_to(prev: Version<'_>, compacted: Revision) -> (Prev, Jump) {
     let direct = (to, Jump { record: to.record, main: to.main, distance: 1 });
     let Some(below) = prev.prev().map(|below| prev.jump(below)) else { return direct };
     if below.main <= compacted.0 {
-        // The target may be freed, and no search goes below the compact revision, so the jump pointers
-        // restart at `prev`.
+        // The jump target may be freed, and no search goes below the compact revision. So the jump pointers
+        // start again at `prev`.
         return direct;
     }
-    // SAFETY: a version above the compact revision is never freed.
+    // SAFETY: the target is above the compact revision, and such a version is never freed.
     let target: Version<'_> = unsafe { Version::from_record(below.record) };
     let Some(further) = target.prev().map(|prev| target.jump(prev)) else { return direct };
     if further.distance != below.distance {
@@ -519,7 +525,7 @@ pub(crate) unsafe fn free(record: NonNull<Header>) {
 mod tests {
     use super::*;
 
-    /// All combinations of parts before a header, with keys of many lengths.
+    /// Tests all combinations of parts before a header, with keys of many lengths.
     #[test]
     fn a_record_says_what_it_was_made_of() {
         let mut contents = Vec::new();
@@ -537,7 +543,7 @@ mod tests {
         for content in &contents {
             for key_len in 0..20 {
                 let key = &b"abcdefghijklmnopqrstuvwxyz"[..key_len];
-                // Enough predecessors for a jump.
+                // Enough predecessors that the record has a jump pointer.
                 let mut records: Vec<NonNull<Header>> = Vec::new();
                 for before in 0..4 {
                     // SAFETY: all records live until the end of the iteration.
@@ -585,7 +591,7 @@ mod tests {
                     lease: LeaseId::NONE,
                     value: Value::default(),
                 };
-                // The compact revision rises now and then, not with every write.
+                // The compact revision is raised only sometimes, not with every write.
                 let compacted = if main > lag { (main - lag) / 777 * 777 } else { -1 };
                 // SAFETY: all records live until the end of the iteration.
                 let prev = records.last().map(|&record| unsafe { Version::from_record(record) });

@@ -1,4 +1,4 @@
-//! Reading: snapshots, and the views that keep their data alive.
+//! Reading of the store: snapshots, and the views that keep the data of snapshots alive.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::version::Version;
 /// Reason why a revision cannot be read or compacted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RevisionError {
-    /// The revision is below the compact revision; for a compaction: not above it.
+    /// The revision is below the compact revision; for a compaction, it is at or below the compact revision.
     Compacted,
     /// The revision is above the current revision.
     FutureRevision,
@@ -41,17 +41,18 @@ pub(crate) struct State {
     pub(crate) compacted: Revision,
     pub(crate) live: u64,
     pub(crate) versions: u64,
-    /// Newest main revision in the trees; above `current` if the trees are read as of an earlier moment.
+    /// Newest main revision in the trees. It is above `current` if the trees are read as of an earlier
+    /// moment.
     pub(crate) newest: Revision,
 }
 
-/// Revisions and counts of one published [`View`], with which later views of the same store can be read as
-/// that view was.
+/// A right to read the state of one published [`View`], with its revisions and counts, in later views of the
+/// same store.
 ///
-/// A reader that takes long holds a moment instead of a view: memory that writes free in the meantime is then
-/// not kept for the reader. It reads piece by piece, each piece from the newest view, see
-/// [`View::snapshot_at`]. This works as long as no version that the moment needs is physically removed: the
-/// caller of [`crate::Store::compact_step`] must respect [`Moment::keeps`].
+/// A long reader holds a moment instead of a view, because a view would keep all memory that writes free in
+/// the meantime. It reads slice by slice, each slice from the newest view, see [`View::snapshot_at`]. This
+/// works as long as no version that the moment needs is physically removed: the caller of
+/// [`crate::Store::compact_step`] must respect [`Moment::keeps`].
 ///
 /// # Example
 ///
@@ -66,8 +67,9 @@ pub(crate) struct State {
 ///              the reader ends; removal goes through 6 and removes a@2; a@5, the newest at 6, stays
 /// ```
 ///
-/// If removal had gone through 6 before, [`View::snapshot_at`] would have returned `Compacted`, since 6 is
-/// above what the moment keeps. It would never have shown a state without a@2.
+/// If removal had gone through 6 before the reader ended, [`View::snapshot_at`] would have returned
+/// `Compacted`, since 6 is above -1, the revision that the moment keeps. It would never have shown a state
+/// without a@2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment {
     store: u64,
@@ -77,7 +79,8 @@ pub struct Moment {
     versions: u64,
     /// Highest compact revision up to which versions may be physically removed.
     keeps: Revision,
-    /// Number of versions removed so far, if no further version may be removed.
+    /// Number of versions removed before the moment, if no version may be removed while the moment is read;
+    /// otherwise `None`.
     removals: Option<u64>,
 }
 
@@ -97,7 +100,7 @@ impl Moment {
         self.compacted
     }
 
-    /// Returns [`Snapshot::versions`] at the moment.
+    /// Returns the number that [`Snapshot::versions`] returned at the moment.
     pub fn versions(&self) -> u64 {
         self.versions
     }
@@ -108,24 +111,26 @@ impl Moment {
         if self.removals.is_some() { Revision::MIN } else { self.keeps }
     }
 
-    /// Returns a moment that also keeps the versions that a compaction at this revision keeps. Used for the
-    /// hash of a later compaction, which covers versions that the later compaction removes.
+    /// Returns a moment that also keeps the versions that a compaction at this revision keeps. It is used to
+    /// compute the hash of a later compaction, because that hash covers versions that the compaction removes.
     #[must_use]
     pub fn keeping_from(self, compact_revision: Revision) -> Moment {
         Moment { keeps: self.keeps.min(compact_revision), ..self }
     }
 
-    /// Returns a moment that keeps only the versions that can be read.
+    /// Returns a moment that keeps only the versions that can be read at the moment.
     #[must_use]
     pub fn keeping_readable(self) -> Moment {
         Moment { keeps: self.compacted, removals: None, ..self }
     }
 }
 
-/// The whole store at one moment, for reading; a cheap handle, taken from a [`View`], the store or a writer.
+/// The whole store at one revision, for reading. A snapshot is a cheap handle, obtained from a [`View`], the
+/// store or a writer.
 ///
-/// In all methods with a revision `rev`, 0 or less means the current revision. They return `Compacted` for a
-/// revision below the compact revision, and `FutureRevision` for one above the current revision.
+/// In all methods with a revision `rev`, 0 or less means the current revision. These methods return
+/// `Compacted` for a revision below the compact revision, and `FutureRevision` for a revision above the
+/// current one.
 #[derive(Clone, Copy)]
 pub struct Snapshot<'a> {
     state: State,
@@ -147,17 +152,17 @@ impl<'a> Snapshot<'a> {
     }
 
     pub(crate) fn keys(&self) -> Option<Node<'a, ByKey>> {
-        // SAFETY: promised when the snapshot was made.
+        // SAFETY: the caller of `new` promised that the trees are alive and unchanged.
         unsafe { Node::open(self.state.keys) }
     }
 
     pub(crate) fn revisions(&self) -> Option<Node<'a, ByRevision>> {
-        // SAFETY: promised when the snapshot was made.
+        // SAFETY: the caller of `new` promised that the trees are alive and unchanged.
         unsafe { Node::open(self.state.revisions) }
     }
 
-    /// Returns the newest main revision. Inside a writer that has changed something: the revision that is
-    /// being written.
+    /// Returns the newest main revision. In a snapshot of a writer that has changed something, this is the
+    /// revision that is being written.
     pub fn current_revision(&self) -> Revision {
         self.state.current
     }
@@ -208,8 +213,8 @@ impl<'a> Snapshot<'a> {
         unsafe { slot.version::<'a>() }.at(rev)
     }
 
-    /// Returns the live version of the same key just before the main revision of `version`, which a watcher
-    /// receives as the previous value. Returns `Compacted` if it may have been removed.
+    /// Returns the version of the same key that was live just before the main revision of `version`. A
+    /// watcher receives it as the previous value. Returns `Compacted` if that version may have been removed.
     pub fn previous(&self, version: Version<'_>) -> Result<Option<Version<'a>>, RevisionError> {
         let before = version.main() - 1;
         if before <= Revision(0) { Ok(None) } else { self.get(version.key(), before) }
@@ -221,12 +226,12 @@ impl<'a> Snapshot<'a> {
         Ok(Range::new(self, range, self.resolve(rev)?))
     }
 
-    /// Returns the live versions of a range just before a change, as a read in the middle of its transaction
-    /// sees them. A change above the current revision means the current state.
+    /// Returns the versions of a range that were live just before `change`, as a read in the middle of the
+    /// same transaction sees them. If `change` is above the current revision, returns the current state.
     ///
     /// # Errors
     ///
-    /// Returns `Compacted` if the revision before that of the change is compacted.
+    /// Returns `Compacted` if the revision before the revision of `change` is compacted.
     pub fn range_before(&self, range: KeyRange<'_>, change: ChangeId) -> Result<Range<'a>, RevisionError> {
         let current = self.state.current;
         if change.main > current || (change.main == current && self.version_at(change).is_none()) {
@@ -253,7 +258,7 @@ impl<'a> Snapshot<'a> {
 
     /// Returns all versions, including tombstones, with main revisions from `from` to `through` (at most the
     /// current revision), in the order in which they were written. Returns `Compacted` if `from` is below the
-    /// compact revision; a `from` above the current revision yields nothing.
+    /// compact revision; the iterator is empty if `from` is above the current revision.
     pub fn changes(&self, from: Revision, through: Revision) -> Result<Changes<'a>, RevisionError> {
         if from < self.state.compacted && self.state.compacted >= Revision(0) {
             return Err(RevisionError::Compacted);
@@ -270,30 +275,32 @@ impl<'a> Snapshot<'a> {
         Ok(Changes { cursor, through: through.min(self.state.current), compacted: self.state.compacted })
     }
 
-    /// Returns all versions that physically exist with these main revisions; never fails. Below the compact
-    /// revision any version that the compaction made unreadable may be missing, and the result does not show
-    /// which are missing.
+    /// Returns all versions that physically exist with these main revisions. It never fails. Below the
+    /// compact revision, versions that the compaction made unreadable may be missing, and the result does not
+    /// show which ones.
     pub fn written(&self, from: Revision, through: Revision) -> Changes<'a> {
         self.stored(ChangeId::first_of(from), through)
     }
 
-    /// Returns versions like [`Snapshot::written`], but starts at the change `from`.
+    /// Returns versions like [`Snapshot::written`], but starts at the change `from` instead of a main
+    /// revision.
     pub fn written_from(&self, from: ChangeId, through: Revision) -> Changes<'a> {
         self.stored(from, through)
     }
 
     /// Returns the versions that physically exist after `change`, in the order in which they were written,
-    /// without the puts that the compact revision made unreadable. Used to send a state to a receiver that
-    /// may have a part of it. Which tombstones below the compact revision still exist depends on the progress
-    /// of removal.
+    /// without the puts that the compact revision made unreadable. It is used to send a state to a member
+    /// that may already have a part of that state. Which tombstones below the compact revision still exist
+    /// depends on the progress of removal.
     ///
-    /// The skipped puts may be many until they are removed: see [`Changes::look`].
+    /// Very many puts may have to be skipped until they are removed; [`Changes::look`] bounds the length of
+    /// one step.
     pub fn written_after(&self, change: ChangeId) -> Changes<'a> {
         let cursor = Cursor::seek(self.revisions(), change, true);
         Changes { cursor, through: self.state.current, compacted: self.state.compacted }
     }
 
-    /// Returns the versions that physically exist from this change on.
+    /// Returns the versions that physically exist from `from` on.
     pub(crate) fn stored(&self, from: ChangeId, through: Revision) -> Changes<'a> {
         let cursor = Cursor::seek(self.revisions(), from, false);
         Changes { cursor, through: through.min(self.state.current), compacted: Revision::MIN }
@@ -326,7 +333,8 @@ impl<'a> Snapshot<'a> {
 pub struct Changes<'a> {
     cursor: Cursor<'a, ByRevision>,
     through: Revision,
-    /// Compact revision. Versions that a compaction at this revision removes are skipped even while they exist.
+    /// Compact revision. Versions that a compaction at this revision removes are skipped, even while they
+    /// physically exist.
     compacted: Revision,
 }
 
@@ -340,8 +348,8 @@ pub struct Looked<'a> {
 }
 
 impl<'a> Changes<'a> {
-    /// Moves one stored version further, whether or not that version is returned. For callers whose steps
-    /// must be short even if a compaction has left millions of versions to remove.
+    /// Advances by one stored version, even if that version is not returned. For callers whose steps must be
+    /// short even if a compaction has left millions of versions to remove.
     pub fn look(&mut self) -> Option<Looked<'a>> {
         let version = self.cursor.version().filter(|version| version.main() <= self.through)?;
         self.cursor.advance(false);
@@ -399,29 +407,29 @@ impl<'a> Iterator for Histories<'a> {
 pub(crate) struct Removed {
     /// Number of the store among all stores that the process has created.
     pub(crate) store: u64,
-    /// A compaction at this revision removes all versions that have been removed.
+    /// Revision through which removal has gone: a compaction at this revision would remove every version
+    /// removed so far.
     pub(crate) through: Revision,
     /// Number of removed versions.
     pub(crate) versions: u64,
 }
 
 /// An immutable published state, usable on any thread for as long as it is held, even after the store is
-/// dropped. While a view is held, nothing that it can see is freed, so it should be held no longer than
-/// needed.
+/// dropped. While a view is held, nothing that it can see is freed, so it should be held only briefly.
 pub struct View {
     state: State,
     removed: Removed,
-    // Dropped in this order: the pin lets the writer free what only this view saw; the last owner of the
-    // estate frees everything.
+    // The fields are dropped in this order: the pin first, so that the writer can free what only this view
+    // saw, then the estate, whose last owner frees everything.
     _pin: Arc<Pin>,
     _estate: Arc<Estate>,
 }
 
-// SAFETY: what the view sees is immutable except for two atomic words per record, and is freed only after the
-// drop.
+// SAFETY: everything that the view sees is immutable except for two atomic words per record, and is freed
+// only after the view is dropped.
 unsafe impl Send for View {}
-// SAFETY: what the view sees is immutable except for two atomic words per record, and is freed only after the
-// drop.
+// SAFETY: everything that the view sees is immutable except for two atomic words per record, and is freed
+// only after the view is dropped.
 unsafe impl Sync for View {}
 
 impl View {
@@ -429,14 +437,15 @@ impl View {
         View { state, removed, _pin: pin, _estate: estate }
     }
 
-    /// Returns the moment of this view, for readers that continue in later views. It keeps the versions that
-    /// can be read; see [`Moment::keeping_from`] and [`View::moment_of_everything`] for more.
+    /// Returns the moment of this view, for readers that continue in later views. The moment keeps only the
+    /// versions that can be read; [`Moment::keeping_from`] and [`View::moment_of_everything`] return moments
+    /// that keep more.
     pub fn moment(&self) -> Moment {
         Moment::of(&self.state, self.removed)
     }
 
-    /// Returns the moment of this view like [`View::moment`], but no version may be physically removed while
-    /// it is read.
+    /// Returns the moment of this view like [`View::moment`], but no version at all may be physically removed
+    /// while the moment is read.
     pub fn moment_of_everything(&self) -> Moment {
         Moment { removals: Some(self.removed.versions), ..self.moment() }
     }
@@ -454,15 +463,16 @@ impl View {
         moment.store == self.removed.store
     }
 
-    /// Returns the state at `moment`, read in this later view of the same store: every read returns the same
-    /// as it did then, except for the locations of values that have moved.
+    /// Returns the state at `moment`, read in this later view of the same store. Every read returns the same
+    /// as it did at the moment, except for the locations of values that were moved.
     ///
-    /// Walks skip the versions written after the moment. Counting at the moment's current revision is a walk.
+    /// Walks skip the versions written after the moment. Counting keys at the moment's current revision is a
+    /// walk, too.
     ///
     /// # Errors
     ///
-    /// Returns `Compacted` if a version that the moment needs was physically removed, or this is a view of
-    /// another store; `FutureRevision` if this view is older than the moment.
+    /// Returns `Compacted` if a version that the moment needs was physically removed, or if this is a view of
+    /// another store. Returns `FutureRevision` if this view is older than the moment.
     pub fn snapshot_at(&self, moment: &Moment) -> Result<Snapshot<'_>, RevisionError> {
         let Removed { store, through, versions } = self.removed;
         if moment.store != store

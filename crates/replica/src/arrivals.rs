@@ -1,7 +1,8 @@
-//! Limits the memory of messages that other members have sent and the core has not taken yet.
+//! Limits the memory for messages that other members have sent and that the core has not taken yet.
 //!
-//! The core takes all waiting messages in every turn. While the core is held up, senders continue: messages
-//! beyond the limit are dropped, as in etcd. Raft treats them like messages that the network lost.
+//! The core takes all waiting messages in every turn. When a turn takes long, senders continue, and messages
+//! beyond the limit are dropped, as in etcd. Raft treats a dropped message like a message that the network
+//! has lost.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,13 +11,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use api::raftpb::Message;
 use peer::message_bytes;
 
-/// Maximum bytes of waiting messages of one member: four times the bytes that a leader has in flight to a
-/// follower.
+/// Maximum bytes of waiting messages from one member. This is four times the bytes that a leader has in
+/// flight to a follower.
 const MEMBER_BYTES_MAX: usize = 64 << 20;
-/// Maximum bytes of waiting messages of all senders together that this member does not know as members.
+/// Maximum bytes of waiting messages from all senders together whose member ids this member does not know.
 const STRANGERS_BYTES_MAX: usize = 16 << 20;
 
-/// A budget of bytes, part of which is taken.
+/// A budget of bytes, with the number of bytes taken from it.
 struct Room {
     bytes_max: usize,
     taken: AtomicUsize,
@@ -27,8 +28,9 @@ impl Room {
         Arc::new(Room { bytes_max, taken: AtomicUsize::new(0) })
     }
 
-    /// Takes bytes from the budget; returns false if they do not fit. A message larger than the whole budget
-    /// is accepted while nothing else is taken, because otherwise it could never pass.
+    /// Takes bytes from the budget. Returns false, and takes nothing, if they do not fit. A message larger
+    /// than the whole budget is accepted if nothing else is taken, because otherwise it could never be
+    /// accepted.
     fn take(&self, bytes: usize) -> bool {
         let fits = |taken: usize| {
             let sum = taken.saturating_add(bytes);
@@ -38,14 +40,14 @@ impl Room {
     }
 }
 
-/// Bytes taken from a budget; they are given back on drop.
+/// Bytes taken from a budget. Dropping the charge returns them to the budget.
 pub struct Charge {
     room: Arc<Room>,
     bytes: usize,
 }
 
 impl Charge {
-    /// Splits off the bytes that belong to one of the messages, so that they can be released separately.
+    /// Splits off the bytes of one of the messages, so that they can be returned to the budget separately.
     pub fn part(&mut self, message: &Message) -> Charge {
         let bytes = message_bytes(message).min(self.bytes);
         self.bytes -= bytes;
@@ -78,7 +80,8 @@ impl Arrivals {
         self.members.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets the ids of the other members. A member that stays keeps its budget with the bytes already taken.
+    /// Sets the ids of the other members. A member that was already in the list keeps its budget, with the
+    /// bytes already taken.
     pub fn set_members(&self, ids: impl Iterator<Item = u64>) {
         let mut members = self.members();
         let mut before = std::mem::take(&mut *members);
@@ -93,8 +96,8 @@ impl Arrivals {
         rooms.map(|room| room.taken.load(Ordering::Relaxed)).sum()
     }
 
-    /// Admits those of `messages` that fit into the sender's budget; all of them must come from one sender.
-    /// Messages left in `messages` do not fit and are to be dropped.
+    /// Admits the messages that fit into the sender's budget. All of `messages` must come from one sender.
+    /// The messages that remain in `messages` do not fit, and the caller drops them.
     pub fn admit(&self, messages: &mut Vec<Message>) -> Option<(Vec<Message>, Charge)> {
         let from = messages.first()?.from.unwrap_or(0);
         let room = self.members().get(&from).map_or_else(|| Arc::clone(&self.strangers), Arc::clone);

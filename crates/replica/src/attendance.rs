@@ -2,17 +2,17 @@
 //! uses the counts to wake only shards that serve watches, and the revisions to keep data that a watch has
 //! not seen yet.
 //!
-//! The `interleaving` crate runs this file under a memory model.
+//! The `interleaving` crate compiles this file, too, and runs it under a model of memory.
 
 use numbers::Revision;
 
 use crate::sync::{AtomicI64, AtomicUsize, Ordering, fence};
 
-/// Watch counts and notified revisions, with one entry for each shard.
+/// Per shard, the number of watches and the revision up to which they were notified.
 pub struct Attendance {
     /// Number of watches that each shard serves.
     watches: Vec<AtomicUsize>,
-    /// Newest revision that all watches of each shard were notified of.
+    /// For each shard, the newest revision of which all its watches were notified.
     seen: Vec<AtomicI64>,
 }
 
@@ -25,14 +25,15 @@ impl Attendance {
         }
     }
 
-    /// Counts a watch. The shard calls this before it reads the published state: then either the core sees
-    /// the count and wakes the shard for the next published state, or the shard already reads that state.
+    /// Counts a watch that begins. The shard calls this before it reads the published state. So either the
+    /// core sees the count and wakes the shard for the next published state, or the state that the shard
+    /// reads is already that one.
     pub fn watch_begins(&self, shard: usize) {
         self.watches[shard].fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
-    /// Uncounts a watch that has ended or that needs no further notification.
+    /// Subtracts a watch that has ended or that needs no further notification.
     pub fn watch_ends(&self, shard: usize) {
         self.watches[shard].fetch_sub(1, Ordering::SeqCst);
     }
@@ -44,18 +45,18 @@ impl Attendance {
 
     /// Returns true if a shard should be woken for the state just published.
     pub fn is_watched(&self, shard: usize) -> bool {
-        // Pairs with the fence in `watch_begins`, independent of the memory ordering with which the state is
-        // published.
+        // Pairs with the fence in `watch_begins`, so that the result does not depend on the memory ordering
+        // with which the state is published.
         fence(Ordering::SeqCst);
         self.watches[shard].load(Ordering::SeqCst) > 0
     }
 
-    /// Records that the watches of a shard were notified of everything up to this revision.
+    /// Records that the watches of a shard were notified of all changes up to this revision.
     pub fn saw(&self, shard: usize, revision: Revision) {
         self.seen[shard].store(revision.0, Ordering::Release);
     }
 
-    /// Returns true if the watches of all shards were notified of everything up to this revision.
+    /// Returns true if the watches of all shards were notified of all changes up to this revision.
     pub fn all_saw(&self, revision: Revision) -> bool {
         let told = |(watches, seen): (&AtomicUsize, &AtomicI64)| {
             watches.load(Ordering::SeqCst) == 0 || seen.load(Ordering::Acquire) >= revision.0

@@ -1,8 +1,8 @@
-//! Versions without a patch number, in which the version of a cluster is counted.
+//! Versions with a major and a minor number, as a cluster version has them.
 
 use std::fmt;
 
-/// A version without its patch number; it prints as etcd writes a cluster version.
+/// A version without a patch number. It is printed in the format in which etcd prints a cluster version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Minor(pub u32, pub u32);
 
@@ -19,7 +19,7 @@ impl fmt::Display for Minor {
     }
 }
 
-/// Returns the first two numbers of a version.
+/// Returns the major and the minor number of a version.
 pub fn minor(version: &str) -> Option<Minor> {
     let mut parts = version.split('.');
     Some(Minor(parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))

@@ -1,13 +1,13 @@
-//! The core: it makes all decisions and is the only writer of the state. One thread at a time does its work,
-//! normally the core's own thread.
+//! The core of a member, which makes all decisions and is the only writer of the state. One thread at a time
+//! does the work of the core, normally the core's own thread.
 //!
 //! The core takes requests of shards and events of the log in batches: everything that arrived while it was
 //! busy. One turn proposes all requests, hands one batch to the log, applies entries that have become durable
 //! and committed, publishes one state, and only then answers (invariant I3). It waits for the disk only in
 //! the cases that `writing.rs` describes.
 //!
-//! `run.rs` is the loop. The other files are its parts, each with its own state; the doc of [`Core`] says how
-//! they work together.
+//! `run.rs` contains the loop. Each of the other files is a part of the core with its own state. The
+//! documentation of [`Core`] says how the parts work together.
 
 mod alarms;
 mod answers;
@@ -59,8 +59,9 @@ pub use crate::requests::{
     PeerRequest, Placement, Reply, ReplyBody, RequestId, Shortage, SnapshotAttempt, StorageRequest, Writer,
 };
 
-/// Maximum number of points of a state trail that the core returns: the newest points.
+/// Maximum number of points of a state trail that the core returns. A longer trail is cut to its newest
+/// points.
 pub const STATE_TRAIL_POINTS_MAX: usize = 1024;
 
-/// Shard number in the ids of requests from threads that are not shards.
+/// Shard number in the ids of requests that come from threads that are not shards.
 const OUTSIDE: u16 = u16::MAX;

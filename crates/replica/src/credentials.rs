@@ -1,8 +1,8 @@
-//! Authentication of clients: tokens, and passwords that a few threads hash.
+//! Authentication of clients: tokens, and passwords, which a few threads hash.
 //!
 //! Start reading at [`Credentials`]. The rules are in `identity`; this module provides the clock, threads and
 //! randomness. The core reports changes of users and roles ([`Credentials::auth_changed`]); shards check
-//! passwords and tokens. The module does not know what a user may do (`machine::auth`).
+//! passwords and tokens. The module does not decide what a user may do; `machine::auth` does.
 
 mod floors;
 mod recent;
@@ -28,19 +28,19 @@ use clock::Clock;
 use floors::Floors;
 use recent::{Grounds, Recent};
 
-/// Time for which a verified password is remembered after its last use. Clients that authenticate for each
-/// call repeat the same password.
+/// Time for which a verified password is remembered after its last use, because a client that authenticates
+/// for each call sends the same password again.
 const REMEMBERED: Duration = Duration::from_secs(10);
 
-/// Fills a slice with random bytes.
+/// Closure that fills a slice with random bytes.
 type Random = Box<dyn FnMut(&mut [u8]) + Send>;
 
-/// Work for the threads.
+/// Work for the hashing threads.
 #[derive(Debug)]
 enum Job {
-    /// Hash a password.
+    /// Hash or check a password.
     Password(Task),
-    /// Sign a token for a user, at this auth revision.
+    /// Sign a token for a user at this auth revision.
     Sign { user: Box<str>, auth_revision: u64 },
     /// Verify the signature of a token.
     Verify(Secret),
@@ -61,11 +61,11 @@ impl Shareable for Job {
 enum Done {
     Password(Outcome),
     Signed(Result<String, IssueError>),
-    /// The signature was checked; the token is remembered if it is valid.
+    /// The signature was checked, and the token is remembered if it is valid.
     Verified,
 }
 
-/// Sender for the result of a job; sends `None` if another job has displaced this one from the queue.
+/// Sender for the result of a job. It sends `None` if another job has displaced this job from the queue.
 type Answer = oneshot::Sender<Option<Done>>;
 
 type Jobs = WorkQueue<IpAddr, Answer, Job>;
@@ -88,18 +88,18 @@ pub struct Credentials {
     queue: Mutex<Queue>,
     arrived: Condvar,
     stopping: Condvar,
-    /// Maximum number of hashing threads. With 0, the calling thread does the work, as in a simulation.
+    /// Maximum number of hashing threads. If it is 0, the calling thread does the work, as in a simulation.
     threads_max: usize,
 }
 
-/// Options of a member for passwords and tokens.
+/// Options of a member that concern passwords and tokens.
 #[derive(Clone, Debug)]
 pub struct CredentialOptions {
     /// The kind of tokens.
     pub tokens: TokenKind,
     /// Time for which an unused simple token stays valid.
     pub token_ttl: Duration,
-    /// The cost of new hashes.
+    /// The cost of hashing a new password.
     pub cost: Cost,
 }
 
@@ -115,11 +115,11 @@ impl Default for CredentialOptions {
 
 impl Credentials {
     /// Returns credentials without any token. `public` and `private` are the contents of the key files that
-    /// the options name; `random` fills slices with random bytes.
+    /// the options name; `random` is the source of random bytes.
     ///
     /// # Errors
     ///
-    /// The keys do not match the kind of tokens.
+    /// Returns an error if the keys do not match the kind of tokens.
     pub fn new(
         options: &CredentialOptions,
         (public, private): (Option<&[u8]>, Option<&[u8]>),
@@ -132,8 +132,8 @@ impl Credentials {
         Ok(Credentials::with(tokens, options.cost, clock, random, threads_max))
     }
 
-    /// Returns credentials with simple tokens and hashes of the lowest cost, computed by the calling thread:
-    /// for simulations and tests.
+    /// Returns credentials with simple tokens and with password hashes of the lowest cost, computed by the
+    /// calling thread. For simulations and tests.
     pub fn simple(clock: Clock, mut random: Random) -> Credentials {
         let tokens = Tokens::Simple(Box::new(simple::Store::new(
             simple::Settings::default(),
@@ -171,8 +171,8 @@ impl Credentials {
     }
 
     /// Handles an entry that changed users or roles, or authenticated a user; `auth_revision` is the auth
-    /// revision after the entry. Called before a view with the entry is published, so that a token is known
-    /// on every member whose view has its entry.
+    /// revision after the entry. It must be called before a view with the entry is published, so that every
+    /// member whose view has the entry knows the token.
     pub fn auth_changed(&self, change: &AuthChange, auth_revision: u64) {
         match change {
             AuthChange::Changed => {}
@@ -194,9 +194,9 @@ impl Credentials {
         }
     }
 
-    /// Handles a state that was read or received instead of being built from entries: authentication is on or
-    /// off, as of this auth revision. All tokens become invalid, because this process will not see the
-    /// entries that would have invalidated some of them.
+    /// Handles a state that was loaded or received instead of being built from entries. `is_enabled` says
+    /// whether authentication is on at this auth revision. All tokens become invalid, because this process
+    /// will not see the entries that would have invalidated some of them.
     pub fn auth_restored(&self, is_enabled: bool, auth_revision: u64) {
         self.floors.raise_all(auth_revision);
         self.tokens.disable();
@@ -207,23 +207,24 @@ impl Credentials {
     }
 
     /// Returns true if the user's password was changed, or the user deleted, after the auth revision in a
-    /// JSON Web Token of this user. Signatures cannot be revoked, so without this check the token would stay
-    /// valid until it expires.
+    /// JSON Web Token of this user. Such a token carries a valid signature until it expires, so this check is
+    /// the only way to revoke it.
     pub fn is_outdated(&self, user: &str, auth_revision: u64) -> bool {
         self.floors.is_below(user, auth_revision)
     }
 
-    /// Returns the session of this token. `applied` is the index that this member had published before.
+    /// Returns the session of this token. `applied` is the applied index that this member had published
+    /// before the call.
     ///
     /// # Errors
     ///
-    /// See [`Refused`].
+    /// Returns an error for the reasons that [`Refused`] lists.
     pub fn session(&self, token: &[u8], applied: Index) -> Result<Session, Refused> {
         self.tokens.recall(token, applied, self.now())
     }
 
-    /// Checks the signature of a token, after [`Refused::Unverified`]; the caller then calls
-    /// [`Credentials::session`] again.
+    /// Checks the signature of a token for which [`Credentials::session`] returned [`Refused::Unverified`].
+    /// The caller then calls [`Credentials::session`] again.
     ///
     /// # Errors
     ///
@@ -233,17 +234,17 @@ impl Credentials {
         self.run(address, proof, Job::Verify(Secret::new(token))).await.map(drop)
     }
 
-    /// Returns a counter that increases when sessions are withdrawn because the key of their tokens was
+    /// Returns a counter that increases when sessions become invalid because the key of their tokens was
     /// removed ([`Session::is_withdrawn`]).
     pub fn withdrawals(&self) -> u64 {
         self.tokens.withdrawals()
     }
 
-    /// Replaces the keys for tokens, from the contents of the files that the options name.
+    /// Replaces the keys for tokens by the contents of the files that the options name.
     ///
     /// # Errors
     ///
-    /// The keys do not match the kind of tokens. Then the present keys stay in use.
+    /// Returns an error if the keys do not match the kind of tokens. Then the present keys stay in use.
     pub fn replace_keys(
         &self,
         method: identity::jwt::Method,
@@ -269,23 +270,23 @@ impl Credentials {
     }
 
     /// Returns a token that was recently issued to this user at this auth revision and is still valid. So a
-    /// client that authenticates again and again needs neither a log entry nor a signature each time. The
-    /// caller must have checked the user's password. `applied` is the index that this member had published
-    /// before.
+    /// client that authenticates very often does not need a log entry or a signature each time. The caller
+    /// must have checked the user's password. `applied` is the applied index that this member had published
+    /// before the call.
     pub fn issued_lately(&self, user: &str, auth_revision: u64, applied: Index) -> Option<String> {
         let token = self.recent.get(user, self.grounds(auth_revision), self.clock.now())?;
-        // A JSON Web Token that no client has presented yet was signed here, under the same conditions, so
-        // its signature need not be checked; its expiry is checked all the same.
+        // If no client has presented a JSON Web Token yet, its signature is unverified. It was signed by this
+        // process under the same conditions, so only its expiry has to be checked.
         let is_valid = matches!(self.session(token.as_bytes(), applied), Ok(_) | Err(Refused::Unverified));
         is_valid.then_some(token)
     }
 
-    /// Issues a token for a user who has authenticated, at this auth revision; `number` is the number of a
+    /// Issues a token at this auth revision for a user who has authenticated. `number` is the number of a
     /// simple token ([`identity::simple::number`]).
     ///
     /// # Errors
     ///
-    /// The token cannot be made, too many requests wait, or the member is stopping.
+    /// Returns an error if the token cannot be made, too many requests wait, or the member is stopping.
     pub async fn issue(
         self: &Arc<Self>,
         address: IpAddr,
@@ -294,8 +295,8 @@ impl Credentials {
         number: Index,
         auth_revision: u64,
     ) -> Result<String, Status> {
-        // Read before the token is made: if a key is withdrawn in the meantime, the token is not issued
-        // again.
+        // The conditions are read before the token is made. If a key is withdrawn in the meantime, they no
+        // longer match, and the token is not issued again.
         let grounds = self.grounds(auth_revision);
         let issued = if matches!(self.tokens, Tokens::Jwt(_)) {
             let proof = self.verified.of_user(user);
@@ -311,7 +312,8 @@ impl Credentials {
         Ok(token)
     }
 
-    /// Frees the memory of tokens and passwords that are no longer valid. Once a second is enough.
+    /// Frees the memory of tokens and passwords that are no longer valid. Should be called about once a
+    /// second.
     pub fn expire(&self) {
         let now = self.clock.now();
         self.tokens.expire(now);
@@ -320,7 +322,7 @@ impl Credentials {
     }
 
     /// Returns true if this is the user's password; `stored` is its hash, `None` if the user does not exist
-    /// or has no password. The time that the check takes does not reveal which case applies.
+    /// or has no password. The duration of the check does not reveal whether the user exists.
     ///
     /// # Errors
     ///
@@ -347,7 +349,7 @@ impl Credentials {
     ///
     /// # Errors
     ///
-    /// The password is too long, too many requests wait, or the member is stopping.
+    /// Returns an error if the password is too long, too many requests wait, or the member is stopping.
     pub async fn hash(
         self: &Arc<Self>,
         address: IpAddr,
@@ -364,7 +366,7 @@ impl Credentials {
 
     fn do_job(&self, job: &Job) -> Done {
         match job {
-            // The lock is held only while the random bytes are drawn, not for the hashing.
+            // The lock is held only while the random bytes are drawn, not while the password is hashed.
             Job::Password(task) => Done::Password(task.run(&self.hashing, &mut |bytes: &mut [u8]| {
                 let mut random = self.random.lock().unwrap_or_else(PoisonError::into_inner);
                 random(bytes);
@@ -400,7 +402,7 @@ impl Credentials {
                         self.wake(&mut queue);
                     }
                     if queue.threads == 0 {
-                        // No thread could be started.
+                        // No thread could be started to do the work.
                         queue.work.give_up(ticket);
                         return Err(error::TOO_MANY_REQUESTS);
                     }
@@ -415,7 +417,7 @@ impl Credentials {
         }
     }
 
-    /// Wakes a thread for new work, or starts one.
+    /// Wakes a thread for new work, or starts one if all are busy.
     fn wake(self: &Arc<Self>, queue: &mut Queue) {
         self.arrived.notify_one();
         if queue.threads < self.threads_max && queue.work.waiting() > 0 {
@@ -425,7 +427,7 @@ impl Credentials {
         }
     }
 
-    /// The loop of a thread, until the member stops.
+    /// Runs the loop of a hashing thread, until the member stops.
     fn work(&self) {
         let mut queue = self.queue();
         loop {
@@ -438,18 +440,18 @@ impl Credentials {
             };
             drop(queue);
             let done = self.do_job(&work.task);
-            // Hashing yields by itself. Other jobs yield here, so that the threads which serve calls need not
-            // wait for a series of tokens.
+            // Hashing yields the processor by itself. Other jobs yield here, so that threads that serve calls
+            // do not have to wait for a series of tokens.
             thread::yield_now();
             queue = self.queue();
             for asker in queue.work.finish(work) {
-                // The client may have gone; then there is nobody to answer.
+                // The call may have ended; then there is nobody to answer.
                 drop(asker.send(Some(done.clone())));
             }
         }
     }
 
-    /// Ends the threads. Waiting callers get the error that the member is stopping.
+    /// Ends the threads. Callers that wait get the error that the member is stopping.
     pub fn stop(&self) {
         let mut queue = self.queue();
         queue.is_stopping = true;
@@ -458,7 +460,7 @@ impl Credentials {
         self.stopping.notify_all();
     }
 
-    /// Blocks for this time; returns false as soon as the member stops.
+    /// Blocks for this time and returns true. Returns false earlier if the member stops.
     pub fn wait(&self, time: Duration) -> bool {
         let queue = self.queue();
         let waited = self.stopping.wait_timeout_while(queue, time, |queue| !queue.is_stopping);
@@ -466,7 +468,7 @@ impl Credentials {
     }
 }
 
-/// A place in the queue, which is given up when its call ends.
+/// A place in the queue of jobs. It is given up when its call ends.
 struct Place<'c> {
     credentials: &'c Credentials,
     ticket: Ticket,
@@ -517,7 +519,7 @@ mod tests {
                 std::task::Poll::Pending => waiting.push(asking),
             }
         }
-        // A few may have been answered in the meantime.
+        // Some of the requests may have been answered in the meantime.
         assert!(refused >= 50, "{refused} of {} were refused", waiting.len());
         drop(waiting);
         credentials.stop();
@@ -616,7 +618,7 @@ mod tests {
             let options = CredentialOptions { tokens, ..CredentialOptions::default() };
             let keys = (None, Some(&b"a secret"[..]));
             let random = Box::new(identity::system_entropy());
-            // Tokens contain whole seconds, and this second is nearly over.
+            // Tokens contain whole seconds, and the present second is nearly over.
             let wall = SystemTime::UNIX_EPOCH + Duration::from_millis(1_700_000_000_980);
             let hand = clock::HandClock::new(Instant::now(), wall);
             let made = Credentials::new(&options, keys, Clock::by_hand(&hand), random, 0);

@@ -10,20 +10,21 @@ use std::time::{Duration, Instant};
 use api::{Code, Status};
 use stdx::client_network;
 
-/// Maximum number of remembered users, and of remembered addresses. Beyond it, clients whose whole allowance
-/// is available are forgotten, which changes nothing for them.
+/// Maximum number of remembered users, and of remembered addresses. Above it, clients that have their whole
+/// allowance are forgotten, which changes nothing for them.
 const CLIENTS_MAX: usize = 4096;
 
-/// Error for a client that exceeds its rate, with the text that etcd uses for other limits. etcd's own
-/// answers with this text carry the code Unknown.
+/// Error for a client that exceeds its rate, with the text that etcd uses for other limits. In etcd,
+/// responses with this text have the code Unknown.
 const TOO_MANY_CALLS: Status = Status::new(Code::ResourceExhausted, "etcdserver: too many requests");
 
-/// Time at which the allowance of each client is whole again.
+/// For each client, the time at which its allowance will be whole again.
 type Allowances<Client> = Mutex<HashMap<Client, Instant>>;
 
 /// Limits the number of expensive calls that each client may make per second. Expensive calls are those that
 /// may process many keys, changes, leases or users. A client is a user, or an address for calls without a
-/// user. Each client has an allowance of one second's calls, which fills up as time passes.
+/// user. The allowance of each client is the number of calls that it may make in one second; it is refilled
+/// as time passes.
 ///
 /// ```text
 /// 10 calls a second    10 calls at once are allowed; the 11th is refused; 100 ms later another one is allowed
@@ -33,8 +34,8 @@ pub struct ExpensiveCalls {
     /// Calls per second that each client may make; 0 for no limit.
     per_second: u64,
     refused: AtomicU64,
-    /// Allowances of users. Kept apart from addresses, so that a client with many addresses displaces no
-    /// user.
+    /// Allowances of users. They are stored apart from those of addresses, so that a client with many
+    /// addresses cannot displace users.
     users: Allowances<Box<str>>,
     /// Allowances of addresses. All addresses of an IPv6 network of 64 bits share one.
     addresses: Allowances<IpAddr>,
@@ -56,7 +57,7 @@ impl ExpensiveCalls {
         self.refused.load(Relaxed)
     }
 
-    /// Charges a call to this user, or to this address if the user is empty. The call counts as `calls`
+    /// Charges a call to this user, or to this address if the user is empty. The call is charged as `calls`
     /// calls, but at most as the calls of one second.
     ///
     /// # Errors
@@ -86,15 +87,16 @@ fn admit<Client: Eq + Hash>(
     cost: Duration,
     now: Instant,
 ) -> bool {
-    // No code under this lock panics half-way, so a poisoned lock still guards a consistent map.
+    // No code panics while it holds this lock with half-changed data, so a poisoned lock still guards a
+    // consistent map.
     let mut allowances = allowances.lock().unwrap_or_else(PoisonError::into_inner);
     if allowances.len() >= CLIENTS_MAX && !allowances.contains_key(&client) {
         allowances.retain(|_, whole_at| *whole_at > now);
     }
     let is_full = allowances.len() >= CLIENTS_MAX;
     let next = allowances.get(&client).map_or(now, |at| (*at).max(now)) + cost;
-    // All remembered clients are active and the table is full: a new client is refused until one of them is
-    // idle.
+    // If the table is full, all remembered clients are active. A new client is then refused until one of them
+    // becomes idle.
     if next > now + Duration::from_secs(1).max(cost) || (is_full && !allowances.contains_key(&client)) {
         return false;
     }

@@ -1,12 +1,12 @@
 //! Expiry of leases: deadlines, and an ordered queue of the time slots in which each lease is checked.
 //!
-//! Renewing a lease only moves its deadline. Its place in the queue becomes outdated; when the slot is due,
-//! the lease moves to the slot of its new deadline. So a renewal is one look-up, however many leases exist.
-//! Each lease has at most one place in the queue, which is removed with the lease: memory is proportional to
-//! the number of existing leases.
+//! Renewing a lease only moves its deadline. The place of the lease in the queue is then outdated; when its
+//! slot is due, the lease moves to the slot of its new deadline. So a renewal costs one look-up in a map, and
+//! the queue is not changed. Each lease has at most one place in the queue, which is removed with the lease,
+//! so memory is proportional to the number of existing leases.
 //!
-//! A new leader has to start the clocks of all leases. It does so in slices; until a lease is reached, its
-//! time is computed from the deadline that it will get.
+//! A new leader has to start the clocks of all leases. It does this in slices. While the clock of a lease is
+//! not started yet, its remaining time is computed from the deadline that it will get.
 //!
 //! # Example: lease 7 with a TTL of 10 s; slots are 100 ms wide
 //!
@@ -17,9 +17,9 @@
 //! 16.10 s  slot 161 is due    the lease is returned as expired, and its revocation is proposed
 //! ```
 //!
-//! A renewal at 16.05 s comes too late: the deadline has passed, so the lease cannot be saved, and the client
-//! gets TTL 0 once the revocation is applied. A lease is returned as expired up to 100 ms late and never
-//! early.
+//! A renewal at 16.05 s comes too late: the deadline has passed, so the lease cannot be renewed, and the
+//! client gets a TTL of 0 once the revocation is applied. A lease is returned as expired at most 100 ms late
+//! and never early.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -31,11 +31,11 @@ use numbers::{Index, LeaseId, Seconds};
 /// Width of one slot of the queue, in nanoseconds.
 const SLOT_NS: u64 = 100_000_000;
 const NS_PER_SECOND: u64 = 1_000_000_000;
-/// Places checked per requested lease: most places may be outdated.
+/// Number of places in the queue that are checked per requested lease, because most places may be outdated.
 const LOOKS_PER_LEASE: usize = 4;
 
 /// The deadline of one lease, and whether shards may move it. There may be millions of leases, so times are
-/// nanoseconds since [`Expiry::epoch`], half as large as an `Instant`.
+/// stored as nanoseconds since [`Expiry::epoch`], which take half as much memory as an `Instant`.
 #[derive(Clone, Copy, Debug)]
 struct Timer {
     deadline_ns: u64,
@@ -43,18 +43,18 @@ struct Timer {
     ttl_ns: u64,
     /// Slot of the lease in the queue; [`NO_SLOT`] once the lease was returned as expired.
     slot: u64,
-    /// Index of the last log entry that sets or clears a lease checkpoint (a recorded remaining time) of this
-    /// lease.
+    /// Index of the last log entry that sets or clears the lease checkpoint (a recorded remaining time) of
+    /// this lease.
     noted_by: Index,
-    /// Time before which the lease does not expire even if its deadline passes, because a renewal arrived in
-    /// time and waits for its round. 0 if no renewal waits.
+    /// Time before which the lease does not expire even if its deadline passes, because a renewal that
+    /// arrived in time waits for its ReadIndex round; 0 if no renewal waits.
     held_ns: u64,
-    /// Value of [`Expiry::looks`] when the core allowed renewals by shards alone. The permission is valid
-    /// while that value has not changed; 0 if the core has not given it, or has withdrawn it.
+    /// Value of [`Expiry::looks`] at which the core last allowed shards to renew this lease without the core.
+    /// The permission is valid while `looks` has that value; 0 if there is no permission.
     alone_looks: u64,
 }
 
-/// Slot of a lease that was returned as expired.
+/// Slot number of a lease that was returned as expired and has no place in the queue.
 const NO_SLOT: u64 = u64::MAX;
 
 impl Timer {
@@ -62,7 +62,7 @@ impl Timer {
         (self.slot != NO_SLOT).then_some(self.slot)
     }
 
-    /// Moves the deadline, for a renewal at this time.
+    /// Moves the deadline to one TTL after this time.
     fn renew(&mut self, now_ns: u64) {
         self.deadline_ns = now_ns.saturating_add(self.ttl_ns);
     }
@@ -75,10 +75,10 @@ impl Timer {
 /// The result of a renewal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RenewalOutcome {
-    /// The lease has its whole TTL again. The number is the index of the last log entry that sets or clears a
-    /// lease checkpoint of it; 0 if this leader has proposed none.
+    /// The lease has its whole TTL again. The number is the index of the last log entry that sets or clears
+    /// the lease checkpoint of this lease; 0 if this leader has proposed none.
     Noted(Index),
-    /// The deadline has passed: the lease is about to be revoked, and cannot be renewed.
+    /// The deadline has passed, so the lease cannot be renewed and is about to be revoked.
     Expired,
     /// The lease does not exist.
     Unknown,
@@ -89,34 +89,36 @@ pub enum RenewalOutcome {
 pub struct Expiry {
     epoch: Instant,
     timers: BTreeMap<LeaseId, Timer>,
-    /// Slot and lease. The slot of a lease is never later than the slot of its deadline.
+    /// Slots with their leases. The slot of a lease is never later than the slot of its deadline.
     queue: BTreeSet<(u64, LeaseId)>,
     starting: Option<Starting>,
-    /// The latest time at which a lease was renewed. The core uses the time at which its turn began, so
-    /// without this its renewals could shorten a deadline that a shard has just promised.
+    /// The latest time at which any lease was renewed. The core renews with the time at which its turn began,
+    /// which can be earlier than a renewal by a shard. Without this field such a renewal could shorten a
+    /// deadline that the shard has promised.
     renewed_at_ns: u64,
-    /// Number of calls of [`Expiry::look_again`], plus one.
+    /// One more than the number of calls of [`Expiry::look_again`].
     looks: u64,
 }
 
-/// The leases whose clocks are still to be started.
+/// The leases whose clocks are not started yet.
 #[derive(Debug)]
 struct Starting {
-    /// The leases as they were when the leader started their clocks.
+    /// The leases in the state at the time when this member became the leader.
     leases: Leases,
-    /// Id of the last lease that was reached.
+    /// Id of the last lease whose clock was started by this pass.
     behind: Option<LeaseId>,
     since: Instant,
     /// Minimum TTL that this leader grants, in seconds.
     ttl_min: Seconds,
-    /// Time that each lease gets in addition to its checkpointed remaining time or its TTL.
+    /// Time that each lease gets in addition to its remaining time.
     grace: Duration,
-    /// False if each lease gets its whole TTL, even if it has a lease checkpoint.
+    /// True if a lease with a lease checkpoint gets the checkpointed time; false if each lease gets its whole
+    /// TTL.
     by_notes: bool,
 }
 
-/// Returns the remaining time of a lease by its lease checkpoint, or its whole TTL; no TTL counts as shorter
-/// than `ttl_min` seconds.
+/// Returns the remaining time in the checkpoint of a lease or, without a checkpoint, its whole TTL. A TTL
+/// below `ttl_min` counts as `ttl_min`.
 pub fn noted_or_granted(lease: &Lease, ttl_min: Seconds) -> Duration {
     let ttl = lease.ttl.max(ttl_min);
     let time = if lease.remaining > Seconds::ZERO { lease.remaining.min(ttl) } else { ttl };
@@ -124,7 +126,8 @@ pub fn noted_or_granted(lease: &Lease, ttl_min: Seconds) -> Duration {
 }
 
 impl Starting {
-    /// Returns the remaining time and the TTL of a lease whose clock is still to be started.
+    /// Returns the remaining time and the TTL of a lease whose clock is not started yet; `None` for other
+    /// leases.
     fn left(&self, id: LeaseId) -> Option<(Duration, Duration)> {
         let lease = self.leases.get(id).filter(|_| self.behind.is_none_or(|behind| behind < id))?;
         let ttl = lease.ttl.max(self.ttl_min).duration();
@@ -134,7 +137,7 @@ impl Starting {
 }
 
 impl Expiry {
-    /// Returns deadlines without leases.
+    /// Returns deadlines of no leases.
     pub fn new(now: Instant) -> Expiry {
         Expiry {
             epoch: now,
@@ -146,8 +149,8 @@ impl Expiry {
         }
     }
 
-    /// Returns deadlines for these leases: each has the remaining time of its lease checkpoint if `by_notes`
-    /// is true, or its whole TTL, plus `grace`. The clocks are started by [`Expiry::start_some`].
+    /// Returns deadlines for these leases: each has its checkpointed remaining time (only if `by_notes` is
+    /// true) or its whole TTL, plus `grace`. [`Expiry::start_some`] starts the clocks.
     pub fn of(leases: Leases, by_notes: bool, ttl_min: Seconds, grace: Duration, now: Instant) -> Expiry {
         let starting = Some(Starting { leases, behind: None, since: now, ttl_min, grace, by_notes });
         Expiry { starting, ..Expiry::new(now) }
@@ -158,19 +161,19 @@ impl Expiry {
         self.timers.len()
     }
 
-    /// Returns true if clocks of leases are still to be started.
+    /// Returns true if the clocks of some leases are not started yet.
     pub fn is_starting(&self) -> bool {
         self.starting.is_some()
     }
 
-    /// Starts the clocks of up to `max` further leases, except those that `exists` does not know any more.
+    /// Starts the clocks of up to `max` further leases. Skips leases for which `exists` returns false.
     pub fn start_some(&mut self, max: usize, exists: impl Fn(LeaseId) -> bool) {
         let Some(starting) = &self.starting else { return };
         let since = starting.since;
         let some: Vec<LeaseId> = starting.leases.after(starting.behind).take(max).map(|(id, _)| id).collect();
         planted::looked_at(planted::Measure::Leases, some.len());
         for id in &some {
-            // A lease that was granted again since then has a clock already; a revoked lease needs none.
+            // A lease that was granted again in the meantime already has a clock.
             if !self.timers.contains_key(id)
                 && exists(*id)
                 && let Some((left, ttl)) = self.starting.as_ref().and_then(|starting| starting.left(*id))
@@ -184,8 +187,9 @@ impl Expiry {
         }
     }
 
-    /// Drops up to `max` leases of a leader that leads no more; returns false once none are left. Used
-    /// instead of dropping the whole value, which takes time proportional to the number of leases.
+    /// Drops up to `max` leases of a leader that no longer leads; returns false once none are left. Called
+    /// instead of dropping the whole value at once, because that takes time proportional to the number of
+    /// leases.
     pub fn forget_some(&mut self, max: usize) -> bool {
         self.starting = None;
         for _ in 0..max {
@@ -197,7 +201,7 @@ impl Expiry {
         true
     }
 
-    /// Returns the time since the epoch, in nanoseconds: at most some 580 years.
+    /// Returns the time since the epoch in nanoseconds; the maximum is some 580 years.
     fn ns(&self, at: Instant) -> u64 {
         nanoseconds(at.saturating_duration_since(self.epoch))
     }
@@ -207,12 +211,12 @@ impl Expiry {
         deadline_ns.div_ceil(SLOT_NS)
     }
 
-    /// Returns the last slot whose time has come.
+    /// Returns the number of the last slot that is due at this time.
     fn due(&self, now: Instant) -> u64 {
         self.ns(now) / SLOT_NS
     }
 
-    /// Starts the clock of a lease: it has `left` from now, and `ttl` from each renewal.
+    /// Starts the clock of a lease. The lease has `left` from now on, and `ttl` from each later renewal on.
     pub fn start(&mut self, id: LeaseId, left: Duration, ttl: Duration, now: Instant) {
         self.stop(id);
         let deadline_ns = self.ns(now).saturating_add(nanoseconds(left));
@@ -223,14 +227,14 @@ impl Expiry {
         self.queue.insert((slot, id));
     }
 
-    /// Forgets a lease.
+    /// Removes a lease.
     pub fn stop(&mut self, id: LeaseId) {
         if let Some(slot) = self.timers.remove(&id).and_then(|timer| timer.slot()) {
             self.queue.remove(&(slot, id));
         }
     }
 
-    /// Returns the timer of a lease; starts its clock if that is still to be done.
+    /// Returns the timer of a lease. Starts its clock if that was not done yet.
     fn timer(&mut self, id: LeaseId) -> Option<&mut Timer> {
         if !self.timers.contains_key(&id)
             && let Some(starting) = &self.starting
@@ -242,8 +246,8 @@ impl Expiry {
         self.timers.get_mut(&id)
     }
 
-    /// Records a renewal that has arrived and waits. Unless the lease had expired as of `as_of`, it does not
-    /// expire before `until`.
+    /// Records a renewal that has arrived and waits. The lease does not expire before `until`, unless it had
+    /// already expired as of `as_of`.
     pub fn hold(&mut self, id: LeaseId, as_of: Instant, until: Instant) {
         let (as_of, until) = (self.ns(as_of), self.ns(until));
         if let Some(timer) = self.timer(id)
@@ -253,8 +257,8 @@ impl Expiry {
         }
     }
 
-    /// Renews a lease from `now` on, unless it had expired as of `as_of`. `held` is the time until which this
-    /// renewal has kept it from expiring.
+    /// Renews a lease from `now` on, unless it had expired as of `as_of`. `held` is the time passed to
+    /// [`Expiry::hold`] when this renewal arrived.
     pub fn renew(&mut self, id: LeaseId, held: Instant, as_of: Instant, now: Instant) -> RenewalOutcome {
         let (held, as_of) = (self.ns(held), self.ns(as_of));
         self.renewed_at_ns = self.renewed_at_ns.max(self.ns(now));
@@ -263,7 +267,7 @@ impl Expiry {
             None => RenewalOutcome::Unknown,
             Some(timer) if timer.ends_ns() <= as_of => RenewalOutcome::Expired,
             Some(timer) => {
-                // A renewal that arrived later may keep the lease for longer.
+                // Another renewal, which arrived later, may still have to keep the lease from expiring.
                 if timer.held_ns <= held {
                     timer.held_ns = 0;
                 }
@@ -273,27 +277,30 @@ impl Expiry {
         }
     }
 
-    /// Allows renewals of this lease without the core, answered with the TTL `told`, until a lease checkpoint
-    /// of it is made, or until [`Expiry::look_again`]. Only the core renews a lease whose clients see another
-    /// TTL than its clock has, because a member that runs etcd granted it: the timer has no space for both.
+    /// Allows shards to renew this lease without the core and to answer with the TTL `told`. The permission
+    /// ends with the next lease checkpoint of the lease, or with [`Expiry::look_again`]. It is not given if
+    /// clients see another TTL than the clock uses (such a lease was granted by a member that runs etcd),
+    /// because the timer has no space for both TTLs.
     pub fn renews_alone(&mut self, id: LeaseId, told: Seconds) {
         let looks = self.looks;
         if let Some(timer) = self.timers.get_mut(&id) {
-            // A TTL of 0 would tell the client that the lease is gone.
+            // A renewal must not be answered with a TTL of 0, which tells the client that the lease does not
+            // exist.
             let is_its_own = told > Seconds::ZERO && timer.ttl_ns == nanoseconds(told.duration());
             timer.alone_looks = if is_its_own { looks } else { 0 };
         }
     }
 
-    /// Renews a lease without the core, if that is allowed and the lease has not expired. Returns the TTL for
-    /// the client; `None` if the core has to handle the renewal.
+    /// Renews a lease without the core, if that is allowed and the lease has not expired. Returns the TTL in
+    /// seconds for the client; `None` if the core has to handle the renewal.
     pub fn renew_alone(&mut self, id: LeaseId, now: Instant) -> Option<Seconds> {
         let now = self.ns(now).max(self.renewed_at_ns);
         let timer = self.timers.get_mut(&id)?;
         if timer.alone_looks != self.looks {
             return None;
         }
-        // This check is stricter than the core's: the core lets a lease live on while applying lags behind.
+        // This check is stricter than that of the core, which does not let a lease expire while applying lags
+        // behind.
         if timer.ends_ns() <= now {
             return None;
         }
@@ -302,15 +309,16 @@ impl Expiry {
         Some(Seconds((timer.ttl_ns / NS_PER_SECOND) as i64))
     }
 
-    /// Withdraws renewals without the core for this lease, because a lease checkpoint of it is about to be
-    /// made: a renewal then has to clear the checkpoint.
+    /// Ends the permission to renew this lease without the core, because a lease checkpoint of the lease is
+    /// about to be made, which the next renewal has to clear.
     pub fn about_to_be_noted(&mut self, id: LeaseId) {
         if let Some(timer) = self.timers.get_mut(&id) {
             timer.alone_looks = 0;
         }
     }
 
-    /// Withdraws [`Expiry::renews_alone`] for all leases: the core has to handle the next renewal of each.
+    /// Ends the permission of [`Expiry::renews_alone`] for all leases, so that the core handles the next
+    /// renewal of each lease.
     pub fn look_again(&mut self) {
         self.looks += 1;
     }
@@ -335,13 +343,13 @@ impl Expiry {
         Some(Duration::from_nanos(deadline_ns.saturating_sub(self.ns(now))))
     }
 
-    /// Returns true if a slot is due, so that [`Expiry::expired`] has work to do.
+    /// Returns true if a slot of the queue is due, so that [`Expiry::expired`] has work to do.
     pub fn is_due(&self, now: Instant) -> bool {
         self.queue.first().is_some_and(|(slot, _)| *slot <= self.due(now))
     }
 
-    /// Returns up to `max` leases whose deadline has passed, each only once (see [`Expiry::retry`]). If there
-    /// may be more, the next call continues.
+    /// Returns up to `max` leases whose deadline has passed. Each lease is returned only once, unless
+    /// [`Expiry::retry`] is called for it. If more leases may have expired, the next call continues.
     pub fn expired(&mut self, now: Instant, max: usize) -> Vec<LeaseId> {
         let (due, now) = (self.due(now), self.ns(now));
         let mut out = Vec::new();
@@ -360,8 +368,8 @@ impl Expiry {
             if let Some(timer) = self.timers.get_mut(&id) {
                 timer.slot = slot.unwrap_or(NO_SLOT);
                 if slot.is_none() {
-                    // A shard that was suspended since it read the clock may use a time before the deadline,
-                    // and must not renew the lease.
+                    // A shard may have read the clock before the deadline and then been suspended. It must
+                    // not renew the lease any more.
                     timer.alone_looks = 0;
                 }
             }
@@ -369,8 +377,8 @@ impl Expiry {
         out
     }
 
-    /// Handles a revocation that could not be proposed, or was refused: the lease is returned as expired
-    /// again after `pause`. It cannot be renewed any more.
+    /// Handles a revocation that could not be proposed, or was refused. The lease is returned as expired
+    /// again after `pause`, and cannot be renewed in the meantime.
     pub fn retry(&mut self, id: LeaseId, now: Instant, pause: Duration) {
         let slot = Expiry::slot_of(self.ns(now + pause));
         if let Some(timer) = self.timers.get_mut(&id)
@@ -381,8 +389,8 @@ impl Expiry {
         }
     }
 
-    /// Returns the leases with running clocks after this id, or all of them, with their remaining times, in
-    /// the order of the ids.
+    /// Returns the leases with running clocks whose ids are greater than `id` (all of them if `id` is
+    /// `None`), with their remaining times, in the order of the ids.
     pub fn after(&self, id: Option<LeaseId>, now: Instant) -> impl Iterator<Item = (LeaseId, Duration)> {
         let behind = id.map_or(Bound::Unbounded, Bound::Excluded);
         let (timers, now) = (self.timers.range((behind, Bound::Unbounded)), self.ns(now));
@@ -390,7 +398,7 @@ impl Expiry {
     }
 }
 
-/// Returns the nanoseconds of a time, at most some 580 years.
+/// Returns a time in nanoseconds; the maximum is some 580 years.
 fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
@@ -405,7 +413,7 @@ mod tests {
 
     #[test]
     fn a_timer_is_small() {
-        // A node of the tree holds eleven timers with their ids: it should fit into a piece of 640 bytes of
+        // A node of the map holds eleven timers with their ids, and should fit into a piece of 640 bytes of
         // the allocator.
         assert!(size_of::<Timer>() <= 48, "a timer has {} bytes", size_of::<Timer>());
     }
@@ -471,7 +479,8 @@ mod tests {
         expiry.renews_alone(id, Seconds(10));
         assert_eq!(expiry.renew_alone(id, at(2)), ttl);
         assert_eq!(expiry.left(id, at(2)), Some(10 * SECOND));
-        // The core uses the time at which its turn began: the later promise stays valid.
+        // The core uses the time at which its turn began. The later deadline that a shard has promised stays
+        // valid.
         assert_eq!(expiry.renew(id, at(1), at(1), at(1)), RenewalOutcome::Noted(Index(0)));
         assert_eq!(expiry.left(id, at(2)), Some(10 * SECOND));
         type End = fn(&mut Expiry);
@@ -542,13 +551,13 @@ mod tests {
         }
         expiry.hold(LeaseId(1), at(1), at(8));
         expiry.hold(LeaseId(2), at(1), at(8));
-        // Too late.
+        // The renewal comes too late.
         expiry.hold(LeaseId(3), at(2), at(9));
         assert_eq!(expiry.expired(at(2), 10), [3].map(LeaseId));
         expiry.hold(LeaseId(3), at(2), at(9));
         assert_eq!(expiry.renew(LeaseId(3), at(9), at(3), at(3)), RenewalOutcome::Expired);
-        // Another renewal of the same lease arrives, and the first one is carried out: the other still keeps
-        // the lease from expiring.
+        // Another renewal of the same lease arrives before the first one is carried out. It still keeps the
+        // lease from expiring after that.
         expiry.hold(LeaseId(1), at(4), at(11));
         assert_eq!(expiry.renew(LeaseId(1), at(8), at(6), at(6)), RenewalOutcome::Noted(Index(0)));
         assert_eq!(expiry.expired(at(9), 10), [2].map(LeaseId), "its renewal was given up");
@@ -598,7 +607,7 @@ mod tests {
             assert_eq!(expiry.left(LeaseId(1001), now), None);
         };
         check(&expiry);
-        // Renewed, revoked, and granted again before their clocks are started.
+        // These leases are renewed, revoked, and granted again before their clocks are started.
         assert_eq!(expiry.renew(LeaseId(500), now, now, now), RenewalOutcome::Noted(Index(0)));
         expiry.stop(LeaseId(600));
         expiry.stop(LeaseId(700));

@@ -1,18 +1,19 @@
-//! Hash maps for keys that no client or peer can choose: numbers that this member draws, and texts of the
-//! program.
+//! Hash maps for keys that no client or peer can choose: numbers that this member generates, and texts that
+//! are part of the program.
 //!
-//! The standard library's hash withstands clients that choose colliding keys, and costs some 150 instructions
-//! per lookup. This hash costs about ten, and is meant for the few maps that every put or range accesses.
+//! The hash of the standard library resists clients that choose colliding keys, and costs some 150
+//! instructions per lookup. This hash costs about ten. It is meant for the few maps that every put or range
+//! accesses.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// A hash map that uses [`Fold`]. Its keys must never come from a client or a peer; looking up a key that a
-/// client or peer sent is safe.
+/// A hash map that uses [`Fold`]. Keys chosen by a client or a peer must never be inserted, because they
+/// could be made to collide; looking up such a key is safe.
 pub type FoldMap<K, V> = HashMap<K, V, BuildHasherDefault<Fold>>;
 
-/// Multiplies each word into a state of 64 bits and folds the upper half of the product onto the lower one, so that all
-/// bits of the key reach all bits of the hash (as wyhash does).
+/// Hasher that multiplies each word into a state of 64 bits and folds the upper half of the product onto the
+/// lower half, so that all bits of the key affect all bits of the hash (as in wyhash).
 #[derive(Default)]
 pub struct Fold(u64);
 

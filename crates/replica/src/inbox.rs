@@ -1,7 +1,7 @@
 //! Queues between threads: into the core, and from the core to the shards.
 //!
 //! The single receiver of a queue takes all waiting items at once, so that items which arrived while it was
-//! busy become one batch. The senders bound both kinds of queue: a shard has at most
+//! busy become one batch. The senders limit the length of both kinds of queue: a shard has at most
 //! [`OPEN_REQUESTS_PER_SHARD_MAX`] requests open, and each request gets one reply.
 //!
 //! The `interleaving` crate runs this file under a memory model.
@@ -16,7 +16,8 @@ use crate::sync::{AtomicBool, AtomicUsize, Mutex, MutexGuard, Ordering, Thread, 
 pub const OPEN_REQUESTS_PER_SHARD_MAX: usize = 65_536;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No code under these locks panics half-way, so a poisoned lock still guards a consistent value.
+    // No code panics while it holds one of these locks with half-changed data, so a poisoned lock still
+    // guards a consistent value.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -24,14 +25,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub struct Inbox<T> {
     waiting: Mutex<Waiting<T>>,
     receiver: Mutex<Option<Thread>>,
-    /// 0 while the receiver is awake; otherwise the number of items that are worth waking it for.
+    /// 0 while the receiver is awake; otherwise the number of waiting items at which it should be woken.
     asleep: AtomicUsize,
     closed: AtomicBool,
 }
 
 struct Waiting<T> {
     items: Vec<T>,
-    /// True if one of the items wakes the receiver however many items it waits for.
+    /// True if one of the items is urgent: it wakes the receiver, whatever number of items the receiver waits
+    /// for.
     is_urgent: bool,
 }
 
@@ -58,7 +60,7 @@ impl<T> Inbox<T> {
         *lock(&self.receiver) = Some(current());
     }
 
-    /// Adds one item and wakes the receiver.
+    /// Adds one urgent item and wakes the receiver.
     pub fn send(&self, item: impl Into<T>) {
         let mut waiting = lock(&self.waiting);
         if self.closed.load(Ordering::SeqCst) {
@@ -74,16 +76,16 @@ impl<T> Inbox<T> {
         }
     }
 
-    /// Adds all items and leaves `items` empty. Unless `urgent` is set, the items may wait for more items,
-    /// see [`Inbox::drain`].
+    /// Adds all items and leaves `items` empty. If `urgent` is false, the receiver may sleep on until more
+    /// items wait, see [`Inbox::drain`].
     pub fn send_all(&self, items: &mut Vec<T>, urgent: bool) {
         if self.put_all(items, urgent) {
             self.wake_receiver();
         }
     }
 
-    /// Does the same as [`Inbox::send_all`], but does not wake the receiver. Returns true if the receiver
-    /// sleeps and these items should wake it: the receiver then counts as woken, and the caller has to call
+    /// Adds items like [`Inbox::send_all`], but does not wake the receiver. Returns true if the receiver
+    /// sleeps and these items should wake it. The receiver then counts as woken, and the caller has to call
     /// [`Inbox::wake_receiver`] or do the receiver's work itself.
     #[must_use]
     pub fn put_all(&self, items: &mut Vec<T>, urgent: bool) -> bool {
@@ -104,21 +106,21 @@ impl<T> Inbox<T> {
     }
 
     fn is_to_wake(&self, count: usize) -> bool {
-        // The receiver sets `asleep` before it checks the queue a last time, and the sender that wakes it
-        // resets `asleep`: each sleep gets exactly one wake-up.
+        // The receiver sets `asleep` before it checks the queue for the last time, and the sender that wakes
+        // the receiver resets `asleep`. So each sleep gets exactly one wake-up.
         let wanted = self.asleep.load(Ordering::SeqCst);
         wanted != 0 && count >= wanted && self.asleep.swap(0, Ordering::SeqCst) != 0
     }
 
-    /// Wakes the receiver if it is parked; otherwise its next park returns at once.
+    /// Wakes the receiving thread if it is parked; otherwise its next park returns at once.
     pub fn wake_receiver(&self) {
         if let Some(thread) = &*lock(&self.receiver) {
             thread.unpark();
         }
     }
 
-    /// Drops all waiting items, and every item that is added later. A call that waits for a reply notices
-    /// this because the sender of its reply is dropped.
+    /// Drops all waiting items, and every item that is added later. A call that waits for a reply gets an
+    /// error, because the sender of its reply is dropped.
     pub fn close(&self) {
         let mut waiting = lock(&self.waiting);
         self.closed.store(true, Ordering::SeqCst);
@@ -128,19 +130,20 @@ impl<T> Inbox<T> {
         drop(dropped);
     }
 
-    /// Marks the receiver as asleep, unless `wanted` items already wait. [`Inbox::is_asleep`] turns false
-    /// when a sender would wake the receiver, by the same rules as for [`Inbox::drain`].
+    /// Marks the receiver as asleep, unless `wanted` items or an urgent item already wait.
+    /// [`Inbox::is_asleep`] returns false once a sender has added items for which [`Inbox::drain`] would
+    /// wake.
     pub fn fall_asleep(&self, wanted: usize) {
         let wanted = wanted.max(1);
-        // A swap instead of a store: it costs the same, and in the memory model of the `interleaving` crate
-        // it puts all changes in one order.
+        // A swap is used instead of a store. It costs the same, and in the memory model of the `interleaving`
+        // crate it brings all changes into one order.
         self.asleep.swap(wanted, Ordering::SeqCst);
         if lock(&self.waiting).is_enough(wanted) {
             self.wake_up();
         }
     }
 
-    /// Returns true if the receiver fell asleep and was not woken since.
+    /// Returns true if the receiver was marked as asleep and has not been woken since.
     pub fn is_asleep(&self) -> bool {
         self.asleep.load(Ordering::SeqCst) != 0
     }
@@ -150,20 +153,21 @@ impl<T> Inbox<T> {
         self.asleep.swap(0, Ordering::SeqCst);
     }
 
-    /// Returns true if fewer than `wanted` items wait and none of them is urgent, so that [`Inbox::drain`] would sleep.
+    /// Returns true if fewer than `wanted` items wait and none of them is urgent, so that [`Inbox::drain`]
+    /// would sleep.
     pub fn is_short_of(&self, wanted: usize) -> bool {
         !lock(&self.waiting).is_enough(wanted.max(1))
     }
 
-    /// Moves all waiting items into `into`, which must be empty. First sleeps up to `patience` until `wanted`
-    /// items or an urgent item wait.
+    /// Moves all waiting items into `into`, which must be empty. Before that, sleeps until `wanted` items or
+    /// an urgent item wait, but at most for `patience`.
     pub fn drain(&self, into: &mut Vec<T>, patience: Duration, wanted: usize) {
         self.sleep(patience, wanted, park_timeout);
         self.take(into);
     }
 
-    /// Sleeps by calling `park`, up to `patience`, until `wanted` items or an urgent item wait. Returns at
-    /// once if they already wait.
+    /// Sleeps by calling `park` until `wanted` items or an urgent item wait, but at most for `patience`.
+    /// Returns at once if they already wait.
     pub fn sleep(&self, patience: Duration, wanted: usize, park: impl FnOnce(Duration)) {
         if patience.is_zero() || !self.is_short_of(wanted) {
             return;
@@ -189,7 +193,7 @@ impl<T> Inbox<T> {
     }
 }
 
-/// A queue from the core to the loop of one shard, which is woken through its task waker.
+/// A queue of items from the core to one shard. The shard is woken through the waker of its task.
 pub struct Outbox<T> {
     waiting: Mutex<Vec<T>>,
     waker: Mutex<Option<Waker>>,
@@ -216,7 +220,7 @@ impl<T> Outbox<T> {
         lock(&self.waiting).is_empty()
     }
 
-    /// Wakes the shard without an item.
+    /// Wakes the shard without adding an item.
     pub fn wake(&self) {
         // The lock is released before the wake-up, because the shard takes the lock as soon as it runs.
         let waker = lock(&self.waker).take();
@@ -225,7 +229,8 @@ impl<T> Outbox<T> {
         }
     }
 
-    /// Moves all items into `into`, which must be empty, and registers the waker for the next item.
+    /// Moves all items into `into`, which must be empty, and registers the waker that the next added item
+    /// wakes.
     pub fn poll(&self, waker: &Waker, into: &mut Vec<T>) {
         *lock(&self.waker) = Some(waker.clone());
         std::mem::swap(&mut *lock(&self.waiting), into);

@@ -7,18 +7,18 @@
 //! * [`long_reads`] registers readers of an old state and keeps compaction from removing the versions that
 //!   they need; `attendance` counts the watches of each shard and records up to which revision the watches
 //!   were notified.
-//! * [`transfer`] sends and receives snapshots, a complete one as [`received`]; [`other_members`] asks the
-//!   members of a cluster before this member is one of them; [`cluster_version`] compares versions; `expiry`
-//!   keeps the deadlines of leases, which [`renewals`] shares with the shards; `arrivals` bounds the
-//!   memory of messages from other members that wait for the core.
+//! * [`transfer`] sends and receives snapshots; [`received`] is a snapshot that was received completely;
+//!   [`other_members`] asks the members of a cluster before this member is one of them; [`cluster_version`]
+//!   compares versions; `expiry` keeps the deadlines of leases, which [`renewals`] shares with the shards;
+//!   `arrivals` bounds the memory of messages from other members that wait for the core.
 //! * [`browsers`] and [`expensive`] decide which client requests are refused: by host and origin, or by
 //!   request rate.
 //! * [`peer_links`] are the connections with the other members: real connections, or those of a simulation.
 //!
-//! The parts of [`core`] decide, each over its own fields, and are tested without a core: writes (`proposals`,
-//! `batching`, `writing`, `apply`, `answers`), reads (`reads`), leases (`leases`), raft (`leadership`,
-//! `membership`, `install`), space (`checkpoints`, `removal`, `segments`, `room`), trouble (`alarms`,
-//! `parked`).
+//! The parts of [`core`] decide, each over its own fields, and are tested without a core: writes
+//! (`proposals`, `batching`, `writing`, `apply`, `answers`), reads (`reads`), leases (`leases`), raft
+//! (`leadership`, `membership`, `install`), space (`checkpoints`, `removal`, `segments`, `room`), failures
+//! (`alarms`, `parked`).
 //!
 //! The crate does not know gRPC, watches or HTTP pages. Invariants: I2 (only the core writes), I3 (the
 //! core answers a write after the sync), I14; a turn of the core is bounded.

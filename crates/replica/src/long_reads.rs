@@ -2,9 +2,9 @@
 //!
 //! Large ranges and snapshots for clients, calls that wait for the disk, answers of writes, hashes,
 //! checkpoints and transfers to other members read the state of one moment slice by slice from the newest
-//! view ([`machine::AsOf`]). Each such reader is registered here with the versions that it needs, for as long
-//! as it lives. The core asks before it physically removes versions. A reader that delays the removal for
-//! longer than its patience is ended: at its next slice it finds that it was overtaken.
+//! view ([`machine::AsOf`]). Each such reader is registered here, as long as it lives, with the versions that
+//! it needs. Before the core physically removes versions, it checks here which ones are needed. A reader that
+//! delays the removal for longer than [`Reader::patience`] is ended: its next slice fails.
 //!
 //! A long reader delays the removal of versions that compactions have made unreadable since it began. It does
 //! not cost memory for data written while it runs.
@@ -22,25 +22,26 @@ use crate::shared::{Published, Shared};
 /// The kind of a reader that reads an old state slice by slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reader {
-    /// A range on its way to a client, an answer of a write that holds previous values, or a call that waits
-    /// for the disk.
+    /// A range on its way to a client, the reply to a write with previous values, or a call that waits for
+    /// the disk.
     Range,
-    /// HashKV, Hash, a comparison with another member, or the hash of a compaction.
+    /// HashKV, Hash, the comparison with another member, or the hash of a compaction.
     Hash,
-    /// A snapshot for a client, or the state of this member on which a received one builds.
+    /// A snapshot for a client, or this member's state on which a state being received builds.
     Snapshot,
-    /// The state on its way to another member. Its patience counts from its last slice: a database is sent
-    /// whole each time, so a transfer that takes longer than any fixed time would never arrive.
+    /// The state on its way to another member. Its patience counts from its last slice. A limit for the whole
+    /// transfer would not do, because a database that takes longer could never be sent: each attempt begins
+    /// at its start.
     Transfer,
     /// A checkpoint.
     Checkpoint,
-    /// A synced watch whose events could not be delivered all at once.
+    /// A synced watch whose events could not be delivered at once.
     Watch,
 }
 
 impl Reader {
     /// Returns the time for which a reader of this kind may delay the removal of compacted versions, counted
-    /// from its beginning, or for [`Reader::Transfer`] from its last slice (COMPAT-79, COMPAT-80).
+    /// from its beginning or, for [`Reader::Transfer`], from its last slice (COMPAT-79, COMPAT-80).
     pub fn patience(self) -> Duration {
         Duration::from_secs(match self {
             Reader::Watch => 60,
@@ -51,7 +52,7 @@ impl Reader {
     }
 }
 
-/// The open readers that read an old state slice by slice, and the versions that each keeps from removal.
+/// The open readers of old states, and the versions that each of them keeps from removal.
 #[derive(Default)]
 pub struct LongReads {
     open: Mutex<Open>,
@@ -60,10 +61,10 @@ pub struct LongReads {
 #[derive(Default)]
 struct Open {
     readers: BTreeMap<u64, Entry>,
-    /// Ids of all readers, ordered by the oldest revision that each keeps. The core asks often, and must not visit
-    /// readers that do not delay a removal.
+    /// Ids of all readers, ordered by [`Entry::keeps`], so that the core, which checks often, visits only
+    /// readers that delay a removal.
     by_keeps: BTreeSet<(Revision, u64)>,
-    /// Time before which no reader exceeds its patience.
+    /// Time before which no reader has exceeded its patience.
     due: Option<Instant>,
     next: u64,
     /// Number of times that [`LongReads::removable`] has searched all readers for those that exceeded their
@@ -85,21 +86,21 @@ struct Entry {
     since: Instant,
     /// Time from which the patience of the reader counts.
     patient_since: Instant,
-    /// Compact revision up to which the reader allows removal.
+    /// Compact revision up to which this reader allows removal.
     keeps: Revision,
 }
 
 impl Entry {
-    /// Returns the time from which on the reader may be ended.
+    /// Returns the time from which on the reader may be ended if it delays a removal.
     fn due(&self) -> Instant {
         self.patient_since + self.reader.patience()
     }
 }
 
-/// Limit of a removal, as [`LongReads::removable`] returns it.
+/// Limit of a removal, returned by [`LongReads::removable`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Removable {
-    /// Removal may go as far as a compaction at this revision would.
+    /// Versions may be removed that a compaction at this revision would remove.
     pub through: Revision,
     /// Number of readers that were ended to allow the removal.
     pub overtaken: usize,
@@ -110,8 +111,8 @@ impl LongReads {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers a reader, and returns its number. Nothing is removed until the reader has set which versions
-    /// it needs.
+    /// Registers a reader, and returns its number. Nothing is removed until [`LongReads::needs`] says which
+    /// versions the reader needs.
     fn begin(&self, reader: Reader, since: Instant) -> u64 {
         let mut open = self.open();
         open.next += 1;
@@ -123,7 +124,7 @@ impl LongReads {
         number
     }
 
-    /// Sets which versions a reader needs. Returns false if the reader was ended.
+    /// Sets the compact revision up to which a reader allows removal. Returns false if the reader was ended.
     fn needs(&self, number: u64, keeps: Revision) -> bool {
         let Open { readers, by_keeps, .. } = &mut *self.open();
         let Some(entry) = readers.get_mut(&number) else { return false };
@@ -133,7 +134,7 @@ impl LongReads {
         true
     }
 
-    /// Records that a reader has read another slice.
+    /// Records that a reader has begun another slice, from which the patience of a transfer counts.
     fn came_on(&self, number: u64, now: Instant) {
         if let Some(entry) = self.open().readers.get_mut(&number)
             && entry.reader == Reader::Transfer
@@ -142,8 +143,9 @@ impl LongReads {
         }
     }
 
-    /// Registers a reader with the state that `load` returns and the compact revision that it needs. If all
-    /// readers were ended in the meantime, that state may have been replaced; then it registers again.
+    /// Registers a reader of the state that `load` returns, together with the compact revision that the state
+    /// needs. If all readers were ended in the meantime, that state may have been replaced, so it is loaded
+    /// again for a new registration.
     fn begin_with<T>(
         &self,
         reader: Reader,
@@ -151,8 +153,9 @@ impl LongReads {
         mut load: impl FnMut() -> (T, Revision),
     ) -> (u64, T) {
         loop {
-            // Registered before the state is loaded: versions removed earlier are already compacted in the
-            // loaded view; and nothing is removed until the reader has set which versions it needs.
+            // The reader is registered before the state is loaded. Versions removed earlier are already
+            // compacted in the loaded view, and from the registration on nothing is removed until `needs` is
+            // called.
             let number = self.begin(reader, now());
             let (loaded, keeps) = load();
             if self.needs(number, keeps) {
@@ -165,14 +168,14 @@ impl LongReads {
         self.open().end(number);
     }
 
-    /// Returns how far the removal of a compaction at `wanted` may go. Ends readers that delay it and have
-    /// exceeded their patience.
+    /// Returns how far the removal of a compaction at `wanted` may go. Ends readers that delay the removal
+    /// and have exceeded their patience.
     pub fn removable(&self, wanted: Revision, now: Instant) -> Removable {
         let mut open = self.open();
         let mut overtaken = Vec::new();
         let is_blocked = open.by_keeps.first().is_some_and(|(keeps, _)| *keeps < wanted);
-        // The core asks often, and many readers may be open. The search is skipped while no reader can have
-        // exceeded its patience, or none delays the removal.
+        // The core calls this often, and many readers may be open. So they are searched only if some reader
+        // delays the removal and some reader may have exceeded its patience.
         if is_blocked && open.due.is_some_and(|due| now >= due) {
             let is_over = |number: &u64| open.readers.get(number).is_some_and(|entry| now >= entry.due());
             let in_the_way = open.by_keeps.range(..(wanted, 0)).map(|(_, number)| *number);
@@ -188,7 +191,7 @@ impl LongReads {
         Removable { through, overtaken: overtaken.len() }
     }
 
-    /// Ends all readers, because the state that they read was replaced. Returns the number of readers ended.
+    /// Ends all readers, because the state that they read was replaced. Returns the number of ended readers.
     pub fn end_all(&self) -> usize {
         let mut open = self.open();
         open.by_keeps.clear();
@@ -199,14 +202,14 @@ impl LongReads {
     /// Returns the number of open readers, and the time at which the oldest of them began.
     pub fn figures(&self) -> (usize, Option<Instant>) {
         let open = self.open();
-        // Numbers are assigned in the order in which readers begin.
+        // Numbers are assigned in the order in which readers begin, so the first reader is the oldest.
         (open.readers.len(), open.readers.values().next().map(|entry| entry.since))
     }
 }
 
-/// A reader's registration, which ends on drop.
+/// Registration of a reader, which ends when it is dropped.
 struct Registered {
-    /// Weak, because a reader may outlive the member for a short time.
+    /// Weak reference, because a reader may live a little longer than the member.
     shared: Weak<Shared>,
     reads: Arc<LongReads>,
     number: u64,
@@ -220,7 +223,7 @@ impl Newest for Registered {
     }
 
     fn needs(&self, moment: &Moment) {
-        // A reader that was ended notices it at its next slice.
+        // A reader that was ended gets an error at its next slice, so the result is not needed here.
         let _ = self.reads.needs(self.number, moment.keeps());
     }
 }
@@ -237,9 +240,10 @@ impl Shared {
         Registered { shared: Arc::downgrade(self), reads: Arc::clone(&self.data.long_reads), number }
     }
 
-    /// Returns a reader of the newest state, for reading slice by slice from any thread; and the published
-    /// state of the same moment, which the caller should drop soon: its view answers some questions directly,
-    /// such as counts, for which the reader would have to walk the index.
+    /// Returns a reader of the newest state, for reading slice by slice from any thread, and the published
+    /// state of the same moment. The view in the published state answers some questions directly, such as
+    /// counts, for which the reader would have to walk the index. The caller should drop it soon, because a
+    /// view keeps memory.
     pub fn read_long(self: &Arc<Shared>, reader: Reader) -> (AsOf, Arc<Published>) {
         let (number, (state, moment)) = self.data.long_reads.begin_with(
             reader,
@@ -255,9 +259,9 @@ impl Shared {
         (AsOf::new(moment, Arc::new(Registered { shared, reads, number })), state)
     }
 
-    /// Returns a reader of a view just published, for reading slice by slice; `moment` selects everything
-    /// that is physically present, or only what is readable. Only the core, before its next removal, can rely
-    /// on the versions being present; a shard may find them removed.
+    /// Returns a reader of a view just published, for reading slice by slice; `moment` determines whether the
+    /// reader sees everything that is physically present, or only what is readable. Only the core may call
+    /// this, before its next removal; on another thread the versions may already be removed.
     pub fn read_long_at(self: &Arc<Shared>, reader: Reader, moment: Moment) -> AsOf {
         let registered = self.register(reader);
         registered.needs(&moment);
@@ -297,7 +301,7 @@ mod tests {
         reads.begin(Reader::Checkpoint, start);
         assert_eq!(reads.end_all(), 1);
         assert_eq!(removable(100, 0), (100, 0));
-        // What an ended reader needs does not count.
+        // The versions that an ended reader needs are no longer kept.
         let ended = reads.begin(Reader::Range, start);
         reads.end(ended);
         assert!(!reads.needs(ended, Revision(10)));
@@ -332,7 +336,7 @@ mod tests {
             reads.removable(Revision(100), minutes(110)),
             Removable { through: Revision(100), overtaken: 1 }
         );
-        // An ended reader is not revived.
+        // A reader that was ended stays ended.
         reads.came_on(transfer, minutes(111));
         assert!(!reads.needs(transfer, Revision(50)));
     }

@@ -1,5 +1,5 @@
-//! Requests to another member before this one is in a cluster with it: who its members are, and which
-//! versions they run. The requests block, and use connections of their own.
+//! Requests to a member of a cluster that this member has not joined yet: for the cluster's members, and for
+//! the versions that they run. The requests block, and use their own connections.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -12,28 +12,28 @@ use machine::{Member, MemberError};
 use peer::RequestError;
 use tls::ClientTls;
 
-/// Error for which another member's list of members or its version is not known.
+/// Reason why the list of members or the version of another member could not be read.
 #[derive(Debug)]
 pub enum AnswerError {
-    /// The member does not answer.
+    /// The other member does not answer.
     Request(RequestError),
-    /// The member answers with another status than 200.
+    /// The other member answers with a status other than 200.
     Status {
         /// The URL that was requested.
         from: String,
-        /// The status of the answer.
+        /// The status of the response.
         status: http::StatusCode,
     },
-    /// The answer does not name a cluster.
+    /// The response does not contain a cluster id.
     NoCluster {
         /// The URL that was requested.
         from: String,
     },
-    /// The answer cannot be decoded.
+    /// The response cannot be decoded.
     Body {
         /// The URL that was requested.
         from: String,
-        /// Reason for which the answer cannot be used.
+        /// Reason why the response cannot be used.
         error: BodyError,
     },
 }
@@ -65,12 +65,12 @@ impl std::error::Error for AnswerError {
     }
 }
 
-/// Error for which a member's answer about its cluster or version cannot be used.
+/// Reason why a member's response about its cluster or version cannot be used.
 #[derive(Debug)]
 pub enum BodyError {
     /// The body is not JSON, or has an unexpected structure.
     Json(serde_json::Error),
-    /// The body contains an entry that is not a member.
+    /// The body contains an invalid member.
     Member(MemberError),
     /// The body contains no version.
     NoVersion,
@@ -96,11 +96,12 @@ impl std::error::Error for BodyError {
     }
 }
 
-/// Returns the member with these peer URLs, in any order: the one that has the same texts, or, if there is
-/// none, the only one whose URLs lead to the same addresses. `peer_urls` returns the peer URLs of a member.
+/// Returns the member with these peer URLs, in any order. A member with the same URL texts is preferred; if
+/// there is none, the member whose URLs lead to the same addresses is returned, provided that it is the only
+/// one. `peer_urls` returns the peer URLs of a member.
 ///
-/// A host name counts with all of its addresses, because the resolver may return them in another order each
-/// time. One of two URLs may lead to a part of the other one's addresses only:
+/// All addresses of a host name are compared, because the resolver may return them in a different order each
+/// time. Two URLs are the same if the addresses of one of them include all addresses of the other:
 ///
 /// ```text
 /// http://two.example:2380   10.0.0.2:2380, 172.17.0.1:2380
@@ -117,7 +118,7 @@ pub fn member_at<'m, M>(
     })
 }
 
-/// Does what [`member_at`] does, with this resolver of a host and port.
+/// Finds a member like [`member_at`], with `resolve` as the resolver of a host and port.
 fn member_resolved<'m, M>(
     members: &'m [M],
     peer_urls: impl Fn(&M) -> &[String],
@@ -140,14 +141,16 @@ fn member_resolved<'m, M>(
     found.next().filter(|_| found.next().is_none())
 }
 
-/// Text of a URL, and the addresses to which it leads; for a Unix socket, the host in the URL.
+/// Text of a URL, and the addresses to which it leads. For a Unix socket the host in the URL is used as the
+/// address.
 struct Destination {
     text: String,
     addresses: BTreeSet<String>,
 }
 
 impl Destination {
-    /// Returns `None` if the text is not a URL of a member, or if its host has no address.
+    /// Returns the destination of a URL; `None` if the text is not a URL of a member, or if its host has no
+    /// address.
     fn of(text: &str, resolve: impl Fn(&str, u16) -> Option<Vec<SocketAddr>>) -> Option<Destination> {
         let url = Url::parse(text).ok()?;
         let addresses: BTreeSet<String> = if url.scheme().is_unix() {
@@ -163,7 +166,7 @@ impl Destination {
     }
 }
 
-/// Returns true if each destination of `a` has one of its own in `b` that is the same, and none of `b` is
+/// Returns true if the destinations of `a` and `b` can be paired so that each pair is the same and none is
 /// left over.
 fn are_paired(mut a: Vec<Destination>, b: &[Destination]) -> bool {
     let mut b: Vec<_> = b.iter().collect();
@@ -176,7 +179,8 @@ fn are_paired(mut a: Vec<Destination>, b: &[Destination]) -> bool {
             None => true,
         });
     };
-    // The closest pairs come first, so that no other destination takes their place.
+    // Equal texts are paired first, then equal addresses, so that a partial match does not take the partner
+    // of an exact one.
     pair_off(|one, other| one.text == other.text);
     pair_off(|one, other| one.addresses == other.addresses);
     pair_off(Destination::is_same);
@@ -201,7 +205,7 @@ fn get(
 ///
 /// # Errors
 ///
-/// The member does not answer, or the answer cannot be used.
+/// Returns an error if the member does not answer, or the response cannot be used.
 pub fn members_of(
     url: &str,
     timeout: Duration,
@@ -219,11 +223,11 @@ pub fn members_of(
     Ok((cluster_id, members))
 }
 
-/// Decodes the list of members in a member's answer.
+/// Decodes the list of members in a member's response.
 ///
 /// # Errors
 ///
-/// The body is not a list of members.
+/// Returns an error if the body is not a list of members.
 pub fn read_members(body: &[u8]) -> Result<Vec<Member>, BodyError> {
     let members: Vec<serde_json::Value> = serde_json::from_slice(body).map_err(BodyError::Json)?;
     let read = |member: &serde_json::Value| Member::from_json(member.to_string().as_bytes());
@@ -234,7 +238,7 @@ pub fn read_members(body: &[u8]) -> Result<Vec<Member>, BodyError> {
 ///
 /// # Errors
 ///
-/// The member does not answer, or the answer cannot be used.
+/// Returns an error if the member does not answer, or the response cannot be used.
 pub fn version_of(
     url: &str,
     timeout: Duration,
@@ -245,11 +249,11 @@ pub fn version_of(
         .map_err(|error| AnswerError::Body { from: format!("{url}/version"), error })
 }
 
-/// Decodes the versions in a member's answer: its own and its cluster's.
+/// Decodes a member's response: the version of the member and the version of its cluster.
 ///
 /// # Errors
 ///
-/// The body is not JSON, or contains no versions.
+/// Returns an error if the body is not JSON, or contains no versions.
 pub fn read_versions(body: &[u8]) -> Result<(String, String), BodyError> {
     let value: serde_json::Value = serde_json::from_slice(body).map_err(BodyError::Json)?;
     let text = |name: &str| value[name].as_str().map(str::to_owned);
@@ -276,8 +280,8 @@ mod tests {
         (1..).zip(urls).map(member).collect()
     }
 
-    /// Returns the id of the member at these URLs. Names resolve as a table says; the order of the addresses
-    /// of a name is reversed by each lookup.
+    /// Returns the id of the member at these URLs. A table defines the addresses of names; each lookup
+    /// reverses their order.
     fn at(members: &[Member], urls: &[&str]) -> Option<u64> {
         let lookups = std::cell::Cell::new(0);
         let resolve = |host: &str, port: u16| {
@@ -331,7 +335,8 @@ mod tests {
         assert_eq!(at(&members, &["http://all.example:2380"]), None);
         let members = self::members([&["http://two.example:2380"], &["http://three.example:2380"]]);
         assert_eq!(at(&members, &["http://172.17.0.1:2380"]), None);
-        // A host name that has no address does not matter if the texts are the same, nor in another member.
+        // A host name without an address does no harm if the texts are the same, or if it belongs to another
+        // member.
         let members = self::members([&["http://unknown.example:2380"], &["http://two.example:2380"]]);
         assert_eq!(at(&members, &["http://unknown.example:2380"]), Some(1));
         assert_eq!(at(&members, &["http://10.0.0.2:2380"]), Some(2));

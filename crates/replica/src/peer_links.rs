@@ -1,4 +1,4 @@
-//! Connections with the other members, as the core and the services use them.
+//! Interface of the connections with the other members, as the core and the services use it.
 
 use std::pin::Pin;
 use std::time::{Duration, Instant};
@@ -7,24 +7,25 @@ use api::raftpb;
 use bytes::Bytes;
 use peer::{Figures, Peers, RequestError, SnapshotSource, Target};
 
-/// Future of the response to an HTTP request outside of raft, or of the error that prevented a response.
+/// Future of the response to an HTTP request that is not a raft message, or of the error that prevented a
+/// response.
 pub type ResponseFuture = Pin<Box<dyn Future<Output = Result<http::Response<Bytes>, RequestError>> + Send>>;
 
 /// Carries messages, snapshots and requests to the other members. No method blocks.
 ///
-/// In a running member this is [`peer::Peers`]; a member that tests step by hand has another implementation.
-/// Messages from the other members arrive through [`peer::Handler`].
+/// In a running member the implementation is [`peer::Peers`]. A member that tests run step by step has
+/// another implementation. Messages from the other members arrive through [`peer::Handler`].
 pub trait PeerLinks: Send + Sync + 'static {
-    /// Sends messages to the members that the messages name. Messages to one member arrive in order or not at
-    /// all.
+    /// Sends messages to the members that the messages name. Messages to one member arrive in order; some may
+    /// be lost.
     fn send(&self, messages: Vec<raftpb::Message>);
 
     /// Replaces the list of the other members and their peer URLs.
     fn set_members(&self, members: Vec<(u64, Vec<String>)>);
 
     /// Sends a snapshot: a MsgSnap with metadata, and the data that `source` produces after the receiver has
-    /// reported which data it has (`GET /mainstay/snapshot`). The implementation has to report the outcome to
-    /// [`peer::Handler::snapshot_sent`].
+    /// reported which data it already has (`GET /mainstay/snapshot`). The implementation has to report the
+    /// outcome to [`peer::Handler::snapshot_sent`].
     fn send_snapshot(&self, message: raftpb::Message, source: Box<dyn SnapshotSource>);
 
     /// Returns the time since which the member has been reachable without interruption, by this member's
@@ -35,11 +36,11 @@ pub trait PeerLinks: Send + Sync + 'static {
     /// its release before its first message at the latest; `None` before that.
     fn release(&self, id: u64) -> Option<(u32, u32)>;
 
-    /// Sends a request outside of raft. A response with any status counts as success; a response that does
-    /// not arrive within `timeout` is an error.
+    /// Sends an HTTP request that is not a raft message. A response with any status counts as success. If no
+    /// response arrives within `timeout`, returns an error.
     fn request(&self, target: Target, request: http::Request<Bytes>, timeout: Duration) -> ResponseFuture;
 
-    /// Returns the counters since the start.
+    /// Returns counters of the connections since the start.
     fn figures(&self) -> Figures;
 
     /// Stops sending and receiving, without waiting for open transfers.

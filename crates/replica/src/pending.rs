@@ -1,5 +1,6 @@
 //! Requests that one shard has sent to the core and that are not answered yet: [`Pending::ask`] returns a
-//! future of the reply. The requests go to the core together at the end of the shard's turn.
+//! future of the reply. The requests of one turn of the shard are sent to the core together at the end of the
+//! turn.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -29,12 +30,12 @@ struct Slot {
     generation: u32,
     state: State,
     deadline: Instant,
-    /// Time at which the request was made, if it is a proposal; otherwise `None`.
+    /// Time at which the request was made if it is a proposal; otherwise `None`.
     proposed: Option<Instant>,
 }
 
-/// The open requests of one shard, and the requests that go to the core at the end of this turn of the
-/// shard's loop.
+/// The open requests of one shard, and the requests that are sent to the core at the end of this turn of the
+/// shard.
 pub struct Pending {
     shared: Arc<Shared>,
     shard: u16,
@@ -44,27 +45,28 @@ pub struct Pending {
     flusher: Cell<Option<Waker>>,
     /// Time of the last lease grant or renewal by a client of this shard.
     leases_kept: Cell<Option<Instant>>,
-    /// Messages that the shard had received and bytes that it had sent at the time of the last write.
+    /// Number of messages that the shard had received, and of bytes that it had sent, at the time of the last
+    /// write.
     traffic: Cell<(u64, u64)>,
-    /// Number of consecutive writes between which the shard received nothing else and sent nothing but their
-    /// answers.
+    /// Number of consecutive lone writes: between two of them the shard received nothing else and sent
+    /// nothing but the replies to them.
     writes_alone: Cell<u32>,
 }
 
-/// Maximum bytes sent between two writes of a lone writer. More bytes indicate a snapshot stream, whose
-/// pieces would have to wait for each sync.
+/// Maximum bytes sent between two writes of a lone writer. More bytes come from a stream such as a snapshot,
+/// whose pieces would have to wait for each sync.
 const GIVEN_ALONE: u64 = 16 << 10;
 
-/// Number of consecutive lone writes after which a shard does the core's work on its own thread. Before that
-/// the shard may serve other traffic, which would have to wait for each sync.
+/// Number of consecutive lone writes after which a shard runs the core's turns on its own thread. With fewer
+/// of them, the shard may have other traffic, which would have to wait for each sync.
 const WRITES_ALONE: u32 = 16;
-/// Time after a lease grant or renewal during which a shard does none of the core's work. A renewal must not
-/// wait for a stalled disk, because a client gives up a lease when it hears nothing for the TTL. Clients
-/// renew every third of the TTL, so leases with a TTL of up to three times this duration renew within it.
+/// Time after a lease grant or renewal during which a shard runs no turn of the core. A renewal must not wait
+/// for a disk that hangs, because a client gives up a lease if it gets no answer for the TTL. Clients renew
+/// every third of the TTL, so leases with a TTL of up to three times this duration are renewed within it.
 const LEASES_KEPT: Duration = Duration::from_secs(60);
 
 impl Pending {
-    /// Returns a table without open requests for this shard.
+    /// Returns the table of this shard, without open requests.
     pub fn new(shared: Arc<Shared>, shard: u16) -> Rc<Pending> {
         Rc::new(Pending {
             shared,
@@ -79,11 +81,12 @@ impl Pending {
         })
     }
 
-    /// Sends the core a request, which `ask` builds from the id that the reply will carry. Returns a future of the reply.
+    /// Sends a request to the core. `ask` builds the request from the id with which the reply will be marked.
+    /// Returns a future of the reply.
     ///
     /// # Errors
     ///
-    /// etcd's `too many requests`, if too many requests of this shard are open.
+    /// Returns etcd's `too many requests` if too many requests of this shard are open.
     pub fn ask<R: Into<CoreRequest>>(
         self: &Rc<Self>,
         ask: impl FnOnce(RequestId) -> R,
@@ -91,11 +94,11 @@ impl Pending {
         self.ask_at(self.shared.member.clock.now(), ask)
     }
 
-    /// Does the same as [`Pending::ask`] for callers that already know the time.
+    /// Sends a request like [`Pending::ask`], for callers that already know the time.
     ///
     /// # Errors
     ///
-    /// The errors of [`Pending::ask`].
+    /// As for [`Pending::ask`].
     pub fn ask_at<R: Into<CoreRequest>>(
         self: &Rc<Self>,
         now: Instant,
@@ -122,7 +125,7 @@ impl Pending {
         Ok(PendingReply { pending: Rc::clone(self), slot })
     }
 
-    /// Sends a request without a reply to the core.
+    /// Sends a request to the core that gets no reply.
     pub fn tell(&self, request: impl Into<CoreRequest>) {
         self.outgoing.borrow_mut().push(request.into());
         if let Some(flusher) = self.flusher.take() {
@@ -130,13 +133,13 @@ impl Pending {
         }
     }
 
-    /// Sends the core the requests made since the last call. A separate task polls this after the tasks that
-    /// were ready before it. If the shard serves a single writing client, the core's work may run inside this
-    /// call, which then takes as long as a sync. `shard` has the counters of this shard.
+    /// Sends the core the requests made since the last call. A separate task polls this method after the
+    /// tasks that were ready before it. If the shard serves a single writing client, a turn of the core may
+    /// run inside this call, which then takes as long as a sync. `shard` has the counters of this shard.
     pub fn poll_flush(&self, context: &mut Context<'_>, shard: &ShardCounters) {
         let mut outgoing = self.outgoing.borrow_mut();
-        // A login may wait to share a batch with other commands, and a read or renewal may wait for the next
-        // round while a round is in flight.
+        // Not urgent are logins, which may wait to share a batch, and reads or renewals while a round is in
+        // flight, because they share the next round.
         let urgent = outgoing.iter().any(|request| match request {
             CoreRequest::Client(ClientRequest::Propose { writer: Writer::Login(_), .. }) => false,
             CoreRequest::Client(ClientRequest::Propose { writer: Writer::Port(_), .. }) => {
@@ -165,7 +168,7 @@ impl Pending {
         }
     }
 
-    /// Records that a client of this shard has a lease granted or renewed.
+    /// Records that a lease was granted or renewed for a client of this shard.
     pub fn note_lease(&self, now: Instant) {
         self.leases_kept.set(Some(now));
     }
@@ -175,8 +178,8 @@ impl Pending {
         self.leases_kept.get().is_some_and(|at| now.saturating_duration_since(at) < LEASES_KEPT)
     }
 
-    /// Returns true if `outgoing` is one write on the only connection of this shard, if the shard has
-    /// recently received nothing but such writes, and if another shard exists to serve new connections.
+    /// Returns true if `outgoing` is a single write on the only connection of this shard, the shard has
+    /// recently received nothing but such writes, and another shard exists that can serve new connections.
     fn is_of_one_writer(&self, outgoing: &[CoreRequest], shard: &ShardCounters) -> bool {
         if outgoing.is_empty() {
             return false;
@@ -196,7 +199,8 @@ impl Pending {
         self.writes_alone.get() > WRITES_ALONE
     }
 
-    /// Delivers a reply to the call that waits for it; drops a reply that arrives after its call has ended.
+    /// Delivers a reply to the call that waits for it. A reply that arrives after its call has ended is
+    /// dropped.
     pub fn answered(&self, reply: Reply) {
         let mut slots = self.slots.borrow_mut();
         let Some(slot) = slots.get_mut(reply.request_id.slot as usize) else { return };
@@ -212,7 +216,7 @@ impl Pending {
         }
     }
 
-    /// Ends requests whose deadline has passed with etcd's timeout error.
+    /// Ends the requests whose deadline has passed. Their calls get etcd's timeout error.
     pub fn sweep(&self, now: Instant) {
         for slot in self.slots.borrow_mut().iter_mut() {
             if now >= slot.deadline

@@ -1,12 +1,12 @@
-//! Lease deadlines shared between the core and the shards. A shard renews a lease by itself when the core
-//! would only move the deadline. On a member that is the only voter, most renewals therefore need no other
+//! Lease deadlines shared between the core and the shards. A shard renews a lease without the core if the
+//! core would only move the deadline. So on a member that is the only voter, most renewals need no other
 //! thread.
 //!
-//! The core allows this only while no other member can lead: among several voters, a leader has to ask a
-//! quorum first, which only the core can do. The first renewal of each lease always goes to the core, which
-//! then allows the shards to renew the lease alone. The permission ends when the lease is gone, or when a
-//! lease checkpoint (its remaining time, recorded in the log) is about to be made, because a renewal then has
-//! to clear the checkpoint.
+//! The core allows this only while no other member can lead. Otherwise the leader first has to confirm its
+//! leadership with a quorum, which only the core can do. The first renewal of each lease always goes to the
+//! core, which then allows the shards to renew the lease alone. The permission ends when the lease is gone,
+//! or when a lease checkpoint (its remaining time, recorded in the log) is about to be made, because a
+//! renewal then has to clear the checkpoint.
 //!
 //! # Example: lease 7 with a TTL of 100 s, renewed every 30 s
 //!
@@ -18,8 +18,8 @@
 //!  91 s  the shard asks the core, which answers once an entry that clears the checkpoint is applied
 //! ```
 //!
-//! The core reads the deadline and withdraws the permission under one lock. Otherwise a shard could confirm a
-//! renewal between the two steps, and the checkpoint would let the next leader end the lease too early.
+//! The core reads the deadline and withdraws the permission under one lock. Otherwise a shard could renew the
+//! lease between the two steps, and the checkpoint would let the next leader end the lease too early.
 
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Instant;
@@ -28,11 +28,11 @@ use numbers::{LeaseId, Seconds};
 
 use crate::expiry::Expiry;
 
-/// Number of attempts to lock the deadlines before a shard asks the core instead: about a microsecond in
-/// total.
+/// Number of attempts to lock the deadlines, about a microsecond in total, after which a shard leaves the
+/// renewal to the core.
 const TRIES: usize = 64;
 
-/// Deadlines of leases, and a flag that says if shards may move them.
+/// Deadlines of leases, and a flag that says whether shards may move them.
 struct Deadlines {
     expiry: Expiry,
     is_open: bool,
@@ -42,14 +42,14 @@ struct Deadlines {
 pub struct Renewals(Mutex<Deadlines>);
 
 impl Renewals {
-    /// Returns renewals without leases, which shards may not use yet.
+    /// Returns a value without leases, in which shards may not renew.
     pub fn new(now: Instant) -> Renewals {
         Renewals(Mutex::new(Deadlines { expiry: Expiry::new(now), is_open: false }))
     }
 
     /// Renews a lease if that needs no other thread. Returns the TTL in seconds to report to the client;
-    /// `None` if the caller has to ask the core. Does not wait while the core holds the lock, because the
-    /// core may process thousands of leases under it.
+    /// `None` if the core has to renew it. Does not wait while the core holds the lock, because the core may
+    /// process thousands of leases under the lock.
     pub fn renew(&self, id: LeaseId, now: Instant) -> Option<Seconds> {
         let mut deadlines = self.try_lock()?;
         if deadlines.is_open { deadlines.expiry.renew_alone(id, now) } else { None }
@@ -60,7 +60,7 @@ impl Renewals {
             match self.0.try_lock() {
                 Ok(deadlines) => return Some(deadlines),
                 Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
-                // Another shard is renewing a lease, which takes less time than asking the core.
+                // Another shard is renewing a lease, which takes less time than a request to the core.
                 Err(TryLockError::WouldBlock) => std::hint::spin_loop(),
             }
         }
@@ -69,12 +69,12 @@ impl Renewals {
 
     fn lock(&self) -> MutexGuard<'_, Deadlines> {
         // Outside of tests a panic under this lock stops the process. The data under the lock is consistent
-        // even after a panic.
+        // even after a panic, so a poisoned lock can be used.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Allows or forbids renewals by shards. After this returns with `false`, no shard renews a lease any
-    /// more.
+    /// Allows or forbids renewals by shards. After a call with `false` has returned, no shard renews a lease
+    /// any more.
     pub(crate) fn set_open(&self, is_open: bool) {
         self.lock().is_open = is_open;
     }

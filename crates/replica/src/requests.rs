@@ -23,8 +23,8 @@ use crate::inbox::Inbox;
 use crate::received::ReceivedState;
 use crate::stages::RoundTimes;
 
-/// Identifies a request that waits for its reply: a slot among the open requests of one shard. The generation keeps a
-/// late reply from a newer request that uses the same slot.
+/// Id of a request that waits for its reply: a slot among the open requests of one shard. The generation
+/// keeps a late reply from being delivered to a newer request in the same slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestId {
     /// Number of the shard that waits for the reply.
@@ -35,7 +35,7 @@ pub struct RequestId {
     pub generation: u32,
 }
 
-/// A request to the core, or an event for the core, sorted by its source.
+/// A request to the core, or an event for the core, by its source.
 pub enum CoreRequest {
     /// A client's request, from a shard.
     Client(ClientRequest),
@@ -45,17 +45,17 @@ pub enum CoreRequest {
     Storage(StorageRequest),
     /// A request of this member's monitor, or of the process that stops the member.
     Control(ControlRequest),
-    /// A request from a thread that is not a shard. The core calls the closure with a request id to get the
-    /// request, and sends the reply through the channel.
+    /// A request from a thread that is not a shard. The core calls the closure with a request id, which
+    /// returns the actual request, and sends the reply through the channel.
     Outside(oneshot::Sender<Reply>, Box<dyn FnOnce(RequestId) -> CoreRequest + Send>),
 }
 
-/// Approximate identity of the client connection that sent a command: the client's port.
+/// The client connection that sent a command, approximately identified by the client's port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Writer {
     /// A command other than a login.
     Port(u16),
-    /// A login. No other command waits for logins to share its batch.
+    /// A login. Logins may wait to share a batch with other logins, and no other command waits for them.
     Login(u16),
 }
 
@@ -66,15 +66,15 @@ pub enum MemberChange {
     Add(Member),
     /// Removes the member with this id.
     Remove(u64),
-    /// Gives a member other peer URLs.
+    /// Replaces the peer URLs of a member.
     Update(Member),
     /// Promotes the learner with this id to a voter.
     Promote(u64),
 }
 
 impl MemberChange {
-    /// Returns true if the refusal `status` depends on the members that exist: a member that has applied more
-    /// entries may accept the change.
+    /// Returns true if the refusal `status` depends on the current members. This member may accept the same
+    /// change after it has applied more entries.
     pub fn is_of_members(status: &Status) -> bool {
         [
             error::MEMBER_EXIST,
@@ -87,21 +87,21 @@ impl MemberChange {
     }
 }
 
-/// Makes a receiver give up the received part of a state whose stream broke off; returns the part if it
-/// exists.
+/// Closure that makes a receiver give up the received part of a state whose stream broke off. It returns the
+/// part, so that the caller can drop it, or `None` if the part no longer exists.
 pub type Forget = Box<dyn FnOnce() -> Option<Box<dyn Any + Send>> + Send>;
 
-/// The effect of a refusal of a membership change.
+/// Consequences of the refusal of a membership change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChangeAttempt {
-    /// The shard retries once this member has applied all earlier changes, so a refusal because of the current
-    /// members ([`MemberChange::is_of_members`]) is neither counted nor logged.
+    /// The shard retries once this member has applied all earlier changes. So a refusal because of the
+    /// current members ([`MemberChange::is_of_members`]) is neither counted nor logged.
     Tentative,
-    /// The client gets the refusal.
+    /// The client gets the refusal, which is counted and logged.
     Final,
 }
 
-/// The content of an answer about a lease.
+/// Content of a reply about a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseDetail {
     /// The remaining time.
@@ -111,7 +111,7 @@ pub enum LeaseDetail {
 }
 
 impl LeaseDetail {
-    /// Returns the detail of an answer with or without keys.
+    /// Returns the content of a reply with or without keys.
     pub fn of(with_keys: bool) -> LeaseDetail {
         if with_keys { LeaseDetail::TimeAndKeys } else { LeaseDetail::Time }
     }
@@ -121,36 +121,38 @@ impl LeaseDetail {
 pub enum ClientRequest {
     /// Replicate a command.
     Propose {
-        /// Id of the request that the reply goes to.
+        /// Id of the request, which the reply carries.
         request_id: RequestId,
-        /// Id inside the command, by which its entry is recognized when it is applied.
+        /// Id inside the command. It identifies the entry of the command when the entry is applied.
         id: u64,
         /// Bytes of an `InternalRaftRequest`.
         data: Bytes,
         /// Client connection of the command, used to estimate how many connections write and how many more
         /// commands will arrive.
         writer: Writer,
-        /// For a compaction: reply only once all versions that it made unreadable are removed.
+        /// True for a compaction whose reply has to wait until all versions that it made unreadable are
+        /// removed.
         wait_removed: bool,
     },
     /// Reply once the newest published state is new enough for a linearizable read.
     Read(RequestId),
     /// Change the membership.
     ChangeMembers(RequestId, MemberChange, ChangeAttempt),
-    /// Hand leadership over to the member with this id.
+    /// Transfer leadership to the member with this id.
     MoveLeader(RequestId, MemberId),
     /// Renew the lease with this id.
     KeepAlive(RequestId, LeaseId),
-    /// Return the remaining time of the lease with this id, and its keys if they are wanted.
+    /// Return the remaining time of the lease with this id and, depending on the detail, its keys.
     TimeToLive(RequestId, LeaseId, LeaseDetail),
     /// Return the keys of the lease with this id, as this member has them.
     LeaseKeys(RequestId, LeaseId),
-    /// Return the keys of the lease with this id, which a user who renews the lease must be allowed to write.
-    /// Answered even while an entry is applied in slices.
+    /// Return the keys of the lease with this id, all of which a user who renews the lease must be allowed to
+    /// write. Answered even while an entry is applied in slices.
     KeysToRenew(RequestId, LeaseId),
-    /// Return the ids of all leases, soonest to expire first.
+    /// Return the ids of all leases, ordered by remaining time, shortest first.
     Leases(RequestId),
-    /// Return the remaining times of these leases; a request has some hundred ids.
+    /// Return the remaining times of these leases. A request has at most
+    /// [`LISTED_AT_ONCE`](crate::core::LISTED_AT_ONCE) ids.
     LeaseTimes(RequestId, Vec<LeaseId>),
     /// Return the whole present state, for a snapshot.
     Image(RequestId),
@@ -164,30 +166,30 @@ impl From<ClientRequest> for CoreRequest {
     }
 }
 
-/// An attempt of another member to send a snapshot of its state.
+/// An attempt of another member to send its state to this member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SnapshotAttempt {
-    /// Number of the attempt, assigned by the receiver.
+    /// Number that this member has assigned to the attempt.
     pub claim: u64,
     /// Id of the sending member.
     pub from: MemberId,
     /// Term in which the sending member leads.
     pub term: Term,
-    /// Bytes that the state takes on the log's disk, as far as they are known, if the sender sends all of it;
-    /// `None` if it sends only the data that this member lacks.
+    /// Upper bound or estimate of the bytes that the state takes on the log's disk, if the sender sends the
+    /// whole state; `None` if it sends only the data that this member lacks.
     pub whole_bytes: Option<u64>,
 }
 
 /// A shortage of space on the log's disk for another member's whole state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shortage {
-    /// Free bytes; 0 if the log itself has found a shortage.
+    /// Free bytes; 0 if the log itself has already found a shortage.
     pub free_bytes: u64,
-    /// Bytes that have to be free.
+    /// Number of bytes that would have to be free.
     pub wanted_bytes: u64,
 }
 
-/// Values of a snapshot that is being received, to be written to the log.
+/// Values of a snapshot that is being received. They are to be written to the log.
 pub struct Placement {
     /// Number of the attempt in which the values arrived.
     pub claim: u64,
@@ -195,8 +197,8 @@ pub struct Placement {
     pub values: Vec<log::Value>,
     /// True if the sender sends its whole state, not only the data that this member lacks.
     pub is_whole: bool,
-    /// Receives the locations of the values, or the shortage of space. The core drops the sender if it cannot
-    /// take the values now.
+    /// Sender for the locations of the values, or for the shortage of space. The core drops it if it cannot
+    /// accept the values now.
     pub done: oneshot::Sender<Result<Vec<(log::ValueId, log::Location)>, Shortage>>,
 }
 
@@ -209,32 +211,32 @@ pub enum PeerRequest {
     /// The process of the member with this id, which was the leader, has ended: its address refuses
     /// connections.
     LeaderEnded(MemberId),
-    /// The state at `index` is sent to a member in etcd's database format, because that member runs etcd.
+    /// This member sends the state at `index` to a member in etcd's database format, because that member runs
+    /// etcd.
     DatabaseOpened {
         /// Id of the receiving member.
         to: MemberId,
         /// Log index of the last entry in the state.
         index: Index,
     },
-    /// A snapshot was delivered to a member, or its sending failed.
+    /// The sending of a snapshot to a member has ended.
     SnapshotSent {
         /// Id of the receiving member.
         to: MemberId,
-        /// True if the member has received all of it.
+        /// True if the member has received the whole snapshot; false if the sending failed.
         delivered: bool,
     },
-    /// Return which parts of the state this member already has, so that the sender of a snapshot can leave
-    /// them out.
+    /// Return which parts of the state this member has, so that the sender of a snapshot can leave them out.
     Holds(RequestId),
-    /// Another member offers its whole state, which does not build on this member's state; reply if it would
-    /// be accepted now.
+    /// Another member offers its whole state, which does not build on this member's state. Reply whether it
+    /// would be accepted now.
     OfferSnapshot(RequestId, SnapshotAttempt),
-    /// Another member begins to send its state; return this member's present state, on which the received one
-    /// builds.
+    /// Another member begins to send its state. Return this member's present state, on which the received
+    /// state builds.
     ReceiveSnapshot(RequestId, SnapshotAttempt),
     /// The stream of the attempt with this number broke off; the attempt may be resumed.
     SnapshotBroken(u64, Forget),
-    /// The attempt continues with a new stream.
+    /// The attempt continues with a new stream; reply whether that is accepted.
     ResumeSnapshot(RequestId, SnapshotAttempt),
     /// The whole state has arrived in the attempt with this number.
     SnapshotReceived(u64, Box<ReceivedState>),
@@ -256,14 +258,14 @@ impl From<PeerRequest> for CoreRequest {
 
 /// An event of the log, the checkpointer or the readers of the disk.
 pub enum StorageRequest {
-    /// The values that the next entry depends on were read, as far as possible.
+    /// The values on which the next entry depends were read, as far as possible.
     ValuesRead,
     /// Entries that a follower needs and that are no longer in memory, or the error of reading them.
     Fetched(Fetch, Fetched),
     /// A checkpoint is durable, or failed.
     Checkpointed(Result<Checkpointed, CheckpointError>),
-    /// Write these live values to the log again, so that their segments can be deleted; signal through the
-    /// sender when the values are written.
+    /// Write these live values to the log again, so that their old segments can be deleted. Signal through
+    /// the sender when the values are written.
     Relocate(Vec<Relocation>, SyncSender<()>),
     /// All values of a relocation order have been moved, or could not be moved.
     Relocated,
@@ -279,14 +281,14 @@ impl From<StorageRequest> for CoreRequest {
 
 /// A request of the monitor, of the corruption checks, or of the process that stops the member.
 pub enum ControlRequest {
-    /// Raise the CORRUPT alarm for the member with this id, whose state differs; 0 if the member is not
-    /// known.
+    /// Raise the CORRUPT alarm for the member with this id, because its state differs. The id 0 means that
+    /// the differing member is not known.
     Corrupt(u64),
     /// Set the cluster version to this version, which all members support.
     ClusterVersion(String),
-    /// End the downgrade to this version: all members run it.
+    /// End the downgrade to this version, because all members run it.
     Downgraded(String),
-    /// Stop cleanly: first make lease checkpoints and hand leadership over.
+    /// Stop cleanly: before the end, make lease checkpoints and transfer leadership.
     Stop,
 }
 
@@ -298,7 +300,7 @@ impl From<ControlRequest> for CoreRequest {
 
 /// The core's reply to a request.
 pub struct Reply {
-    /// Id of the request that is answered.
+    /// Id of the request to which this is the reply.
     pub request_id: RequestId,
     /// Revision of the store when the reply was made.
     pub revision: Revision,
@@ -311,11 +313,12 @@ pub struct Reply {
 // Moves of up to 128 bytes compile to inline instructions, without a call of memcpy.
 const _: () = assert!(size_of::<Reply>() <= 128);
 
-/// Content of a reply. Large and rare parts are boxed, because a reply is moved several times; parts that
-/// many requests ask for are shared by all answers of a turn.
+/// Content of a reply. Large and rare parts are boxed, because a reply is moved several times. Parts that
+/// many requests want are shared by all replies of a turn.
 #[derive(Debug)]
 pub enum ReplyBody {
-    /// Result of a proposal, and the state right after its entry if the answer holds keys and values.
+    /// Outcome of a proposal, and a reader of the state right after its entry if the reply contains keys and
+    /// values.
     Outcome(Result<Outcome, Status>, Option<Box<AsOf>>),
     /// TTL of the renewed lease in seconds; 0 if the lease does not exist.
     KeptAlive(Seconds),
@@ -330,24 +333,24 @@ pub enum ReplyBody {
     },
     /// Keys of a lease.
     LeaseKeys(Arc<SharedMap<Bytes, ()>>),
-    /// Lease ids, soonest to expire first.
+    /// Ids of all leases, ordered by remaining time, shortest first.
     Leases(Arc<[LeaseId]>),
-    /// All leases, if they are too many for the core to sort at once.
+    /// All leases, if they are too many for the core to sort in one turn.
     ManyLeases(Arc<Leases>),
     /// Remaining times of the leases, in the order of the request.
     LeaseTimes(Vec<Duration>),
-    /// A linearizable read may be answered from the newest published state. Holds the times of the ReadIndex
-    /// round that confirmed the read, if a round was needed.
+    /// A linearizable read may be answered from the newest published state. Contains the times of the
+    /// ReadIndex round that confirmed the read, if a round was needed.
     Readable(Option<RoundTimes>),
     /// The membership change is applied.
     MembersChanged,
-    /// The requested member leads now.
+    /// The member that was requested now leads.
     LeaderMoved,
     /// The parts of the state that this member has, and the index of the last entry it has applied.
     Holds(Held, Index),
     /// Hashes of the state after the last entries.
     StateTrail(StateTrail),
-    /// The whole state: leases, alarms and members, and a readable moment of keys and values.
+    /// The whole state: the head with leases, alarms and members, and a reader of keys and values.
     Image(Arc<Head>, Box<AsOf>),
     /// The log's disk has too little space for the state that another member wants to send.
     Shortage(Shortage),

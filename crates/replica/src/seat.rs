@@ -1,11 +1,11 @@
 //! Chooses the thread on which the core works: [`Seat`].
 //!
-//! As a rule the core works on its own thread. But when one client waits for one write, two threads have to
-//! be woken one after the other, for the request and for the answer, which is half of the write's cost apart
-//! from the disk. So a shard that serves nothing else does the core's work on the shard's thread while the
-//! core's thread sleeps.
+//! As a rule the core works on its own thread. But when one client waits for one write, the core's thread has
+//! to be woken for the request and then the shard's thread for the reply. Apart from the disk, this is half
+//! of the cost of the write. So a shard that serves nothing else runs the core's turns on its own thread
+//! while the core's thread sleeps.
 //!
-//! The `interleaving` crate runs this file under a memory model.
+//! The `interleaving` crate also compiles this file and runs it under a model of memory.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::PoisonError;
@@ -14,35 +14,36 @@ use std::time::{Duration, Instant};
 use crate::inbox::Inbox;
 use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering, park_timeout};
 
-/// Maximum number of turns that a borrowing thread does. A write takes two: the first turn writes it to the
-/// log, the second answers it.
+/// Maximum number of turns in a row that a borrowing thread runs. A write takes two turns: the first writes
+/// it to the log, the second answers it.
 const TURNS_MAX: usize = 4;
-/// Time by which the owner may oversleep after other threads have done its work: two readings of the clock
-/// for the same deadline differ by about this much.
+/// Delay with which the owner may wake after work that another thread has left for a certain time. Two
+/// readings of the clock for the same deadline differ by about this much.
 const OVERSLEEPS: Duration = Duration::from_micros(100);
 
-/// Work that is done in turns, by one thread at a time.
+/// Work that is done in turns. At any time at most one thread does a turn.
 pub trait Work {
     /// A request or an event; a turn takes any number of them.
     type Item;
     /// The result with which the work ends.
     type End;
 
-    /// Does one turn with these items, and leaves `items` empty. Returns the result if the work has ended.
+    /// Runs one turn with these items, and leaves `items` empty. Returns the result if the work has ended.
     fn turn(&mut self, items: &mut Vec<Self::Item>) -> Option<Self::End>;
 
-    /// Returns the time that may pass before the next turn, and the number of waiting items that justify an
-    /// earlier turn.
+    /// Returns the time that may pass before the next turn, and the number of waiting items at which the next
+    /// turn should come earlier.
     fn before_sleep(&mut self) -> (Duration, usize);
 
-    /// Returns true if, while the owner sleeps, threads that send items may do the next turns themselves.
+    /// Returns true if threads that send items may run the next turns themselves while the owner sleeps.
     fn is_for_others(&self) -> bool;
 }
 
-/// Holds the work. The owner thread does it, and lends it to other threads while it sleeps.
+/// Place of the work. The owner thread runs the turns, and lends the work to other threads while the owner
+/// sleeps.
 pub struct Seat<W: Work> {
     place: Mutex<Option<Place<W>>>,
-    /// True if other threads may do the work: a hint that spares them a useless attempt to lock.
+    /// True if other threads may run turns. This is only a hint, which saves a useless attempt to lock.
     is_lent: AtomicBool,
 }
 
@@ -51,8 +52,8 @@ struct Place<W: Work> {
     items: Vec<W::Item>,
     /// Time at which the sleeping owner wakes by itself; `None` for never.
     wakes_at: Option<Instant>,
-    /// Result of the work, if it ended in a turn of another thread and the owner has not taken the result
-    /// yet.
+    /// Result of the work, if the work ended in a turn of another thread and the owner has not taken the
+    /// result yet.
     end: Option<W::End>,
 }
 
@@ -79,13 +80,14 @@ impl<W: Work> Seat<W> {
         self.is_lent.load(Ordering::SeqCst)
     }
 
-    /// Does the next turns on the calling thread. Stops when `is_done` returns true, when nothing is left to
-    /// do, or when other threads have sent items, because the caller should not wait for their work. The
-    /// caller must have put items into the inbox and got true from [`Inbox::put_all`]; this function wakes
-    /// the receiver if the owner has to continue. Returns true if the owner sleeps on.
+    /// Runs the next turns on the calling thread. Stops when `is_done` returns true, when nothing is left to
+    /// do, or when other threads have sent items, because the caller should not wait for work on those. The
+    /// caller must have put items into the inbox, and [`Inbox::put_all`] must have returned true. If the
+    /// owner has to continue, this method wakes it and returns false; otherwise the owner sleeps on, and the
+    /// result is true.
     pub fn work_here(&self, inbox: &Inbox<W::Item>, is_done: impl Fn() -> bool) -> bool {
-        // A thread that holds the lock is the owner, about to sleep or to check for items, or another
-        // borrower: the owner is woken for these items.
+        // If the lock is taken, the owner is about to sleep or to check for items, or another thread is
+        // borrowing the work. The owner is then woken for these items.
         if let Ok(mut place) = self.place.try_lock()
             && let Some(place) = &mut *place
             && self.works_off(place, inbox, is_done)
@@ -96,9 +98,9 @@ impl<W: Work> Seat<W> {
         false
     }
 
-    /// Returns true if the owner may sleep on.
+    /// Runs turns on borrowed work, at most [`TURNS_MAX`]. Returns true if the owner may sleep on.
     fn works_off(&self, place: &mut Place<W>, inbox: &Inbox<W::Item>, is_done: impl Fn() -> bool) -> bool {
-        // An earlier borrower's turn may have ended the work, and the owner has not taken the result yet.
+        // A turn of an earlier borrower may have ended the work, and the owner has not taken the result yet.
         if place.end.is_some() {
             return false;
         }
@@ -119,7 +121,8 @@ impl<W: Work> Seat<W> {
                     return true;
                 }
             }
-            // Work that continues sends itself one item per turn; a second item is from another thread.
+            // Work that has to continue sends itself one item per turn, so a second item comes from another
+            // thread.
             if is_done() || inbox.has_more_than(1) {
                 return false;
             }
@@ -136,17 +139,17 @@ impl<W: Work> Seat<W> {
 }
 
 impl<W: Work> Place<W> {
-    /// Returns true if the sleeping owner wakes in time for work that is due after `patience`.
+    /// Returns true if the sleeping owner will wake by itself in time for work that is due after `patience`.
     fn owner_wakes_within(&self, patience: Duration) -> bool {
         let Some(due) = Instant::now().checked_add(patience.saturating_add(OVERSLEEPS)) else { return true };
         self.wakes_at.is_some_and(|wakes_at| wakes_at <= due)
     }
 }
 
-/// The awake owner of the work: no other thread does a turn.
+/// The owner of the work, while it is awake: no other thread runs a turn.
 pub struct Owner<'s, W: Work> {
     seat: &'s Seat<W>,
-    /// Lock on the work; `None` only while the owner sleeps.
+    /// Guard of the lock on the work; `None` only while the owner sleeps.
     place: Option<MutexGuard<'s, Option<Place<W>>>>,
 }
 
@@ -163,14 +166,14 @@ impl<W: Work> Owner<'_, W> {
         &place.items
     }
 
-    /// Does a turn with the items taken. Returns the result if the work has ended.
+    /// Runs a turn with the items that [`Owner::take`] has taken. Returns the result if the work has ended.
     pub fn turn(&mut self) -> Option<W::End> {
         let place = self.place();
         place.work.turn(&mut place.items)
     }
 
-    /// Sleeps up to `patience` until `wanted` items or an urgent item wait, and lends the work to other
-    /// threads while it sleeps. Returns the result if the work has ended in the meantime.
+    /// Sleeps until `wanted` items or an urgent item wait, but at most for `patience`, and lends the work to
+    /// other threads while it sleeps. Returns the result if the work has ended in the meantime.
     pub fn sleep(&mut self, inbox: &Inbox<W::Item>, patience: Duration, wanted: usize) -> Option<W::End> {
         inbox.sleep(patience, wanted, |patience| {
             let seat = self.seat;
@@ -196,12 +199,12 @@ impl<W: Work> Owner<'_, W> {
     }
 }
 
-/// Takes the work out of the seat. The work may hold a reference to the structure that contains the seat, so
-/// that neither would ever be freed.
+/// Dropping the owner takes the work out of the seat and drops it. Otherwise it might never be freed, because
+/// the work may hold a reference to the structure that contains the seat.
 impl<W: Work> Drop for Owner<'_, W> {
     fn drop(&mut self) {
-        // Only a sleeper is without the lock. It is dropped if a turn of another thread has panicked; what
-        // that turn left of the work is dropped too, and not worked on.
+        // `place` is `None` only if locking has panicked because a turn of another thread panicked during a
+        // sleep. The remains of the work are then dropped, and no further turn runs.
         if self.place.is_none() {
             self.place = Some(self.seat.place.lock().unwrap_or_else(PoisonError::into_inner));
         }
@@ -230,7 +233,7 @@ mod tests {
 
     use super::*;
 
-    /// Work whose turns panic, and that shows by its reference if it was dropped.
+    /// Work whose turns panic. Its reference shows whether the work was dropped.
     struct Failing(#[allow(dead_code, reason = "only the count of references is read")] Arc<()>);
 
     impl Work for Failing {

@@ -1,6 +1,6 @@
-//! State that all threads of a member share, in parts of one subject each: the member's identity and options
+//! State that all threads of a member share, divided by subject: identity and options of the member
 //! ([`Member`]), the newest published state ([`Published`]), the queues to and from the core
-//! ([`CoreQueues`]), and what the other fields of [`Shared`] name.
+//! ([`CoreQueues`]), and further parts that the fields of [`Shared`] name.
 
 mod clients;
 mod cluster;
@@ -29,16 +29,16 @@ pub use ids::Ids;
 pub use member::{Limits, Member};
 pub use published::Published;
 
-/// Answer to a proposal that timed out while there was no leader.
+/// Error for a proposal that timed out while there was no leader, so that it was never proposed.
 const NEVER_PROPOSED: Status = Status::new(Code::DeadlineExceeded, "context deadline exceeded");
 
-/// What all threads of a member share. Each part is built whole before the member runs; later only its
-/// atomics, locks and cells change. The parts are stored by value, so that a thread reaches any field with
-/// the one pointer that it holds.
+/// What all threads of a member share. Each part is completely built before the member runs; later only its
+/// atomics, locks and cells change. The parts are stored by value, so that a thread reaches any field through
+/// the single pointer that it holds.
 pub struct Shared {
     /// Identity and options of this member.
     pub member: Member,
-    /// Rules for clients.
+    /// Rules for the requests of clients, and the memory that clients may use.
     pub clients: Clients,
     /// The newest published state. Only the core replaces it.
     pub state: ArcSwap<Published>,
@@ -46,7 +46,7 @@ pub struct Shared {
     pub core: CoreQueues,
     /// Connections with the other members, and which of them leads.
     pub cluster: Cluster,
-    /// The data on disk.
+    /// Access to the member's data on disk.
     pub data: Data,
     /// Metrics and records of the member's work.
     pub diagnostics: Diagnostics,
@@ -57,8 +57,8 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// Builds the shared state of its parts. `seed` makes request and lease ids differ between runs of a
-    /// member.
+    /// Builds the shared state from its parts. `seed` makes request and lease ids differ between two runs of
+    /// the member.
     pub fn new(
         member: Member,
         clients: Clients,
@@ -81,8 +81,8 @@ impl Shared {
         }
     }
 
-    /// Returns etcd's error for a proposal made at `since` that was not answered in time. The text depends on
-    /// whether the leader or the connection to it was lost since then.
+    /// Returns etcd's error for a proposal made at `since` that was not answered in time. The text of the
+    /// error depends on whether the leader, or the connection to the leader, was lost since then.
     pub fn timed_out(&self, since: Instant) -> Status {
         let Leadership { leader, elected, lost } = self.cluster.leadership();
         if leader == 0 && lost.is_none_or(|lost| lost <= since) {

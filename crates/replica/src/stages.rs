@@ -1,8 +1,9 @@
-//! Times at which the newest log entries passed each stage, from which the latency of a write is broken down.
+//! Times at which the newest log entries passed each stage. They are used to break down the latency of a
+//! write.
 //!
-//! The core records a few times per appended batch, not per write, and a shard looks them up only for writes
-//! that were slow, are traced or are sampled; other writes pay nothing. The times of a linearizable read are
-//! those of its ReadIndex round ([`RoundTimes`]) and arrive with the core's reply.
+//! The core records a few times per appended batch, not per write. A shard looks them up only for writes that
+//! were slow, traced or sampled, so other writes cost nothing. The times of a linearizable read are those of
+//! its ReadIndex round ([`RoundTimes`]) and arrive with the core's reply.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
@@ -14,7 +15,7 @@ use telemetry::stages::Stage;
 /// Maximum number of batches that are remembered.
 const BATCHES_MAX: usize = 1024;
 
-/// Entries that were appended in one turn of the core.
+/// Entries that were appended in one turn of the core, and the times at which they passed the stages.
 #[derive(Clone, Copy, Debug)]
 struct Batch {
     last: Index,
@@ -38,14 +39,14 @@ pub struct Positions {
     pub synced: Index,
     /// Index of the newest entry that is committed.
     pub commit: Index,
-    /// Index and revision of the published state.
+    /// Log index and revision of the published state.
     pub published: (Index, Revision),
     /// Time at which the log had written the entry at `synced` and began to sync it; `None` before the first
     /// write.
     pub written: Option<Instant>,
 }
 
-/// Times of the round of ReadIndex that confirmed a linearizable read.
+/// Times of the ReadIndex round that confirmed a linearizable read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RoundTimes {
     /// Time at which the core asked the leader.
@@ -70,14 +71,14 @@ pub struct WriteTimes {
 }
 
 impl WriteTimes {
-    /// Returns the stages, in order and with their durations, of a write that was requested at `asked` and
-    /// answered at `answered`. The durations add up to the time between the two.
+    /// Returns the stages of a write that was requested at `asked` and answered at `answered`, in order and
+    /// with their durations. The durations add up to the time from `asked` to `answered`.
     pub fn stages(&self, asked: Instant, answered: Instant) -> [(Stage, Duration); 6] {
-        // A majority may have the entry before this member's own disk has it: then the replicate stage takes
+        // A majority may have the entry before this member's own disk has it. The replicate stage then takes
         // no time.
         let committed = self.committed.max(self.synced);
-        // The log thread reads the clock itself, while the core's times are those of its turns; so the order
-        // is enforced here.
+        // The log's thread reads the clock itself, while the core uses the time at which its turn began. So
+        // the order of the times is enforced here.
         let written = self.written.max(self.appended).min(self.synced);
         let since = |later: Instant, earlier: Instant| later.saturating_duration_since(earlier);
         [
@@ -124,14 +125,14 @@ impl Stages {
                 let at = *ended.get_or_insert_with(|| clock.take().map_or(now, |clock| clock()));
                 batch.published = Some((at, revision));
             } else if batch.published.is_some() && batch.synced.is_some() {
-                // All older batches have passed these stages, too.
+                // All older batches have passed these stages, too, so the search ends.
                 break;
             }
         }
     }
 
-    /// Returns the times of a write that was requested at `asked` and answered at `revision`; `None` if they
-    /// are no longer remembered.
+    /// Returns the times of a write that was requested at `asked` and answered at `revision`; `None` if the
+    /// times are no longer remembered.
     pub fn of(&self, asked: Instant, revision: Revision) -> Option<WriteTimes> {
         let batches = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         batches.iter().find_map(|batch| {

@@ -1,4 +1,5 @@
-//! Synchronization primitives of this crate. The `interleaving` crate replaces this file with a memory model.
+//! Synchronization primitives of this crate. The `interleaving` crate replaces this file by a model of
+//! memory.
 
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering, fence};
 pub(crate) use std::sync::{Mutex, MutexGuard};

@@ -1,9 +1,11 @@
-//! A member's state on its way to another member: the sender's source of bytes, and the receiver.
+//! A member's state on its way to another member: the sender's source of data, and the receiver.
 //!
 //! The receiver reports which part of the state it has ([`Held`]), and the sender sends the rest. If the
-//! stream breaks off, the received part is kept for a while, and the next stream continues after it.
+//! stream breaks off, the received part is kept for a limited time, and the next stream continues where the
+//! part ends.
 //!
-//! Members that run etcd send and receive the whole state as a database file: [`database`].
+//! Members that run etcd send and receive the whole state as a database file; the module [`database`] handles
+//! these.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -37,25 +39,25 @@ mod refusals;
 use database::{DatabaseError, Spool};
 use refusals::Refusals;
 
-/// Bytes of values that are passed to the log at once.
+/// Bytes of values that are given to the log in one batch.
 const PORTION_BYTES: usize = 1 << 20;
-/// Maximum number of versions that are gathered at once, whatever the size of their values.
+/// Maximum number of versions in one batch, whatever the size of their values.
 const PORTION_VERSIONS: usize = 16 << 10;
 
-/// A source of the state of one moment, to be sent to a member.
+/// A source of this member's state at one moment, which is sent to another member.
 pub struct Source {
     to: MemberId,
     head: Option<Head>,
     state: Option<AsOf>,
-    /// Hashes of this member's state after its last entries.
+    /// Hashes of this member's state after each of its last entries.
     trail: StateTrail,
     values: log::Values,
     core: Arc<Inbox<CoreRequest>>,
 }
 
 impl Source {
-    /// Returns a source of this state for a member: everything that is physically present, its head, and the
-    /// hashes of the state after the last entries.
+    /// Returns a source of this state for the member `to`: everything that is physically present, the head,
+    /// and the hashes of the state after the last entries.
     pub fn new(to: MemberId, head: Head, trail: StateTrail, state: AsOf, shared: &Shared) -> Source {
         let (values, core) = (shared.data.values.clone(), Arc::clone(&shared.core.inbox));
         Source { to, head: Some(head), state: Some(state), trail, values, core }
@@ -73,7 +75,7 @@ impl peer::SnapshotSource for Source {
         };
         let held = Held::from_bytes(&held).map_err(SourceError::Malformed)?;
         let from = head.transfer_from(Some(&held), &self.trail);
-        // A receiver without data needs no deletions.
+        // A receiver without data needs no tombstones, only the readable versions.
         let state = if from == Revision(0) { state.of_what_is_readable() } else { state };
         let mut writer = TransferWriter::new(state, head, from);
         let mut ended = false;
@@ -89,12 +91,12 @@ impl peer::SnapshotSource for Source {
     }
 }
 
-/// Error for which a state is not sent.
+/// Reason why a state cannot be sent.
 #[derive(Debug)]
 pub enum SourceError {
-    /// The receiver's description of what it has cannot be decoded.
+    /// The receiver's report of the data that it has cannot be decoded.
     Malformed(Malformed),
-    /// The source was used before: it serves one attempt.
+    /// The source was already used; it serves only one attempt.
     SentBefore,
 }
 
@@ -116,22 +118,22 @@ impl std::error::Error for SourceError {
     }
 }
 
-/// Error for which another member's state was not taken.
+/// Reason why the state of another member was not accepted.
 #[derive(Debug)]
 pub enum ReceiveError {
     /// The stream broke, or contains invalid data.
     Read(RestoreError<io::Error>),
     /// The head of the state or a version is not valid.
     Malformed(Malformed),
-    /// The message and the state belong to different entries.
+    /// The message and the state belong to different log entries.
     OtherEntry,
-    /// The core does not take a state now, for this reason; `None` if it is stopping.
+    /// The core does not accept a state now, for this reason; `None` if the core is stopping.
     NotNow(Option<Status>),
-    /// The log takes no values now.
+    /// The log does not accept values now.
     LogFull,
     /// The log's disk has too little space for the whole state.
     NoRoom(Shortage),
-    /// A recent attempt was refused for a reason that persists.
+    /// A recent attempt was refused for a reason that probably persists.
     RefusedBefore {
         /// Text of the error of that attempt.
         reason: String,
@@ -140,13 +142,13 @@ pub enum ReceiveError {
     },
     /// The log did not report the location of a value, which is a bug.
     Lost,
-    /// Raft refused the message of the state, for this reason.
+    /// Raft refused the message that belongs to the state, for this reason.
     Refused(String),
     /// The state is installed, but its first checkpoint failed for this reason.
     NotSaved(String),
-    /// The received parts cannot be assembled to a state.
+    /// No state can be assembled from the received parts.
     Assemble(RestoreError<Overtaken>),
-    /// The database of a member that runs etcd cannot be used.
+    /// The etcd database that was received cannot be used.
     Database(Box<DatabaseError>),
 }
 
@@ -204,7 +206,7 @@ impl std::error::Error for ReceiveError {
 
 impl ReceiveError {
     /// Returns the kind of an error that the next attempt will probably meet again, because its cause is in
-    /// the sent state or in this member's disk; `None` for temporary errors.
+    /// the sent state or on this member's disk; `None` for temporary errors.
     pub fn lasting_kind(&self) -> Option<&'static str> {
         match self {
             ReceiveError::NotNow(_)
@@ -243,7 +245,7 @@ impl Portion {
     ///
     /// # Errors
     ///
-    /// The value of the version is too long.
+    /// Returns an error if the value of the version is too long.
     fn take(&mut self, version: &SnapshotVersion<'_>) -> Result<(), Malformed> {
         let noted = ReceivedVersion::of(version)?;
         if noted.value_len() > 0 {
@@ -261,7 +263,7 @@ impl Portion {
 }
 
 /// Returns the attempt that this message announces, under the number `claim`. `whole_bytes` are the bytes
-/// that the state takes, as far as known, if the sender sends all of it.
+/// that the state takes, as far as they are known, if the sender sends the whole state; otherwise `None`.
 fn attempt(claim: u64, message: &raftpb::Message, whole_bytes: Option<u64>) -> SnapshotAttempt {
     SnapshotAttempt { claim, from: MemberId(message.from()), term: Term(message.term()), whole_bytes }
 }
@@ -280,7 +282,7 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// Returns the receiver of this member, whose directory is `member_dir`.
+    /// Returns the receiver of this member, whose data are in the directory `member_dir`.
     pub fn new(shared: Arc<Shared>, rules: Rules, disk: Arc<dyn Disk>, member_dir: &Path) -> Receiver {
         let spool = Spool::new(disk, member_dir);
         Receiver {
@@ -294,7 +296,7 @@ impl Receiver {
         }
     }
 
-    /// Returns true if a part of a state is kept whose stream broke off.
+    /// Returns true if the received part of a state is kept whose stream broke off.
     pub fn keeps_part(&self) -> bool {
         self.broken().is_some()
     }
@@ -303,7 +305,7 @@ impl Receiver {
         self.broken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns which part of the state this member has, which a sender asks for before it sends the rest;
+    /// Returns which part of the state this member has. A sender reads this before it sends the rest. Returns
     /// `None` if the member is stopping.
     pub async fn held(&self) -> Option<Held> {
         let broken = self.broken().as_ref().map(|broken| (broken.held, broken.base_applied));
@@ -316,12 +318,12 @@ impl Receiver {
         }
     }
 
-    /// Receives a state; returns when raft has been asked to install it. Blocks when `body` blocks, and waits
-    /// for nothing else but the core.
+    /// Receives a state, and returns when the complete state was passed to the core. Blocks when `body`
+    /// blocks; otherwise it waits only for the core.
     ///
     /// # Errors
     ///
-    /// The stream is invalid, or this member cannot take the state now.
+    /// Returns an error if the stream is invalid, or if this member cannot accept the state now.
     pub async fn receive(
         &self,
         message: raftpb::Message,
@@ -345,7 +347,7 @@ impl Receiver {
         if let Err(why) = &filled
             && matches!(why, ReceiveError::NoRoom(_))
         {
-            // Keeping the part would occupy the space that is lacking.
+            // The received part is given up, because it would occupy the space that is lacking.
             self.shared.core.inbox.send(PeerRequest::SnapshotGivenUp(partial.claim));
             self.note(why);
             return filled;
@@ -374,15 +376,16 @@ impl Receiver {
         Ok(())
     }
 
-    /// Records that the disk has too little space for a state in Mainstay's own format; its other errors
-    /// concern one attempt only.
+    /// Records the error if the disk has too little space for a state in Mainstay's own format. All other
+    /// errors concern only one attempt.
     fn note(&self, why: &ReceiveError) {
         if let ReceiveError::NoRoom(_) = why {
             self.refusals.note(Err(why), self.shared.member.clock.now());
         }
     }
 
-    /// Keeps the part that arrived before a break, unless a part of a later attempt is kept already.
+    /// Keeps the part that was received before the stream broke off, unless the part of a later attempt is
+    /// kept already.
     fn keep(&self, partial: Broken) {
         let mut broken = self.broken();
         if broken.as_ref().is_none_or(|kept| kept.claim < partial.claim) {
@@ -392,9 +395,9 @@ impl Receiver {
         }
     }
 
-    /// Continues the part that arrived before a break, if the new stream begins after it and the core still
-    /// keeps the attempt. Until the core has agreed, the part stays in place, because any peer may send this
-    /// request.
+    /// Returns the part that was received before the stream broke off, if the new stream begins where the
+    /// part ends and the core still keeps the attempt. The part is taken only after the core has agreed,
+    /// because any peer may send this request.
     async fn resume(&self, message: &raftpb::Message, behind: Revision) -> Option<Broken> {
         let kept = self.broken().as_ref().map(|broken| (broken.claim, broken.held.revision));
         let (claim, _) = kept.filter(|(_, revision)| *revision == behind)?;
@@ -415,8 +418,8 @@ impl Receiver {
         broken
     }
 
-    /// Begins an attempt. `whole_bytes` are the bytes that the state takes, as far as known, if the sender
-    /// sends all of it.
+    /// Begins an attempt. `whole_bytes` are the bytes that the state takes, as far as they are known, if the
+    /// sender sends the whole state; otherwise `None`.
     async fn begin(
         &self,
         message: &raftpb::Message,
@@ -452,7 +455,8 @@ impl Receiver {
             if let Ok(Some(version)) = &next {
                 portion.take(version).map_err(ReceiveError::Malformed)?;
             }
-            // Versions that arrived before a break are valid.
+            // Versions that arrived before the stream broke off are valid, so they are placed even after an
+            // error.
             let last = !matches!(next, Ok(Some(_)));
             if last || portion.is_full() {
                 self.place((claim, is_whole), assembly, &mut portion).await?;
@@ -465,7 +469,8 @@ impl Receiver {
         }
     }
 
-    /// Writes values to the log, and passes the versions with their locations to the assembly.
+    /// Writes the values of a portion to the log, and passes the versions with the locations of their values
+    /// to the assembly.
     async fn place(
         &self,
         (claim, is_whole): (u64, bool),

@@ -1,4 +1,4 @@
-//! The identity and first entries of a member without data, and the entries of `--force-new-cluster`.
+//! The identity and first entries of a member without data, and the entries for `--force-new-cluster`.
 
 use std::fmt;
 
@@ -19,7 +19,7 @@ pub struct Beginning {
     pub identity: Identity,
     /// First entries of the log: those of a new cluster; none for a member that joins a cluster.
     pub entries: Vec<Entry>,
-    /// Existing members of the cluster: id and peer URLs.
+    /// Members of the cluster that exist already: id and peer URLs.
     pub remotes: Vec<(u64, Vec<String>)>,
 }
 
@@ -76,12 +76,12 @@ pub fn texts(urls: &[Url]) -> Vec<String> {
 /// Returns, for `--force-new-cluster`, the entries after entry `last` that make this member the only one of
 /// its cluster. `members` are the members after all entries up to `last` are applied.
 ///
-/// This member becomes a voter first, since the last voter of a cluster cannot be removed.
+/// This member first becomes a voter, because the last voter of a cluster cannot be removed.
 ///
 /// # Errors
 ///
-/// Returns an error if one of the entries would be refused when applied, so that the member would not be
-/// alone, or would not be a voter.
+/// Returns an error if one of the entries would be refused when it is applied. The member would then not be
+/// the only member, or not be a voter.
 pub fn alone(
     own: u64,
     members: &Members,
@@ -156,7 +156,7 @@ mod tests {
             assert_eq!(entries.first().map(|entry| (entry.term, entry.index)), Some((Term(4), Index(11))));
             assert_eq!(applied(&before, &entries).voters(), [3]);
         }
-        // One other voter, which can be removed only after a second voter exists.
+        // The only other member is a voter, which can be removed only after this member has become a voter.
         let before = members(&[(1, false), (2, true)]);
         let entries = alone(2, &before, &[], Term(1), Index(0), 1).expect("it can be");
         assert_eq!(applied(&before, &entries).voters(), [2]);

@@ -13,8 +13,8 @@ impl Wake for Unpark {
     }
 }
 
-/// Runs a future to completion on this thread. The future must not need a runtime: no timers, no sockets, no
-/// tasks.
+/// Runs a future to completion on this thread, which blocks. The future must not need an async runtime: no
+/// timers, sockets or tasks.
 pub fn block_on<F: Future>(future: F) -> F::Output {
     let mut future = pin!(future);
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));

@@ -1,5 +1,6 @@
-//! Buffers for parts of large values. A thread reuses freed buffers: the first write to fresh memory costs a
-//! page fault per 4 KiB, which on a virtual machine is more than copying a value through a used buffer.
+//! Buffers for parts of large values. A thread reuses freed buffers, because the first write to fresh memory
+//! costs a page fault per 4 KiB, which on a virtual machine takes longer than copying a value through a used
+//! buffer.
 
 use std::cell::RefCell;
 
@@ -11,14 +12,14 @@ const SIZES: [usize; 3] = [16 << 10, 32 << 10, 64 << 10];
 pub const BUFFER_BYTES_MAX: usize = SIZES[SIZES.len() - 1];
 /// Size of the smallest buffer in bytes.
 pub const BUFFER_BYTES_MIN: usize = SIZES[0];
-/// Maximum bytes of free buffers that a thread keeps per size.
+/// Maximum bytes of free buffers of one size that a thread keeps.
 const FREE_BYTES_MAX: usize = 1 << 20;
 
 thread_local! {
     static FREE: [RefCell<Vec<Box<[u8]>>>; SIZES.len()] = const { [const { RefCell::new(Vec::new()) }; SIZES.len()] };
 }
 
-/// A buffer with undefined content. The thread that drops it keeps it for reuse.
+/// A buffer with undefined content. When it is dropped, the dropping thread keeps it for reuse.
 pub struct Buffer {
     bytes: Box<[u8]>,
     len: usize,
@@ -38,9 +39,9 @@ impl Buffer {
         &mut self.bytes
     }
 
-    /// Returns the first `len` bytes. The buffer is freed when the last reference to them is dropped. If they
-    /// fill at most half of the buffer, they are copied and the buffer is freed immediately, so that the
-    /// returned bytes never hold more than twice their size of memory.
+    /// Returns the first `len` bytes. The buffer is freed when the last reference to them is dropped. If the
+    /// bytes fill at most half of the buffer, they are copied and the buffer is freed at once, so that the
+    /// returned bytes never occupy more than twice their size.
     pub fn freeze(mut self, len: usize) -> Bytes {
         self.len = len.min(self.bytes.len());
         if self.len <= self.bytes.len() / 2 {
@@ -60,7 +61,7 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         let bytes = std::mem::take(&mut self.bytes);
         let Some(class) = SIZES.iter().position(|size| *size == bytes.len()) else { return };
-        // The thread-local list is destroyed when a thread ends; then this buffer is freed.
+        // The thread-local list does not exist any more while the thread ends. The buffer is then freed.
         let _ = FREE.try_with(|free| {
             let mut free = free[class].borrow_mut();
             if free.len() < FREE_BYTES_MAX / SIZES[class] {

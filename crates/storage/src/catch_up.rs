@@ -8,13 +8,12 @@ use log::ReadError;
 /// Maximum number of queued reads: one for each follower, of which there are few.
 pub const FETCHES_MAX: usize = 64;
 
-/// Entries that a follower needs and that are no longer in memory; empty if the log has removed them in the
-/// meantime.
+/// Entries that a follower needs and that are no longer in memory. Empty if the log no longer has them.
 ///
-/// An error says why they cannot be read; removed entries are not an error.
+/// The error says why the entries cannot be read. Entries that the log has removed are not an error.
 pub type Fetched = Result<Vec<Entry>, ReadError>;
 
-/// Serves reads until the queue is closed. `tell` receives each result.
+/// Serves read orders until the queue is closed. `tell` receives each result.
 pub fn run(entries: &log::Entries, fetches: &Receiver<Fetch>, tell: impl Fn(Fetch, Fetched)) {
     while let Ok(fetch) = fetches.recv() {
         let fetched = carry_out(entries, &fetch);
@@ -22,12 +21,12 @@ pub fn run(entries: &log::Entries, fetches: &Receiver<Fetch>, tell: impl Fn(Fetc
     }
 }
 
-/// Serves one read.
+/// Serves one read order.
 pub fn carry_out(entries: &log::Entries, fetch: &Fetch) -> Fetched {
     match entries.read(fetch.first, fetch.last, fetch.bytes_max) {
         Ok(entries) => Ok(entries.into_iter().map(entry_of).collect()),
-        // The log has removed the entries in the meantime: the leader then asks the follower again what it
-        // needs.
+        // The log has removed the entries in the meantime. The leader then finds out again which entries the
+        // follower needs.
         Err(ReadError::Moved | ReadError::Unavailable) => Ok(Vec::new()),
         Err(error) => Err(error),
     }

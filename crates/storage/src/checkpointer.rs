@@ -1,9 +1,11 @@
-//! The checkpointer writes the state to disk while the member runs, and finds values that have to move.
+//! The checkpointer. It writes the state to disk while the member runs, and finds values that have to be
+//! moved.
 //!
-//! It reads slice by slice ([`AsOf`]), on a dedicated thread, at its own pace; neither the writer nor readers
-//! wait for it. A checkpoint is a base run followed by delta runs, like the levels of a log-structured merge
-//! tree: most checkpoints write only new versions, and a run is rewritten together with newer ones only when
-//! the newer ones have grown to its size, so that each version is written only a few times in total.
+//! It reads the state slice by slice ([`AsOf`]) on a dedicated thread with pauses, and neither the writer nor
+//! readers of the state wait for it. A checkpoint is a base run followed by delta runs, like the levels of a
+//! log-structured merge tree: most checkpoints write only new versions. A run is rewritten, together with
+//! newer ones, only when the newer ones together have reached its size, so each version is written only a few
+//! times in total.
 //!
 //! # Example: runs and levels
 //!
@@ -19,9 +21,9 @@
 //!                                                                          what is to be written: a new base is written
 //! ```
 //!
-//! A run is reused only if it starts above the last compaction that removed one of its versions (`from_min`);
-//! otherwise a whole base is written. The new run is synced first, then a new `MANIFEST` that names it
-//! replaces the old one; after that, files that no manifest names are deleted.
+//! A run is reused only if no later compaction has removed versions in it (see `from_min`); otherwise a new
+//! base is written. The new run is synced first, then a new `MANIFEST` that names it replaces the old one;
+//! after that, files that no manifest names are deleted.
 
 mod moving;
 mod orders;
@@ -45,26 +47,29 @@ use crate::identity::Identity;
 use crate::nospace::Note;
 use crate::values::LogValues;
 
-/// Maximum number of runs; beyond it runs are merged, whatever their sizes.
+/// Maximum number of runs. If there are more, runs are merged, whatever their sizes.
 const RUNS_MAX: usize = 8;
-/// Bytes between two syncs of a run that is being written: the log's own syncs may have to wait for that
-/// many.
+/// Bytes between two syncs of a run that is being written. A sync of the log on the same disk may have to
+/// wait for this many bytes.
 const SYNC_BYTES: u64 = 4 << 20;
-/// Ratio of pause time to work time while a run is written, so that writing takes a small part of one core.
+/// Ratio of pause time to working time while a run is written, so that writing uses only a small part of a
+/// processor core.
 const PAUSE_FACTOR: u32 = 2;
 const PAUSE_MAX: Duration = Duration::from_millis(5);
-/// Pause before the next attempt after a commit that failed half-way.
+/// Pause before the next attempt after a commit that failed half-way, for which it is unknown whether it took
+/// effect.
 const SETTLE_PAUSE: Duration = Duration::from_millis(200);
-/// Estimated size in bytes of a version in a run, for guessing the size of a run before one was written, and
-/// minimum of the measured size.
+/// Estimated size in bytes of a version in a run, used before this process has measured one, and lower bound
+/// of the measured size.
 const VERSION_BYTES: u64 = 48;
 const VERSION_BYTES_MIN: u64 = 8;
-/// Maximum bytes that a run may exceed its estimated size by.
+/// Maximum number of bytes by which a run may exceed its estimated size, on a large disk.
 const RUN_SLACK_BYTES: u64 = 256 << 10;
-/// Minimum bytes that a run may exceed its estimated size by: a block of most file systems.
+/// Maximum number of bytes by which a run may exceed its estimated size, on the smallest disks: a block of
+/// most file systems.
 const RUN_SLACK_BYTES_MIN: u64 = 4096;
-/// If this many bytes, plus four times the size of a checkpoint, are free, no space is reserved for the next
-/// checkpoint.
+/// Number of free bytes, in addition to four times the size of a checkpoint, at which no space is reserved
+/// for the next checkpoint.
 const RESERVE_FREE_BYTES: u64 = 1 << 30;
 
 /// Interfaces of the member that the checkpointer uses.
@@ -97,8 +102,8 @@ pub struct Level {
 }
 
 impl Level {
-    /// Returns a file name that none of `levels` has. A run with the same revisions and index may exist
-    /// already and contain old locations of moved values.
+    /// Returns a file name that none of `levels` has. The usual name may be taken, because a run with the
+    /// same revisions and index can already exist that has old locations of moved values.
     pub fn name(from: Revision, to: Revision, applied_index: Index, levels: &[Level]) -> String {
         let mut name = format!("{from:016x}-{to:016x}-{applied_index:016x}.run");
         let mut again = 0;
@@ -109,7 +114,8 @@ impl Level {
         name
     }
 
-    /// Returns the average bytes per revision in this run. Too low if versions were compacted.
+    /// Returns the average number of bytes per revision in this run. The result is too low if versions were
+    /// compacted.
     fn version_bytes(&self) -> u64 {
         let revisions = u64::try_from(self.to - self.from).unwrap_or(0).max(1);
         (self.run.file_bytes / revisions).max(VERSION_BYTES_MIN)
@@ -124,7 +130,7 @@ impl Level {
     }
 }
 
-/// Writes checkpoints and finds values to move, one order at a time.
+/// Writes checkpoints and finds values that have to be moved. It executes one order at a time.
 pub struct Checkpointer {
     member: Surface,
     store: CheckpointStore,
@@ -134,16 +140,16 @@ pub struct Checkpointer {
     base_version_bytes: Option<u64>,
     /// True if the last checkpoint found no space on the disk.
     lacked_space: bool,
-    /// True after the disk was found to be full, until it has plenty of space again.
+    /// True after the disk was found to be full, until it has much free space again.
     was_short: bool,
-    /// True once a checkpoint found no space although the file system reported plenty.
+    /// True once a checkpoint found no space although the file system reported enough.
     has_hidden_limit: bool,
     /// True if the reserved space is less than the next checkpoint needs.
     lacks_reserve: bool,
     job: Option<Job>,
-    /// Time that [`Checkpointer::run`] has paused during the current order.
+    /// Time for which [`Checkpointer::run`] has paused during the current order.
     paused: Duration,
-    /// A manifest with its levels whose commit failed half-way: a restart may find it or not.
+    /// A manifest, with its levels, whose commit failed half-way. A restart may or may not find it.
     unsettled: Option<(Manifest, Vec<Level>)>,
 }
 
@@ -158,9 +164,9 @@ enum Job {
 pub enum Step {
     /// No order is being executed.
     Idle,
-    /// A part of a checkpoint was written: a block, the end of the run, or the manifest.
+    /// A part of a checkpoint was written: a block, the end of a run, or the manifest.
     Written,
-    /// The core has a portion of values, which it must move before anything else can be done.
+    /// The core has received a portion of values and must move it before the checkpointer can continue.
     Waiting,
     /// The order was executed, or has failed.
     Ended,
@@ -169,7 +175,7 @@ pub enum Step {
 /// A checkpoint that is being written.
 struct Writing {
     stage: Stage,
-    /// Number of levels that are kept below the new one.
+    /// Number of existing levels that are kept below the new one.
     kept: usize,
     from: Revision,
     to: Revision,
@@ -184,14 +190,15 @@ struct Writing {
 enum Stage {
     /// Blocks of the run are being written; the first `synced` bytes are synced.
     Blocks { file: log::checkpoint::RunWriter, blocks: RunWriter, synced: u64 },
-    /// The run is complete: the manifest must be written next.
+    /// The run is complete. The manifest has to be written next.
     Whole(Run),
-    /// The manifest names the run; files that it does not name can be deleted.
+    /// The manifest names the run. Files that it does not name can be deleted now.
     Committed,
 }
 
 impl Checkpointer {
-    /// Creates a checkpointer that continues the checkpoint from which the member was started.
+    /// Creates a checkpointer. It continues the checkpoint with which the member was started, whose runs are
+    /// `levels`.
     pub fn new(member: Surface, store: CheckpointStore, levels: Vec<Level>, note: Note) -> Checkpointer {
         Checkpointer {
             member,
@@ -224,7 +231,8 @@ impl Checkpointer {
                     Step::Written => {
                         let worked = clock.elapsed();
                         std::thread::sleep((worked * PAUSE_FACTOR).min(PAUSE_MAX));
-                        // On a busy machine a thread may wake late, so the real duration is measured.
+                        // On a busy machine a thread may wake late, so the real duration of the pause is
+                        // measured.
                         self.paused += clock.elapsed().saturating_sub(worked);
                     }
                     Step::Waiting => {}
@@ -232,14 +240,15 @@ impl Checkpointer {
                 }
             }
             if self.unsettled.is_some() {
-                // The core may order the next checkpoint immediately; the pause keeps a failing disk from
+                // The core may order the next checkpoint at once. The pause keeps a disk that fails from
                 // being busy with retries.
                 std::thread::sleep(SETTLE_PAUSE);
             }
         }
     }
 
-    /// Starts to execute an order, while no other is being executed; returns `false` for [`Order::Stop`].
+    /// Begins to execute an order. Must not be called while another order is being executed. Returns false
+    /// for [`Order::Stop`].
     pub fn take(&mut self, order: Order) -> bool {
         debug_assert!(self.job.is_none(), "one order at a time");
         self.paused = Duration::ZERO;
@@ -264,7 +273,8 @@ impl Checkpointer {
                 self.job = Some(Job::Relocation(Box::new(moving)));
             }
             Order::Note(cause) => {
-                // If writing fails, an alarm that the disk raised stays after a restart until it is disarmed.
+                // If the note cannot be written, an alarm that the disk has raised stays after a restart
+                // until a client disarms it.
                 let _ = self.note.write(cause);
             }
             Order::Reserve { is_short, queued } => {
@@ -278,8 +288,8 @@ impl Checkpointer {
         true
     }
 
-    /// Executes a part of the current order: writes a block, or sends the core a portion of values. Does not
-    /// block.
+    /// Executes the next part of the current order: writes a block, or sends the core a portion of values.
+    /// Does not wait for the core.
     pub fn step(&mut self) -> Step {
         match self.job.take() {
             None => Step::Idle,
@@ -311,21 +321,22 @@ impl Checkpointer {
     fn checkpointed(&mut self, result: Result<Checkpointed, CheckpointError>) {
         self.lacked_space = result.as_ref().is_err_and(CheckpointError::is_full);
         self.was_short |= self.lacked_space;
-        // The failed attempt may have freed space before this measurement.
+        // The free space is measured only now, because the failed attempt may have freed space.
         let plenty = |space: DiskSpace| space.free_bytes >= RESERVE_FREE_BYTES;
         self.has_hidden_limit |= self.lacked_space && self.store.space().is_some_and(plenty);
         if result.is_err() {
-            // Otherwise the log would continue to leave space for a checkpoint that is not written.
+            // The order is over, so the log need not leave space for its checkpoint any more.
             self.keep_reserve();
         }
         (self.member.tell)(Event::Checkpointed(result));
     }
 
-    /// Returns the revision above which a new run starts, and the number of levels that are kept below it.
+    /// Returns the revision after which a new run starts, and the number of levels that are kept below the
+    /// new run.
     ///
-    /// `from_min` is the oldest revision that a delta may start from: earlier runs may contain versions that
-    /// later compactions removed. `in_base` is the size of a version in the base run, if this process has
-    /// written that run.
+    /// `from_min` is the lowest revision at which a delta may start, because earlier runs may contain
+    /// versions that later compactions removed. `in_base` is the size of a version in the base run, if this
+    /// process has written that run.
     fn plan(
         levels: &[Level],
         revision: Revision,
@@ -335,13 +346,13 @@ impl Checkpointer {
         let on_disk: u64 = levels.iter().map(|level| level.run.file_bytes).sum();
         let each = in_base.unwrap_or(VERSION_BYTES).max(VERSION_BYTES);
         if on_disk > versions.saturating_mul(3 * each) + (16 << 20) {
-            // Most of the stored versions have been compacted since.
+            // Most of the stored versions have been compacted since, so a new base is written.
             return (Revision(0), 0);
         }
         let mut kept = levels.len();
         let mut from = levels.last().map_or(Revision(0), |level| level.to);
-        // The size is estimated from the last run: if the estimate were too high, runs would be rewritten too
-        // often.
+        // The size is estimated from the last run. An estimate that is too high would make runs be rewritten
+        // too often.
         let each = levels.last().map_or(VERSION_BYTES, Level::version_bytes);
         let mut bytes = u64::try_from(revision - from).unwrap_or(0).saturating_mul(each);
         while let Some(level) = kept.checked_sub(1).and_then(|last| levels.get(last))
@@ -357,34 +368,36 @@ impl Checkpointer {
         (from, kept)
     }
 
-    /// Reserves space for the next checkpoint, unless the disk has plenty. The log leaves free what cannot be
-    /// reserved, until the next attempt.
+    /// Reserves space for the next checkpoint, unless the disk has much free space. The log leaves free the
+    /// space that cannot be reserved, until the next attempt.
     fn keep_reserve(&mut self) {
         let Some(space) = self.store.space() else { return self.hold(0, Need::More) };
         let bytes = self.file_bytes();
         let slack = self.slack(space);
-        // A full disk still accepts some entries, mainly deletes, and the next checkpoints contain them. If
-        // the free space is unknown, this space must be part of the reserve.
+        // On a full disk some entries, mainly deletes, are still accepted, and the next checkpoints contain
+        // them. If the free space is not known, the space for these entries must be part of the reserve.
         let hidden = self.is_limit_hidden();
         let growth = if hidden { u64::from(self.member.segment_bytes) / 2 } else { 0 };
         let wanted = (bytes + bytes / 2 + growth + slack).next_multiple_of(4096);
         let plenty = space.free_bytes >= RESERVE_FREE_BYTES + 4 * wanted;
         if plenty && !hidden {
             self.was_short = false;
-            // If the file cannot be removed, it only takes space of which there is plenty.
+            // If the reserve cannot be removed, it only takes space, of which there is plenty.
             let _ = self.store.drop_reserve();
             return self.hold(0, Need::More);
         }
-        // If the disk refuses for another reason than being full, holding space would not help.
+        // If the disk refuses for another reason than lack of space, leaving space free would not help, so
+        // the reserve counts as complete.
         let kept = self.store.keep_reserve(wanted, (slack / 4).max(4096)).unwrap_or(wanted);
         self.lacks_reserve = kept < wanted;
-        // If a whole checkpoint is due, it is the only way to free space.
+        // If the reserve is too small for a whole checkpoint, the need is urgent, because only that
+        // checkpoint can free space.
         let need = if kept < bytes + growth { Need::Urgent } else { Need::More };
         self.hold(wanted.saturating_sub(kept), need);
     }
 
-    /// Returns true if the file system was full although it reported free space: a server's quota is not
-    /// included in that.
+    /// Returns true if the file system was full although it reported free space. This happens, for example,
+    /// with a quota on a file server.
     fn is_limit_hidden(&self) -> bool {
         self.has_hidden_limit || self.member.values.has_hidden_limit()
     }
@@ -396,9 +409,9 @@ impl Checkpointer {
         }
     }
 
-    /// Makes the log leave free the space that a finished run releases: the rest of the reserve that it was
-    /// written into, and the runs that it replaces. [`Checkpointer::keep_reserve`] then reserves that space
-    /// first.
+    /// Makes the log leave free the space that a finished run releases: the unused rest of the reserve file
+    /// into which it was written, and the space of the runs that it replaces. [`Checkpointer::keep_reserve`]
+    /// then reserves that space first.
     fn hold_until_reserved(&self, file: &log::checkpoint::RunWriter, kept: usize) {
         if self.was_short || file.is_in_reserve() {
             let replaced: u64 = self.levels[kept..].iter().map(|level| level.run.file_bytes).sum();
@@ -411,8 +424,8 @@ impl Checkpointer {
         self.levels.iter().map(|level| level.run.file_bytes).sum()
     }
 
-    /// Returns the bytes that a run may exceed its estimated size by: few on a small file system, and with
-    /// small segments.
+    /// Returns the number of bytes by which a run may exceed its estimated size. It is small on a small file
+    /// system, and with small segments.
     fn slack(&self, space: DiskSpace) -> u64 {
         let segment = u64::from(self.member.segment_bytes);
         (space.total_bytes / 64).min(segment / 8).clamp(RUN_SLACK_BYTES_MIN, RUN_SLACK_BYTES)
@@ -441,26 +454,27 @@ impl Checkpointer {
             && let Some(last) = self.levels.last()
             && last.from >= from_min
         {
-            // An additional file for each checkpoint would use up the reserve for the next checkpoints, one
-            // of which has to free space.
+            // An additional file for each checkpoint would use up the reserve, but one of the next
+            // checkpoints has to free space. So the last run is rewritten instead.
             (from, kept) = (last.from, kept - 1);
         }
-        // A base run contains no versions that can no longer be read.
+        // A base run needs only the versions that can still be read.
         let state = if from == Revision(0) { state.of_what_is_readable() } else { state };
         let (to, applied_index, term) = (head.revision, head.applied_index, head.applied_term);
         let name = Level::name(from, to, applied_index, &self.levels);
-        // An attempt that failed, or was interrupted by a crash, may have left files, even one with this
+        // An attempt that failed or was interrupted by a crash may have left files, perhaps one with the same
         // name.
         self.store.prune(&Checkpointer::manifest(&self.levels, applied_index, term, Vec::new()))?;
         let bytes = if from == Revision(0) {
             self.file_bytes().max(versions * 2 * VERSION_BYTES)
         } else {
-            // Estimated from the last run: a revision may have many versions, and a key may be long.
+            // The size is estimated from the last run, because a revision may have many versions, and keys
+            // may be long.
             let each = self.levels.last().map_or(0, Level::version_bytes).max(VERSION_BYTES);
             u64::try_from(to - from).unwrap_or(0).saturating_mul(2 * each)
         };
-        // After a run did not fit within its estimated size, the next one may use the reserve; so may every
-        // run if the free space is unknown.
+        // The run may use the reserve if the last run did not fit into its estimated size, or if the free
+        // space is not known.
         let bytes = if self.lacked_space || self.is_limit_hidden() { u64::MAX / 2 } else { bytes };
         let bytes = bytes + self.store.space().map_or(0, |space| self.slack(space));
         let identity = self.member.identity.to_bytes();
@@ -470,9 +484,9 @@ impl Checkpointer {
         Ok(Writing { stage, kept, from, to, applied_index, term, metadata, versions })
     }
 
-    /// Commits a manifest. If that fails half-way, a restart may find the manifest or not, so no file may be
-    /// removed yet: the manifest is kept to be committed again. `perhaps` is true if an earlier attempt may
-    /// have committed it already.
+    /// Commits a manifest. If that fails half-way, a restart may or may not find the manifest. So no file may
+    /// be removed yet, and the manifest is stored to be committed again. `perhaps` is true if an earlier
+    /// attempt may have committed it already.
     fn commit(
         &mut self,
         manifest: Manifest,
@@ -496,15 +510,15 @@ impl Checkpointer {
     /// Repeats a commit that failed half-way, if there is one.
     fn settle(&mut self) -> Result<(), CheckpointError> {
         let Some((manifest, levels)) = self.unsettled.take() else { return Ok(()) };
-        // The earlier attempt may have used up the space reserved for the manifest.
+        // The earlier attempt may have used up the space that is reserved for the manifest.
         self.keep_reserve();
         self.commit(manifest, levels, true)
     }
 
-    /// Continues a checkpoint; returns it when it is durable.
+    /// Writes the next part of a checkpoint. Returns the checkpoint once it is durable.
     fn write(&mut self, writing: &mut Writing) -> Result<Option<Checkpointed>, CheckpointError> {
-        // Records single syncs, not the duration of a whole checkpoint, which contains pauses: alerts on this
-        // metric detect a slow disk.
+        // Single syncs are recorded, because alerts on this metric are meant to detect a slow disk. The
+        // duration of a whole checkpoint would include pauses.
         let syncs = &self.member.metrics.disk.backend_commit_duration;
         match std::mem::replace(&mut writing.stage, Stage::Committed) {
             Stage::Blocks { mut file, mut blocks, mut synced } => {
@@ -534,8 +548,8 @@ impl Checkpointer {
                 let metadata = std::mem::take(&mut writing.metadata);
                 let manifest = Checkpointer::manifest(&levels, writing.applied_index, writing.term, metadata);
                 let committed = self.commit(manifest, levels, false);
-                // The sync of the directory may succeed when repeated. Without the retry, the whole run,
-                // which is valid, would be written a second time.
+                // The sync of the directory may succeed if it is repeated. Without the retry, the run, which
+                // is valid, would be written again.
                 committed.or_else(|why| if self.unsettled.is_some() { self.settle() } else { Err(why) })?;
                 Ok(None)
             }
@@ -671,7 +685,7 @@ mod tests {
                 let command = Command { index: Index(index), term: Term(1), data: &data, location };
                 machine.apply(command, &values, false).expect("it can be applied");
             };
-            // Asserts that the checkpoint that a restart would find is complete; returns its applied index.
+            // Asserts that the checkpoint that a restart would find is complete. Returns its applied index.
             let is_whole = || {
                 let manifest = store.load().expect("the disk answers").expect("there is a checkpoint");
                 for run in &manifest.runs {
@@ -682,7 +696,7 @@ mod tests {
             put(&mut machine, 1);
             checkpointed(&mut checkpointer, &told, &mut machine, || ()).expect("the disk is good");
             put(&mut machine, 2);
-            // Two failures, since the sync of a directory is retried once.
+            // Two failures are needed, because the sync of a directory is tried twice.
             memory.fail_next(disk::Operation::Sync, nth, disk::Fault::Once(5));
             memory.fail_next(disk::Operation::Sync, nth + 2, disk::Fault::Once(5));
             let failed = checkpointed(&mut checkpointer, &told, &mut machine, || ()).is_err();

@@ -15,15 +15,15 @@ use telemetry::logging::{Logger, Value};
 pub struct CleanShutdown {
     disk: Arc<dyn Disk>,
     path: PathBuf,
-    /// The record as it was when the member was started; `None` if it was missing or damaged.
+    /// The record when the member was started; `None` if it was missing or damaged.
     pub known: Option<ShutdownRecord>,
-    /// True if the file existed, possibly damaged.
+    /// True if the file existed, even if it was damaged.
     pub was_there: bool,
 }
 
 impl CleanShutdown {
-    /// Reads the record. A damaged record is treated as missing: it only serves to prove that other data are
-    /// missing.
+    /// Reads the record. A damaged record counts as missing, because the record only serves to prove that
+    /// other data are missing.
     pub fn read(
         disk: &Arc<dyn Disk>,
         member_dir: &Path,
@@ -65,8 +65,9 @@ impl CleanShutdown {
         }
     }
 
-    /// Records that the log is in use, and how far it is durable. Called before anything is written to the
-    /// log: otherwise after a crash the log would be longer than the record of the clean shutdown states.
+    /// Records that the log is in use, and up to where it is durable. Must be called before anything is
+    /// written to the log; otherwise, after a crash, the log would be longer than the record of the clean
+    /// shutdown says.
     pub fn open(&self, identity: &Identity, synced_to: Option<LogEnd>) -> Result<(), OpenError> {
         self.write(identity, None, synced_to)
     }

@@ -1,11 +1,11 @@
-//! Hashes of the last compactions, with which HashKV answers.
+//! Hashes of the last compactions, which HashKV returns.
 //!
 //! etcd computes a hash of the versions that a compaction traverses, together with the previous compact
 //! revision, and keeps the last ten. HashKV at exactly the revision of a compaction returns that hash, even
 //! if the revision has been compacted since. Members compare these hashes with each other, so all must have
 //! them at the same revisions. Here a dedicated thread computes them from the state published with the
-//! compaction, and from the checksums of values in the index: the core does not wait for it, and it does not
-//! read the disk.
+//! compaction, and from the checksums of values in the index: so the core does not wait for the thread, and
+//! the thread does not read the disk.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,22 +22,22 @@ use crate::kv_hash::KvHash;
 
 /// Number of hashes that are kept, as in etcd.
 const KEPT_MAX: usize = 10;
-/// Maximum number of compactions that wait for their hash; further ones get no hash.
+/// Maximum number of compactions that wait for their hash. Further compactions get no hash.
 pub const JOBS_MAX: usize = 16;
 /// Number of versions visited between two pauses.
 const VERSIONS_PER_SLICE: usize = 4096;
-/// Ratio of pause time to the time of the slice before it, so that hashing takes only a part of one processor
+/// Ratio of pause time to the time of the preceding slice, so that hashing uses only a part of a processor
 /// core.
 const PAUSE_FACTOR: u32 = 1;
 
-/// Progress of computing the hash of the store at a compacted revision.
+/// Progress of computing the hash of one compaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progress {
     Computing,
     Known(u32),
 }
 
-/// The hash of one compaction, which may still be computed.
+/// The hash of one compaction, which is known or still being computed.
 #[derive(Clone)]
 pub struct CompactionHash {
     /// Revision of the compaction.
@@ -71,7 +71,7 @@ pub struct KnownHash {
 /// The hashes of the last compactions.
 #[derive(Default)]
 pub struct CompactionHashes {
-    /// Hashes in the order of their compactions, the newest last.
+    /// Hashes in the order of their compactions, newest last.
     newest: Mutex<VecDeque<CompactionHash>>,
     stopped: AtomicBool,
 }
@@ -91,7 +91,7 @@ impl CompactionHashes {
         newest.iter().find(|hash| hash.revision == revision).cloned()
     }
 
-    /// Returns the computed hashes, the newest first.
+    /// Returns the hashes that are already computed, newest first.
     pub fn known(&self) -> Vec<KnownHash> {
         let newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
         let known = newest.iter().rev().filter_map(|hash| match *hash.progress.borrow() {
@@ -105,9 +105,9 @@ impl CompactionHashes {
         known.collect()
     }
 
-    /// Queues the computation of a compaction's hash; `state` is the published state of the compaction,
-    /// including the versions that it will remove. Returns false if too many compactions wait for their
-    /// hashes.
+    /// Queues the computation of a compaction's hash; `state` is the state that was published with the
+    /// compaction; it still has the versions that the compaction made unreadable. Returns false if too many
+    /// compactions wait for their hashes.
     pub fn order(
         &self,
         jobs: &SyncSender<Job>,
@@ -154,7 +154,7 @@ impl CompactionHashes {
 /// A hash that is being computed.
 pub struct Computing {
     job: Job,
-    /// Created with the first slice.
+    /// The walk over the versions. It is created with the first slice.
     walk: Option<HashWalk>,
     hash: KvHash,
 }
@@ -165,8 +165,8 @@ impl Computing {
         Computing { job, walk: None, hash: KvHash::default() }
     }
 
-    /// Computes one slice. Returns true if the computation has ended: either the hash was sent to the waiting
-    /// calls, or the state was removed before the hash was complete, and no hash will be sent.
+    /// Computes one slice. Returns true if the computation has ended: either the hash was sent to the calls
+    /// that wait, or the state was removed before the hash was complete, and these calls get no hash.
     pub fn step(&mut self) -> bool {
         let Computing { job, walk, hash } = self;
         let Ok(slice) = job.state.slice() else { return true };
@@ -175,7 +175,7 @@ impl Computing {
             .get_or_insert_with(|| HashWalk::of_compaction(&snapshot, job.compact_revision, job.revision));
         let done = walk.step(&snapshot, VERSIONS_PER_SLICE, |version| hash.feed_checksum(version));
         if done {
-            // No call may be waiting; the channel keeps the hash for later calls.
+            // Possibly no call waits now; the channel keeps the hash for later calls.
             let _ = job.answer.send(Progress::Known(hash.finish()));
         }
         done
@@ -268,7 +268,8 @@ mod tests {
         hashes.run(&queue);
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("builds");
         let found = runtime.block_on(hashes.at(Revision(3)).expect("is kept").wait());
-        // Only the tombstone: the put at the previous compact revision is not kept by this compaction.
+        // The hash covers only the tombstone, because this compaction does not keep the put at the previous
+        // compact revision.
         let mut expected = KvHash::default();
         store
             .snapshot()

@@ -1,10 +1,12 @@
 //! Computes the CRC-32C of two concatenated byte strings from their own CRCs.
 //!
 //! A CRC is the remainder of the string, as a polynomial over GF(2), modulo the generator. Each byte appended
-//! to a string multiplies it by x^8, so combining takes one multiplication per set bit of the second length.
-//! (The function of the `crc32c` crate squares a matrix per bit, and takes a hundred times as long.)
+//! to a string multiplies the polynomial by x^8, so combining takes one multiplication per set bit of the
+//! length of the second string. (The function of the `crc32c` crate squares a matrix per bit, and takes a
+//! hundred times as long.)
 
-/// The generator polynomial with reflected bits, like all polynomials here: the highest bit is x^0.
+/// The generator polynomial with reflected bits (as all polynomials in this file): the highest bit is the
+/// coefficient of x^0.
 const GENERATOR: u32 = 0x82f6_3b78;
 /// x^8.
 const BYTE: u32 = 1 << (31 - 8);
@@ -24,7 +26,7 @@ const fn multiply(a: u32, mut b: u32) -> u32 {
     let mut product = 0;
     let mut n = 0;
     while n < 32 {
-        // Branch-free: the bits of a checksum are random, so branches would be mispredicted.
+        // Without branches, because the bits of a checksum are random and branches would be mispredicted.
         product ^= b & ((a << n) >> 31).wrapping_neg();
         b = (b >> 1) ^ (GENERATOR & (b & 1).wrapping_neg());
         n += 1;

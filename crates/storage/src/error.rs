@@ -37,7 +37,7 @@ pub enum DataDirError {
         path: PathBuf,
         /// Path of the data directory.
         data_dir: PathBuf,
-        /// Description of keys of API version 2, if the directory contains any.
+        /// Description of the keys of API version 2, if the directory contains such keys.
         old_store: Option<String>,
     },
     /// etcd, or one of its tools, has the database open.
@@ -58,14 +58,14 @@ pub enum DataDirError {
     },
     /// The member was exported to a data directory of etcd.
     Exported {
-        /// Path of the mark.
+        /// Path of the mark that the export has left.
         mark: PathBuf,
         /// The data directory that was made for etcd.
         to: PathBuf,
     },
     /// The member was exported to a data directory of etcd before, and another export was requested.
     ExportedBefore {
-        /// Path of the mark.
+        /// Path of the mark that the export has left.
         mark: PathBuf,
         /// The data directory that was made for etcd.
         to: PathBuf,
@@ -110,7 +110,7 @@ pub enum DataDirError {
     Begin(Box<dyn Error + Send + Sync>),
     /// The member cannot be made the only one of its cluster.
     ForceNewCluster(AloneError),
-    /// The first entries could not be made durable.
+    /// The first entries of the log could not be made durable.
     FirstEntries(FirstEntriesError),
     /// A committed entry cannot be applied.
     Apply(machine::Fatal),
@@ -139,9 +139,9 @@ pub enum LogDirMismatch {
         /// Directory that the options name.
         chosen: PathBuf,
     },
-    /// The data directory notes a directory that contains no log.
+    /// The data directory names a directory that contains no log.
     NotThere {
-        /// The directory that is noted.
+        /// The directory that the data directory names.
         log_dir: PathBuf,
         /// Path of the directory `<data-dir>/member`.
         member_dir: PathBuf,
@@ -189,23 +189,23 @@ pub enum Inconsistency {
     LogNotWhole {
         /// Error of the checkpoint.
         checkpoint: DataDirError,
-        /// Entries that are missing in the log.
+        /// Entries that the log lacks.
         lacking: MissingEntries,
     },
     /// The checkpoint is missing, and the log does not contain every entry since the first.
     NoCheckpoint {
         /// Path of the directory `<data-dir>/member`.
         member_dir: PathBuf,
-        /// Entries that are missing in the log.
+        /// Entries that the log lacks.
         lacking: MissingEntries,
     },
-    /// The applied index in the data of the checkpoint differs from the one in its manifest.
+    /// The applied index in the runs of the checkpoint differs from the one in its manifest.
     CheckpointIndex {
         /// Path of the directory `<data-dir>/member`.
         member_dir: PathBuf,
-        /// Index that the manifest states.
+        /// Applied index in the manifest.
         stated: Index,
-        /// Applied index of the state.
+        /// Applied index in the runs.
         held: Index,
     },
     /// The log ends before entries that are in the checkpoint.
@@ -217,9 +217,9 @@ pub enum Inconsistency {
         /// Index of the last entry in the checkpoint.
         applied: Index,
     },
-    /// The replay of the log ended at another entry than the log states.
+    /// The replay of the log ended at an entry other than the one that the log reports as its last.
     LastEntry {
-        /// Index of the last entry that the log states.
+        /// Index of the last entry, as the log reports it.
         stated: Index,
         /// Index of the last replayed entry.
         held: Index,
@@ -236,14 +236,14 @@ pub enum Inconsistency {
         /// Name of the file.
         name: String,
     },
-    /// The runs of the checkpoint have content that this program never writes.
+    /// The runs of the checkpoint have content that Mainstay never writes.
     Checkpoint {
         /// The directory of the checkpoint.
         dir: PathBuf,
         /// Error of restoring the runs.
         error: RestoreError<log::OpenError>,
     },
-    /// An entry of the type membership change does not decode as one.
+    /// The data of a membership-change entry cannot be decoded.
     NotAChange {
         /// Log index of the entry.
         index: Index,
@@ -257,14 +257,14 @@ pub enum Inconsistency {
 pub enum MissingEntries {
     /// The log starts after a snapshot that was installed at this entry.
     Before(Index),
-    /// One or more entries in the middle of the log.
+    /// One or more entries in the middle of the log are missing.
     Gap {
         /// Index of the entry after the gap.
         found: Index,
         /// Index that was expected there.
         expected: Index,
     },
-    /// Entries at the end of the log, whose last index should be this one.
+    /// Entries at the end of the log are missing. The log should contain the entries up to this index.
     UpTo(Index),
 }
 
@@ -282,8 +282,8 @@ pub enum FirstEntriesError {
 }
 
 impl DataDirError {
-    /// Returns true if the cause is a missing or damaged file, so that a caller that has its content
-    /// elsewhere may continue without it.
+    /// Returns true if the cause is a missing or damaged file. A caller that has the content of the file in
+    /// another place can then continue without it.
     pub fn is_damage(&self) -> bool {
         match self {
             DataDirError::Files(error) => error.is_damage(),

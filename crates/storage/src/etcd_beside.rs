@@ -1,13 +1,14 @@
-//! Protection of a member's directory that etcd never used: prevents etcd from starting there, and detects an
-//! etcd store beside the member's files.
+//! Protection of a member's directory that etcd has never used. It prevents etcd from starting there, and
+//! detects a store that etcd has created beside the member's files.
 //!
-//! An etcd that is started where it finds no log creates an empty, healthy store with the same member id. So
-//! a directory of Mainstay has a file in the place of etcd's directory `member/snap`, which etcd creates
-//! first of all: every release then refuses to start, with `failed to create snapshot directory`, the path,
-//! and `not a directory`, and writes nothing. The text of the file explains the remedy, and so does the name
-//! of a file beside `member`, which etcd logs before it exits (`found invalid file under data directory`).
-//! Files in etcd's log, as beside a member that was taken over ([`crate::taken_over`]), would not be enough:
-//! etcd would have created its database before it finds them.
+//! If etcd is started in a directory without a log of etcd, it creates an empty store with the same member
+//! id, and works. To prevent that, a directory of Mainstay has a file at the path `member/snap`, at which
+//! etcd first creates a directory. So every release of etcd refuses to start, with `failed to create snapshot
+//! directory`, the path, and `not a directory`, and writes nothing. The text of the file explains the remedy.
+//! So does the name of another file, beside `member`, which etcd prints before it exits (`found invalid file
+//! under data directory`). Files in the directory of etcd's log, as for a member that was taken over
+//! ([`crate::taken_over`]), would not be enough, because etcd creates its database before it reads that
+//! directory.
 //!
 //! ```text
 //! <data-dir>/THIS-IS-DATA-OF-MAINSTAY.…      text
@@ -15,8 +16,8 @@
 //! <data-dir>/member/snap.left-by-etcd-<n>    an empty directory that existed at the path `snap` before
 //! ```
 //!
-//! If etcd has created a store anyway, the operator must decide which of the two to keep: a start is refused,
-//! and so is an import (`COMPAT-410`).
+//! If etcd has created a store anyway, the operator must decide whether to keep the store of etcd or the
+//! member. So a start is refused, and so is an import (`COMPAT-410`).
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -31,11 +32,11 @@ use crate::etcd_store::{EtcdBeside, EtcdFiles, Holds, Newer};
 use crate::log_dir;
 use crate::taken_over::TakenOver;
 
-/// Name of the file in a data directory whose name states that the directory belongs to Mainstay. etcd since
-/// 3.4 prints the name in its log.
+/// Name of a file in the data directory. The name says that the directory belongs to Mainstay; etcd since 3.4
+/// prints it in its log.
 pub const SIGN_NAME: &str = "THIS-IS-DATA-OF-MAINSTAY.to-go-back-to-etcd-run-mainstay-utl-export";
 
-/// Text of that file, and of the file in the place of etcd's directory.
+/// Text of the file [`SIGN_NAME`], and of the file at the path of etcd's directory `member/snap`.
 pub const SIGN_TEXT: &str = "\
 This directory holds a member of Mainstay. etcd cannot read it, and does not start on it: it would begin an empty store under
 the same member id. For that reason member/snap is a file here, unless it is a directory that etcd left when the member was
@@ -51,10 +52,10 @@ To go back to etcd: stop the member, make a directory for etcd of this one, and 
 (`mainstay utl export --help`; docs/migration.md has the steps for a cluster, and for --wal-dir.)
 ";
 
-/// State that a start found at the path of etcd's directory, and the change that it made.
+/// What a start found at the path of etcd's directory `member/snap`, and what it changed there.
 #[derive(Debug, PartialEq, Eq)]
 pub enum KeptOut {
-    /// The directory contains etcd's files of a member that was taken over, which have their own guards.
+    /// The directory has the files of etcd of a member that was taken over. These have their own protection.
     TakenOver,
     /// The file that keeps etcd from starting exists.
     Guarded,
@@ -64,30 +65,30 @@ pub enum KeptOut {
 
 /// Result of [`keep_out`].
 pub struct Exclusion {
-    /// The state that was found, and the change that was made.
+    /// What was found and changed.
     pub out: KeptOut,
-    /// Lock of the database in a directory that was moved aside, for as long as the member runs: an etcd that
-    /// had opened the database before waits until the lock is dropped.
+    /// Lock of the database in a directory that was moved aside, held while the member runs. An etcd that had
+    /// opened the database before waits until the lock is dropped.
     pub lock: Option<Lock>,
 }
 
-/// Maximum number of attempts of [`keep_out`], which retries if an etcd has created its directory during an
-/// attempt.
+/// Maximum number of attempts of [`keep_out`]. An attempt is repeated if etcd has created its directory
+/// during it.
 const LOOKS_MAX: u32 = 4;
 
 /// Prevents etcd from creating a store in a member's directory that [`refuse`] has accepted. The files are
-/// created only once. Called before a long replay, during which an etcd may be started. `wal_dir` is the
-/// directory of `--wal-dir`.
+/// created only once. Must be called before the replay of the log, because etcd may be started during a long
+/// replay. `wal_dir` is the directory of `--wal-dir`.
 ///
-/// The file gets its name atomically, which fails if an etcd has created its directory in the meantime. A
-/// directory is moved aside only with the lock of etcd's database, which is created if it is missing: then no
-/// etcd runs on it, and none can start.
+/// The file gets its name atomically, and that fails if etcd has created its directory in the meantime. A
+/// directory of etcd is moved aside only after the database in it was locked (it is created if it is
+/// missing). While the lock is held, no etcd runs on the directory, and none can start.
 ///
 /// # Errors
 ///
-/// Returns [`DataDirError::EtcdRuns`] or [`DataDirError::EtcdBeside`] if an etcd runs or has created a store
+/// Returns [`DataDirError::EtcdRuns`] or [`DataDirError::EtcdBeside`] if etcd runs or has created a store
 /// since the previous check. Returns [`DataDirError::Files`] if the operating system refuses an operation;
-/// the member can be served anyway.
+/// the caller can start the member anyway.
 pub fn keep_out(
     disk: &dyn Disk,
     member_dir: &Path,
@@ -130,7 +131,7 @@ fn move_aside(
         ErrorKind::WouldBlock => DataDirError::EtcdRuns { path: db.clone() },
         _ => io("lock", &db, error).into(),
     })?;
-    // An etcd may have created a store and exited since the previous check.
+    // Since the previous check, etcd may have created a store and exited.
     if let Some(files) = EtcdFiles::find(disk, member_dir, wal_dir)? {
         drop(lock);
         return Err(DataDirError::EtcdBeside(Box::new(EtcdBeside::of(disk, member_dir, files)?)));
@@ -140,13 +141,13 @@ fn move_aside(
     Ok((aside, lock))
 }
 
-/// Removes the protective files, and the note of the log's directory, if this directory contains no member: a
-/// first start has failed, and neither etcd nor another start should be affected by it. A note that existed
-/// before, as in a rebuild, is kept (`was_noted`). Returns true if the files were removed.
+/// Removes the protective files and the note of the log's directory, if this directory contains no member.
+/// Called after a first start that has failed, so that it affects neither etcd nor a later start. A note that
+/// existed before, as in a rebuild (`was_noted`), is kept. Returns true if the files were removed.
 ///
 /// # Errors
 ///
-/// Returns an error if the operating system refuses an operation.
+/// Returns the error of the operating system.
 pub fn let_in(disk: &dyn Disk, data_dir: &Path, was_noted: bool) -> Result<bool, OpenError> {
     let member_dir = &data_dir.join("member");
     let note = member_dir.join(log_dir::NOTE_NAME);
@@ -173,11 +174,11 @@ pub fn let_in(disk: &dyn Disk, data_dir: &Path, was_noted: bool) -> Result<bool,
     Ok(true)
 }
 
-/// Creates the file in a data directory whose name states that the directory belongs to Mainstay.
+/// Creates the file [`SIGN_NAME`] in a data directory.
 ///
 /// # Errors
 ///
-/// Returns an error if the operating system refuses an operation; the member can be served anyway.
+/// Returns the error of the operating system; the caller can start the member anyway.
 pub fn put_sign(disk: &dyn Disk, data_dir: &Path) -> Result<(), OpenError> {
     let path = data_dir.join(SIGN_NAME);
     let io = |error| OpenError::Io { doing: "write", path: path.clone(), error };
@@ -187,7 +188,7 @@ pub fn put_sign(disk: &dyn Disk, data_dir: &Path) -> Result<(), OpenError> {
     write(disk, &path).and_then(|()| disk.sync_dir(data_dir)).map_err(io)
 }
 
-/// Writes the text atomically: the file has the whole text or does not exist.
+/// Writes the text atomically: afterwards the file has the whole text or does not exist.
 fn write(disk: &dyn Disk, path: &Path) -> std::io::Result<()> {
     let mut making = path.as_os_str().to_os_string();
     making.push(".tmp");
@@ -202,7 +203,7 @@ fn write(disk: &dyn Disk, path: &Path) -> std::io::Result<()> {
         disk.rename(&making, path)
     };
     make().inspect_err(|_| {
-        // A temporary file that cannot be removed now is removed by the next attempt.
+        // If the temporary file cannot be removed, the next attempt removes it.
         let _ = disk.remove(&making);
     })
 }
@@ -234,7 +235,7 @@ impl EtcdFiles {
     ///
     /// # Errors
     ///
-    /// Returns an error if the operating system refuses an operation, or a note of the member is damaged.
+    /// Returns the error of the operating system, or an error if a note of the member is damaged.
     pub fn find(
         disk: &dyn Disk,
         member_dir: &Path,
@@ -268,7 +269,7 @@ impl EtcdFiles {
 ///
 /// # Errors
 ///
-/// Returns an error if the operating system refuses an operation.
+/// Returns the error of the operating system.
 pub fn holds_member(disk: &dyn Disk, member_dir: &Path) -> Result<bool, OpenError> {
     let note = member_dir.join(log_dir::NOTE_NAME);
     Ok(disk.exists(&note).map_err(|error| OpenError::Io { doing: "look for", path: note.clone(), error })?
@@ -285,8 +286,8 @@ fn holds_state(disk: &dyn Disk, member_dir: &Path) -> Result<bool, OpenError> {
     Log::is_in(disk, &member_dir.join("log"))
 }
 
-/// Refuses the directory of a member of Mainstay that was never taken over from etcd, and in which etcd has
-/// created a store.
+/// Returns an error if this is the directory of a member of Mainstay that was not taken over from etcd, and
+/// etcd has created a store in it.
 ///
 /// # Errors
 ///
@@ -294,7 +295,7 @@ fn holds_state(disk: &dyn Disk, member_dir: &Path) -> Result<bool, OpenError> {
 pub fn refuse(disk: &dyn Disk, member_dir: &Path, wal_dir: Option<&Path>) -> Result<(), DataDirError> {
     let there =
         |path: PathBuf| disk.exists(&path).map_err(|error| OpenError::Io { doing: "look for", path, error });
-    // A directory during a takeover contains files of both.
+    // During a takeover, the directory has the files of both etcd and Mainstay.
     if TakenOver::read(disk, member_dir)?.is_some()
         || there(member_dir.join(TAKING_OVER))?
         || !holds_member(disk, member_dir)?
@@ -340,7 +341,7 @@ impl EtcdBeside {
     }
 }
 
-/// Returns the last modification time of the files in a directory for whose names `counts` returns true.
+/// Returns the last modification time of those files in a directory for whose names `counts` returns true.
 /// `None` for a test disk, which has no modification times.
 fn last_written(disk: &dyn Disk, dir: &Path, counts: impl Fn(&str) -> bool) -> Option<SystemTime> {
     let names = disk.list(dir).ok()?;

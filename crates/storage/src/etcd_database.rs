@@ -1,4 +1,4 @@
-//! Converts the state to an etcd database, for a client's `snapshot save` and for an export.
+//! Conversion of the state to an etcd database, for `snapshot save` of a client and for an export.
 //!
 //! The state is traversed twice, in the order of revisions: once to compute lengths, which needs no values,
 //! and once to write it. Both passes run in steps, so that a shard can serve other clients in between.
@@ -22,7 +22,7 @@ use machine::{AsOf, GrantedLease, Leases, Members, Overtaken, ReadError, Values}
 use mvcc::{Looked, Version};
 use numbers::{ChangeId, LeaseId, Revision, Seconds};
 
-/// A state, with the metadata for its database.
+/// A state, with the metadata that its etcd database will contain.
 pub struct EtcdDatabase {
     state: AsOf,
     compact_revision: Revision,
@@ -37,7 +37,7 @@ pub struct EtcdDatabase {
     pub release: Release,
 }
 
-/// State of the first pass.
+/// Progress of the first pass, which computes lengths.
 pub struct Measuring {
     layout: Option<BackendLayout>,
     auth: AuthWalk,
@@ -45,7 +45,7 @@ pub struct Measuring {
     behind: ChangeId,
 }
 
-/// State of the second pass.
+/// Progress of the second pass, which writes the database.
 pub struct Writing<W> {
     writer: BackendWriter<W>,
     auth: AuthWalk,
@@ -68,20 +68,20 @@ enum AuthWalk {
     Done,
 }
 
-/// A user or a role on its way into a database.
+/// A user or a role that is being written to a database.
 enum UserOrRole<'a> {
     User(&'a User),
     Role(&'a Role),
 }
 
-/// Number of permissions of a role, or of roles of a user, that count as one more user.
+/// Number of permissions of a role, or of roles of a user, that cost as much as one more user.
 const PARTS_PER_USER: usize = 16;
 
-/// Progress of a pass over the leases. They are ordered by their ids as unsigned numbers, so that negative
-/// ids come last.
+/// Progress of a pass over the leases. Leases are visited in the order of their ids as unsigned numbers, so
+/// leases with negative ids come last.
 #[derive(Clone, Copy, Default)]
 struct LeaseWalk {
-    /// Last lease of the current sign that was visited.
+    /// Last visited lease among those whose ids have the current sign.
     behind: Option<LeaseId>,
     is_negative: bool,
     is_done: bool,
@@ -90,7 +90,7 @@ struct LeaseWalk {
 /// Maximum number of users, roles and leases that are written in one step.
 const LEASES_PER_STEP: usize = 1024;
 
-/// Values of consecutive versions, to be written into a database.
+/// Values of consecutive versions, which are to be written into a database.
 pub struct Portion {
     values: BytesMut,
     /// Id of the last version that was visited.
@@ -98,7 +98,7 @@ pub struct Portion {
     done: bool,
 }
 
-/// Bytes that visiting a version counts.
+/// Number of bytes by which visiting a version is counted.
 const LOOK_BYTES: usize = 64;
 
 /// Reason why a state could not be written.
@@ -140,7 +140,7 @@ impl std::error::Error for EtcdDatabaseError {
     }
 }
 
-/// Converts a member to the type of etcd's database.
+/// Converts a member to the type used in etcd's database.
 fn member(member: &machine::Member) -> Member {
     Member {
         id: member.id,
@@ -151,7 +151,7 @@ fn member(member: &machine::Member) -> Member {
     }
 }
 
-/// Converts members to the type of etcd's database.
+/// Converts the members to the type used in etcd's database.
 pub fn membership(members: &Members) -> Membership {
     Membership {
         members: members.by_id.values().map(member).collect(),
@@ -161,20 +161,20 @@ pub fn membership(members: &Members) -> Membership {
     }
 }
 
-/// Returns whether authentication is enabled and the auth revision, as etcd's database stores them: false and
-/// 0 if no users or roles were ever created.
+/// Returns, as etcd's database stores them, whether authentication is enabled, and the auth revision. These
+/// are false and 0 if no user or role was ever created.
 fn auth_settings(auth: &machine::auth::Auth) -> (bool, u64) {
     let is_new = *auth == machine::auth::Auth::default();
     if is_new { (false, 0) } else { (auth.is_enabled(), auth.revision()) }
 }
 
-/// Converts users and roles of etcd's database to the machine's type.
+/// Converts users and roles of etcd's database to the type of the machine.
 pub fn users(auth: Auth) -> machine::auth::Auth {
     // etcd's auth revision starts at 1, even if none is stored.
     machine::auth::Auth::of(auth.enabled, auth.revision.max(1), auth.users, auth.roles)
 }
 
-/// Converts members of etcd's database to the machine's type.
+/// Converts members of etcd's database to the type of the machine.
 pub fn members(membership: &Membership) -> Members {
     let member = |m: &Member| machine::Member {
         id: m.id,
@@ -191,23 +191,23 @@ pub fn members(membership: &Membership) -> Members {
     }
 }
 
-/// Reads the leases of etcd's database, for a machine.
+/// Reads the leases in etcd's database, for the machine.
 ///
 /// # Errors
 ///
-/// Returns an error if they cannot be read.
+/// Returns an error if the leases cannot be read.
 pub fn leases<S: Source>(from: &Backend<S>) -> Result<Vec<GrantedLease>, interchange::Error> {
     let mut leases = Vec::new();
     let mut walk = from.leases()?;
     while let Some(lease) = walk.step()? {
-        // etcd limits a remaining TTL to the lease's TTL.
+        // etcd does not allow a remaining TTL above the TTL of the lease.
         let remaining = Seconds(lease.remaining_ttl.clamp(0, lease.ttl.max(0)));
         leases.push(GrantedLease { id: LeaseId(lease.id), ttl: Seconds(lease.ttl), remaining });
     }
     Ok(leases)
 }
 
-/// Error of a database whose revision has more changes than a machine can count: 2^32.
+/// Error for a database in which a revision has more than 2^32 changes, which the machine cannot number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooManyChanges(pub Revision);
 
@@ -241,7 +241,7 @@ pub fn version<'c>(change: &Change<'c>) -> Result<SnapshotVersion<'c>, TooManyCh
     })
 }
 
-/// Error of a state whose version is newer than this program supports.
+/// Error for a state whose version is newer than this program supports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownVersion(pub String);
 
@@ -258,7 +258,7 @@ impl std::fmt::Display for UnknownVersion {
 
 impl std::error::Error for UnknownVersion {}
 
-/// Refuses a state of an unsupported release, according to its storage version and the cluster version.
+/// Checks that the release of a state is supported, by its storage version and its cluster version.
 ///
 /// # Errors
 ///
@@ -283,10 +283,11 @@ impl EtcdDatabase {
         &self.state
     }
 
-    /// Returns the database of a state as `snapshot save` sends it; `head` and `state` must be of one moment.
+    /// Returns the database of a state as `snapshot save` sends it. `head` and `state` must be of the same
+    /// moment.
     ///
-    /// The database contains no cluster version: it may be too new for the etcd that reads it, and a restored
-    /// cluster agrees on its own.
+    /// The database contains no cluster version: it could be too new for the etcd that reads the database,
+    /// and a restored cluster agrees on its own version.
     pub fn new(state: impl Into<AsOf>, head: &Head, release: Release) -> EtcdDatabase {
         let mut database = EtcdDatabase::of_cluster(state, head, release);
         database.membership.cluster_version.clear();
@@ -294,8 +295,8 @@ impl EtcdDatabase {
         database
     }
 
-    /// Returns the database of a state as a leader sends it to another member of its cluster, with the
-    /// cluster version; `head` and `state` must be of one moment.
+    /// Returns the database of a state, including the cluster version, as a leader sends it to another member
+    /// of its cluster. `head` and `state` must be of the same moment.
     pub fn of_cluster(state: impl Into<AsOf>, head: &Head, release: Release) -> EtcdDatabase {
         let compacted = (head.compact_revision >= Revision(0)).then_some(head.compact_revision);
         let conf_state = ConfState { voters: head.members.voters(), learners: head.members.learners() };
@@ -325,7 +326,8 @@ impl EtcdDatabase {
         Measuring { layout: None, auth, leases, behind: ChangeId::end_of(Revision(0)) }
     }
 
-    /// Starts the second pass; the writer was created with the plan that the first pass returned.
+    /// Starts the second pass. The writer must have been created with the plan that the first pass has
+    /// returned.
     ///
     /// # Errors
     ///
@@ -340,8 +342,8 @@ impl EtcdDatabase {
         Ok(Writing { writer, auth, leases, behind: ChangeId::end_of(Revision(0)) })
     }
 
-    /// Calls `put` with the next users and then roles, up to `max`; those with many permissions or roles
-    /// count as several.
+    /// Calls `put` with the next users and then roles, up to `max`. Users with many roles, and roles with
+    /// many permissions, count as several.
     fn each_user_and_role<E>(
         &self,
         walk: &mut AuthWalk,
@@ -402,15 +404,15 @@ impl EtcdDatabase {
                 left -= 1;
             }
             if left == before {
-                // No leases of this sign are left.
+                // No leases whose ids have this sign are left.
                 (walk.behind, walk.is_negative, walk.is_done) = (None, true, is_negative);
             }
         }
         Ok(())
     }
 
-    /// Returns the visited version if it belongs in the database. A deletion that a compaction made unreadable
-    /// may still exist in the index, but does not belong in the database.
+    /// Returns the visited version if it must be in the database. A tombstone that a compaction made
+    /// unreadable may still exist in the index, but must not be in the database.
     fn wants<'a>(&self, looked: Looked<'a>) -> Option<Version<'a>> {
         looked.version.filter(|version| !version.is_tombstone() || version.main() >= self.compact_revision)
     }
@@ -434,12 +436,12 @@ fn head_of(version: Version<'_>) -> ChangeHead<'_> {
 
 impl Measuring {
     /// Visits up to `budget` users, roles, leases or versions, and adds up their lengths. Returns the plan
-    /// after the last.
+    /// for the second pass when all were visited, and `None` before.
     ///
     /// # Errors
     ///
-    /// Returns an error if the state contains something that etcd's database cannot, or was compacted during
-    /// the pass.
+    /// Returns an error if the state contains something that an etcd database cannot contain, or if the state
+    /// was compacted during the pass.
     pub fn step(&mut self, of: &EtcdDatabase, budget: usize) -> Result<Option<Plan>, EtcdDatabaseError> {
         let layout = match &mut self.layout {
             Some(layout) => layout,
@@ -483,8 +485,8 @@ impl Measuring {
 }
 
 impl<W: Write> Writing<W> {
-    /// Writes versions until `budget_bytes` bytes of keys and values were written; each visited version also
-    /// counts some bytes. Returns true if all are written.
+    /// Writes versions until their keys and values amount to `budget_bytes` bytes; each visited version is
+    /// counted with some additional bytes. Returns true when all versions are written.
     ///
     /// # Errors
     ///
@@ -500,8 +502,8 @@ impl<W: Write> Writing<W> {
         self.write(of, portion)
     }
 
-    /// Reads the values of the next versions, up to `budget_bytes` bytes. Versions that are skipped also
-    /// count some bytes.
+    /// Reads the values of the next versions, up to `budget_bytes` bytes. Skipped versions also count as some
+    /// bytes.
     ///
     /// # Errors
     ///
@@ -514,7 +516,7 @@ impl<W: Write> Writing<W> {
     ) -> Result<Portion, EtcdDatabaseError> {
         let mut portion = Portion { values: BytesMut::new(), through: self.behind, done: false };
         if !matches!(self.auth, AuthWalk::Done) || !self.leases.is_done {
-            // Users, roles and leases come first, and have no values.
+            // Users, roles and leases are written before the versions, and have no values to read.
             return Ok(portion);
         }
         let slice = of.state.slice()?;
@@ -536,8 +538,8 @@ impl<W: Write> Writing<W> {
         Ok(portion)
     }
 
-    /// Writes the versions of a portion, or some users, roles or leases before the first version. Returns
-    /// true if all are written.
+    /// Writes the versions of a portion or, before the first version, some users, roles or leases. Returns
+    /// true when everything is written.
     ///
     /// # Errors
     ///
@@ -558,7 +560,7 @@ impl<W: Write> Writing<W> {
         let slice = of.state.slice()?;
         let mut values = portion.values.as_ref();
         let mut versions = slice.snapshot().written_after(self.behind);
-        // Skipped versions may have been removed since the portion was read.
+        // Versions that the portion skipped may have been removed since it was read.
         while let Some(looked) = versions.look().filter(|looked| looked.id <= portion.through) {
             let Some(version) = of.wants(looked) else { continue };
             let (value, rest) = values.split_at(version.value_len() as usize);
@@ -592,7 +594,7 @@ mod tests {
 
     use super::*;
 
-    /// The newest view of a machine, published by the test.
+    /// A source of the newest view of a machine, which the test publishes.
     struct Published(Mutex<Arc<View>>);
 
     impl Newest for Published {
@@ -641,7 +643,7 @@ mod tests {
             self.apply(InternalRaftRequest { delete_range, ..InternalRaftRequest::default() });
         }
 
-        /// Compacts logically, without physical removal.
+        /// Compacts the state without physically removing versions.
         fn compact(&mut self) {
             let compaction = CompactionRequest {
                 revision: self.machine.store.publish().snapshot().current_revision().0,

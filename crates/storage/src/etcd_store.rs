@@ -1,4 +1,5 @@
-//! A store that etcd has created beside the files of a member of Mainstay, and its description for the operator.
+//! A store that etcd has created beside the files of a member of Mainstay, and its description for the
+//! operator.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -6,7 +7,7 @@ use std::time::Duration;
 
 use crate::shell::in_shell;
 
-/// Files of etcd in a data directory, which may be that of a member of Mainstay.
+/// Files of etcd in a data directory, which may also contain a member of Mainstay.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EtcdFiles {
     /// Directory `member/snap`, if it exists.
@@ -24,7 +25,7 @@ pub struct EtcdBeside {
     pub files: EtcdFiles,
     /// Content of etcd's store.
     pub holds: Holds,
-    /// The side that has written last; `None` if the file system has no modification times.
+    /// The program whose files were written last; `None` if the file system has no modification times.
     pub newer: Option<Newer>,
 }
 
@@ -39,7 +40,7 @@ pub enum Holds {
     Unreadable(String),
 }
 
-/// The side whose files were written last, and by how much later.
+/// The program whose files were written last, and the time between the last writes of both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Newer {
     /// etcd's files are newer.
@@ -102,7 +103,7 @@ impl fmt::Display for EtcdBeside {
     }
 }
 
-/// A duration for humans: rounded, in its largest unit.
+/// A duration for humans: rounded, in the largest unit that fits.
 struct Span(Duration);
 
 impl fmt::Display for Span {

@@ -1,9 +1,8 @@
-//! The mark of a member that was exported to a data directory of etcd: once etcd starts there, the data of
+//! The mark of a member that was exported to a data directory of etcd. Once etcd starts there, the data of
 //! this member are out of date.
 //!
-//! A member started on out-of-date data would have forgotten its later votes and acknowledged entries, and
-//! the cluster would notice it only when a leader contacts the member; the member could vote before that. So
-//! a start is refused.
+//! If a member started with out-of-date data, it would have forgotten its later votes and acknowledged
+//! entries, and could vote before a leader contacts it and notices that. So a start is refused.
 
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
@@ -14,17 +13,17 @@ use log::OpenError;
 use crate::error::DataDirError;
 
 /// Name of the mark in a member's directory. Its content is the absolute path of the directory that was
-/// created for etcd; its existence alone decides.
+/// created for etcd; but only the existence of the mark decides whether the member counts as exported.
 pub const MARK_NAME: &str = "exported";
 
 /// Maximum number of bytes that are read from the mark: the maximum length of a path in Linux.
 const BYTES_MAX: usize = 4096;
 
-/// Marks a member as exported to `to`, durably.
+/// Marks a member, durably, as exported to the directory `to`.
 ///
 /// # Errors
 ///
-/// Returns an error if the operating system refuses an operation.
+/// Returns the error of the operating system.
 pub fn mark(disk: &dyn Disk, member_dir: &Path, to: &Path) -> Result<(), OpenError> {
     let path = member_dir.join(MARK_NAME);
     let making = member_dir.join(format!("{MARK_NAME}.tmp"));
@@ -41,12 +40,12 @@ pub fn mark(disk: &dyn Disk, member_dir: &Path, to: &Path) -> Result<(), OpenErr
     write().map_err(|error| OpenError::Io { doing: "write", path: path.clone(), error })
 }
 
-/// Removes the mark of an export that produced nothing etcd can start on, durably, and also the temporary
-/// file of a failed [`mark`]. Either may be missing.
+/// Removes, durably, the mark of an export whose result etcd cannot start, and the temporary file of a failed
+/// [`mark`]. Both may be missing.
 ///
 /// # Errors
 ///
-/// Returns an error if the operating system refuses an operation.
+/// Returns the error of the operating system.
 pub fn unmark(disk: &dyn Disk, member_dir: &Path) -> Result<(), OpenError> {
     let path = member_dir.join(MARK_NAME);
     let remove = || {
@@ -60,7 +59,7 @@ pub fn unmark(disk: &dyn Disk, member_dir: &Path) -> Result<(), OpenError> {
     remove().map_err(|error| OpenError::Io { doing: "remove", path: path.clone(), error })
 }
 
-/// Refuses to start a member that was exported.
+/// Returns an error if the member was exported, so that it must not start.
 ///
 /// # Errors
 ///
@@ -72,7 +71,8 @@ pub fn refuse(disk: &dyn Disk, member_dir: &Path) -> Result<(), DataDirError> {
     }
 }
 
-/// Refuses to export a member a second time: once etcd has run on the first export, another one is out of date.
+/// Returns an error if the member was exported, so that it must not be exported a second time: once etcd has
+/// run on the first export, a second one would be out of date.
 ///
 /// # Errors
 ///
@@ -84,7 +84,7 @@ pub fn refuse_again(disk: &dyn Disk, member_dir: &Path) -> Result<(), DataDirErr
     }
 }
 
-/// Returns the mark's path and the directory that it names, if the mark exists.
+/// Returns the path of the mark, and the directory that it names, if the mark exists.
 fn read(disk: &dyn Disk, member_dir: &Path) -> Result<Option<(PathBuf, PathBuf)>, OpenError> {
     let mark = member_dir.join(MARK_NAME);
     let io = |error| OpenError::Io { doing: "read", path: mark.clone(), error };

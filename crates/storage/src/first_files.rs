@@ -1,5 +1,5 @@
-//! Files that a start creates before the member has data. A check whether a directory contains data ignores
-//! them.
+//! Files that a start creates before the member has data. They do not count when a directory is checked for
+//! data.
 
 use std::path::Path;
 
@@ -7,8 +7,8 @@ use disk::Disk;
 
 use crate::etcd_beside::SIGN_NAME;
 
-/// Names in a data directory: the file that names the owner of the directory. It also stays after a member
-/// was removed.
+/// Names in a data directory: the file that says that the directory belongs to Mainstay. It stays even after
+/// the member was removed.
 pub const IN_DATA_DIR: [&str; 1] = [SIGN_NAME];
 
 /// Names in `member`: the lock, and the file that prevents etcd from starting.

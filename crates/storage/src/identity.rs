@@ -23,8 +23,8 @@ impl Identity {
         Owner { cluster_id: ClusterId(self.cluster_id), member_id: MemberId(self.member_id) }
     }
 
-    /// Returns the ids as bytes. They are stored in each run of a checkpoint, so that a run of another member
-    /// is detected.
+    /// Returns the ids as bytes. They are stored in each run of a checkpoint, so that the run of another
+    /// member is detected.
     pub fn to_bytes(&self) -> [u8; 16] {
         let mut bytes = [0; 16];
         bytes[..8].copy_from_slice(&self.cluster_id.to_le_bytes());

@@ -1,4 +1,4 @@
-//! The checksum of HashKV: [`KvHash`] is fed with versions in slices, and uses etcd's formula.
+//! The checksum of HashKV. Versions are added to a [`KvHash`] in slices, and the formula is that of etcd.
 
 use std::cell::Cell;
 
@@ -13,8 +13,8 @@ use numbers::Revision;
 use crate::crc_combine::combine;
 use crate::values::unreadable;
 
-/// CRC-32C as etcd's HashKV computes it: of the name of its bucket, and then for each version of the bytes of
-/// its revision and its `KeyValue`.
+/// CRC-32C as computed by etcd's HashKV: over the name of the bucket `key` and then, for each version, over
+/// the bytes of its revision and of its `KeyValue`.
 #[derive(Clone)]
 pub struct KvHash {
     crc: u32,
@@ -40,7 +40,7 @@ impl KvHash {
         Ok(())
     }
 
-    /// Adds a version without reading its value: the checksum of the value is taken from the index.
+    /// Adds a version without reading its value. The checksum of the value is taken from the index.
     pub fn feed_checksum(&mut self, version: Version<'_>) {
         self.bytes.clear();
         let checksum = Checksum(Cell::new(None));
@@ -56,7 +56,7 @@ impl KvHash {
         self.crc = crc32c::crc32c_append(with_value, after);
     }
 
-    /// Returns the checksum of the versions so far.
+    /// Returns the checksum of the versions added so far.
     pub fn finish(&self) -> u32 {
         self.crc
     }
@@ -73,7 +73,8 @@ pub struct HashedKv {
     pub revision: Revision,
 }
 
-/// Records the position of the value in the output, and appends nothing.
+/// A source of values that appends nothing to the output, and records the value and its position in the
+/// output instead.
 struct Checksum(Cell<Option<(usize, Value)>>);
 
 impl Values for Checksum {
@@ -83,7 +84,7 @@ impl Values for Checksum {
     }
 }
 
-/// Appends the key and value that etcd's bucket `key` contains for a version.
+/// Appends the key and the value that etcd's bucket `key` would contain for a version.
 fn put_stored(version: Version<'_>, values: &dyn Values, out: &mut BytesMut) -> Result<(), ReadError> {
     out.put_i64(version.main().0);
     out.put_u8(b'_');
@@ -94,7 +95,8 @@ fn put_stored(version: Version<'_>, values: &dyn Values, out: &mut BytesMut) -> 
         return Ok(());
     }
     if version.key().is_empty() {
-        // A raised revision, whose pair has an empty value: `SnapshotVersion::bump`.
+        // The version only raises the revision (see `SnapshotVersion::bump`). In etcd its pair has an empty
+        // value.
         return Ok(());
     }
     put_kv(version, Projection::default(), values, out)

@@ -1,10 +1,11 @@
-//! Finds the directory of the log: `<data-dir>/member/log`, or another one (`--wal-dir`), which may be on a
-//! separate disk.
+//! Finds the directory of the log: `<data-dir>/member/log`, or another directory (`--wal-dir`), which may be
+//! on a separate disk.
 //!
-//! A log in a separate directory can be lost from sight: by a start that omits `--wal-dir`, names another
-//! directory, or runs before the disk is mounted. etcd then starts without its log. Here the data directory
-//! notes the directory of the log, and a start with another directory is refused, unless the log was moved
-//! there after a clean shutdown: only then its end is known, so that an old copy of the log is detected.
+//! A start can fail to find a log in a separate directory: if it omits `--wal-dir`, names another directory,
+//! or runs before the disk is mounted. In these cases etcd starts without its log. Mainstay stores the path
+//! of the log's directory in the data directory, in a file called the note, and refuses a start with another
+//! directory. A log may be moved only after a clean shutdown: then its end is recorded, so that an old copy
+//! of the log is detected.
 //!
 //! | noted | given | log at the noted place | at the given place | |
 //! |---|---|---|---|---|
@@ -35,10 +36,10 @@ use crate::error::{DataDirError, LogDirMismatch};
 const MAGIC: [u8; 8] = *b"MNSTWAL\n";
 const VERSION: u32 = 1;
 const HEAD_BYTES: usize = 16;
-/// Maximum length in bytes of the noted path; longer paths are invalid in Linux.
+/// Maximum length in bytes of the path in the note. Longer paths are invalid in Linux.
 const PATH_BYTES_MAX: usize = 4096;
 
-/// Name of the file in a member's directory that notes the directory of its log.
+/// Name of the note, the file in a member's directory that contains the path of the log's directory.
 ///
 /// ```text
 /// 0   magic    8   "MNSTWAL\n"
@@ -49,7 +50,7 @@ const PATH_BYTES_MAX: usize = 4096;
 /// ```
 pub const NOTE_NAME: &str = "wal-dir";
 
-/// Directory of a member's log, and the note that has to be written for it.
+/// Directory of a member's log, and the change of the note that it requires.
 pub(crate) struct LogDir {
     /// Path of the directory; it may not exist yet.
     pub path: PathBuf,
@@ -66,20 +67,20 @@ pub(crate) struct LogDir {
 /// Summary of a data directory's files other than the log.
 #[derive(Clone, Copy)]
 pub(crate) struct OtherFiles {
-    /// True if a file exists that is written only after the first entries of a log.
+    /// True if a file exists that is written only after the first entries of the log.
     pub is_anything: bool,
-    /// True if the end of the log at the last stop of the member is recorded.
+    /// True if the end of the log was recorded when the member last stopped.
     pub stopped_cleanly: bool,
 }
 
 impl LogDir {
-    /// Finds the directory of the log; `given` is the directory of `--wal-dir`. The caller holds the lock of
-    /// the data directory.
+    /// Finds the directory of the log. `given` is the directory of `--wal-dir`. The caller must hold the lock
+    /// of the data directory.
     ///
     /// # Errors
     ///
-    /// Returns an error if the log of this member is in another directory, the directory cannot be used for a
-    /// log, or the operating system refuses an operation.
+    /// Returns an error if the log of this member is in another directory, if the directory cannot be used
+    /// for a log, or if the operating system refuses an operation.
     pub fn find(
         disk: &Arc<dyn Disk>,
         member_dir: &Path,
@@ -121,14 +122,14 @@ impl LogDir {
             return Ok(found);
         }
         let (from, to) = (known, found.path.clone());
-        // If the log has moved with its data directory, a log at the noted path belongs to the data directory
-        // from which this one was copied.
+        // If the log was moved together with its data directory, a log at the noted path belongs to the data
+        // directory from which this one was copied.
         if goes_along.is_none() && holds_log(&**disk, &from)? {
             return Err(LogDirMismatch::Elsewhere { log_dir: from, chosen: to, own }.into());
         }
         let is_there = holds_log(&**disk, &to)?;
         if !beside.is_anything {
-            // Nothing was ever written for this member, except possibly the note.
+            // Nothing was ever written for this member, except perhaps the note.
             if is_there {
                 return Err(
                     LogDirMismatch::OfAnother { log_dir: to, member_dir: member_dir.to_path_buf() }.into()
@@ -144,12 +145,13 @@ impl LogDir {
         Ok(found)
     }
 
-    /// Returns the directory of a stopped member's log, and its lock. See [`known`] for a data directory that
-    /// was renamed or copied.
+    /// Returns the directory of a stopped member's log, and its lock. [`known`] describes what happens if the
+    /// data directory was renamed or copied.
     ///
     /// # Errors
     ///
-    /// Returns an error if the note is damaged, the log is in use, or the noted directory contains no log.
+    /// Returns an error if the note is damaged, if the log is in use, or if the noted directory contains no
+    /// log.
     pub fn noted(disk: &Arc<dyn Disk>, member_dir: &Path) -> Result<(PathBuf, Option<Lock>), DataDirError> {
         let Some(path) = known(&**disk, member_dir)? else { return Ok((member_dir.join("log"), None)) };
         if !holds_log(&**disk, &path)? {
@@ -168,12 +170,12 @@ impl LogDir {
         Ok((found.path, found.lock))
     }
 
-    /// Writes or removes the note, if the directory differs from the noted one. Called before anything is
-    /// written to the log.
+    /// Writes or removes the note, if the directory of the log differs from the noted one. Must be called
+    /// before anything is written to the log.
     ///
     /// # Errors
     ///
-    /// Returns an error if the operating system refuses an operation.
+    /// Returns the error of the operating system.
     pub fn settle(&mut self) -> Result<(), OpenError> {
         match self.note.take() {
             None => Ok(()),
@@ -189,8 +191,8 @@ impl LogDir {
         }
     }
 
-    /// Returns the lock that protects the directory from members of other data directories; `None` for a
-    /// directory inside the data directory.
+    /// Returns the lock that keeps members of other data directories from using the log's directory; `None`
+    /// if that directory is inside the data directory.
     pub fn into_lock(self) -> Option<Lock> {
         self.lock
     }
@@ -204,7 +206,7 @@ impl LogDir {
         Ok(())
     }
 
-    /// Refuses a directory that contains the data directory, or is used by another part of it.
+    /// Returns an error if the directory contains the data directory, or is used by another part of it.
     fn check_place(&self) -> Result<(), DataDirError> {
         let member_dir = absolute(&self.member_dir)?;
         let is_part = [member_dir.join("checkpoint"), member_dir.join("lock")].contains(&self.path);
@@ -225,8 +227,8 @@ impl LogDir {
         Ok(())
     }
 
-    /// Refuses a directory that contains other files, because a new log deletes files that it takes for
-    /// remains of its own.
+    /// Returns an error if the directory contains other files, because a new log would delete files that look
+    /// like remains of a log.
     fn refuse_strangers(&self) -> Result<(), DataDirError> {
         let io = |error| OpenError::Io { doing: "list", path: self.path.clone(), error };
         if !self.disk.exists(&self.path).map_err(io)? {
@@ -246,7 +248,7 @@ fn holds_log(disk: &dyn Disk, dir: &Path) -> Result<bool, OpenError> {
     Log::is_in(disk, dir)
 }
 
-/// Returns the directory of a log beside etcd's log, which is in `wal_dir`; an absolute path.
+/// Returns the absolute path of the directory of a log beside etcd's log, which is in `wal_dir`.
 ///
 /// # Errors
 ///
@@ -264,25 +266,26 @@ fn beside_link(
     noted: Option<&Path>,
 ) -> Result<Option<PathBuf>, OpenError> {
     let (Some(noted), beside) = (noted, beside_etcd(&member_dir.join("wal"))?) else { return Ok(None) };
-    // If both exist, the noted log belongs to the data directory from which this one was copied.
+    // If both directories exist, the noted log belongs to the data directory from which this one was copied.
     let is_other = || Ok::<bool, OpenError>(is_beside_link(noted) || !holds_log(disk, noted)?);
     let is_it = same(disk, noted, &beside)? || (holds_log(disk, &beside)? && is_other()?);
     Ok(is_it.then_some(beside))
 }
 
-/// Returns true if this is the path of the log of a member whose `member/wal` is a link or a mount point, in
-/// any data directory: no `--wal-dir` selects it.
+/// Returns true if this is the path of the log of a member, in any data directory, whose `member/wal` is a
+/// link or a mount point. No `--wal-dir` selects such a path.
 pub fn is_beside_link(log_dir: &Path) -> bool {
     log_dir.ends_with("member/wal/log")
 }
 
 /// Returns the directory of the log that a member's directory notes; `None` without a note. A log below the
-/// member's directory moves with it: if the data directory was renamed or copied, the log is searched below
-/// the current name first, so that a copy is not read with the log of its original.
+/// member's directory moves with that directory. So if the data directory was renamed or copied, the log is
+/// first searched below the current name, so that a copy of a data directory does not use the log of the
+/// original.
 ///
 /// # Errors
 ///
-/// Returns an error if the note is damaged, or the operating system refuses an operation.
+/// Returns an error if the note is damaged, or the error of the operating system.
 pub fn known(disk: &dyn Disk, member_dir: &Path) -> Result<Option<PathBuf>, OpenError> {
     let Some(noted) = read_note(disk, member_dir)? else { return Ok(None) };
     let member_dir = absolute(member_dir)?;
@@ -290,7 +293,7 @@ pub fn known(disk: &dyn Disk, member_dir: &Path) -> Result<Option<PathBuf>, Open
     while rest.by_ref().any(|part| part.as_os_str() == "member") {
         let below = rest.as_path();
         let along = member_dir.join(below);
-        // A log in `member/log` is never noted.
+        // The path `member/log` is never noted, because it is the default.
         let is_noted = !below.as_os_str().is_empty() && below != Path::new("log");
         if is_noted && holds_log(disk, &along)? {
             return Ok(Some(along));
@@ -319,7 +322,7 @@ fn absolute(path: &Path) -> Result<PathBuf, OpenError> {
 ///
 /// # Errors
 ///
-/// Returns an error if the operating system refuses an operation.
+/// Returns the error of the operating system.
 pub fn same(disk: &dyn Disk, one: &Path, other: &Path) -> Result<bool, OpenError> {
     if absolute(one)? == absolute(other)? {
         return Ok(true);
@@ -335,7 +338,7 @@ pub fn same(disk: &dyn Disk, one: &Path, other: &Path) -> Result<bool, OpenError
 ///
 /// # Errors
 ///
-/// Returns an error if the note is damaged, or the operating system refuses an operation.
+/// Returns an error if the note is damaged, or the error of the operating system.
 pub fn read_note(disk: &dyn Disk, member_dir: &Path) -> Result<Option<PathBuf>, OpenError> {
     let path = member_dir.join(NOTE_NAME);
     let io = |error| OpenError::Io { doing: "read", path: path.clone(), error };
@@ -360,7 +363,7 @@ pub fn read_note(disk: &dyn Disk, member_dir: &Path) -> Result<Option<PathBuf>, 
 ///
 /// # Errors
 ///
-/// Returns an error if the operating system refuses an operation.
+/// Returns the error of the operating system.
 pub fn write_note(disk: &dyn Disk, member_dir: &Path, log_dir: &Path) -> Result<(), OpenError> {
     let (making, path) = (member_dir.join("wal-dir.tmp"), member_dir.join(NOTE_NAME));
     let io = |error| OpenError::Io { doing: "write", path: path.clone(), error };
@@ -487,8 +490,8 @@ mod tests {
             let noted = || LogDir::noted(&disk, Path::new(MEMBER)).map(|(path, _)| path);
             assert_eq!(place(), Some(before.clone().into()));
             refused(noted().map_err(|error| error.to_string()), &[&before, "--wal-dir", "renamed"]);
-            // After a rename the log has moved along. After a copy the original log also exists at the noted
-            // path.
+            // After a rename, the log has moved with the data directory. After a copy, the original log also
+            // exists at the noted path.
             segment(&disk, &now);
             for is_copy in [false, true] {
                 if is_copy {
@@ -502,7 +505,8 @@ mod tests {
                 assert_eq!(read_note(&*disk, Path::new(MEMBER)).expect("is read"), Some(now.into()));
             }
         }
-        // A log in another directory stays there, whatever is below the member's directory.
+        // A log in another directory does not move with the data directory, even if there are files below the
+        // member's directory.
         let (disk, _) = disk();
         segment(&disk, &format!("{MEMBER}/log"));
         for noted in ["/w", "/ssd/member/log", "/ssd/member"] {
@@ -523,7 +527,7 @@ mod tests {
             refused(find(&disk, to, CRASHED), &[&dir(from), &dir(to), "stopped cleanly"]);
             assert_eq!(find(&disk, to, STOPPED), Ok(dir(to).into()));
             assert_eq!(read_note(&*disk, Path::new(MEMBER)).expect("is read"), to.map(Into::into));
-            // From now on the log is expected there, also after a crash.
+            // From now on the log must be in that directory, even after a crash.
             assert_eq!(find(&disk, to, CRASHED), Ok(dir(to).into()));
             refused(find(&disk, from, CRASHED), &["is in", &dir(to)]);
         }

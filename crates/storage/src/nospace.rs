@@ -8,7 +8,8 @@ use disk::Disk;
 /// Name of the file in a member's directory.
 pub const FILE_NAME: &str = "nospace";
 
-/// Cause of this member's NOSPACE alarm. The alarm itself is replicated state and does not contain the cause.
+/// Cause of this member's NOSPACE alarm. It is stored here because the alarm, which is replicated state, does
+/// not contain it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
     /// The alarm is not raised, or its cause is not known.
@@ -20,13 +21,13 @@ pub enum Cause {
 }
 
 impl Cause {
-    /// Returns the number of the cause in an entry that raises the alarm.
+    /// Returns the number that stands for the cause in an entry that raises the alarm.
     pub fn in_entry(self) -> u32 {
         self as u32
     }
 
-    /// Returns the cause with this number in an entry; `None` for an entry of an older version or of a
-    /// client, which contains no cause.
+    /// Returns the cause for which this number stands in an entry; `None` if the entry contains no cause,
+    /// because an older version or a client made it.
     pub fn of_entry(number: u32) -> Option<Cause> {
         [Cause::Disk, Cause::Quota].into_iter().find(|cause| cause.in_entry() == number)
     }
@@ -46,8 +47,8 @@ const NOTE_VERSION: u32 = 1;
 const NOTE_BYTES: usize = 20;
 
 /// The file `<data-dir>/member/nospace`, which records the cause of the NOSPACE alarm. It is created while
-/// the disk has space and overwritten in place, since it has to be written when the disk is full. A missing
-/// or damaged file means that the cause is unknown.
+/// the disk has space, and later overwritten in place, because it has to be written when the disk is full. If
+/// the file is missing or damaged, the cause is unknown.
 ///
 /// ```text
 /// 0  magic    8   "MNSTNSP\n"
@@ -63,12 +64,13 @@ pub struct Note {
 
 impl Note {
     /// Opens the file in this directory, and creates it if it is missing and the disk has space for it.
-    /// Also returns the recorded cause.
+    /// Returns the note, and the recorded cause.
     pub fn open(disk: &Arc<dyn Disk>, member_dir: &Path) -> (Note, Cause) {
         let note = Note { disk: Arc::clone(disk), path: member_dir.join(FILE_NAME) };
         let cause = note.read();
         if cause.is_none() {
-            // Without the file, an alarm that the disk raised stays after a restart until it is disarmed.
+            // If the file cannot be created, an alarm that the disk has raised stays after a restart until a
+            // client disarms it.
             let _ = note.make(member_dir);
         }
         (note, cause.unwrap_or(Cause::Nothing))

@@ -40,25 +40,26 @@ use telemetry::logging::{Logger, Value};
 /// Settings that a test or a simulation may change. A process uses the defaults.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Switches {
-    /// Maximum payload bytes in flight to one follower without acknowledgement; `None` for the default.
+    /// Maximum payload bytes in flight to one follower without an acknowledgement; `None` for the default.
     pub bytes_in_flight_max: Option<usize>,
-    /// See [`consensus::Config::speaks_as_etcd`].
+    /// Makes the raft node behave like that of etcd; see [`consensus::Config::speaks_as_etcd`].
     pub speaks_as_etcd: bool,
 }
 
-/// Queue of the log's events to their receiver, which is the core once it runs.
+/// Queue of events from the log to their receiver, which is the core once it runs.
 pub trait LogEvents: Send + Sync {
-    /// Sends an event; called on the log's threads.
+    /// Adds an event to the queue. Called on the log's threads.
     fn tell(&self, event: LogEvent);
 
     /// Makes the calling thread the receiver.
     fn receive_here(&self);
 
-    /// Moves all queued events into `into`, which is empty; waits up to `patience` for the first one.
+    /// Moves all queued events into `into`, which must be empty. Waits for the first event, but at most for
+    /// `patience`.
     fn receive(&self, into: &mut Vec<LogEvent>, patience: Duration);
 }
 
-/// The parameters of opening a data directory.
+/// Parameters for opening a data directory.
 pub struct Opening<'a> {
     /// The member's options.
     pub options: &'a Options,
@@ -66,20 +67,20 @@ pub struct Opening<'a> {
     pub disk: &'a Arc<dyn Disk>,
     /// Receiver of the log's events.
     pub events: &'a Arc<dyn LogEvents>,
-    /// Log for the operator.
+    /// The member's log for its operator (not the raft log).
     pub logger: &'a Logger,
-    /// True if threads may be started. Otherwise all steps run one after the other, and the log is driven by
-    /// hand.
+    /// True if threads may be started. Otherwise all steps run one after the other, and the raft log has no
+    /// threads.
     pub threads: bool,
     /// Size of the log's segments in bytes; `None` derives it from the size of the file system.
     pub segment_bytes: Option<u32>,
-    /// Seed of this member's election timeouts; members of one cluster must not time out at the same time.
-    /// `None` uses the member id. The secrets of the log's segments are derived from the seed, too; `None`
-    /// takes them from the operating system's random numbers.
+    /// Seed of this member's election timeouts and of the secrets of the log's segments. Members of one
+    /// cluster need different seeds, so that they do not time out at the same time. With `None` the timeouts
+    /// are derived from the member id, and the secrets are random numbers of the operating system.
     pub seed: Option<u64>,
     /// Settings of a test or a simulation.
     pub switches: Switches,
-    /// Returns the beginning of a new member; called if the log is empty.
+    /// Closure that returns the identity and first entries of a new member. Called only if the log is empty.
     pub begin: &'a dyn Fn() -> Result<Beginning, Box<dyn Error + Send + Sync>>,
 }
 
@@ -87,11 +88,11 @@ pub struct Opening<'a> {
 pub struct Opened {
     /// Ids of the member and its cluster.
     pub identity: Identity,
-    /// State of the checkpoint; the entries after it are not applied yet.
+    /// State of the checkpoint. The entries after the checkpoint are not applied yet.
     pub machine: Machine,
-    /// Raft node, with the entries after the checkpoint.
+    /// Raft node, which has the entries after the checkpoint.
     pub node: Node,
-    /// The log, open for appending.
+    /// The log, ready for appending.
     pub log: Log,
     /// The result of opening the log.
     pub recovered: Recovered,
@@ -101,21 +102,23 @@ pub struct Opened {
     pub checkpoints: CheckpointStore,
     /// Runs of the checkpoint.
     pub levels: Vec<Level>,
-    /// Terms of entries that are not in memory; see [`crate::terms`].
+    /// Terms of the entries that are not in memory; see [`crate::terms`].
     pub terms: Terms,
-    /// Existing members of the cluster, if this member does not know them from its own log yet.
+    /// Members of the cluster that exist already, if this member does not know them from its own log yet: id
+    /// and peer URLs.
     pub remotes: Vec<(u64, Vec<String>)>,
     /// Shutdown record beside the log.
     pub clean_shutdown: CleanShutdown,
-    /// File that records the cause of this member's NOSPACE alarm, and the recorded cause.
+    /// File that records the cause of this member's NOSPACE alarm, and the cause recorded in it.
     pub note: (Note, Cause),
-    /// Lock of the data directory, and of the log's directory if that is separate. Held while the member
-    /// runs.
+    /// Lock of the data directory, and of the log's directory if that is separate. It must be held while the
+    /// member runs.
     pub lock: Lock,
 }
 
 impl Opened {
-    /// Logs repairs of the log and the restored state for the operator; `took` is the duration of opening.
+    /// Logs the repairs of the log and the restored state for the operator. `took` is the duration of
+    /// opening.
     pub fn report(&self, logger: &Logger, took: Duration) {
         for repair in &self.recovered.repairs {
             logger.warn(
@@ -139,12 +142,13 @@ impl Opened {
     }
 }
 
-/// Returns an error with the operation that the operating system refused, and the remedy.
+/// Returns an error that names the operation that the operating system has refused, and the remedy.
 fn refused(doing: &'static str, path: &Path, error: std::io::Error) -> DataDirError {
     log::OpenError::Io { doing, path: path.to_path_buf(), error }.into()
 }
 
-/// Refuses a directory of etcd, and one in which etcd has created a store beside a member of Mainstay.
+/// Returns an error if this is a directory of etcd, or if etcd has created a store in it beside a member of
+/// Mainstay.
 fn refuse_foreign(disk: &dyn Disk, member_dir: &Path, wal_dir: Option<&Path>) -> Result<(), DataDirError> {
     etcd_beside::refuse(disk, member_dir, wal_dir)?;
     let Some(files) = EtcdFiles::find(disk, member_dir, wal_dir)? else { return Ok(()) };
@@ -152,21 +156,21 @@ fn refuse_foreign(disk: &dyn Disk, member_dir: &Path, wal_dir: Option<&Path>) ->
     let their_log = files.logs.first().cloned();
     let path = their_log.clone().or(files.snap).unwrap_or_else(|| member_dir.to_path_buf());
     let their_log = their_log.unwrap_or_else(|| member_dir.join("wal"));
-    // The import reports the fault of a directory that cannot be read.
+    // A directory that cannot be read is not refused here, because the import reports the reason.
     let theirs = interchange::DataDir::glance(disk, &data_dir, &their_log);
     let old_store = theirs.ok().and_then(|theirs| theirs.old_store.loss());
     Err(DataDirError::WrittenByEtcd { path, data_dir, old_store })
 }
 
 /// Locks the data directory against other processes. Refuses a directory of etcd, unless the member was taken
-/// over from etcd and etcd neither runs nor has run since. `wal_dir` is the directory of `--wal-dir`. Until
-/// the lock is dropped, etcd cannot open the database that it left there either; if that database cannot be
-/// opened, `warn` receives the error.
+/// over from etcd and etcd neither runs nor has run since. `wal_dir` is the directory of `--wal-dir`. Also
+/// locks the database that etcd has left there, so that etcd cannot open it until the lock is dropped. If
+/// that database cannot be opened, `warn` receives the error.
 ///
 /// # Errors
 ///
-/// Returns an error if another process serves the directory, if it is a directory of etcd as described above,
-/// or if the operating system refuses an operation.
+/// Returns an error if another process uses the directory, if it is a directory of etcd that is refused as
+/// described above, or if the operating system refuses an operation.
 pub fn lock(
     disk: &dyn Disk,
     member_dir: &Path,
@@ -175,12 +179,13 @@ pub fn lock(
 ) -> Result<Lock, DataDirError> {
     if let Some(mark) = TakenOver::read(disk, member_dir)? {
         let lock = lock_member(disk, member_dir)?;
-        // Locked before etcd's log is checked: a running etcd may not have written to its log yet.
+        // The database is locked before etcd's log is checked, because an etcd that runs may not have written
+        // to its log yet.
         let etcd = mark.shut_out(disk, member_dir)?;
         if let Some(why) = &etcd.unlocked {
             warn(why);
         }
-        // The mark was first read without the lock and may have changed since.
+        // The mark was first read without the lock, and may have changed since.
         if let Some(mark) = TakenOver::read(disk, member_dir)? {
             mark.check(disk, member_dir)?;
         }
@@ -191,7 +196,7 @@ pub fn lock(
     lock_member(disk, member_dir)
 }
 
-/// Locks the directory of a member against running members and other commands.
+/// Locks the directory of a member, so that no other member or command uses it.
 ///
 /// # Errors
 ///
@@ -207,21 +212,21 @@ pub fn lock_member(disk: &dyn Disk, member_dir: &Path) -> Result<Lock, DataDirEr
     })
 }
 
-/// Contents of a data directory before the replay.
+/// Contents of a data directory, as found before the log is replayed.
 struct Found<'a> {
     member_dir: &'a Path,
     checkpoints: CheckpointStore,
     manifest: Option<Manifest>,
-    /// Error of the checkpoint, if it is damaged.
+    /// Error with which the checkpoint was refused, if it is damaged.
     unusable: Option<DataDirError>,
     clean_shutdown: CleanShutdown,
     identity: Identity,
     log_dir: LogDir,
-    /// Present only if the directory contains no log.
+    /// Identity and first entries of a new member. Present only if the directory contains no log.
     beginning: Option<Beginning>,
 }
 
-/// State of the checkpoint, and the log after it.
+/// State of the checkpoint, and the log after the checkpoint.
 struct Replay {
     machine: Machine,
     levels: Vec<Level>,
@@ -260,14 +265,14 @@ fn open_or_refuse(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
     })?;
     exported::refuse(&**disk, member_dir)?;
     if let Some(taken_over) = TakenOver::read(&**disk, member_dir)? {
-        // The guards are written before the member promises anything that etcd's files do not contain.
+        // The guards are written before the member promises anything that is not in etcd's files.
         taken_over.guard(&**disk, member_dir)?;
     }
     let found = look(opening, member_dir)?;
     let is_new = found.beginning.is_some();
     let was_noted = log_dir::read_note(&**disk, member_dir)?.is_some();
-    // Before the replay, which may take minutes, and before a new member is created beside a store that an
-    // etcd has created in the meantime.
+    // Done before the replay, which may take minutes, and before a new member is created: in the meantime an
+    // etcd could be started and create a store.
     let lock = keep_etcd_out(opening, member_dir, lock)?;
     open_found(opening, found, lock).inspect_err(|_| {
         if is_new && let Err(why) = etcd_beside::let_in(&**disk, &options.data_dir, was_noted) {
@@ -279,7 +284,7 @@ fn open_or_refuse(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
     })
 }
 
-/// Opens the contents of a data directory in which etcd can no longer start.
+/// Opens the contents of a data directory after etcd was prevented from starting in it.
 fn open_found(opening: &Opening<'_>, mut found: Found<'_>, lock: Lock) -> Result<Opened, DataDirError> {
     let Opening { options, disk, .. } = *opening;
     let member_dir = found.member_dir;
@@ -289,8 +294,8 @@ fn open_found(opening: &Opening<'_>, mut found: Found<'_>, lock: Lock) -> Result
     let Replay { machine, levels, applied, manifest, replayed } = replay(opening, &mut found)?;
     let Found { checkpoints, clean_shutdown, identity, beginning, mut log_dir, .. } = found;
     log_dir.settle()?;
-    // A log without a segment counts as empty: after a crash now, the shutdown record must not describe a log
-    // that never existed.
+    // If the log is new, a crash may leave no segment, and the log then counts as empty. In that case the
+    // shutdown record must not say that a log existed.
     let lasting = beginning.is_none();
     if lasting {
         clean_shutdown.open(&identity, replayed.log.values().log_end())?;
@@ -303,8 +308,8 @@ fn open_found(opening: &Opening<'_>, mut found: Found<'_>, lock: Lock) -> Result
     let remotes = start.begin(opening, member_dir, &identity, beginning, &machine)?;
     if !lasting {
         if options.unsafe_no_fsync {
-            // The record states that the first entries are durable, and without them the member could not be
-            // started again.
+            // The shutdown record will say that the first entries are durable. If they were lost, the member
+            // could not be started again, so they are synced here.
             start.log.sync()?;
         }
         clean_shutdown.open(&identity, start.log.values().log_end())?;
@@ -335,12 +340,12 @@ fn open_found(opening: &Opening<'_>, mut found: Found<'_>, lock: Lock) -> Result
 }
 
 /// Prevents etcd from creating a store in this directory. If the operating system refuses that, the member is
-/// served anyway. Returns the lock of the directory, combined with the lock of an etcd database that was
+/// started anyway. Returns the lock of the directory, combined with the lock of an etcd database that was
 /// moved aside.
 ///
 /// # Errors
 ///
-/// Returns an error if an etcd is running there, or has created a store since the directory was locked.
+/// Returns an error if etcd is running there, or has created a store since the directory was locked.
 fn keep_etcd_out(opening: &Opening<'_>, member_dir: &Path, lock: Lock) -> Result<Lock, DataDirError> {
     let Opening { options, disk, logger, .. } = *opening;
     let warn = |why: &log::OpenError| {
@@ -399,8 +404,8 @@ fn look<'a>(opening: &Opening<'_>, member_dir: &'a Path) -> Result<Found<'a>, Da
     Ok(Found { member_dir, checkpoints, manifest, unusable, clean_shutdown, identity, log_dir, beginning })
 }
 
-/// Restores the state and replays the log after it; uses only the log if the log is complete and the
-/// checkpoint is damaged.
+/// Restores the state of the checkpoint and replays the log after it. If the checkpoint is damaged and the
+/// log is complete, uses only the log.
 fn replay(opening: &Opening<'_>, found: &mut Found<'_>) -> Result<Replay, DataDirError> {
     let Opening { options, disk, events, logger, threads, seed, .. } = *opening;
     let Found { member_dir, ref checkpoints, ref clean_shutdown, ref identity, ref log_dir, .. } = *found;
@@ -426,7 +431,7 @@ fn replay(opening: &Opening<'_>, found: &mut Found<'_>) -> Result<Replay, DataDi
     };
     let restore = || restore(rules, checkpoints, manifest.as_ref(), member_dir, identity, threads);
     let (state, replayed) = if threads {
-        // The restore and the replay take about the same time and are independent.
+        // The restore and the replay are independent and take about the same time, so they run in parallel.
         std::thread::scope(|scope| {
             let log = scope.spawn(|| replay_from(applied.next()));
             let state = restore();
@@ -450,7 +455,7 @@ fn replay(opening: &Opening<'_>, found: &mut Found<'_>) -> Result<Replay, DataDi
         }
     };
     if manifest.is_none() {
-        // A log with every entry since the first needs no checkpoint.
+        // A log that has every entry since the first needs no checkpoint.
         if let Err(lacking) = replayed.is_whole() {
             let missing = || {
                 let path = member_dir.join("checkpoint").join("MANIFEST");

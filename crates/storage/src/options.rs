@@ -1,4 +1,4 @@
-//! The options of a member that its data directory depends on.
+//! The options of a member that concern its data directory.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,24 +13,25 @@ pub struct Options {
     pub data_dir: PathBuf,
     /// Directory of the log; `None` if the log is in the data directory.
     pub wal_dir: Option<PathBuf>,
-    /// True if writes are not synced. For tests: it loses acknowledged writes.
+    /// True if writes are not synced, so that acknowledged writes can be lost. For tests.
     pub unsafe_no_fsync: bool,
     /// True if the member becomes the only one of its cluster.
     pub force_new_cluster: bool,
-    /// Peer URLs that the member announces to other members; at least one. Only [`Self::force_new_cluster`]
-    /// uses them.
+    /// Peer URLs that this member announces to other members; at least one. Used only with
+    /// [`Self::force_new_cluster`].
     pub peer_urls: Vec<Url>,
     /// Rules by which the state machine applies entries.
     pub rules: Rules,
-    /// Time between two heartbeats; not 0. It is the length of raft's tick.
+    /// Time between two heartbeats, which is also the length of raft's tick; not 0.
     pub heartbeat_interval: Duration,
-    /// Time without a leader after which an election begins.
+    /// Time after which a follower that hears from no leader begins an election.
     pub election_timeout: Duration,
     /// True if raft's pre-vote is used before an election.
     pub pre_vote: bool,
 }
 
-/// Returns the rules by which the state machine applies entries, for the option `--max-learners`.
+/// Returns the rules by which the state machine applies entries, with this value of the option
+/// `--max-learners`.
 pub fn rules(max_learners: u64) -> Rules {
     Rules { learners_max: usize::try_from(max_learners).unwrap_or(usize::MAX) }
 }

@@ -1,6 +1,6 @@
-//! Reads values that are contiguous in the log, such as those of a hash or a snapshot: both the log and such
-//! values are in the order of revisions. One read of 64 KiB takes a tenth of the time of two hundred reads of
-//! single values.
+//! Reads values that are contiguous in the log, such as those of a hash or a snapshot, which are read in the
+//! order of revisions, the order of the log. One read of 64 KiB takes a tenth of the time of two hundred
+//! reads of single values.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -15,12 +15,13 @@ use crate::buffers::{BUFFER_BYTES_MAX, Buffer};
 use crate::readers::Reading;
 use crate::values::{LogValues, Source};
 
-/// Size of the first read in bytes, and minimum size for which reading ahead is tried.
+/// Size of the first read in bytes, and minimum size at which reading ahead is tried.
 const AHEAD_BYTES_MIN: usize = 4 << 10;
-/// Maximum distance in bytes from the last value at which a value still counts as following it.
+/// Maximum distance in bytes between the end of the last value and a value that counts as its successor.
 const GAP_BYTES_MAX: u32 = 16 << 10;
 
-/// Reader of the values of one call. It buffers a part of the log that probably contains the next values.
+/// Reader of the values of one call. It buffers a part of the log that probably contains the next values of
+/// the call.
 pub struct ReadAhead {
     values: Rc<LogValues>,
     window: RefCell<Window>,
@@ -32,9 +33,9 @@ struct Window {
     /// Buffer whose first `len` bytes are valid.
     buffer: Option<(Buffer, Option<Held>)>,
     len: usize,
-    /// End of the value that was read last.
+    /// Location of the end of the value that was read last.
     end: Location,
-    /// Number of bytes to read next time. It shrinks when values are not where they are expected.
+    /// Number of bytes of the next read. It shrinks when values are not where they are expected.
     ahead: usize,
 }
 
@@ -48,9 +49,9 @@ impl ReadAhead {
 }
 
 impl Window {
-    /// Appends the bytes of a value to `out` and returns true, if the window contains them. The window may
-    /// have been read before the value was written, when the log ended there; then the checksum does not
-    /// match, and the result is false.
+    /// Appends the bytes of a value to `out` and returns true, if the window contains them. The result is
+    /// also false if the checksum does not match, because the window may have been read before the value was
+    /// written.
     fn give(&self, value: Value, out: &mut BytesMut) -> bool {
         let Some((buffer, _)) = &self.buffer else { return false };
         let Some(from) = value.location.offset.checked_sub(self.start.offset) else { return false };
@@ -71,7 +72,7 @@ impl Window {
             if behind { (self.ahead * 2).clamp(AHEAD_BYTES_MIN, BUFFER_BYTES_MAX) } else { self.ahead / 4 };
     }
 
-    /// Reads the window from `value` on, if that is likely to pay off.
+    /// Reads the window, starting at `value`, if that will probably save later reads.
     fn fill(&mut self, values: &LogValues, value: Value) {
         self.len = 0;
         if self.ahead < AHEAD_BYTES_MIN.max(4 * value.len as usize) {
@@ -82,8 +83,8 @@ impl Window {
             (buffer, Account::of_turn().map(|account| account.hold(BUFFER_BYTES_MAX)))
         });
         let read = values.read_ahead(value.location, &mut buffer.bytes_mut()[..self.ahead]);
-        // A short read means that the following bytes are not in memory or do not exist, which is likely to
-        // stay so.
+        // A short read means that the following bytes are not in memory or do not exist. Reads in the near
+        // future will probably find the same.
         self.ahead = self.ahead.min(read);
         (self.start, self.len) = (value.location, read);
     }
@@ -99,7 +100,7 @@ impl Source for ReadAhead {
         };
         let Location { segment, offset } = value.location;
         window.end = Location { segment, offset: offset.saturating_add(value.len) };
-        // The single read reports the error of a damaged value.
+        // If the value is damaged, the read of the single value reports the error.
         if given { Ok(true) } else { self.values.read_at_hand(value, out) }
     }
 
@@ -140,7 +141,7 @@ mod tests {
     use super::*;
     use crate::readers::Readers;
 
-    /// A log, and its values with their locations.
+    /// A log, with the values in it and their locations.
     struct Written {
         disk: MemDisk,
         log: Log,
@@ -213,7 +214,7 @@ mod tests {
         let ahead = ReadAhead::of(&written.reader());
         assert!(reads(&ahead, &mut (0..2000)) < 40);
         let backwards = reads(&ahead, &mut (0..2000).rev());
-        // Only a few reads ahead are wasted before the window shrinks.
+        // Only a few reads ahead are useless before the window shrinks.
         assert!((1850..2010).contains(&backwards), "{backwards}");
         assert!(reads(&ahead, &mut (0..2000)) < 40, "in order again");
         let jumping = reads(&ahead, &mut (0..2000).map(|n| n * 1237 % 2000));

@@ -1,19 +1,20 @@
 //! Threads that read values from the disk for threads that must not wait for it: shards and the core.
 //!
 //! A [`Reading`] fetches its values in portions; neighbouring values are read together as a run. The threads
-//! take turns among the portions, one run at a time, so that a call that needs one value does not wait behind
-//! hundreds of another call. Portions wait for admission in FIFO order while too many bytes are being read.
-//! The bytes of portions are charged to the clients' memory budget.
+//! serve the portions in turn, one run at a time, so that a call that needs one value does not wait for
+//! hundreds of values of another call. Portions wait for admission in FIFO order while too many bytes are
+//! being read. The bytes of portions are charged to the clients' memory budget.
 //!
-//! A call that is not polled does not delay others: a portion is admitted whenever space becomes free, by the
-//! call that freed it, and bytes count as being read only until they are read. Portions that were read and
-//! not taken by their calls have a separate bound: beyond it the one that was read first is revoked, and its
-//! call waits for admission again when it is polled. A call that is polled slowly finishes nevertheless: the
-//! second time its portion stays until it is taken, within a separate bound for portions that stay.
+//! A call that is not polled does not delay others. A portion is admitted as soon as space becomes free, by
+//! the call that freed the space, and its bytes count against the limit only while they are being read.
+//! Portions that were read and not taken by their calls have a separate limit. Above it, the portion that was
+//! read first is revoked, and its call waits for admission again when it is polled. A call that is polled
+//! slowly finishes nevertheless: when its portion was read for the second time, it stays until it is taken,
+//! within a third limit.
 //!
-//! The core has a separate lane: its values are read first, and wait for no admission, because all clients
-//! wait for the core, and calls of clients may be slow to take their portions. Neither lane may use all
-//! threads: one thread is always left for the other, however slow the disk is.
+//! The core has a separate lane: its values are read first and without admission, because all clients wait
+//! for the core. Neither lane may use all threads, so one thread is always left for the other lane, however
+//! slow the disk is.
 
 mod reading;
 
@@ -30,16 +31,17 @@ use machine::ReadError;
 use mvcc::Value;
 use planted::Bug;
 
-/// Maximum number of threads, which are started on demand.
+/// Maximum number of reader threads, which are started on demand.
 const THREADS_MAX: usize = 8;
 /// Maximum number of threads that one lane may use at a time.
 const LANE_THREADS_MAX: usize = THREADS_MAX - 1;
-/// Maximum bytes of values that are being read; also the maximum bytes that were read and not taken, and the
-/// maximum bytes that stay until they are taken. A single portion may be larger.
+/// Limit, in bytes of values, for each of three amounts: values that are being read, values that were read
+/// and not taken, and values that stay until they are taken. A single portion may be larger.
 const ADMITTED_BYTES_MAX: usize = 16 << 20;
-/// Divisor of the clients' memory budget that further limits each of the three amounts.
+/// Divisor of the clients' memory budget. The result is a further limit for each of the three amounts.
 const BUDGET_PART: usize = 16;
-/// Returns the location of a value as one number. A location in the log never contains another value later.
+/// Returns the location of a value as one number, which identifies the value: a location in the log never
+/// contains another value later.
 pub fn place_of(value: Value) -> u64 {
     place(value.location.segment, value.location.offset)
 }
@@ -48,10 +50,11 @@ fn place(segment: u32, offset: u32) -> u64 {
     (u64::from(segment) << 32) | u64::from(offset)
 }
 
-/// A value that was read, or the error, with its location as one number.
+/// The bytes of a value or the error of reading it, with the location of the value as one number
+/// ([`place_of`]).
 pub type ReadValue = (u64, Result<Bytes, ReadError>);
 
-/// Neighbouring values that are read together.
+/// Neighbouring values that are read with one read.
 type Run = Vec<Wanted>;
 
 /// The reader threads of one member.
@@ -61,11 +64,11 @@ pub struct Readers {
 
 struct Inner {
     log: log::Values,
-    /// True if there are no threads, and the owner calls [`Readers::step`] instead.
+    /// True if there are no threads and the owner calls [`Readers::step`] instead.
     by_hand: bool,
-    /// Maximum number of threads that can be started, for tests; starting another one fails.
+    /// Maximum number of threads that can be started. For tests, in which starting a further thread fails.
     startable: usize,
-    /// Memory budget to which the bytes are charged.
+    /// Memory budget to which the bytes of portions are charged.
     budget: OnceLock<Budget>,
     state: Mutex<State>,
     work: Condvar,
@@ -82,39 +85,39 @@ struct State {
     admitted_bytes: usize,
     /// Bytes of clients' portions that were read and stay until they are taken.
     staying_bytes: usize,
-    /// Other clients' portions that were read and not taken: id of each portion by the order in which they
-    /// were read.
+    /// Portions of other clients that were read and not taken: the id of each portion, keyed by the order in
+    /// which the portions were read.
     untaken: BTreeMap<u64, u64>,
     untaken_bytes: usize,
     serial: u64,
     threads: usize,
-    /// Number of threads that wait, including those that were notified and have not woken yet.
+    /// Number of waiting threads, including those that were notified and have not woken yet.
     idle: usize,
-    /// True if starting a thread has failed once; then the number of threads may never grow.
+    /// True if starting a thread has ever failed. The number of threads may then never grow.
     start_failed: bool,
     closed: bool,
 }
 
-/// Queue of portions with unread runs. A thread takes one run of the first portion, which then moves to the
-/// end.
+/// Queue of portions with runs to be read. A thread takes one run of the first portion, and the portion then
+/// moves to the end of the queue.
 #[derive(Default)]
 struct Lane {
     turns: VecDeque<u64>,
-    /// Number of threads that are reading one of the lane's runs.
+    /// Number of threads that are reading a run of this lane.
     threads: usize,
 }
 
-/// State of a portion, which decides how its bytes count.
+/// State of a portion. It decides against which limit the bytes of the portion count.
 enum Stage {
-    /// A portion of the core, whose bytes do not count.
+    /// The portion is the core's. Its bytes count against no limit.
     OfCore,
-    /// The portion waits for admission; its bytes do not count yet.
+    /// The portion waits for admission. Its bytes do not count yet.
     Waiting,
     /// The portion is being read.
     Admitted,
-    /// The portion was read and not taken; the number is the order in which portions were read.
+    /// The portion was read and not taken. The number gives the order in which portions were read.
     Untaken(u64),
-    /// The portion was read, and is kept until it is taken.
+    /// The portion was read, and stays until it is taken.
     Staying,
 }
 
@@ -122,7 +125,7 @@ struct Portion {
     stage: Stage,
     bytes: usize,
     runs: Arc<[Run]>,
-    /// Runs that no thread has started.
+    /// Positions of the runs that no thread has begun to read.
     left: std::ops::Range<usize>,
     /// Number of runs that threads are reading.
     reading: usize,
@@ -130,21 +133,20 @@ struct Portion {
     waker: Option<Waker>,
     /// True if the call of the portion was dropped.
     abandoned: bool,
-    /// True if the portion was revoked before and is not revoked again.
+    /// True if the portion was revoked before, so that it is not revoked again.
     stays: bool,
-    /// Charge for the portion's bytes, from admission on.
+    /// Charge for the bytes of the portion, from its admission on.
     charge: Option<Charge>,
 }
 
 impl Inner {
     fn state(&self) -> MutexGuard<'_, State> {
-        // No code that holds the lock can panic half-way, so the state is consistent even if the lock is
-        // poisoned.
+        // No code panics while it holds the lock with half-changed data, so the state is consistent even if
+        // the lock is poisoned.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the maximum bytes that may be read at a time, which is also the maximum that may be untaken,
-    /// and that may stay.
+    /// Returns the limit, in bytes, for each of the three amounts that [`ADMITTED_BYTES_MAX`] describes.
     fn bytes_max(&self) -> usize {
         let of_budget = self.budget.get().map_or(usize::MAX, |budget| budget.bytes_max() / BUDGET_PART);
         of_budget.min(ADMITTED_BYTES_MAX)
@@ -167,8 +169,8 @@ impl Inner {
         let mut state = self.state();
         let Some((id, runs, at)) = state.next_run() else { return false };
         if state.has_turns() {
-            // The caller that queued the other runs may have counted on a thread that was notified for this
-            // run.
+            // Further runs may have been queued without waking a thread, because a thread was already
+            // notified for this run. So another thread is woken for them.
             self.rouse(&mut state, 1);
         }
         drop(state);
@@ -196,7 +198,8 @@ impl Inner {
         }
     }
 
-    /// Admits waiting portions in order while there is space. Called whenever space becomes free.
+    /// Admits waiting portions in order, as far as the limit allows. Called whenever bytes no longer count
+    /// against the limit.
     fn admit(self: &Arc<Inner>, state: &mut State) {
         let bytes_max = self.bytes_max();
         let mut runs = 0;
@@ -214,7 +217,8 @@ impl Inner {
         }
         self.rouse(state, runs);
         if runs > 0 && self.has_no_thread(state) {
-            // Without threads each call reads its own portion when it is polled.
+            // Without threads, each call reads its own portion when it is polled. So the calls of the
+            // admitted portions are woken.
             let admitted = state.clients.turns.iter().filter_map(|id| state.portions.get(id));
             admitted.filter_map(|portion| portion.waker.as_ref()).for_each(Waker::wake_by_ref);
         }
@@ -244,14 +248,15 @@ impl Inner {
         }
     }
 
-    /// Returns true if cannot start a thread, so that calls have to read themselves, which is slow but
-    /// works.
+    /// Returns true if no thread exists and none can be started. Calls then have to read by themselves, which
+    /// is slow but works.
     fn has_no_thread(&self, state: &State) -> bool {
         state.start_failed && state.threads == 0 && !self.by_hand
     }
 
-    /// If no threads exist, reads queued runs until this portion is complete. If another call is reading a
-    /// run of the portion, or delays its admission, that call wakes this one when it is done.
+    /// If there are no threads, reads queued runs on this thread until this portion is complete. If another
+    /// call is reading a run of the portion, or delays the admission of the portion, that call wakes this
+    /// call when it is done.
     fn read_without_threads<'a>(
         self: &'a Arc<Inner>,
         mut state: MutexGuard<'a, State>,
@@ -271,7 +276,8 @@ impl Inner {
 }
 
 impl State {
-    /// Returns the next run: the id of its portion, the portion's runs, and the position of the run.
+    /// Returns the next run to read: the id of its portion, the runs of the portion, and the position of the
+    /// run.
     fn next_run(&mut self) -> Option<(u64, Arc<[Run]>, usize)> {
         let threads_max = self.lane_threads_max();
         let State { portions, core, clients, .. } = self;
@@ -301,13 +307,13 @@ impl State {
     fn lane_threads_max(&self) -> usize {
         match self.threads {
             _ if !self.start_failed => LANE_THREADS_MAX,
-            // Every call reads for itself.
+            // Without threads, every call reads by itself, so there is no limit.
             0 => usize::MAX,
             threads => (threads - 1).max(1),
         }
     }
 
-    /// Adds the values of a run to its portion.
+    /// Adds the values of a run that was read to its portion.
     fn settle(&mut self, id: u64, arrived: Vec<ReadValue>, bytes_max: usize) {
         let Some(portion) = self.portions.get_mut(&id) else { return };
         let lane = if matches!(portion.stage, Stage::OfCore) { &mut self.core } else { &mut self.clients };
@@ -341,7 +347,7 @@ impl State {
         }
     }
 
-    /// Revokes portions, in the order in which they were read, until at most `bytes_max` bytes are untaken.
+    /// Revokes portions, in the order in which they were read, until at most `bytes_max` bytes are not taken.
     /// Never revokes the portion that was read last.
     fn take_back(&mut self, bytes_max: usize) {
         while self.untaken_bytes > bytes_max
@@ -352,7 +358,7 @@ impl State {
         }
     }
 
-    /// Removes a portion that no thread is reading, so that others may be admitted.
+    /// Removes a portion of which no thread is reading a run, so that other portions may be admitted.
     fn release(&mut self, id: u64) -> Option<Portion> {
         let portion = self.portions.remove(&id)?;
         match portion.stage {
@@ -384,7 +390,7 @@ impl Portion {
 }
 
 impl Readers {
-    /// Returns readers of this log with their own threads.
+    /// Returns readers of this log that start their own threads.
     pub fn new(log: log::Values) -> Arc<Readers> {
         Readers::of(log, false, THREADS_MAX)
     }
@@ -421,14 +427,14 @@ impl Readers {
         state.untaken_bytes + state.staying_bytes > 0
     }
 
-    /// Returns a reading whose values have arrived already, for tests with their own values.
+    /// Returns a reading whose values have already arrived. For tests with values of their own.
     pub fn arrived(self: &Arc<Self>, arrived: Vec<ReadValue>) -> Reading {
         let mut reading = self.read(&[]);
         reading.arrived = arrived;
         reading
     }
 
-    /// Reads values. A value that has moved or is damaged does not affect the others.
+    /// Reads values. If a value has moved or is damaged, the other values are read nevertheless.
     pub fn read(self: &Arc<Self>, values: &[Value]) -> Reading {
         let wanted =
             values.iter().map(|value| Wanted { location: value.location, len: value.len, crc: value.crc });
@@ -454,7 +460,7 @@ impl Readers {
     }
 
     /// Reads values like [`Readers::read`], for the core: before all other portions, and without admission.
-    /// The core reads few bytes at a time.
+    /// The core reads only few bytes at a time.
     pub fn read_first(self: &Arc<Self>, values: &[Value]) -> Reading {
         let mut reading = self.read(values);
         reading.is_first = !planted::is(Bug::CoreReadsInTheQueue);

@@ -1,13 +1,13 @@
 //! Creates a data directory from an external state: a snapshot, or another program's directory.
-//! [`Restoration`] is the entry point. The module does not depend on etcd's formats and on command lines.
+//! [`Restoration`] is the entry point. The module depends neither on etcd's formats nor on command lines.
 //!
-//! The directory then looks as if a member had installed another member's state: the values are in the log,
-//! the index is in a checkpoint of one base run, and the log is restarted after the last entry of the state.
-//! Further entries may follow.
+//! The created directory is like that of a member that has installed another member's state: the values are
+//! in the log, the index is in a checkpoint of one base run, and the log is restarted after the last entry of
+//! the state. Further entries may follow.
 //!
-//! Nothing is synced before [`Restoration::finish`]: the caller renames the directory to its final name
-//! afterwards, and starts over after a crash. Memory use is that of the index, as in the member that will be
-//! started, and a portion of values.
+//! Nothing is synced before [`Restoration::finish`]. The caller renames the directory to its final name after
+//! that, and after a crash begins again with an empty directory. Memory is needed for the index, as in the
+//! member that will be started, and for a portion of values.
 
 use std::error::Error;
 use std::fmt;
@@ -33,12 +33,12 @@ use crate::identity::Identity;
 use crate::terms::Terms;
 use crate::values::LogValues;
 
-/// Bytes of values that are appended to the log at once.
+/// Bytes of values that are appended to the log in one batch.
 const PORTION_BYTES: usize = 4 << 20;
-/// Maximum number of versions in a portion, whatever the size of their values.
+/// Maximum number of versions in one batch, whatever the size of their values.
 const PORTION_VERSIONS: usize = 16 << 10;
 
-/// Revisions are bounded by half of the range, so that later ones cannot overflow.
+/// Maximum revision that is accepted: half of the range, so that later revisions cannot overflow.
 const REVISION_MAX: Revision = Revision(i64::MAX / 2);
 /// Seed and factor of the digest: an odd number with many bits set.
 const SEED: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -50,10 +50,10 @@ pub struct RestoredHead {
     pub compact_revision: Revision,
     /// Log index of the last entry that is applied to the state.
     pub index: Index,
-    /// Raft term of that entry.
+    /// Raft term of the entry at `index`.
     pub term: Term,
-    /// Id, TTL in seconds, and remaining TTL in seconds of the last lease checkpoint (0 for none) of each
-    /// lease.
+    /// Leases: id, TTL in seconds, and the remaining TTL in seconds of the last lease checkpoint (0 if there
+    /// is none).
     pub leases: Vec<GrantedLease>,
     /// All raised alarms.
     pub alarms: Vec<AlarmMember>,
@@ -61,15 +61,15 @@ pub struct RestoredHead {
     pub members: Members,
     /// Users, roles, and whether authentication is enabled.
     pub auth: Auth,
-    /// True if all members of the cluster are created from this same state: then their rolling hash starts
-    /// with a hash of the state. Otherwise the hash is unknown, and is not compared.
+    /// True if all members of the cluster are created from this same state. Their rolling hash then starts
+    /// with a hash of the state. If false, the rolling hash is unknown and is not compared.
     pub is_shared: bool,
 }
 
-/// An entry of the raft log after a restored state.
+/// An entry that follows a restored state in the raft log.
 #[derive(Clone, Debug)]
 pub struct RestoredEntry {
-    /// True if the entry is committed and not in the state yet, so that it is applied to the state as well.
+    /// True if the entry is committed and not part of the state yet, so that it is also applied to the state.
     pub applies: bool,
     /// The log entry.
     pub entry: log::Entry,
@@ -99,28 +99,28 @@ pub enum RestorationError {
         /// Directory of the log.
         log_dir: PathBuf,
     },
-    /// The log refuses a batch.
+    /// The log refuses a batch for this reason.
     Refused(log::Refusal),
     /// The log has failed.
     LogFailed(log::Fatal),
-    /// The log did not return the location of this item, which is a bug.
+    /// The log did not return the location of this item, which is a bug of this program.
     Lost(&'static str),
     /// The state cannot be read from its source.
     Source(Box<dyn Error + Send + Sync>),
-    /// No state can have this compact revision.
+    /// The compact revision of the state is invalid.
     CompactRevision(Revision),
-    /// The raised revision would exceed the maximum.
+    /// Raising the revision would exceed the maximum.
     Bump {
         /// Revision that is to be raised.
         revision: Revision,
-        /// Number to add to the revision.
+        /// Number by which the revision is to be raised.
         by: u64,
     },
     /// A version is out of order, or its revision is too high.
     OutOfOrder {
         /// Main and sub-revision of the version.
         at: ChangeId,
-        /// Main and sub-revision of the version before it.
+        /// Main and sub-revision of the previous version.
         last: ChangeId,
     },
     /// A head, lease or version is invalid.
@@ -133,7 +133,7 @@ pub enum RestorationError {
     Compaction(RevisionError),
     /// An entry that follows the state cannot be applied.
     Apply(machine::Fatal),
-    /// The state was compacted while it was being written.
+    /// The state was compacted while it was being written, so versions are missing.
     Overtaken(Overtaken),
 }
 
@@ -222,7 +222,7 @@ pub struct Restoration {
     events: Receiver<LogEvent>,
 }
 
-/// Receiver of the versions of a state, for a directory that is being created.
+/// Receives the versions of a state for a directory that is being created.
 pub struct Filling<'r> {
     restoration: &'r mut Restoration,
     assembly: Assembly,
@@ -235,7 +235,7 @@ pub struct Filling<'r> {
     last: ChangeId,
 }
 
-/// Rules for applying entries if the member's options do not set others.
+/// Rules for applying entries that are used if the options of the member are not known.
 pub const RULES: Rules = Rules { learners_max: 1 };
 
 impl Restoration {
@@ -243,7 +243,7 @@ impl Restoration {
     ///
     /// # Errors
     ///
-    /// Returns an error if the operating system refuses an operation, or a member exists already.
+    /// Returns an error if the operating system refuses an operation, or if a member exists in the directory.
     pub fn begin(
         disk: &Arc<dyn Disk>,
         data_dir: &Path,
@@ -252,12 +252,12 @@ impl Restoration {
         Restoration::begin_sized(disk, data_dir, identity, 0)
     }
 
-    /// Starts a restoration like [`Restoration::begin`], with the log in the separate directory `log_dir`,
-    /// whose final name will be `named`.
+    /// Starts a restoration like [`Restoration::begin`], with the log in the separate directory `log_dir`.
+    /// The data directory records `named` as the path of the log, the final name of that directory.
     ///
     /// # Errors
     ///
-    /// Returns the same errors as [`Restoration::begin`].
+    /// As for [`Restoration::begin`].
     pub fn begin_apart(
         disk: &Arc<dyn Disk>,
         data_dir: &Path,
@@ -270,12 +270,12 @@ impl Restoration {
         Ok(restoration)
     }
 
-    /// Starts a restoration like [`Restoration::begin`], with segments of `segment_bytes` bytes, for tests of
-    /// segment ends; 0 means the usual size.
+    /// Starts a restoration like [`Restoration::begin`], with segments of `segment_bytes` bytes (0 for the
+    /// usual size). For tests of the ends of segments.
     ///
     /// # Errors
     ///
-    /// Returns the same errors as [`Restoration::begin`].
+    /// As for [`Restoration::begin`].
     pub fn begin_sized(
         disk: &Arc<dyn Disk>,
         data_dir: &Path,
@@ -312,7 +312,7 @@ impl Restoration {
             if segment_bytes > 0 { segment_bytes } else { log::segment_bytes_for(space.total_bytes) };
         options.unsafe_no_fsync = true;
         let (sender, events) = channel();
-        // The receiver is dropped once the directory is complete; then events are ignored.
+        // Once the directory is complete, the receiver is dropped and further events are ignored.
         let on_event = Box::new(move |event| drop(sender.send(event)));
         let (log, _) = Log::open(options, Arc::clone(disk), Index(1), &mut |_| {}, on_event)?;
         let disk = Arc::clone(disk);
@@ -328,12 +328,12 @@ impl Restoration {
         })
     }
 
-    /// Returns a reader of the written values.
+    /// Returns a reader of the values that were written.
     pub fn values(&self) -> LogValues {
         LogValues::new(self.log.values())
     }
 
-    /// Starts to add the versions of a state.
+    /// Begins to add the versions of a state.
     ///
     /// # Errors
     ///
@@ -401,13 +401,14 @@ impl Restoration {
         if let Some(to) = bump {
             let head = reader.head_mut();
             head.revision = to;
-            // Members restored from the same snapshot with different bumps have different states, so their
-            // hashes must differ.
+            // Members restored from the same snapshot with different bumps have different states. So the bump
+            // is mixed into the hash, to make their hashes differ.
             head.state_hash = head.state_hash.map(|hash| mix(hash, to.0 as u64));
         }
         let mut number = 0;
         let mut machine = machine::snapshot::restore(rules, reader, bump, |value| {
-            // The ids of these values are never used again: the index stores the location of each value.
+            // The ids of these values are not used later, because the index stores the location of each
+            // value.
             number += 1;
             let id = log::ValueId { main: number, sub: 0 };
             let data = bytes::Bytes::copy_from_slice(value);
@@ -427,21 +428,21 @@ impl Restoration {
         Ok(machine)
     }
 
-    /// Sets the rules for applying entries, as the member's options define them.
+    /// Sets the rules for applying entries that the options of the member define.
     pub fn set_rules(&mut self, rules: Rules) {
         self.rules = rules;
     }
 
     /// Returns the index of the first applied entry that was refused only because of the number of learners,
-    /// under the rules that were set. The member itself may have other rules, under which it added the
-    /// learner.
+    /// under the rules that were set. The member itself may have used other rules, under which the learner
+    /// was added.
     pub fn refused_learner(&self) -> Option<Index> {
         self.refused_learner
     }
 
-    /// Starts the log after the machine's last entry, or after an earlier one, and appends entries. Those
-    /// marked with `applies` are also applied to the machine. Returns the terms of all entries from there on,
-    /// for [`Restoration::finish`].
+    /// Starts the log after the machine's last entry, or after an earlier one, and appends entries. Entries
+    /// marked with `applies` are also applied to the machine. Returns the terms of all entries since the
+    /// start of the log, for [`Restoration::finish`].
     ///
     /// # Errors
     ///
@@ -470,7 +471,7 @@ impl Restoration {
     ///
     /// # Errors
     ///
-    /// Returns the same errors as [`Restoration::follow`].
+    /// As for [`Restoration::follow`].
     pub fn follow_on(
         &mut self,
         machine: &mut Machine,
@@ -489,7 +490,7 @@ impl Restoration {
         (mut batch, terms): (Batch, &mut Terms),
     ) -> Result<(), RestorationError> {
         let values = self.values();
-        // Entries up to this index are in the state already, and may also be in the log.
+        // Entries up to this index are already part of the state, and may nevertheless be in the log.
         let in_state = machine.applied_index;
         let (mut applies, mut bytes) = (Vec::new(), 0);
         loop {
@@ -550,7 +551,8 @@ impl Restoration {
         drop(log);
         let failed = |error| RestorationError::Io { doing: "sync", path: log_dir.clone(), error };
         for name in disk.list(&log_dir).map_err(failed)? {
-            // All plain files are synced: those of the log, and the mark of a directory under construction.
+            // All regular files are synced: the files of the log, and the mark that says that the directory
+            // is under construction.
             disk.open(&log_dir.join(name)).and_then(|file| file.sync_all()).map_err(failed)?;
         }
         disk.sync_dir(&log_dir).map_err(failed)?;
@@ -629,8 +631,8 @@ pub fn bumped(revision: Revision, by: u64) -> Result<Revision, RestorationError>
 }
 
 fn mix(digest: u64, word: u64) -> u64 {
-    // The factor is odd, so two different words never give the same result from one digest. The rotation
-    // moves high bits down.
+    // Because the factor is odd, two different words never give the same result for the same digest. The
+    // rotation moves high bits down.
     (digest ^ word).wrapping_mul(SEED).rotate_left(29)
 }
 
@@ -639,7 +641,7 @@ impl Filling<'_> {
     ///
     /// # Errors
     ///
-    /// Returns an error if the version is out of order or its revision is too high, or if the disk fails.
+    /// Returns an error if the version is out of order, if its revision is too high, or if the disk fails.
     pub fn push(&mut self, version: &SnapshotVersion<'_>) -> Result<(), RestorationError> {
         let received = ReceivedVersion::of(version)?;
         let at = ChangeId { main: version.main, sub: version.sub };
@@ -671,7 +673,7 @@ impl Filling<'_> {
         Ok(())
     }
 
-    /// Returns the revision of the state that results from the versions so far.
+    /// Returns the revision of the state that the versions added so far result in.
     pub fn revision(&self) -> Revision {
         self.last.main.max(self.head.compact_revision).max(Revision::FIRST)
     }
@@ -681,8 +683,8 @@ impl Filling<'_> {
     ///
     /// # Errors
     ///
-    /// Returns an error if versions contradict each other, the raised revision exceeds the maximum, or the
-    /// disk fails.
+    /// Returns an error if versions contradict each other, if the raised revision exceeds the maximum, or if
+    /// the disk fails.
     pub fn finish(mut self, bump: Option<u64>) -> Result<Machine, RestorationError> {
         if let Some(by) = bump {
             let to = bumped(self.last.main, by)?;

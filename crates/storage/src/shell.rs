@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-/// Returns a path quoted for a shell.
+/// Returns a path as one word of a shell command, quoted if necessary.
 pub(crate) fn in_shell(path: &Path) -> String {
     let text = path.display().to_string();
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:,@%".contains(c);

@@ -20,10 +20,10 @@ use crate::opening::{lock, replay_log, restore};
 use crate::restoration::RULES;
 use crate::values::LogValues;
 
-/// State of a stopped member, with all entries applied that are known to be committed. The directory stays
-/// locked until this value is dropped.
+/// State of a stopped member, to which all entries are applied that are known to be committed. The directory
+/// stays locked until this value is dropped.
 ///
-/// The directory is opened as at a start: an incomplete write at the end of the log is cut off. Nothing else
+/// The directory is opened as by a start: an incomplete write at the end of the log is cut off. Nothing else
 /// is changed.
 pub struct Stopped {
     /// Ids of the member and its cluster.
@@ -32,12 +32,13 @@ pub struct Stopped {
     pub machine: Machine,
     /// Raft's hard state: term, vote and commit index.
     pub hard_state: HardState,
-    /// Entries in the log that are not known to be committed, and so are not applied; the member may have
-    /// acknowledged them. Empty if the member is the only voter: then all entries in its log are committed.
+    /// Entries of the log that are not applied, because they are not known to be committed; the member may
+    /// have acknowledged them to the leader. Empty if the member is the only voter, because all entries in
+    /// its log are then committed.
     pub uncommitted: Vec<Entry>,
     /// Index of the first applied entry that was refused only because of the number of learners, under the
-    /// given rules. The member itself may have other rules, under which it added the learner. `None` if no
-    /// entry was refused so.
+    /// given rules. The member itself may have used other rules, under which the learner was added. `None` if
+    /// no entry was refused for that reason.
     pub refused_learner: Option<Index>,
     log: Log,
     _lock: Lock,
@@ -48,19 +49,19 @@ impl Stopped {
     ///
     /// # Errors
     ///
-    /// Returns an error that names the file, the fault and the remedy; or an error if a member is running on
-    /// the directory, or it contains no member.
+    /// Returns an error that names the file, the fault and the remedy. Also returns an error if a member is
+    /// running on the directory, or if it contains no member.
     pub fn open(disk: &Arc<dyn Disk>, data_dir: &Path) -> Result<Stopped, DataDirError> {
         Stopped::open_with(disk, data_dir, None, RULES)
     }
 
     /// Reads a data directory, and applies its entries with the rules of the member's options. If `log_dir`
-    /// is given, the log is read from there instead of the directory that is noted: the data directory is
-    /// under construction, and no other process uses it.
+    /// is given, the log is read from that directory instead of the noted one. This is for a data directory
+    /// that is under construction, which no other process uses.
     ///
     /// # Errors
     ///
-    /// Returns the same errors as [`Stopped::open`].
+    /// As for [`Stopped::open`].
     pub fn open_with(
         disk: &Arc<dyn Disk>,
         data_dir: &Path,
@@ -75,7 +76,8 @@ impl Stopped {
             let path = data_dir.to_path_buf();
             return Err(DataDirError::Empty { path, lacks: "data of a member of Mainstay" });
         }
-        // A database of etcd that cannot be opened is reported when the member starts, not here.
+        // A database of etcd that cannot be opened is not reported here, because the start of the member
+        // reports it.
         let lock = lock(&**disk, member_dir, None, &|_| {})?;
         let (log_dir, log_lock) = match log_dir {
             Some(log_dir) => (log_dir.to_path_buf(), None),
@@ -101,7 +103,7 @@ impl Stopped {
         {
             return Err(Inconsistency::NoCheckpoint { member_dir: member_dir.clone(), lacking }.into());
         }
-        // A snapshot was installed, and the member stopped before the log was restarted after it.
+        // A snapshot was installed, and the member stopped before the log was restarted.
         let behind = replayed.recovered.last_index < machine.applied_index
             || replayed.entries.first().is_some_and(|entry| entry.term < machine.applied_term);
         if behind {
@@ -150,7 +152,7 @@ impl Stopped {
         LogValues::new(self.log.values())
     }
 
-    /// Returns the live bytes of values, the bytes of records in the log, and the bytes of the log's files.
+    /// Returns three numbers of bytes: live values, records in the log, and the log's files.
     pub fn log_use(&self) -> (u64, u64, u64) {
         let segments = self.log.segments();
         (
@@ -160,12 +162,12 @@ impl Stopped {
         )
     }
 
-    /// Returns HashKV's hash, the compact revision, and the hashed revision. A `revision` of 0 means the
-    /// current revision.
+    /// Returns HashKV's hash, the compact revision, and the revision that was hashed. A `revision` of 0 means
+    /// the current revision.
     ///
     /// # Errors
     ///
-    /// Returns the errors of HashKV.
+    /// Returns the errors that HashKV returns.
     pub fn hash_kv(&mut self, revision: Revision) -> Result<HashedKv, Status> {
         let values = self.values();
         let view = self.machine.store.publish();

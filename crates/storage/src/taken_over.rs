@@ -1,12 +1,12 @@
 //! The mark of a member that was taken over from etcd in place: Mainstay's files are beside those of etcd,
-//! which stay unchanged until they are dropped. The mark stays after that.
+//! which stay unchanged until the operator drops them. The mark stays even after that.
 //!
 //! etcd's files are older than the member's later votes and acknowledged entries. If etcd ran on them again,
 //! the member could vote twice in one term, and would lack entries that it has acknowledged. So two empty
-//! files beside etcd's log prevent etcd from starting, and a running member of Mainstay holds the lock of
-//! etcd's database. If etcd has run anyway, Mainstay refuses to start, because then neither set of files is
-//! complete. The two files stay when etcd's files are dropped: without them etcd would create an empty member
-//! with the same id.
+//! files beside etcd's log, the guards, prevent etcd from starting, and a running member of Mainstay holds
+//! the lock of etcd's database. If etcd has run anyway, Mainstay refuses to start, because then neither set
+//! of files is complete. The guards stay when etcd's files are dropped: without them etcd would create an
+//! empty member with the same id.
 
 use std::io::ErrorKind;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
@@ -39,8 +39,8 @@ pub const MARK_NAME: &str = STALE_MARK_NAME;
 const MAGIC: [u8; 8] = *b"MNSTETC\n";
 const VERSION: u32 = 1;
 const HEAD_BYTES: usize = 36;
-/// Maximum length of the mark in bytes: the maximum lengths of a name and a path in Linux, and the other
-/// fields.
+/// Maximum length of the mark in bytes: the maximum lengths of a name and of a path in Linux, and the lengths
+/// of the other fields.
 const BYTES_MAX: usize = HEAD_BYTES + 255 + 4096 + 4;
 
 /// State of etcd's files.
@@ -48,17 +48,17 @@ const BYTES_MAX: usize = HEAD_BYTES + 255 + 4096 + 4;
 pub enum Files {
     /// All files exist.
     Kept = 0,
-    /// The files are being deleted: some may be missing.
+    /// The files are being deleted, so some may be missing.
     BeingDropped = 1,
-    /// No files exist, except the two that prevent etcd from starting.
+    /// No files exist, except the two guards that prevent etcd from starting.
     Dropped = 2,
 }
 
 /// Content of the mark.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TakenOver {
-    /// Absolute directory of etcd's log, if it is not `wal` in the member's directory, with which it may be
-    /// moved.
+    /// Absolute path of the directory of etcd's log; `None` if it is `wal` in the member's directory, and so
+    /// may be moved together with it.
     pub wal_apart: Option<PathBuf>,
     /// Fingerprint of etcd's log at the takeover.
     pub left: Fingerprint,
@@ -71,7 +71,7 @@ impl TakenOver {
     ///
     /// # Errors
     ///
-    /// Returns an error if the mark is damaged, or the operating system refuses an operation.
+    /// Returns an error if the mark is damaged, or the error of the operating system.
     pub fn read(disk: &dyn Disk, member_dir: &Path) -> Result<Option<TakenOver>, OpenError> {
         let path = member_dir.join(MARK_NAME);
         let io = |error| OpenError::Io { doing: "read", path: path.clone(), error };
@@ -95,7 +95,7 @@ impl TakenOver {
     ///
     /// # Errors
     ///
-    /// Returns an error if the operating system refuses an operation.
+    /// Returns the error of the operating system.
     pub fn write(&self, disk: &dyn Disk, dir: &Path) -> Result<(), OpenError> {
         let path = dir.join(MARK_NAME);
         let making = dir.join(format!("{MARK_NAME}.tmp"));
@@ -117,16 +117,17 @@ impl TakenOver {
         self.wal_apart.clone().unwrap_or_else(|| member_dir.join("wal"))
     }
 
-    /// Refuses a directory on which etcd has run since the takeover.
+    /// Returns an error if etcd has run on the directory since the takeover.
     ///
     /// # Errors
     ///
-    /// Returns an error if etcd has run, or a file cannot be read.
+    /// Returns an error if etcd has run, or if a file cannot be read.
     pub fn check(&self, disk: &dyn Disk, member_dir: &Path) -> Result<(), DataDirError> {
         let wal_dir = self.wal_dir(member_dir);
         let changed = match self.files {
             Files::Kept => self.left.has_changed(disk, &wal_dir),
-            // The guards were written before the first file was deleted, and with them etcd writes nothing.
+            // The guards were written before the first file was deleted. While they exist, etcd writes
+            // nothing.
             Files::BeingDropped => has_both_guards(disk, &wal_dir).and_then(|guarded| match guarded {
                 true => Ok(false),
                 false => Fingerprint::has_log(disk, &wal_dir),
@@ -148,12 +149,13 @@ impl TakenOver {
         }
     }
 
-    /// Creates the guards in the directory of etcd's log, even if that contains no log any more, so that etcd
-    /// neither starts on it nor creates an empty member. The caller has checked that etcd has not run.
+    /// Creates the two guards in the directory of etcd's log, even if that directory no longer contains a
+    /// log, so that etcd neither starts there nor creates an empty member. The caller has checked that etcd
+    /// has not run.
     ///
     /// # Errors
     ///
-    /// Returns an error if the operating system refuses an operation.
+    /// Returns the error of the operating system.
     pub fn guard(&self, disk: &dyn Disk, member_dir: &Path) -> Result<(), OpenError> {
         let wal_dir = self.wal_dir(member_dir);
         let io = |path: &Path, error| OpenError::Io { doing: "create", path: path.to_path_buf(), error };
@@ -171,9 +173,9 @@ impl TakenOver {
         disk.sync_dir(&wal_dir).map_err(|error| io(&wal_dir, error))
     }
 
-    /// Locks etcd's database like [`lock_database`]. If the database cannot be opened or locked at all, but
-    /// the guards prevent etcd from starting, returns the reason instead of failing: the member itself does
-    /// not need that file.
+    /// Locks etcd's database like [`lock_database`]. If the database cannot be opened or locked, but the
+    /// guards prevent etcd from starting, returns the reason in [`ShutOut::unlocked`] and does not fail,
+    /// because the member itself does not need that file.
     ///
     /// # Errors
     ///
@@ -212,13 +214,12 @@ impl TakenOver {
 pub struct ShutOut {
     /// Lock of etcd's database, if the database exists.
     pub lock: Option<Lock>,
-    /// Reason why the database could not be locked although it may exist. The guards beside etcd's log exist
-    /// then.
+    /// Reason why the database, if it exists, could not be locked. The guards beside etcd's log then exist.
     pub unlocked: Option<OpenError>,
 }
 
-/// Locks etcd's database, if it still exists: then no etcd runs on it, and a new one waits in its first step
-/// until the lock is dropped.
+/// Locks etcd's database, if it still exists. While the lock is held, no etcd runs on the database, and an
+/// etcd that starts waits in its first step.
 ///
 /// # Errors
 ///
@@ -227,7 +228,8 @@ pub fn lock_database(disk: &dyn Disk, member_dir: &Path) -> Result<Option<Lock>,
     let path = member_dir.join("snap").join("db");
     match disk.lock_read(&path) {
         Ok(lock) => Ok(Some(lock)),
-        // The directory may have been replaced by the file that prevents etcd from starting.
+        // The directory may have been replaced by the file that prevents etcd from starting; then there is no
+        // database.
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
         Err(error) if error.kind() == ErrorKind::WouldBlock => Err(DataDirError::EtcdRuns { path }),
         Err(error) => Err(OpenError::Io { doing: "lock", path, error }.into()),

@@ -1,14 +1,14 @@
-//! Raft terms of entries that are only on disk, stored with a checkpoint. With them a member finds the point
-//! where a follower's log differs from its own, without reading the log.
+//! Raft terms of entries that are only on disk, stored with a checkpoint. With these terms a member finds the
+//! point from which a follower's log differs from its own, without reading its log.
 
 use machine::Machine;
 use numbers::{EntryId, Index, Term};
 
-/// Maximum number of runs: a follower whose log is older than so many changes of the term gets a snapshot.
+/// Maximum number of runs. A follower whose log ends before the oldest run gets a snapshot.
 const RUNS_MAX: usize = 1024;
 
-/// Terms of a part of the log: the first entry of each run of equal terms. Indexes and terms increase
-/// strictly.
+/// Terms of a part of the log, stored as the first entry of each run of equal terms. Indexes and terms
+/// increase strictly.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Terms(Vec<EntryId>);
 
@@ -18,7 +18,7 @@ impl Terms {
         Terms(vec![entry])
     }
 
-    /// Adds the next entry. If there are more than 1024 runs, the oldest are removed.
+    /// Adds the next entry. If there are more than 1024 runs, removes the oldest ones.
     pub fn push(&mut self, entry: EntryId) {
         if self.0.last().is_none_or(|run| run.term != entry.term) {
             self.0.push(entry);
@@ -28,7 +28,7 @@ impl Terms {
         }
     }
 
-    /// Removes the runs before the one that contains the entry before `first`.
+    /// Removes the runs before the run that contains the entry `first - 1`.
     pub fn forget(&mut self, first: Index) {
         let needed = self.0.iter().rposition(|run| run.index < first).unwrap_or(0);
         self.0.drain(..needed);
@@ -44,7 +44,7 @@ impl Terms {
         self.0.last().map(|run| run.term)
     }
 
-    /// Returns the first entry of each run, the oldest first.
+    /// Returns the first entry of each run, oldest first.
     pub fn runs(&self) -> &[EntryId] {
         &self.0
     }
@@ -58,7 +58,7 @@ impl Terms {
             .collect()
     }
 
-    /// Decodes the runs. If they do not match the state (an older version wrote none), only the term of the
+    /// Decodes the runs. If they do not match the state (older versions wrote none), only the term of the
     /// last applied entry is known.
     pub fn read(bytes: &[u8], machine: &Machine) -> Terms {
         let number = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);

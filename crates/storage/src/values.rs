@@ -1,9 +1,9 @@
 //! Reads values from the log, with a small cache of values that are read repeatedly.
 //!
 //! Threads that may wait for a disk read through [`LogValues`]. Shards and the core must not wait. A shard
-//! makes an [`Attempt`] with the values that are in memory; if some are missing, it has them fetched and
-//! tries again. The core reads through [`AtHand`]: an entry that needs missing values waits until they are
-//! fetched, and so do the entries after it.
+//! makes an [`Attempt`] with the values that are in memory; if some are missing, they are fetched by the
+//! reader threads, and the shard tries again. The core reads through [`AtHand`]: an entry that needs missing
+//! values waits until they are fetched, and so do the entries after it.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -24,18 +24,18 @@ use crate::readers::{ReadValue, Readers, Reading, place_of};
 
 /// Number of slots in the cache; a power of two.
 const SLOTS: usize = 4096;
-/// Maximum size of a cached value in bytes: copying a larger value costs as much as reading it.
+/// Maximum size in bytes of a value that is cached. Copying a larger value costs as much as reading it.
 const CACHED_BYTES_MAX: u32 = 2048;
 /// Number of remembered locations of large values whose checksum was verified; a power of two.
 const CHECKED_SLOTS: usize = 1024;
-/// After this number of misses in a pass, the remaining values are fetched without checking whether they are
+/// Number of misses in a pass after which the remaining values are fetched without checking whether they are
 /// in memory.
 const MISSES_PER_PASS: usize = 16;
-/// After this number of passes every value is fetched, so that pages that the system evicts between two
-/// passes do not cause endless passes.
+/// Number of passes after which every value is fetched. Otherwise pages that the operating system evicts
+/// between two passes could cause endless passes.
 const PASSES_WITH_QUESTIONS: u32 = 3;
 
-/// Size in bytes of a response piece whose values are fetched together; the last value may exceed it.
+/// Size in bytes of a piece of a response whose values are fetched together; the last value may exceed it.
 const FETCHED_PIECE_BYTES: usize = 64 << 10;
 
 /// Returns the status for a value that the disk could not read.
@@ -45,12 +45,12 @@ pub fn unreadable(error: &ReadError) -> Status {
 
 /// Reader of values for one thread.
 ///
-/// A read costs a system call and a checksum. A value that is read twice in a row, among those that share its
-/// cache slot, stays in the cache, so hot keys cost neither. The bytes at a location in the log never change,
-/// so cached values are never stale.
+/// A read costs a system call and a checksum. A value stays in the cache if it is read twice before another
+/// value of the same cache slot is read. So frequently read keys cost neither. The bytes at a location in the
+/// log never change, so cached values are never stale.
 pub struct LogValues {
     log: log::Values,
-    /// Threads that fetch missing values; if `None`, this thread waits for the disk itself.
+    /// Threads that fetch missing values. If `None`, this thread itself waits for the disk.
     readers: Option<Arc<Readers>>,
     cache: RefCell<Vec<Cached>>,
     /// Locations of large values whose checksum was verified, see [`Attempt::check`].
@@ -59,7 +59,7 @@ pub struct LogValues {
 
 #[derive(Clone, Default)]
 struct Cached {
-    /// Location of the value that was last missed or cached in this slot.
+    /// Location of the value that last missed this slot, or that is cached in it.
     place: u64,
     bytes: Option<Bytes>,
 }
@@ -86,7 +86,7 @@ impl LogValues {
     }
 
     /// Fills `into` with the bytes of the log from a location on, and returns their number. Returns 0 if the
-    /// read would have to wait for a disk and this thread must not. Used by [`crate::read_ahead`].
+    /// read would have to wait for a disk and this thread must not wait. Used by [`crate::read_ahead`].
     pub(crate) fn read_ahead(&self, from: Location, into: &mut [u8]) -> usize {
         self.log.read_ahead(from, into, self.readers.is_none())
     }
@@ -131,7 +131,7 @@ impl LogValues {
 
 /// Returns the slot of a location in a table of `slots` slots.
 fn slot_of(place: u64, slots: usize) -> usize {
-    // Fibonacci hashing: the top bits of the product spread neighbouring locations.
+    // Fibonacci hashing: the highest bits of the product distribute neighbouring locations over the slots.
     (place.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - slots.trailing_zeros())) as usize
 }
 
@@ -155,14 +155,14 @@ pub trait Source {
     ///
     /// # Errors
     ///
-    /// See [`ReadError`] for the reasons.
+    /// As [`ReadError`] lists.
     fn read_at_hand(&self, value: Value, out: &mut BytesMut) -> Result<bool, ReadError>;
 
     /// Verifies the checksum of a value if its bytes are in memory. Returns false if they have to be fetched.
     ///
     /// # Errors
     ///
-    /// See [`ReadError`] for the reasons.
+    /// As [`ReadError`] lists.
     fn check_at_hand(&self, value: Value) -> Result<bool, ReadError> {
         self.read_at_hand(value, &mut BytesMut::new())
     }
@@ -173,8 +173,8 @@ pub trait Source {
     /// Forgets that a value is intact, so that the next check reads its bytes.
     fn distrust(&self, _value: Value) {}
 
-    /// Returns false if a value that was not in memory will not be found in memory even directly after it was
-    /// fetched, because the system cannot tell what is in memory.
+    /// Returns false if a value that was not in memory will not be found there even directly after it was
+    /// fetched, because the operating system cannot tell what is in memory.
     fn tells_at_hand(&self, _value: Value) -> bool {
         true
     }
@@ -184,7 +184,7 @@ pub trait Source {
     ///
     /// # Errors
     ///
-    /// See [`ReadError`] for the reasons.
+    /// As [`ReadError`] lists.
     fn read_part_at_hand(&self, value: Value, from: usize, part: &mut [u8]) -> Result<bool, ReadError> {
         let mut whole = BytesMut::new();
         let is_at_hand = self.read_at_hand(value, &mut whole)?;
@@ -194,7 +194,8 @@ pub trait Source {
         Ok(is_at_hand)
     }
 
-    /// Fetches values that are not in memory; `None` if this source has no threads for it.
+    /// Fetches values that are not in memory. Returns `None` if this source has no threads that could fetch
+    /// them.
     fn fetch(&self, values: &[Value]) -> Option<Reading>;
 }
 
@@ -246,8 +247,8 @@ impl Source for LogValues {
 
 /// An attempt to build a result from values without waiting for a disk.
 ///
-/// A value that is not in memory is read as zeros of its length, and recorded as missing. If the attempt is
-/// not complete, its caller drops the result, has the missing values fetched, and tries again.
+/// A value that is not in memory is read as zeros of its length, and recorded as missing. If values are
+/// missing, the caller drops the result, lets the missing values be fetched, and builds the result again.
 pub struct Attempt {
     source: Rc<dyn Source>,
     passes: u32,
@@ -262,7 +263,7 @@ pub struct Attempt {
 }
 
 impl Attempt {
-    /// Returns the first attempt.
+    /// Returns an attempt for the first pass.
     pub fn new(source: Rc<dyn Source>) -> Attempt {
         Attempt {
             source,
@@ -282,16 +283,16 @@ impl Attempt {
     }
 
     /// Returns the size of the next piece of a response for a client that reads `wanted` bytes. If a value of
-    /// the piece has to be fetched, returns a full piece, so that a client that reads one byte at a time does
-    /// not cause a disk read for each. Called after each value.
+    /// the piece has to be fetched, the size is that of a full piece, so that a client that reads one byte at
+    /// a time does not cause a disk read for each byte. Called after each value.
     pub fn piece_bytes(&self, wanted: usize) -> usize {
         let fetches = !self.arrived.is_empty() || !self.missing.borrow().is_empty();
         if fetches { wanted.max(FETCHED_PIECE_BYTES) } else { wanted }
     }
 
-    /// Returns true if a value is intact, or was when it was last read; the result is remembered for some
-    /// time, so it does not tell whether the bytes are in memory now. Returns false, and records the value as
-    /// missing, if it has to be fetched to be verified.
+    /// Returns true if a value is intact, or was intact when it was last read. Because the result is
+    /// remembered for some time, it does not say whether the bytes are in memory now. Returns false, and
+    /// records the value as missing, if it has to be fetched to be verified.
     ///
     /// # Errors
     ///
@@ -300,7 +301,8 @@ impl Attempt {
         match self.fetched_value(value) {
             Some(arrived) => {
                 self.noted(value, arrived)?;
-                // The reader threads verify the checksum of every value that they fetch.
+                // The value was fetched, and the reader threads verify the checksum of every value that they
+                // fetch.
                 self.source.trust(value);
                 Ok(true)
             }
@@ -308,18 +310,18 @@ impl Attempt {
         }
     }
 
-    /// Returns true if a value was fetched and is still held.
+    /// Returns true if a value was fetched and was not dropped since.
     pub fn has_fetched(&self, value: Value) -> bool {
         self.fetched_value(value).is_some()
     }
 
-    /// Returns false if a fetched value will not be found in memory once [`Attempt::forget`] has dropped it,
-    /// however soon it is read again.
+    /// Returns false if a fetched value will not be found in memory after [`Attempt::forget`] has dropped it,
+    /// even if it is read again at once.
     pub fn tells_at_hand(&self, value: Value) -> bool {
         self.source.tells_at_hand(value)
     }
 
-    /// Makes the next [`Attempt::check`] of a value read its bytes.
+    /// Makes the next [`Attempt::check`] of a value read its bytes again.
     pub fn distrust(&self, value: Value) {
         self.source.distrust(value);
     }
@@ -341,13 +343,13 @@ impl Attempt {
         }
     }
 
-    /// Returns the bytes or the error of a fetched value; `None` if it was not fetched.
+    /// Returns the bytes of a fetched value, or the error of fetching it; `None` if it was not fetched.
     fn fetched_value(&self, value: Value) -> Option<Result<&Bytes, ReadError>> {
         let at = self.arrived.binary_search_by_key(&place_of(value), |(place, _)| *place).ok()?;
         self.arrived.get(at).map(|(_, read)| read.as_ref().map_err(Clone::clone))
     }
 
-    /// If fetching a value failed, forgets that the value was intact. Returns the result unchanged.
+    /// Returns the result unchanged. If fetching the value failed, also forgets that the value was intact.
     fn noted<T>(&self, value: Value, fetched: Result<T, ReadError>) -> Result<T, ReadError> {
         if fetched.is_err() {
             self.source.distrust(value);
@@ -372,7 +374,7 @@ impl Attempt {
         self.missing.borrow().len()
     }
 
-    /// Fetches the missing values; ready once they have arrived.
+    /// Fetches the missing values. Ready when all of them have arrived.
     pub fn poll_fetched(&mut self, context: &mut Context<'_>) -> Poll<()> {
         if self.reading.is_none() {
             let missing = self.missing.take();
@@ -385,13 +387,13 @@ impl Attempt {
         }
         let Some(reading) = &mut self.reading else { return Poll::Ready(()) };
         let polled = Pin::new(&mut *reading).poll(context);
-        // Charges also the portions of a reading that is not complete yet.
+        // Also takes the charges of a reading that is not complete yet.
         self.charged.take(reading.take_charges());
         let Poll::Ready(arrived) = polled else { return Poll::Pending };
         self.reading = None;
         self.arrived_bytes += arrived.iter().flat_map(|(_, read)| read).map(Bytes::len).sum::<usize>();
         self.arrived.extend(arrived);
-        // The new values are appended to sorted ones.
+        // The new values were appended to sorted values.
         self.arrived.sort_by_key(|(place, _)| *place);
         Poll::Ready(())
     }
@@ -401,7 +403,7 @@ impl Attempt {
         poll_fn(|context| self.poll_fetched(context)).await;
     }
 
-    /// Checks again whether missing values are in memory, since they may be now.
+    /// Makes the next passes check again whether missing values are in memory, because they may be now.
     pub fn ask_again(&mut self) {
         self.passes = 0;
     }
@@ -411,7 +413,8 @@ impl Attempt {
         self.arrived_bytes
     }
 
-    /// Drops the charges for the fetched values, because the holder of the attempt charges them.
+    /// Drops the charges for the fetched values, because the owner of the attempt charges these values
+    /// itself.
     pub fn drop_charges(&mut self) {
         self.charged = Charged::NO_ONE;
     }
@@ -423,9 +426,10 @@ impl Attempt {
     }
 }
 
-/// Holder of the charges for the values that an [`Attempt`] has received from the readers, which charged them
-/// to no connection. Without it, a client could exceed the memory budget with such values, and other
-/// connections, which hold more by their accounts, would be closed.
+/// The charges for the values that an [`Attempt`] has received from the readers. The readers charge them to
+/// no connection, but here they are charged to a connection where possible. Otherwise a client could exceed
+/// the memory budget with such values, and other connections, which hold more according to their accounts,
+/// would be closed.
 enum Charged {
     /// Charged to no connection, because the values were received outside of a connection's turn.
     ToNoOne(Vec<Charge>),
@@ -481,8 +485,8 @@ impl Values for Attempt {
     }
 }
 
-/// Reader for the core when it applies an entry: if a value is missing, the entry stops before it has changed
-/// anything, and continues once the value is fetched.
+/// Reader of values for the core while it applies an entry. If a value is missing, the entry stops before it
+/// has changed anything, and continues once the value was fetched.
 pub struct AtHand<'a> {
     source: &'a LogValues,
     /// Fetched values in ascending order of location.
@@ -519,7 +523,7 @@ impl Values for AtHand<'_> {
     }
 }
 
-/// Returns the result of `make`, calling it repeatedly until all values that it needs have been fetched.
+/// Calls `make` repeatedly until all values that it needs have been fetched. Returns its last result.
 pub async fn made<T>(source: Rc<dyn Source>, mut make: impl FnMut(&Attempt) -> T) -> T {
     let mut attempt = Attempt::new(source);
     loop {

@@ -1,4 +1,5 @@
-//! A leader whose removal is applied: it makes the removal known before it ends.
+//! A leader whose own removal was applied: before it ends, it makes sure that the other members know of the
+//! removal.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,27 +12,30 @@ use raft::eraftpb::{self, MessageType};
 use super::Node;
 use crate::entry::{ConfChange, ConfChangeKind};
 
-/// Context of the heartbeats with which a removed leader announces that its removal is committed, and of
-/// their answers.
+/// Context of the heartbeats with which a removed leader announces that its removal is committed, and of the
+/// responses to them.
 pub(super) const FAREWELL: &[u8] = b"mainstay farewell";
 
-/// A leader whose own removal has been applied, until enough other members know that it is committed.
+/// State of a leader whose own removal has been applied, until enough other members know that the removal is
+/// committed.
 ///
 /// Only a leader announces the commit index, and members that do not know that the removal is committed still
-/// count the removed member: of two members, the remaining one would wait for its vote for ever. So the
-/// removed leader continues to send entries and heartbeats. To the raft crate the change is not applied yet,
-/// because its leader must have a vote. That is safe: the leader takes no more proposals, and any majority of
-/// the voters before the change has a member in common with any majority after it.
+/// count the removed member for their quorum. In a cluster of two members, the remaining one would wait for
+/// the removed member's vote forever. So the removed leader continues to send entries and heartbeats. The
+/// raft crate is not told yet that the change was applied, because it requires a leader with a vote. That is
+/// safe: the leader accepts no more proposals, and any majority of the voters before the change has a member
+/// in common with any majority after it.
 ///
-/// Worked example: 1 leads {1, 2} and is removed by entry 7. 2 has acknowledged 7, but the message that
-/// announces its commit was lost. 1 sends heartbeats with commit 7 and the context of a farewell; 2 applies
-/// entry 7, and its answer repeats the context: 1 steps down.
+/// Worked example: member 1 leads {1, 2} and is removed by entry 7. Member 2 has acknowledged entry 7, but
+/// the message that announces its commit was lost. Member 1 sends heartbeats with commit index 7 and the
+/// context [`FAREWELL`]. Member 2 applies entry 7 and responds with the same context, and member 1 steps
+/// down.
 pub(super) struct Farewell {
-    /// A commit index at or after the removal: a member that has it knows the removal.
+    /// Commit index when the removal was applied. A member that knows this commit index knows of the removal.
     index: Index,
-    /// Ids of the members that know the removal.
+    /// Ids of the members that know of the removal.
     told: BTreeSet<u64>,
-    /// Tick at which the removal was last announced to each member.
+    /// Tick at which the removal was last announced, by member.
     said: BTreeMap<u64, u64>,
     change: ConfChange,
 }
@@ -43,14 +47,14 @@ impl Farewell {
         Farewell { index, told: BTreeSet::new(), said: BTreeMap::new(), change }
     }
 
-    /// Records that a member knows the removal.
+    /// Records that a member knows of the removal.
     pub(super) fn acknowledged(&mut self, id: u64) {
         self.told.insert(id);
     }
 }
 
 impl Node {
-    /// Returns true if a change removes this node while it leads others.
+    /// Returns true if the change removes this node while it leads a cluster with other voters.
     pub(super) fn must_take_leave(&self, change: ConfChange) -> bool {
         let own = self.config.id.0;
         self.leaving.is_none()
@@ -61,14 +65,14 @@ impl Node {
     }
 
     /// Returns true while this node, whose removal it has applied as a leader, makes sure that a majority of
-    /// the other members knows of the removal. Its process should continue until then, for some election
-    /// timeouts.
+    /// the other members knows of the removal. Its process should run on until then, but only for a limited
+    /// number of election timeouts.
     pub fn is_leaving(&self) -> bool {
         self.leaving.is_some()
     }
 
-    /// Announces the committed removal to the members that have its entry; once enough know it, it is applied
-    /// here, too.
+    /// Announces the committed removal to the members that have the entry of the removal. Once enough members
+    /// know of it, the removal is applied in this node's raft crate, too.
     pub(super) fn settle_leaving(&mut self) {
         let Some(leaving) = &mut self.leaving else { return };
         let own = self.config.id.0;
@@ -80,7 +84,7 @@ impl Node {
             let change = leaving.change;
             self.leaving = None;
             self.raw.raft.set_check_quorum(true);
-            // The removal was checked when it was applied: the other voters are left.
+            // The change was checked when it was applied, and it leaves other voters, so it cannot fail.
             let changed = self.change_conf(change);
             assert!(changed.is_ok(), "a committed removal with voters left can be applied: {changed:?}");
             return;

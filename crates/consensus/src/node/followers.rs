@@ -1,4 +1,4 @@
-//! Followers of a leader: bytes in flight to them, and old entries that are read back from the log for them.
+//! A leader's followers: bytes in flight to them, and old entries that are read back from the log for them.
 
 use std::collections::BTreeMap;
 
@@ -20,14 +20,15 @@ impl Node {
                 && entry.index < fetch.last
                 && tail.term_of(entry.index.0) == Some(entry.term.0)
         });
-        // Entries that cannot be read are requested again when the follower answers the next heartbeat.
+        // After a failed read, the entries are requested again when the follower responds to the next
+        // heartbeat.
         if entries.is_empty() || !sound {
             return;
         }
         let entries = entries.iter().map(Entry::to_raft).collect();
         self.raw.mut_store().fetched.insert(fetch.to.0, entries);
-        // The first turn sends the entries that were read; the second requests the entries after them, so
-        // that the disk reads while the network sends.
+        // The first pass sends the entries that were read. The second pass requests the entries after them,
+        // so that the disk reads while the network sends.
         for turn in 0..2 {
             let before_index = self.raw.store().before_index;
             let ready = self.raw.raft.prs().get(fetch.to.0).is_some_and(|progress| {
@@ -39,7 +40,7 @@ impl Node {
         }
     }
 
-    /// Brings windows and fetches in line with raft's view of the followers.
+    /// Updates windows and fetches to raft's present view of the followers.
     pub(super) fn settle_followers(&mut self) {
         let raft = &self.raw.raft;
         let leads = raft.state == StateRole::Leader;
@@ -66,7 +67,7 @@ impl Node {
         self.settle_fetches();
     }
 
-    /// Decides which entries to read back from the log, and drops fetched entries that are sent.
+    /// Decides which entries to read back from the log, and drops fetched entries that were sent.
     fn settle_fetches(&mut self) {
         let tail = self.raw.mut_store();
         if tail.wanted.get_mut().is_empty() && tail.fetched.is_empty() {

@@ -1,4 +1,4 @@
-//! The node's effects: what the caller has to carry out.
+//! The node's effects, which the caller has to carry out.
 
 use api::raftpb;
 use numbers::{Index, MemberId, Term};
@@ -12,7 +12,8 @@ use crate::entry::{ConfChangeKind, Entry, HardState};
 use crate::wire::{self, BINDS_AND_NO_ETCD, BINDS_PROPOSALS, RUNS_MAINSTAY};
 
 impl Node {
-    /// Returns the actions that result from the events so far; `None` once nothing more is to be done.
+    /// Returns the actions that result from the events and requests so far; `None` if there is nothing more
+    /// to do.
     pub fn effects(&mut self) -> Option<Effects> {
         if !self.raw.has_ready() {
             let commit = self.given_out(Vec::new());
@@ -35,7 +36,8 @@ impl Node {
         if ready.ss().is_some() || std::mem::take(&mut self.stands_anew) {
             effects.status = Some(self.status());
         }
-        // `Outbox` decides which messages wait for which batch, not the raft crate.
+        // `Outbox`, not the raft crate, decides which messages wait for which batch. So all messages are
+        // taken here.
         let mut messages = ready.take_messages();
         messages.append(&mut ready.take_persisted_messages());
         let committed = ready.take_committed_entries();
@@ -81,7 +83,8 @@ impl Node {
             let entries = entries.into_iter().map(Entry::from_raft).collect();
             effects.append = Some(Append { number, entries, hard_state: self.unsaved.take() });
         } else if self.batches.are_synced() {
-            // The raft crate keeps a record of each batch until it is notified of the sync.
+            // The raft crate keeps a record of each batch until its sync is reported. This batch has no data
+            // to sync, so that is done at once.
             self.raw.on_persist_ready(number);
         }
         self.post(messages);
@@ -90,7 +93,7 @@ impl Node {
         Some(effects)
     }
 
-    /// Returns the committed entries that may be applied, in order.
+    /// Returns the committed entries that the caller may apply now, in order.
     fn given_out(&mut self, committed: Vec<eraftpb::Entry>) -> Vec<Entry> {
         let committed = committed.into_iter().map(Entry::from_raft);
         let (batch, withheld) = &mut self.withheld;
@@ -106,8 +109,8 @@ impl Node {
         Vec::new()
     }
 
-    /// Asserts the order of positions that [`RaftStatus`] and [`Effects::commit`] promise. An entry given out
-    /// earlier would be applied from a log that may still lose or replace it.
+    /// Asserts the order of positions that [`RaftStatus`] and [`Effects::commit`] promise. An entry that is
+    /// given to the caller too early could be applied from a log that may still lose or replace it.
     fn assert_order(&self, given_out: &[Entry]) {
         let log = &self.raw.raft.raft_log;
         let (commit, last, synced) = (Index(log.committed), Index(log.last_index()), Index(log.persisted));
@@ -122,9 +125,9 @@ impl Node {
     /// Returns true if the commit index has to be on disk before it is reported to any member, because it has
     /// reached the removal of a member. The remaining members may need the removed member's vote until they
     /// know that the removal is committed, but the removed member ends once it knows. So no member reports,
-    /// confirms or applies the commit of a removal while it might still forget it. Other changes end no
-    /// member, and the majorities before and after one of them have a member in common: their commit may be
-    /// forgotten and found again.
+    /// confirms or applies the commit of a removal while a crash could make it forget that commit. Other
+    /// changes end no member, and any majority before such a change has a member in common with any majority
+    /// after it, so a forgotten commit is learned again.
     fn notes_commit_first(&mut self) -> bool {
         let committed = self.raw.raft.raft_log.committed;
         let looked_through = std::mem::replace(&mut self.looked_through, committed);
@@ -154,10 +157,11 @@ impl Node {
             let of_this_term = leads && message.term == term;
             message.reject_hint = match message.get_msg_type() {
                 MessageType::MsgHeartbeat if no_etcd && of_this_term => BINDS_AND_NO_ETCD,
-                // Set also in a heartbeat that is sent after this leader was deposed: members that do not
-                // know that yet would take it for a leader that runs etcd.
+                // The hint is also set in a heartbeat that is sent after this leader was deposed: otherwise
+                // members that do not know the new leader yet would conclude that this leader runs etcd.
                 MessageType::MsgHeartbeat => BINDS_PROPOSALS,
-                // Only the first append of a term carries it; later ones are many.
+                // Only the first append to a member in a term carries the hint, because there are many later
+                // ones.
                 MessageType::MsgAppend if of_this_term && self.is_probed(message.to) => BINDS_PROPOSALS,
                 _ => continue,
             };
@@ -186,7 +190,7 @@ impl Node {
     }
 }
 
-/// Returns true if an entry may remove a member. An entry that cannot be decoded counts as a removal.
+/// Returns true if an entry may remove a member. A conf change that cannot be decoded counts as a removal.
 fn may_remove(entry: &eraftpb::Entry) -> bool {
     match entry.entry_type {
         eraftpb::EntryType::EntryNormal => false,
@@ -196,7 +200,8 @@ fn may_remove(entry: &eraftpb::Entry) -> bool {
     }
 }
 
-/// Returns a confirmed read in the caller's form; `None` for a context that this program's reads do not have.
+/// Returns a confirmed read in the caller's form; `None` if the context is not that of a read of this
+/// program.
 fn read_of(state: raft::ReadState) -> Option<ConfirmedRead> {
     let context = <[u8; 8]>::try_from(&state.request_ctx[..]).ok()?;
     Some(ConfirmedRead { number: u64::from_be_bytes(context), index: Index(state.index) })

@@ -1,4 +1,4 @@
-//! What the node answers about itself and about the other members.
+//! Questions to the node about itself and about the other members.
 
 use numbers::{Index, MemberId, Term};
 use planted::Bug;
@@ -24,7 +24,8 @@ impl Node {
         }
     }
 
-    /// Returns a leader's knowledge of every member, itself included, by id; empty on other members.
+    /// Returns what this leader knows about every member, itself included, ordered by id; empty if this node
+    /// does not lead.
     pub fn progress(&self) -> Vec<Progress> {
         let raft = &self.raw.raft;
         if raft.state != StateRole::Leader {
@@ -53,7 +54,7 @@ impl Node {
         all
     }
 
-    /// Returns the member to which this leader is handing over.
+    /// Returns the member to which this leader is transferring leadership.
     pub fn transferring(&self) -> Option<MemberId> {
         match self.raw.raft.state {
             StateRole::Leader => self.raw.raft.lead_transferee.map(MemberId),
@@ -61,13 +62,13 @@ impl Node {
         }
     }
 
-    /// Returns true if forwarded proposals wait until a leader is known, or until this member's own vote is
-    /// on disk.
+    /// Returns true if some forwarded proposals were not sent yet, because no leader is known or because this
+    /// member's own vote is not on disk.
     pub fn keeps_proposals(&self) -> bool {
         !self.leaderless.is_empty() || self.outbox.holds_proposals()
     }
 
-    /// Returns the term of an entry that is in the log, or right before its first one.
+    /// Returns the term of an entry in the log, or of the entry just before the first one; `None` for others.
     pub fn term_of(&self, index: Index) -> Option<Term> {
         let log = &self.raw.raft.raft_log;
         if index.0 > log.last_index() || index.0 + 1 < log.first_index() {
@@ -77,22 +78,23 @@ impl Node {
     }
 
     /// Returns index and data of the entries in memory after this index, including the newest, on disk or
-    /// not. Every entry that is not applied is among them: only applied entries leave memory
+    /// not. All unapplied entries are in memory, because only applied entries are dropped
     /// ([`Event::Forgotten`]).
     pub fn data_after(&self, index: Index) -> impl Iterator<Item = (Index, &[u8])> {
         let unstable = &self.raw.raft.raft_log.unstable;
-        // Entries that replace others may not be in the stable part yet.
+        // Entries that replace others may still be only in the unstable part, so the stable part is used only
+        // up to its beginning.
         let stable = self.raw.store().between(index.0, unstable.offset.saturating_sub(1));
         let unstable = unstable.entries.iter().filter(move |entry| entry.index > index.0);
         stable.chain(unstable).map(|entry| (Index(entry.index), &*entry.data))
     }
 
-    /// Returns the member that this member voted for in its term; 0 for none.
+    /// Returns the member for which this member voted in its present term; 0 for none.
     pub fn voted_for(&self) -> MemberId {
         MemberId(self.raw.raft.vote)
     }
 
-    /// Returns the index of the newest entry that this member has reported to raft as synced.
+    /// Returns the index of the newest entry whose sync was reported to raft.
     pub fn synced_index(&self) -> Index {
         Index(self.raw.raft.raft_log.persisted)
     }
@@ -102,8 +104,8 @@ impl Node {
         self.raw.store().bytes
     }
 
-    /// Returns the index of the last entry that is on disk. While entries on disk are being replaced, raft is
-    /// notified of it later.
+    /// Returns the index of the last entry that is on disk. While entries on disk are being replaced, it is
+    /// above [`Node::synced_index`], because the sync is reported to raft later.
     pub fn stored_index(&self) -> Index {
         self.batches.stored()
     }
@@ -134,11 +136,11 @@ impl Node {
         (tail.entries.len(), tail.bytes)
     }
 
-    /// Returns true if a proposal made now gets into the log in the present term or never, so that it may be
+    /// Returns true if a proposal made now will enter the log in the present term or never, so that it may be
     /// proposed again once an entry of a newer term is applied. This holds if this node leads, or if the
-    /// leader has announced it. It does not hold for etcd's members, which pass a late proposal on to the
-    /// leader of that time. A leader is not known to bind proposals before its first message of the term has
-    /// arrived.
+    /// leader has announced that it binds proposals to its term, which its first message of the term does. It
+    /// does not hold if the leader runs etcd, because members that run etcd pass a late proposal on to a
+    /// later leader.
     pub fn binds_proposals(&self) -> bool {
         let raft = &self.raw.raft;
         raft.state == StateRole::Leader
@@ -146,8 +148,9 @@ impl Node {
             || planted::is(Bug::ProposedAgainAfterEtcd)
     }
 
-    /// Returns the programs that the other members run, by their answers to this leader in its term; a member
-    /// that is down counts by its last answer. [`OtherPrograms::Unheard`] on members that do not lead.
+    /// Returns which programs the other members run, as shown by their responses to this leader in its term.
+    /// A member that is down counts by its last response. Returns [`OtherPrograms::Unheard`] if this node
+    /// does not lead.
     pub fn others(&self) -> OtherPrograms {
         if self.raw.raft.state != StateRole::Leader || self.config.speaks_as_etcd {
             return OtherPrograms::Unheard;
@@ -161,9 +164,8 @@ impl Node {
         })
     }
 
-    /// Returns true if every other voter is known not to run etcd, and no learner is known to run it: by
-    /// their answers to this leader in its term, or by the last heartbeat of the leader that this member
-    /// follows.
+    /// Returns true if every other voter is known not to run etcd, and no learner is known to run it: A
+    /// leader knows this from the responses in its term, a follower from the last heartbeat of its leader.
     pub fn has_no_etcd(&self) -> bool {
         let raft = &self.raw.raft;
         if raft.state != StateRole::Leader {
@@ -171,19 +173,19 @@ impl Node {
         }
         let voters = raft.prs().conf().voters();
         raft.prs().iter().filter(|(id, _)| **id != self.config.id.0).all(|(id, _)| {
-            // A learner that was just added may not have been started.
+            // A learner that has not responded does not count, because it may not have been started yet.
             self.runs_mainstay(*id).unwrap_or(!voters.contains(*id))
         })
     }
 
-    /// Returns true if this member has followed a leader that runs etcd since it was started, or since the
-    /// last call.
+    /// Returns true if this member has followed a leader that runs etcd since the last call, or since the
+    /// start.
     pub fn take_followed_etcd(&mut self) -> bool {
         self.programs.take_followed_etcd()
     }
 
-    /// Returns `Some(true)` if this member's last answer to this leader shows that it does not run etcd;
-    /// `None` if it has not answered in this leader's term.
+    /// Returns `Some(true)` if the member's last response to this leader shows that it does not run etcd;
+    /// `None` if the member has not responded in this leader's term.
     fn runs_mainstay(&self, id: u64) -> Option<bool> {
         self.programs.runs_mainstay(id, self.raw.raft.term)
     }

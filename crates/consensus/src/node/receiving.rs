@@ -1,5 +1,5 @@
-//! Messages of other members: forwarded proposals and reads, some of which wait until a leader can take them,
-//! and everything that goes to the raft crate.
+//! Messages of other members: forwarded proposals and reads, some of which wait until a leader can accept
+//! them, and all other messages, which go to the raft crate.
 
 use api::raftpb;
 use bytes::Bytes;
@@ -13,7 +13,7 @@ use crate::event::Refusal;
 use crate::validate;
 use crate::wire::{self, BINDS_AND_NO_ETCD, BINDS_PROPOSALS, RUNS_MAINSTAY};
 
-/// Maximum number of reads for which a leader seeks confirmation at the same time.
+/// Maximum number of reads for which a leader awaits confirmation at the same time.
 const PENDING_READS_MAX: usize = 4096;
 
 /// Maximum number of membership changes forwarded by other members that wait for an earlier one.
@@ -55,13 +55,14 @@ impl Node {
             }
         }
         match kind {
-            // The leader takes proposals again if no member campaigns.
+            // The request of a leader to begin an election is ignored. If no member campaigns, the leader
+            // accepts proposals again after a timeout.
             MessageType::MsgTimeoutNow if !self.may_campaign() => return Ok(()),
             MessageType::MsgTransferLeader if message.term == self.raw.raft.term => message.term = 0,
             MessageType::MsgReadIndex => return self.read(message),
-            // A member that binds its proposal to a term learns of a new leader and proposes again. etcd's
-            // members do not: without this, each of their clients would wait for its timeout, as it does
-            // where etcd leads.
+            // A member that binds its proposal to a term proposes it again when it learns of a new leader.
+            // Members that run etcd do not. So their proposals are kept here; otherwise each of their clients
+            // would wait for its timeout, as it does if etcd leads.
             MessageType::MsgPropose if self.transferring().is_some() => {
                 let may_keep = !self.config.speaks_as_etcd && wire::bound_term(&message).is_none();
                 let is_kept = may_keep && self.wait_for_leader(message);
@@ -74,7 +75,7 @@ impl Node {
             MessageType::MsgPropose if self.raw.raft.leader_id == 0 => {
                 return if self.wait_for_leader(message) { Ok(()) } else { Err(Refusal::NoLeader) };
             }
-            // The raft crate would append an empty entry instead.
+            // The raft crate would append an empty entry instead of this change, so the change waits.
             MessageType::MsgPropose if self.is_early_change(&message) => {
                 if self.early_changes.len() >= EARLY_CHANGES_MAX {
                     return Err(other("too many membership changes wait"));
@@ -82,7 +83,7 @@ impl Node {
                 self.early_changes.push(message);
                 return Ok(());
             }
-            // As etcd's members do: the next receiver sees the forwarding member as the sender.
+            // As in etcd, the forwarding member becomes the sender of the message that it passes on.
             MessageType::MsgPropose if self.raw.raft.state != StateRole::Leader => {
                 message.from = self.config.id.0;
             }
@@ -112,9 +113,9 @@ impl Node {
     }
 
     /// Returns true if a forwarded proposal is bound to a term in which this node does not lead. The
-    /// forwarding member may then conclude, from the first entry of a newer term, that the proposal never got
-    /// into the log, and propose it again: so it must not get there in another way. Proposals of etcd's
-    /// members have no term; they are taken at any time.
+    /// forwarding member may then conclude, from the first entry of a newer term, that the proposal never
+    /// entered the log, and propose it again. So the proposal must not enter the log in any other way.
+    /// Proposals of members that run etcd have no term and are accepted in any term.
     fn is_for_another_term(&self, message: &eraftpb::Message) -> bool {
         if planted::is(Bug::ForwardedInAnyTerm) {
             return false;
@@ -123,8 +124,8 @@ impl Node {
         wire::bound_term(message).is_some_and(|term| term != raft.term || raft.state != StateRole::Leader)
     }
 
-    /// Takes a forwarded proposal as etcd's members do: like this member's own proposal, which may reach a
-    /// leader in any term.
+    /// Handles a forwarded proposal as members that run etcd do: like this member's own proposal, which may
+    /// reach a leader in any term.
     fn pass_on(&mut self, mut message: eraftpb::Message) -> Result<(), Refusal> {
         message.context = Bytes::new();
         if self.raw.raft.leader_id == 0 {
@@ -135,7 +136,7 @@ impl Node {
         self.raw.raft.step(message).map_err(other)
     }
 
-    /// Keeps a forwarded proposal until a leader is known. Returns false if the limits are reached.
+    /// Stores a forwarded proposal until a leader is known. Returns false if the limits are reached.
     fn wait_for_leader(&mut self, mut message: eraftpb::Message) -> bool {
         message.from = self.config.id.0;
         self.leaderless.push(message, self.ticks)
@@ -154,7 +155,7 @@ impl Node {
                     self.early_changes.push(message);
                     continue;
                 }
-                // A proposal that is dropped now is lost, as in etcd.
+                // If the raft crate drops the proposal, it is lost, as in etcd.
                 let _ = self.raw.raft.step(message);
             }
         }
@@ -181,8 +182,9 @@ impl Node {
         }
     }
 
-    /// Takes a read of a client or a follower. The raft crate's leader drops reads that arrive before it has
-    /// committed an entry of its term, because it does not know the commit index before that; here they wait.
+    /// Handles a read of a client or a follower. A leader does not know the commit index before it has
+    /// committed an entry of its own term. The raft crate drops reads that arrive before that; here they
+    /// wait.
     pub(super) fn read(&mut self, message: eraftpb::Message) -> Result<(), Refusal> {
         let raft = &mut self.raw.raft;
         if raft.pending_read_count() + self.early_reads.len() >= PENDING_READS_MAX {
@@ -209,7 +211,7 @@ impl Node {
         }
     }
 
-    /// Records the program that a member runs, from its answer to this leader.
+    /// Records which program a member runs, as shown by its response to this leader.
     fn note_answer(&mut self, from: u64, term: u64, hint: u64) {
         let raft = &self.raw.raft;
         if raft.state != StateRole::Leader || raft.term != term || raft.prs().get(from).is_none() {

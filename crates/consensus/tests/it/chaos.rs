@@ -24,7 +24,7 @@ fn duel(sim: &mut Sim, id: u64) {
     }
 }
 
-/// Elections and crashes at every turn, and slow disks.
+/// Runs with elections and crashes at every turn, and with slow disks.
 fn storm(sim: &mut Sim, id: u64) {
     match sim.dice.below(20) {
         5 => duel(sim, id),
@@ -134,7 +134,7 @@ fn network(sim: &mut Sim) {
     if sim.network.is_empty() {
         return;
     }
-    // Mostly one of the oldest, sometimes any message.
+    // In most cases this is one of the oldest messages, sometimes any message.
     let len = sim.network.len() as u64;
     let at = if sim.dice.one_in(4) { sim.dice.below(len) } else { sim.dice.below(len.min(3)) };
     let at = usize::try_from(at).expect("small");
@@ -243,7 +243,7 @@ fn seeds() {
         sums.3
     );
     if seeds.len() > 100 {
-        // Each kind of event has to happen, or it is not tested.
+        // Each kind of event must have happened; otherwise the runs do not test it.
         let least = seeds.len() as u64;
         assert!(
             sums.0 > 20 * least && sums.1 > least / 4 && sums.2 > least && sums.3 > 5 * least,

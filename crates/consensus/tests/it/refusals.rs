@@ -17,7 +17,8 @@ fn run(index: u64, term: u64) -> EntryId {
     EntryId { index: Index(index), term: Term(term) }
 }
 
-/// Returns member 1 of three, with entries 1 to 10 of term 2, of which 8 are committed and 6 applied.
+/// Returns member 1 of three. Its log has the entries 1 to 10 of term 2, of which 8 are committed and 6
+/// applied.
 fn restored() -> RestoredState {
     let entry =
         |index| Entry { term: Term(2), index, kind: EntryKind::Normal, data: Bytes::from_static(b"x") };
@@ -192,7 +193,7 @@ fn appends() {
 
     let replaced = taken(follower(), append(8, 2, vec![entry(9, 3)]));
     assert_eq!((replaced.status().last, replaced.term_of(Index(9))), (Index(9), Some(Term(3))));
-    // A commit index beyond the entries of the append is reduced to them.
+    // A commit index beyond the entries of an append is reduced to the last of them.
     let ahead = raftpb::Message { commit: Some(1000), ..append(10, 2, vec![entry(11, 3)]) };
     assert_eq!(taken(follower(), ahead).status().commit, Index(11));
 }
@@ -374,7 +375,7 @@ fn what_the_caller_says_wrongly() {
     assert_eq!(nobody.to_string(), "a member with the id 0");
 }
 
-/// A vote belongs to its term: a checkpoint with a newer term leaves the vote open.
+/// A vote belongs to its term, so with a checkpoint of a newer term the member has not voted yet.
 #[test]
 fn a_vote_of_an_older_term_binds_nobody() {
     let entries = Vec::new();
@@ -392,7 +393,7 @@ fn a_vote_of_an_older_term_binds_nobody() {
     assert_eq!((answer[0].r#type(), answer[0].reject()), (MessageType::MsgVoteResp, false));
 }
 
-/// Entries that the caller read back must match the log: others are not sent to any follower.
+/// Entries that the caller has read back must match the log. Other entries are not sent to any follower.
 #[test]
 fn only_the_entries_of_the_log_are_sent() {
     let mut node = leader();
@@ -456,7 +457,7 @@ fn proposals_wait_while_leadership_is_handed_over() {
     assert_eq!(node.status().last, last);
     for _ in 0..10 {
         node.step(Event::Ticked).expect("taken");
-        // Answers of another member keep the leader in office.
+        // Responses of another member keep the leader in office.
         let answer = raftpb::Message { from: Some(3), ..message(MessageType::MsgHeartbeatResp, 4) };
         node.request(Request::Receive(answer)).expect("taken");
     }
@@ -611,8 +612,8 @@ fn what_members_of_etcd_forward_is_not_proposed_long_after() {
     assert!(!node.keeps_proposals(), "two election timeouts have passed");
 }
 
-/// Random messages whose fields are at or next to a bound: none ends the process, whatever state they lead
-/// to.
+/// Random messages whose fields are at a bound or next to one. None of them ends the process, whatever the
+/// state of the node.
 #[test]
 fn noise() {
     let mut leaders = 0;

@@ -95,7 +95,7 @@ fn a_vote_waits_for_its_sync() {
             sim.deliver(message);
         }
     };
-    // Pre-votes need no disk.
+    // Pre-votes are sent without waiting for the disk.
     deliver(&mut sim);
     deliver(&mut sim);
     assert_eq!(sim.node(1).status().term, Term(2));
@@ -142,7 +142,7 @@ fn a_follower_catches_up_from_the_disk() {
     sim.forget(1, 0);
     assert_eq!(sim.node(1).kept(), (0, 0));
     sim.heal();
-    // A fetch answered with nothing is requested again later.
+    // A fetch that was answered without entries is requested again later.
     sim.tick(1);
     for message in std::mem::take(&mut sim.network) {
         sim.deliver(message);
@@ -281,7 +281,7 @@ fn leadership_is_handed_over() {
     sim.must_take(2, Request::Transfer(MemberId(2)));
     sim.rest();
     assert_eq!(sim.leader(), Some(2));
-    // To a member that lags behind: it first gets the missing entries.
+    // The transfer is to a member that lags behind, which first gets the missing entries.
     sim.isolate(&[1]);
     sim.propose(2, 5, 8).expect("a leader");
     sim.rest();
@@ -322,8 +322,9 @@ fn a_removed_leader_steps_down_and_a_removed_follower_disturbs_nobody() {
     assert_eq!(sim.node(leader).status().term, term);
 }
 
-/// Half of an even cluster and its leader commit the leader's removal. The remaining members count the leader
-/// until they know of the removal: the leader continues until then.
+/// Half of a cluster with an even number of voters, together with its leader, commits the removal of the
+/// leader. The remaining members count the leader for their quorum until they know of the removal, so the
+/// leader keeps running until then.
 #[test]
 fn a_removed_leader_goes_on_until_the_others_know() {
     for members in 3..=6 {
@@ -377,7 +378,7 @@ fn a_removed_leader_whom_nobody_answers_follows_the_next() {
 }
 
 /// The commit of a removal is written to disk even if nothing else has to be written. Otherwise the remaining
-/// members, three of four of which one is down, would wait after a restart for a member that is gone.
+/// three of four members, one of which is down, would wait after a restart for the removed member.
 #[test]
 fn who_is_left_knows_of_a_removal_after_a_crash() {
     for removed in [4, 1] {
@@ -395,8 +396,8 @@ fn who_is_left_knows_of_a_removal_after_a_crash() {
 }
 
 /// The removed member ends once it knows of its removal. By then the remaining members have the removal on
-/// disk, even if their disks are as late as possible: otherwise they would wait for ever for the vote of a
-/// member that is gone. One of four members is down all the time.
+/// disk, even if their disks are as late as possible: otherwise they would wait forever for the vote of the
+/// removed member. One of the four members is down during the whole test.
 #[test]
 fn who_is_left_knows_before_the_removed_member_ends() {
     for (members, removed) in [(2, 2), (2, 1), (4, 2)] {
@@ -475,7 +476,8 @@ fn a_leader_says_in_its_first_message_that_it_binds_proposals() {
     sim.rest();
     assert_eq!(sim.leader(), Some(2));
     assert!((1..=3).all(|id| sim.node(id).binds_proposals()), "without a tick");
-    // A member that has received no message of the leader yet assumes nothing.
+    // A member that has received no message of the leader yet does not assume that the leader binds
+    // proposals.
     sim.crash(3, 0);
     sim.start(3);
     assert!(!sim.node(3).binds_proposals());
@@ -651,7 +653,7 @@ fn a_member_with_a_stalled_disk_does_not_campaign() {
     sim.must(2, Event::DiskRecovered);
     sim.ticks(60);
     assert_eq!(sim.leader(), Some(2));
-    // A member that already asks for votes gives up.
+    // A member that is already campaigning gives up when it finds the leader.
     sim.crash(2, 0);
     sim.must(3, Event::DiskRecovered);
     sim.ticks(60);

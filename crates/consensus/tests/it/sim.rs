@@ -14,7 +14,7 @@ use numbers::{EntryId, Index, MemberId, Term};
 use prost::Message as _;
 use testkit::Random;
 
-/// Returns ids of members in the simulation's form.
+/// Converts member ids to the form that the simulation uses.
 pub fn ids(members: &[MemberId]) -> Vec<u64> {
     members.iter().map(|id| id.0).collect()
 }
@@ -60,7 +60,7 @@ impl State {
     }
 }
 
-/// The data that survive a crash.
+/// The data of a member that survive a crash.
 #[derive(Clone, Debug, Default)]
 pub struct Disk {
     pub hard_state: HardState,
@@ -178,8 +178,8 @@ pub struct Sim {
     pub bytes_in_flight_max: usize,
     pub pre_vote: bool,
     /// Minimum number of voters that a removal must leave; normally neither of the last two is removed. If
-    /// one of them led and ended before the other knew that the removal is committed, the other would ask for
-    /// its vote for ever.
+    /// the leader of two removed itself and ended before the other member knew that the removal is committed,
+    /// the other would request its vote forever.
     pub voters_min: usize,
 }
 
@@ -310,7 +310,7 @@ impl Sim {
         self.settle(id);
     }
 
-    /// Ends the process; the first `kept` of the unsynced writes have reached the disk.
+    /// Ends the process of a member. The first `kept` of its unsynced writes have reached the disk.
     pub fn crash(&mut self, id: u64, kept: usize) {
         let member = self.members.get_mut(&id).expect("known");
         member.node = None;
@@ -435,7 +435,8 @@ impl Sim {
         let voters = node.voters();
         self.commit = self.commit.max(status.commit.0);
         if status.role != Role::Leader {
-            // A commit index learned from other members was committed by the members at that time.
+            // The members at that time committed this index, so the present members need not have a majority
+            // for it.
             self.members.get_mut(&id).expect("known").checked = status.commit.0;
             return;
         }
@@ -628,12 +629,12 @@ impl Sim {
         }
     }
 
-    /// Lets everything happen that can happen without ticks.
+    /// Continues without ticks until nothing more happens.
     pub fn rest(&mut self) {
         self.rest_losing(|_| false);
     }
 
-    /// Does the same as [`Sim::rest`], but loses some messages.
+    /// Continues like [`Sim::rest`], but loses some messages.
     pub fn rest_losing(&mut self, loses: impl Fn(&raftpb::Message) -> bool) {
         for _ in 0..10_000 {
             let messages = std::mem::take(&mut self.network);

@@ -28,7 +28,7 @@ fn bootstrap() -> RestoredState {
     }
 }
 
-/// Drains the effects into lines, applying and confirming nothing.
+/// Returns the effects as lines, without applying entries or confirming syncs.
 fn drain(node: &mut Node, out: &mut String, numbers: &mut Vec<u64>) {
     while let Some(effects) = node.effects() {
         if let Some(status) = effects.status {
@@ -129,7 +129,7 @@ fn a_restart_commits_what_was_acknowledged_under_a_new_term() {
         })
         .collect();
     let restored = RestoredState {
-        // The commit index lags behind: it is not synced for its own sake.
+        // The commit index on disk lags behind, because it is not synced for its own sake.
         hard_state: HardState { term: Term(2), vote: MemberId(7), commit: Index(3) },
         voters: vec![MemberId(7)],
         learners: vec![],

@@ -1,4 +1,4 @@
-//! Contents of one file: what reads return, and what a power cut leaves of it.
+//! Contents of one file: the bytes that reads return, and the bytes that remain after a power cut.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,8 +23,8 @@ pub(super) struct Node {
     pub(super) handles: usize,
     /// Numbers of the pages that were written, on a disk that cannot reserve space.
     pub(super) written: BTreeSet<u64>,
-    /// True contents, on the disk, of sectors for which it told a [`Lie`]. Reads return `data` until the page
-    /// cache is dropped.
+    /// Sectors for which the disk told a [`Lie`], with the contents that the disk really has. Reads return
+    /// `data` until the page cache is dropped.
     pub(super) on_disk: BTreeMap<u64, Sector>,
 }
 
@@ -51,7 +51,8 @@ impl Node {
         }
         let size = SECTOR_BYTES as u64;
         for number in start / size..end.div_ceil(size) {
-            // The page cache has the complete sector, and will write it to the disk.
+            // The page cache now has the complete sector and will write it to the disk, which ends an earlier
+            // lie about the sector.
             self.on_disk.remove(&number);
             if self.undo.contains_key(&number) {
                 continue;
@@ -117,11 +118,11 @@ impl Node {
         };
         for (number, Undo { durable, whole }) in &undo {
             match random.number() % if *whole { 5 } else { 4 } {
-                // A real disk keeps or loses a sector; a file system may show zeros in its place.
+                // A real disk keeps or loses a sector. Zeros are also possible, because a file system may
+                // show them in place of lost data.
                 0 | 1 => {}
                 2 | 3 => restore(&mut self.data, *number, durable),
-                // The sector was rewritten with the contents it had, so the old and the new contents are
-                // equal.
+                // The sector was rewritten with its old contents, so a loss makes no difference.
                 _ if self.sector(*number) == *durable => {}
                 _ => restore(&mut self.data, *number, &[0; SECTOR_BYTES]),
             }

@@ -6,16 +6,16 @@ use std::path::Path;
 
 use super::{MemDisk, State, errno};
 
-/// A fault to inject at a chosen operation. Operations are counted from 1; only operations that change the
+/// A fault to inject at a chosen operation. Operations are counted from 1. Only operations that change the
 /// disk count: creating, removing, renaming, writing, syncing, setting a length, allocating.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The operation fails with this `errno`, once. A failed write may have written a part. Data whose sync
-    /// failed is never synced, although it can still be read (as on Linux).
+    /// The operation fails once, with this `errno`. A failed write may have written a part of its data. After
+    /// a failed sync the data can still be read, but no later sync makes it durable (as on Linux).
     Once(i32),
     /// The operation and every later operation of any kind fail with this `errno`.
     Always(i32),
-    /// Power is lost at the operation, which may be partly done. Every later call fails until
+    /// Power is lost during the operation, whose effect may be partial. Every later call fails until
     /// [`MemDisk::crash`] brings the disk back.
     PowerCut,
 }
@@ -79,8 +79,9 @@ pub(super) struct Planned {
 }
 
 impl MemDisk {
-    /// Simulates a power cut and a restart: unsynced sectors and names are kept, lost or zeroed; open files
-    /// fail; locks, planned faults and lies, and the count of operations are reset.
+    /// Simulates a power cut and a restart. Unsynced sectors are kept, lost or zeroed; unsynced names are
+    /// kept or lost. Files opened before fail. Locks, planned faults, planned lies and the count of
+    /// operations are reset.
     pub fn crash(&self) {
         let mut state = self.state();
         let mut random = state.random.clone();
@@ -100,7 +101,8 @@ impl MemDisk {
         state.names = state.names_durable.clone();
         let alive: BTreeSet<u64> = state.names.values().copied().collect();
         state.nodes.retain(|id, _| alive.contains(id));
-        // Ordered by number: the order of a hash map would make two runs differ.
+        // Iterate in the order of file numbers: the order of a hash map would make two runs with the same
+        // seed differ.
         for id in alive {
             if let Some(node) = state.nodes.get_mut(&id) {
                 node.crash(&mut random);
@@ -115,11 +117,10 @@ impl MemDisk {
         state.ops = 0;
     }
 
-    /// Simulates that the process using the disk is killed while the machine runs on: written data stays
-    /// readable, synced or not; open files and locks become invalid, and planned faults and lies, which were
-    /// meant for the killed process, are canceled. Every call fails until
-    /// [`MemDisk::heal`], so that the remains of the killed process cannot change anything while they are
-    /// dropped.
+    /// Simulates that the process using the disk is killed while the machine keeps running. Written data
+    /// stays readable, synced or not. Open files and locks become invalid. Planned faults and lies, which
+    /// were meant for the killed process, are canceled. Every call fails until [`MemDisk::heal`], so that
+    /// destructors of the killed process cannot change the disk.
     pub fn kill(&self) {
         let mut state = self.state();
         state.epoch += 1;
@@ -149,12 +150,12 @@ impl MemDisk {
         self.state().fault = Some((nth, fault));
     }
 
-    /// Cancels [`MemDisk::fail_at`], [`MemDisk::fail_next`] and [`MemDisk::lie_about_writes`], and ends a
-    /// fault of kind [`Fault::Always`] and the effect of [`MemDisk::kill`].
+    /// Cancels the effects of [`MemDisk::fail_at`], [`MemDisk::fail_next`], [`MemDisk::lie_about_writes`] and
+    /// [`MemDisk::kill`], and ends a fault of kind [`Fault::Always`].
     pub fn heal(&self) {
         let mut state = self.state();
         state.disarm();
-        // After a power cut only `crash` brings the disk back.
+        // After a power cut only [`MemDisk::crash`] brings the disk back.
         state.down = state.dark.then_some(libc::EIO);
     }
 
@@ -175,7 +176,7 @@ impl MemDisk {
 }
 
 impl State {
-    /// Cancels the faults and the lie that wait for an operation.
+    /// Cancels the planned faults and the planned lie.
     pub(super) fn disarm(&mut self) {
         self.fault = None;
         self.planned.clear();

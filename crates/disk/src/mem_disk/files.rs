@@ -1,4 +1,4 @@
-//! The interface of the disk: its directory of names, open files and locks.
+//! Implementation of the interfaces [`Disk`] and [`File`] for [`MemDisk`]: names, open files and locks.
 
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
@@ -211,7 +211,7 @@ impl File for MemFile {
             let mut state = self.state()?;
             let (tells_cached, len) = (state.tells_cached, buf.len().min(state.cached_bytes_max));
             let (per_mille, random) = &mut state.misses;
-            // Draw no random number if no read can miss: otherwise runs with old seeds would change.
+            // No random number is drawn if no read can miss: otherwise runs with old seeds would change.
             (!tells_cached || (*per_mille > 0 && random.number() % 1000 < *per_mille), len)
         };
         if missed { Ok(0) } else { self.read_at(&mut buf[..len], offset) }
@@ -262,7 +262,8 @@ impl File for MemFile {
         match state.step(Operation::Sync) {
             Ok(()) => self.with(&mut state, Node::sync),
             Err(error) => {
-                // After a power cut the sectors stay undecided: `crash` decides about each of them.
+                // After a power cut the sectors stay undecided: `crash` decides whether each sector is kept
+                // or lost.
                 if !state.dark {
                     self.with(&mut state, Node::sync_failed)?;
                 }
@@ -278,7 +279,8 @@ impl File for MemFile {
     fn set_len(&self, len: u64) -> io::Result<()> {
         let mut state = self.state()?;
         state.step(Operation::Allocate)?;
-        // Such a length is a mistake of the test or comes from a damaged file: refuse it as a disk would.
+        // Such a length is a mistake of the test or comes from a damaged file. It is refused, as a disk would
+        // refuse it.
         if len > u64::from(u32::MAX) {
             return Err(errno(libc::EFBIG));
         }

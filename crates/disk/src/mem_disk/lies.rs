@@ -16,15 +16,15 @@ pub enum Lie {
 }
 
 impl MemDisk {
-    /// Makes the disk lie about `count` writes, starting with the `nth` from now on, counted from 1. Reads
-    /// return the written data from the page cache until [`MemDisk::drop_cache`], or until the sector is
-    /// written again. The seed chooses the place of a misdirected write.
+    /// Makes the disk lie about `count` writes, starting with the `nth` write from now on, counted from 1.
+    /// Reads return the written data from the page cache until [`MemDisk::drop_cache`], or until the sector
+    /// is written again. The seed chooses the place of a misdirected write.
     pub fn lie_about_writes(&self, lie: Lie, nth: u64, count: u64) {
         self.state().lie = Some((lie, nth.saturating_sub(1), count));
     }
 
-    /// Returns the sectors whose contents on the disk differ from what reads return: file and offset in
-    /// bytes, sorted by path.
+    /// Returns the sectors whose contents on the disk differ from the data that reads return. Each sector is
+    /// given as file and offset in bytes; the list is sorted by path.
     pub fn lies(&self) -> Vec<(PathBuf, u64)> {
         let state = self.state();
         let sectors = |(path, id): (&PathBuf, &u64)| {
@@ -35,9 +35,9 @@ impl MemDisk {
         state.names.iter().flat_map(sectors).collect()
     }
 
-    /// Drops the page cache. Of the sectors that the disk has lied about, those for which `shows` returns
-    /// true are read from the disk from now on; the others count as written. Returns the number of sectors
-    /// whose contents have changed.
+    /// Drops the page cache. For each sector that the disk has lied about, `shows` decides: if it returns
+    /// true, reads return the contents on the disk from now on; otherwise the sector counts as written.
+    /// Returns the number of sectors whose contents have changed.
     pub fn drop_cache(&self, shows: impl Fn(&Path, u64) -> bool) -> usize {
         let mut state = self.state();
         let files: Vec<(PathBuf, u64)> = state.names.iter().map(|(path, id)| (path.clone(), *id)).collect();
@@ -87,8 +87,8 @@ impl State {
         (sectors > 0).then(|| (other, to.min(sectors - 1) as i64 - first as i64))
     }
 
-    /// Records a lie about the write of a part of a file: the disk still has the sectors `before` and, if the
-    /// write was misdirected, has the written sectors at another place.
+    /// Records a lie about the write of a part of a file. The disk keeps the old sectors `before`; if the
+    /// write was misdirected, the disk has the written sectors at another place.
     pub(super) fn lied(&mut self, lie: Lie, id: u64, before: BTreeMap<u64, Sector>) {
         let Some(node) = self.nodes.get_mut(&id) else { return };
         let written: Vec<(u64, Sector)> =
@@ -108,7 +108,7 @@ impl State {
 }
 
 impl Node {
-    /// Returns the contents, on the disk, of the sectors of `start..end`.
+    /// Returns the contents that the disk really has in the sectors of `start..end`.
     pub(super) fn on_disk_now(&self, start: u64, end: u64) -> BTreeMap<u64, Sector> {
         let size = SECTOR_BYTES as u64;
         let durable = |number: u64| {
@@ -128,7 +128,8 @@ mod tests {
 
     const SECTOR: u64 = SECTOR_BYTES as u64;
 
-    /// A disk with two files of eight sectors, `a` of ones and `b` of twos, all synced.
+    /// Returns a disk with two files of eight sectors: `a` is full of ones, `b` of twos. All sectors are
+    /// synced.
     fn disk() -> MemDisk {
         let disk = MemDisk::new(7);
         disk.create_dir_all(Path::new("/d")).expect("is made");
@@ -172,7 +173,7 @@ mod tests {
         let mut elsewhere = 0;
         for nth in 0..20 {
             let disk = disk();
-            // Advances the disk's random numbers, from which the place is drawn.
+            // Advances the random numbers of the disk, with which the place of a misdirected write is chosen.
             for _ in 0..nth {
                 let _ = disk.state().wrong_place(0, 0);
             }

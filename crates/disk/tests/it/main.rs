@@ -56,7 +56,7 @@ fn next_data_never_skips_what_was_written() {
     });
 }
 
-/// Values of Linux: `O_ACCMODE`, `O_RDONLY` and `O_RDWR`.
+/// Constants of Linux: `O_ACCMODE`, `O_RDONLY` and `O_RDWR`.
 const ACCESS_MODE: u32 = 3;
 const READ_ONLY: u32 = 0;
 const READ_WRITE: u32 = 2;

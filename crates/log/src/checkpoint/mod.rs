@@ -5,8 +5,8 @@
 //! exists completely or not at all. A damaged manifest or run is refused: falling back to an older checkpoint
 //! could lose entries that the log no longer holds.
 //!
-//! On a disk that may fill up, the files `reserve` and `reserve-manifest` reserve space for the next run and
-//! manifest. Their contents have no meaning.
+//! On a disk that may fill up, the files `reserve` and `reserve-manifest` hold space for the next run and the
+//! next manifest. Their contents have no meaning.
 //!
 //! Format version 1, little-endian:
 //!
@@ -45,8 +45,8 @@
 //!           crc32c          4   of everything before
 //! ```
 //!
-//! The checksum at the front of a run and the block's number are part of each block's checksum, so that a
-//! block of another run or another position is not accepted.
+//! The checksum of each block starts from the checksum of the run's header and includes the block's number.
+//! So a block that was copied from another run or another position is not accepted.
 
 mod manifest;
 mod run_reader;

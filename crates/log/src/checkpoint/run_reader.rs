@@ -17,8 +17,8 @@ use crate::format::{u32_at, u64_at};
 /// Number of bytes that one read asks for.
 const READ_BYTES: usize = 512 << 10;
 
-/// A run being read. The image is valid only after [`RunReader::next_block`] has returned `None`, without an
-/// error.
+/// A run that is being read. The image is complete and valid only if [`RunReader::next_block`] has returned
+/// `None`.
 pub struct RunReader {
     path: PathBuf,
     file: Arc<dyn File>,
@@ -99,7 +99,7 @@ impl RunReader {
             self.finish()?;
             return Ok(None);
         }
-        // A corrupt length must not cause an allocation larger than the file.
+        // A damaged length must not cause an allocation larger than the file.
         if len > BLOCK_BYTES_MAX || len as u64 > self.expected.file_bytes.saturating_sub(self.offset) {
             return Err(self.damaged("the block's length is impossible"));
         }
@@ -136,7 +136,7 @@ impl RunReader {
         Ok(())
     }
 
-    /// Reads until the chunk holds at least `needed` bytes from `offset` on.
+    /// Reads until the chunk contains at least `needed` bytes, starting at `offset`.
     fn fill(&mut self, needed: usize) -> Result<(), OpenError> {
         let have = self.chunk.len();
         if have >= needed {

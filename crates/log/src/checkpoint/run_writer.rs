@@ -12,7 +12,7 @@ use super::{
 };
 use crate::OpenError;
 
-/// A run being written, one block per call. Dropping an unfinished run removes its file.
+/// A run that is being written, one block per call. If an unfinished run is dropped, its file is removed.
 pub struct RunWriter {
     pub(super) disk: Arc<dyn Disk>,
     pub(super) dir: PathBuf,
@@ -79,7 +79,7 @@ impl RunWriter {
         Ok(writer)
     }
 
-    /// Writes one block of 1 byte to 256 MiB; about 128 KiB is a good size.
+    /// Writes one block of 1 byte to 256 MiB. About 128 KiB is a good size.
     pub fn write_block(&mut self, payload: &[u8]) -> Result<(), OpenError> {
         assert!(
             !payload.is_empty() && payload.len() <= BLOCK_BYTES_MAX,
@@ -97,8 +97,8 @@ impl RunWriter {
         self.write_buffer()
     }
 
-    /// Makes the bytes written so far durable. Calling it from time to time keeps the last sync small; syncs
-    /// of the log would have to wait for a large one.
+    /// Makes the bytes written so far durable. The caller should call it from time to time, so that the last
+    /// sync is small: syncs of the log would have to wait for a large sync on the same disk.
     pub fn sync(&mut self) -> Result<(), OpenError> {
         match &self.file {
             Some(file) => file.sync_data().map_err(|error| OpenError::io("sync", &self.path_tmp, error)),
@@ -163,7 +163,8 @@ impl RunWriter {
 impl Drop for RunWriter {
     fn drop(&mut self) {
         if self.file.take().is_some() {
-            // If this fails too, the next `CheckpointStore::prune` cleans up.
+            // If this fails, too, the next [`CheckpointStore::prune`](super::CheckpointStore::prune) removes
+            // the file.
             let _ = match &self.reserve {
                 Some(reserve) => self.disk.rename(&self.path_tmp, reserve),
                 None => self.disk.remove(&self.path_tmp),

@@ -14,8 +14,8 @@ use crate::segment::{is_refused_for_size, reserve};
 
 const MANIFEST: &str = "MANIFEST";
 const MANIFEST_TMP: &str = "MANIFEST.tmp";
-/// Files that reserve space for the next run and the next manifest on a disk that may fill up: only a new
-/// checkpoint allows the log to release segments.
+/// Files that reserve space for the next run and the next manifest on a disk that may fill up. They are
+/// needed because only a new checkpoint allows the log to release segments, and so frees space.
 const RESERVE: &str = "reserve";
 const MANIFEST_RESERVE: &str = "reserve-manifest";
 /// Smallest reserve that is tried, in bytes: one block of most file systems.
@@ -28,8 +28,8 @@ const MANIFEST_BYTES_MAX: u64 = 64 << 20;
 pub enum CommitError {
     /// The attempt failed before the manifest was renamed; the previous checkpoint is unchanged.
     Unchanged(OpenError),
-    /// The manifest was renamed, but perhaps not durably: after a restart either checkpoint may be the
-    /// current one. Until a commit succeeds, the runs of both checkpoints must be kept.
+    /// The manifest was renamed, but the rename may not be durable: after a restart either the old or the new
+    /// checkpoint may be the current one. Until a commit succeeds, the runs of both checkpoints must be kept.
     Unsettled(OpenError),
 }
 
@@ -46,7 +46,7 @@ impl From<CommitError> for OpenError {
 pub struct CheckpointStore {
     disk: Arc<dyn Disk>,
     dir: PathBuf,
-    /// True once a file still had holes after zeros were written into it.
+    /// True if a file still had holes after zeros were written into it; filling holes is then useless.
     zeros_stay_holes: Arc<AtomicBool>,
 }
 
@@ -63,7 +63,8 @@ impl CheckpointStore {
         &self.dir
     }
 
-    /// Begins a run. The run's name (letters, digits, `-`, `_`, `.`) must be new: runs are never overwritten.
+    /// Begins a run. Its name (letters, digits, `-`, `_`, `.`) must not be used by an existing run, because
+    /// runs are never overwritten.
     pub fn begin(
         &self,
         name: &str,
@@ -74,8 +75,9 @@ impl CheckpointStore {
         self.begin_within(name, applied_index, term, metadata, 0)
     }
 
-    /// Begins a run as [`CheckpointStore::begin`] does. If the file system has fewer free bytes than
-    /// `expected_bytes`, the reserve file becomes the run's file; the reserve is restored if the run is not finished.
+    /// Begins a run like [`CheckpointStore::begin`]. If the file system has fewer free bytes than
+    /// `expected_bytes`, the run is written into the reserve file. If such a run is not finished, its file
+    /// becomes the reserve again.
     pub fn begin_within(
         &self,
         name: &str,
@@ -105,7 +107,7 @@ impl CheckpointStore {
     ///
     /// # Errors
     ///
-    /// Returns errors of the operating system, except errors that say that the file system is full.
+    /// Returns the error of the operating system, unless it says that the file system is full.
     pub fn keep_reserve(&self, run_bytes: u64, manifest_bytes: u64) -> std::io::Result<u64> {
         self.keep(MANIFEST_RESERVE, manifest_bytes)?;
         self.keep(RESERVE, run_bytes)
@@ -120,7 +122,7 @@ impl CheckpointStore {
             file.set_len(bytes)?;
             return Ok(bytes);
         }
-        // The reserve may have holes if an earlier release made it, or if the directory was copied.
+        // The reserve may have holes if an earlier release has made it, or if the directory was copied.
         let has_holes = file.hole_bytes()? > 0 && !self.zeros_stay_holes.load(Ordering::Relaxed);
         let begin = if has_holes { 0 } else { len };
         let mut more = bytes.saturating_sub(len).next_multiple_of(RESERVE_BYTES_MIN);
@@ -141,14 +143,14 @@ impl CheckpointStore {
         if len == 0 {
             self.disk.remove(&path)?;
         } else if has_holes && file.hole_bytes()? > 0 {
-            // Zeros stay holes, for example on a server that compresses: writing them again would change
-            // nothing.
+            // The zeros were stored as holes, as a server that compresses does. So they are not written again
+            // next time.
             self.zeros_stay_holes.store(true, Ordering::Relaxed);
         }
         Ok(len)
     }
 
-    /// Removes the reserve files, when the file system has enough free space.
+    /// Removes the reserve files. Called when the file system has enough free space.
     ///
     /// # Errors
     ///
@@ -168,7 +170,7 @@ impl CheckpointStore {
         self.disk.space(&self.dir).ok()
     }
 
-    /// Makes these finished runs the current checkpoint, atomically and durably.
+    /// Makes these finished runs the current checkpoint. The change is atomic and durable.
     ///
     /// # Errors
     ///
@@ -211,7 +213,8 @@ impl CheckpointStore {
     pub fn load(&self) -> Result<Option<Manifest>, OpenError> {
         let path = self.dir.join(MANIFEST);
         let io = |error| OpenError::io("read", &path, error);
-        // If a process died between rename and directory sync, the name found here may not be durable yet.
+        // If a process died between the rename and the sync of the directory, the name found here may not be
+        // durable yet.
         self.disk.sync_dir(&self.dir).map_err(|error| OpenError::io("sync", &self.dir, error))?;
         if !self.disk.exists(&path).map_err(io)? {
             return Ok(None);
@@ -231,9 +234,9 @@ impl CheckpointStore {
         RunReader::open(&*self.disk, &self.dir, run)
     }
 
-    /// Removes every file that the current `manifest` does not name, except the reserve files, and returns
+    /// Removes every file that `manifest`, the current one, does not name, except the reserve files. Returns
     /// the number of removed files. No run may be in progress. If a crash has left an unfinished run in the
-    /// reserve's file, that file becomes the reserve again.
+    /// file of the reserve, that file becomes the reserve again.
     pub fn prune(&self, manifest: &Manifest) -> Result<usize, OpenError> {
         let mut removed = 0;
         let names = self.disk.list(&self.dir).map_err(|error| OpenError::io("list", &self.dir, error))?;

@@ -9,7 +9,8 @@ use numbers::{EntryId, Index, MemberId, Term};
 
 use crate::kit::{Opened, entries, entry, open};
 
-/// Expected contents of the log, updated batch by batch: each state is one that a reopened log may have.
+/// Expected contents of the log after each batch of the script. A reopened log may have any of these
+/// contents.
 #[derive(Clone, Default, PartialEq, Debug)]
 struct Model {
     entries: BTreeMap<Index, Entry>,
@@ -55,7 +56,7 @@ fn script() -> Vec<Vec<Batch>> {
     ]
 }
 
-/// Runs the script until an operation fails, and releases old segments in between. Returns the last
+/// Runs the script until an operation fails. Releases old segments while it runs. Returns the last
 /// acknowledged ticket.
 fn run(log: &mut Opened) -> u64 {
     for group in script() {
@@ -68,8 +69,8 @@ fn run(log: &mut Opened) -> u64 {
         let sealed: Vec<u32> =
             log.log.segments().iter().filter(|one| one.sealed).map(|one| one.seq).collect();
         if sealed.len() > 2 {
-            // Releases only segments that later resets of the script make void: the checker looks at the
-            // rest.
+            // Releases only segments that later resets of the script make void, because the checker looks at
+            // all other segments.
             let _ = log.log.release(sealed[0]);
         }
     }
@@ -112,8 +113,8 @@ fn check(log: &Opened, acknowledged: u64, what: &str) {
         base: log.recovered.base,
         entries: log.entries().into_iter().map(|entry| (entry.index, entry)).collect(),
     };
-    // Entries in released segments are gone: compare from the first readable entry on. Which entries these
-    // are is checked by the test of releases.
+    // Entries in released segments no longer exist, so the comparison begins at the first readable entry. The
+    // test of releases checks which entry that is.
     let first = log.recovered.first_index;
     let unstated = HardState::default();
     found.entries = found.entries.split_off(&first);
@@ -152,7 +153,7 @@ fn a_power_cut_at_any_operation_loses_nothing_acknowledged() {
             }
             let finished = disk.ops() < nth;
             disk.crash();
-            // A second power cut, during recovery, must do no harm either.
+            // A second power cut, during the recovery, must do no harm either.
             disk.fail_at(1 + nth % 5, Fault::PowerCut);
             if let Err(error) = open(&disk) {
                 assert!(matches!(error, OpenError::Io { .. }), "{what}: {error}");
@@ -279,8 +280,8 @@ fn released_segments_stay_released_through_a_crash_at_any_operation() {
 
 #[test]
 fn nothing_is_acknowledged_before_it_is_synced() {
-    // The callback itself opens a crashed copy of the disk: what an event reports must survive a crash at
-    // that moment.
+    // The callback opens a crashed copy of the disk, because the facts that an event reports must survive a
+    // crash at that moment.
     let disk = MemDisk::new(11);
     let looked = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
     let (look_at, count) = (disk.clone(), looked.clone());

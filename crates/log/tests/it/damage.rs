@@ -10,7 +10,7 @@ use testkit::Random;
 
 use crate::kit::{DIR, Opened, entries, open, open_with, options, segment_path};
 
-/// A disk with a log of three segments, the last with several batches.
+/// A disk with a log of three segments, the last of which has several batches.
 fn filled() -> MemDisk {
     let disk = MemDisk::new(5);
     let mut log = open(&disk).unwrap();
@@ -38,7 +38,7 @@ fn every_flipped_bit_is_classified() {
         let path = segment_path(seq);
         let good = disk.contents(&path).unwrap();
         let end = used(&reference, seq as usize);
-        // Every byte at the beginning and the end, and a sample of the others.
+        // Tests every byte at the beginning and at the end, and a sample of the others.
         for at in
             (0..end).filter(|at| *at < 60 || (4088..4400).contains(at) || *at > end - 100 || at % 37 == 0)
         {
@@ -146,7 +146,7 @@ fn an_end_that_is_lost_from_the_middle_of_a_sector_is_refused() {
         let begin = begins[last];
         let is_refused = match from - begin {
             0 => false,
-            // The rest of the record's head is lost: only the record in front, if it begins in the same
+            // The rest of the record's head is lost. Only the previous record, if it begins in the same
             // sector, proves that this record existed.
             8 => begin % SECTOR <= 496 && begins[last.saturating_sub(1)] / SECTOR == begin / SECTOR,
             _ => begin % SECTOR <= 496 && begin / SECTOR == (begins[last + 1] - 1) / SECTOR,
@@ -398,8 +398,8 @@ fn a_log_that_was_closed_in_order_ends_where_it_did_then() {
     let path = segment_path(2);
     let good = disk.contents(&path).unwrap();
     let len = end.offset as usize;
-    // Bytes of the last batch: without the recorded end, damage there could not be distinguished from a torn
-    // write.
+    // These are bytes of the last batch. Without the recorded end, damage to them could not be distinguished
+    // from a torn write.
     for at in len - 40..len {
         let mut bad = good.clone();
         bad[at] ^= 1;
@@ -408,7 +408,7 @@ fn a_log_that_was_closed_in_order_ends_where_it_did_then() {
         assert!(matches!(error, OpenError::Damaged { .. }), "byte {at}: {error}");
         assert_eq!(disk.contents(&path).unwrap(), bad, "nothing is changed");
     }
-    // An end that is lost without a trace, at every offset.
+    // The end of the log is lost without a trace, at every offset.
     for from in (4096..len).step_by(8) {
         let mut bad = good.clone();
         bad[from..len].fill(0);
@@ -469,7 +469,7 @@ fn a_log_does_not_end_before_where_it_ended_at_the_last_start() {
     disk.plant(&next, torn);
     assert_eq!(open_with(started(), &disk, 1).unwrap().recovered.last_index, Index(22));
 
-    // A log that has grown since that start is not refused either: by one entry, and then by some segments.
+    // A log that has grown since that start is accepted, too: by one entry, and then by some segments.
     for last in [23, 60] {
         let mut log = open_with(started(), &disk, 1).unwrap();
         let first = log.recovered.last_index + 1;
@@ -496,7 +496,7 @@ fn a_log_that_went_on_behind_its_known_end_is_not_refused() {
         drop(log);
         assert_eq!(open_with(closed(), &disk, 1).unwrap().recovered.last_index, Index(last));
     }
-    // A segment behind the recorded end whose header is damaged may be in use as well, so opening is refused.
+    // A segment after the recorded end whose header is damaged may be in use as well, so opening is refused.
     let next = segment_path(open(&disk).unwrap().log.values().log_end().unwrap().segment + 1);
     disk.plant(&next, vec![7; 100]);
     assert!(open_with(closed(), &disk, 1).is_err());

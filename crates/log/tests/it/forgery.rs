@@ -1,5 +1,5 @@
-//! Values forged by a client that knows the format, the ids in every response header, and the numbering of
-//! segments.
+//! Tests with values forged by a client that knows the format, the ids (which every response header
+//! contains), and the numbering of segments.
 
 use bytes::Bytes;
 use disk::MemDisk;
@@ -21,8 +21,8 @@ fn closed(log: Opened) -> Options {
     Options { closed_at, ..real() }
 }
 
-/// The checksum that takes the secret's place in version 1, over cluster, member, incarnation and number of a
-/// segment.
+/// The checksum that version 1 uses instead of a secret: over the cluster, the member, the incarnation and
+/// the number of a segment.
 fn guess(seq: u32) -> u32 {
     let mut bytes = Vec::new();
     for number in [0xc1u64, 0x3e, 1] {
@@ -32,7 +32,8 @@ fn guess(seq: u32) -> u32 {
     crc32c::crc32c(&bytes)
 }
 
-/// Returns a forged record without a payload; `place` is the share of the record's offset in its checksum.
+/// Returns a forged record without a payload. `place` is the part of its checksum that depends on the
+/// record's offset.
 fn forged(identity: u32, mark: u16, place: u32, kind: u8, batch: u32, term: u64, index: u64) -> Vec<u8> {
     let mut bytes = vec![0; 8];
     bytes.extend_from_slice(&[kind, 0]);
@@ -102,7 +103,7 @@ fn values_made_of_guessed_records_do_no_harm_in_recycled_files() {
         drop(log);
         let path = segment_path(end.segment);
         let mut torn = disk.contents(&path).unwrap();
-        // The garbage begins behind the sector in which the log ends, because an interrupted write leaves
+        // The garbage begins after the sector in which the log ends, because an interrupted write leaves
         // whole sectors.
         let from = (end.offset as usize).next_multiple_of(512);
         let to = (from + 100).min(torn.len());
@@ -133,7 +134,7 @@ fn the_batch_that_was_torn_may_hold_whatever_it_likes() {
     drop(log);
     let path = segment_path(0);
     let whole = disk.contents(&path).unwrap();
-    // Whichever sector is missing, the batch was never acknowledged and is cut off.
+    // Whichever sector is missing, the batch was never acknowledged, so it is cut off.
     for sector in from / 512..end.div_ceil(512) {
         let mut torn = whole.clone();
         torn[(sector * 512).max(from)..((sector + 1) * 512).min(end)].fill(0);

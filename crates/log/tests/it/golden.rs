@@ -131,7 +131,7 @@ fn a_segment_of_version_1_is_left_as_soon_as_another_is_ready() {
     drop(log);
     assert_eq!(open(&disk).unwrap().recovered.last_index, Index(102));
 
-    // The disk is full: nothing but the rest of this segment can be written.
+    // The disk is full, so only the rest of this segment can be written.
     let disk = MemDisk::new(1);
     disk.create_dir_all(Path::new(DIR)).unwrap();
     disk.plant(&segment_path(0), undump(SEGMENT));

@@ -1,4 +1,4 @@
-//! A log driven by hand on a disk in memory, and the events that it has reported.
+//! A log without threads on a disk in memory, and the events that it has reported.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -15,7 +15,7 @@ use testkit::Random;
 /// Directory of the log under test.
 pub const DIR: &str = "/data/member/log";
 
-/// Options for a log with small segments that is driven by hand.
+/// Options for a log with small segments and without threads.
 pub fn options() -> Options {
     Options {
         segment_bytes: 16 << 10,
@@ -77,7 +77,7 @@ pub fn open(disk: &MemDisk) -> Result<Opened, OpenError> {
     open_with(options(), disk, 1)
 }
 
-/// Disks that can be given to a log and still be used by the test.
+/// Disks that a test can give to a log and still use itself.
 pub trait CloneDisk {
     fn arc(&self) -> Arc<dyn Disk>;
 }
@@ -94,7 +94,7 @@ impl Opened {
         self.entries_from(1)
     }
 
-    /// Returns the same as [`Opened::entries`], without entries below `from`.
+    /// Returns the entries like [`Opened::entries`], but without those below `from`.
     pub fn entries_from(&self, from: u64) -> Vec<Entry> {
         let mut entries: Vec<Entry> = Vec::new();
         for item in &self.replayed {

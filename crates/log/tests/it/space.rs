@@ -30,8 +30,8 @@ fn a_quota_that_is_used_up_is_a_full_disk() {
     fill_and_release(&disk);
 }
 
-/// A log of one entry whose segments have holes behind it: a copy that writes no zeros leaves such files, and
-/// so does an old release that took a longer file for reserved space.
+/// A log of one entry whose segments have holes after that entry. Such files are left by a copy that writes
+/// no zeros, and by an old release that took a longer file for reserved space.
 fn with_holes() -> MemDisk {
     let disk = MemDisk::new(1);
     disk.reserve_nothing();
@@ -74,7 +74,7 @@ fn a_disk_that_cannot_sync_what_fills_holes_is_refused() {
         disk.fail_next(Operation::Sync, nth, Fault::Once(EIO));
         let opened = open(&disk);
         let probe = disk.create(&segment_path(9)).unwrap();
-        // If this sync fails, the fault had not fired yet: opening makes fewer than `nth` syncs.
+        // If this sync fails, opening has made fewer than `nth` syncs, and the fault is still pending.
         let is_ahead = probe.sync_data().is_err();
         assert_eq!(opened.is_ok(), is_ahead, "sync {nth} fails, and nobody hears of it");
         if is_ahead {
@@ -170,7 +170,7 @@ fn a_batch_that_outruns_the_room_waits_and_goes_on() {
     );
 }
 
-/// A log driven by hand must return from its turn even if the next segment is ready and does not help.
+/// A log without threads must return from its turn even if the next segment is ready and does not help.
 #[test]
 fn a_record_larger_than_a_segment_waits_on_a_full_disk() {
     let disk = MemDisk::new(1);
@@ -391,7 +391,7 @@ fn the_owner_writes_by_itself_unless_the_thread_has_to() {
     log.append(entries(1..=1, 1, 10)).unwrap();
     assert!(matches!(next(), (thread, LogEvent::Synced(_)) if thread != own));
     let (mut here, mut tries) = (0_u64, 0_u64);
-    // Repeat each attempt that found the log's thread busy; the thread may be delayed for long.
+    // An attempt that found the log's thread busy is repeated. That thread may be delayed for a long time.
     testkit::wait_until("the owner writes", testkit::TIMEOUT, || {
         let index = 2 + tries;
         tries += 1;

@@ -26,8 +26,8 @@ fn is_for_root(request: &InternalRaftRequest) -> bool {
         || request.auth_role_list.is_some()
 }
 
-/// Returns true if the request only reads users and roles. Members that run etcd propose such reads through
-/// the log.
+/// Returns true if the request only reads users and roles. Members that run etcd also propose such reads as
+/// entries.
 fn is_question(request: &InternalRaftRequest) -> bool {
     request.auth_status.is_some()
         || request.auth_user_get.is_some()
@@ -84,8 +84,8 @@ fn mix(hash: &mut StateHash, auth: &Auth, request: &InternalRaftRequest) {
 }
 
 impl Machine {
-    /// Checks that the user named in an entry may do what the entry requests, at the auth revision of the
-    /// state.
+    /// Checks that the user named in an entry may do what the entry requests, as of the present auth
+    /// revision.
     ///
     /// # Errors
     ///
@@ -124,7 +124,7 @@ impl Machine {
     ) -> Option<Result<Outcome, Status>> {
         let auth = &mut self.auth;
         let changed = if let Some(who) = &request.authenticate {
-            // Authenticating does not change the replicated state.
+            // An authentication does not change the replicated state.
             let authenticated = auth.authenticated(&who.name, &who.simple_token, index);
             return Some(authenticated.map(|authenticated| {
                 *change = Some(Change::Auth(Box::new(authenticated)));

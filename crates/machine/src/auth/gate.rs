@@ -1,4 +1,4 @@
-//! Permission check of a request, done when the request arrives and again when it is applied.
+//! Permission check of a request, which is made when the request arrives and again when its entry is applied.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,11 +14,11 @@ use super::{Auth, KeyRanges, Rights, RightsCache};
 use crate::lease::Leases;
 use crate::shared_map::SharedMap;
 
-/// Keys that are attached to a lease.
+/// The keys that are attached to a lease.
 type LeaseKeys = SharedMap<Bytes, ()>;
 
-/// The user of a request, and the auth revision at which the user was authenticated. The default is a request
-/// without a user.
+/// The user who sends a request, and the auth revision at which the user was authenticated. The default is a
+/// request without a user.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Caller<'a> {
     /// Name of the user; empty for none.
@@ -40,11 +40,11 @@ enum Who {
 /// Permission check for one caller and one request. Its errors are etcd's.
 pub struct Gate {
     who: Who,
-    /// Error for all accesses to keys because the caller's auth revision is missing or too old.
+    /// Error for every access to keys, if the caller's auth revision is missing or too old.
     stale: Option<Status>,
-    /// True if the caller is denied the rights of root because its token is outdated.
+    /// True if the caller's token is outdated, so that it does not give the rights of root.
     is_outdated: bool,
-    /// Number of times that the keys of a lease were checked, for tests.
+    /// Number of times that the keys of a lease were checked. For tests.
     #[cfg(test)]
     pub(super) leases_asked: std::cell::Cell<usize>,
 }
@@ -80,10 +80,10 @@ impl Gate {
         }
     }
 
-    /// Marks the caller's token as older than the last change of the user's password: requests for root are
-    /// then refused, like access to keys. In etcd such a token may still change the new password
-    /// (COMPAT-443). Used only when a request arrives, because at apply all members, including those that run
-    /// etcd, must give the same result.
+    /// Marks the caller's token as older than the last change of the user's password. Requests that only root
+    /// may make are then refused, as is access to keys. In etcd such a token can still be used to change the
+    /// new password (COMPAT-443). The mark is used only when a request arrives, because at apply all members,
+    /// including those that run etcd, must come to the same result.
     pub fn outdated(mut self) -> Gate {
         self.is_outdated = !self.is_open();
         self
@@ -94,7 +94,8 @@ impl Gate {
         matches!(self.who, Who::Anyone)
     }
 
-    /// Checks that the caller may do what only root may do: manage users, roles and members, and maintenance.
+    /// Checks that the caller may do what only root may do: manage users, roles and members, and do
+    /// maintenance.
     ///
     /// # Errors
     ///
@@ -147,8 +148,8 @@ impl Gate {
         }
     }
 
-    /// Checks that a put is allowed: writing its key, attaching the key to its lease, and reading the
-    /// previous pair if requested. `leases` gives the keys of the lease.
+    /// Checks that a put is allowed: to write its key, to attach the key to its lease, and to read the
+    /// previous pair if that is requested. `leases` has the keys of the lease.
     ///
     /// # Errors
     ///
@@ -157,7 +158,8 @@ impl Gate {
         self.put_with(put, leases, &mut BTreeSet::new())
     }
 
-    /// Checks a put like [`Gate::put`]; `allowed` contains the leases that this request has checked already.
+    /// Checks a put like [`Gate::put`]. `allowed` contains the leases that were already checked for this
+    /// request.
     fn put_with(
         &self,
         put: &PutRequest,
@@ -165,8 +167,8 @@ impl Gate {
         allowed: &mut BTreeSet<LeaseId>,
     ) -> Result<(), Status> {
         self.write(&put.key, &[])?;
-        // Attaching a key to a lease needs the same rights as revoking the lease: write access to all its
-        // keys.
+        // To attach a key to a lease, a user needs the same rights as to revoke the lease: write access to
+        // all its keys.
         let id = LeaseId(put.lease);
         if id.is_some()
             && !allowed.contains(&id)
@@ -178,7 +180,7 @@ impl Gate {
         if put.prev_kv { self.read(&put.key, &[]) } else { Ok(()) }
     }
 
-    /// Checks that a deletion is allowed, and reading the previous pairs if requested.
+    /// Checks that a deletion is allowed, and also reading the previous pairs if that is requested.
     ///
     /// # Errors
     ///
@@ -189,7 +191,7 @@ impl Gate {
     }
 
     /// Checks that a transaction is allowed: all comparisons, and all operations of both branches, including
-    /// nested transactions. The keys of a lease are checked once, however many puts use that lease.
+    /// nested transactions. The keys of a lease are checked only once, even if many puts use the lease.
     ///
     /// # Errors
     ///
@@ -198,7 +200,7 @@ impl Gate {
         if self.is_open() {
             return Ok(());
         }
-        // Nested transactions go on a list instead of being checked by recursion, because the client chooses
+        // Nested transactions are put on a list and not checked by recursion, because the client chooses
         // their depth.
         let mut open = vec![txn];
         let mut allowed = BTreeSet::new();
@@ -234,9 +236,9 @@ impl Gate {
         }
     }
 
-    /// Checks that all of these keys may be written: then the lease they are attached to may be revoked,
-    /// renewed and given more keys. As in etcd, root may at any auth revision, and any caller may if the
-    /// lease has no keys.
+    /// Checks that all of these keys may be written. If so, the caller may also revoke the lease to which
+    /// they are attached, renew it, and attach more keys. As in etcd, root may at any auth revision, and any
+    /// caller may if the lease has no keys.
     ///
     /// # Errors
     ///
@@ -245,7 +247,8 @@ impl Gate {
         self.all(keys, Rights::write)
     }
 
-    /// Checks that all of these keys may be read: then the lease they are attached to may be shown.
+    /// Checks that all of these keys may be read. If so, the caller may also see the lease to which they are
+    /// attached.
     ///
     /// # Errors
     ///
@@ -254,9 +257,9 @@ impl Gate {
         self.all(keys, Rights::read)
     }
 
-    /// Checks a right on the keys of a lease after `behind`. Subtracts 1 from `left` for each search except
-    /// the first, which the caller has counted. Returns the key after which to continue; `None` if all keys
-    /// are checked.
+    /// Checks a right on the keys of a lease after the key `behind`. Subtracts 1 from `left` for each search
+    /// except the first, which the caller has counted. Returns the key after which to continue, or `None` if
+    /// all keys were checked.
     fn some(
         &self,
         keys: &LeaseKeys,
@@ -305,22 +308,22 @@ pub enum Right {
     Write,
 }
 
-/// Checks a right on all keys of some leases in slices: a lease may have millions of keys, and a user
-/// thousands of ranges.
+/// Checks a right on all keys of some leases. The check runs in slices, because a lease may have millions of
+/// keys, and a user thousands of ranges.
 ///
-/// The keys and leases are a snapshot from the start. Each slice may use another gate, so that a user who
-/// loses the right during the check is refused.
+/// Keys and leases are as they were at the start of the check. Each slice may use another gate, so that a
+/// user who loses the right during the check is refused.
 pub struct LeaseRights<'k, L> {
     right: Right,
     leases: L,
     /// Keys of the lease that is checked next.
     keys: Option<&'k LeaseKeys>,
-    /// Key of this lease up to which keys have been checked.
+    /// Last key of this lease that was checked.
     behind: Option<Bytes>,
 }
 
 impl<'k, L: Iterator<Item = &'k LeaseKeys>> LeaseRights<'k, L> {
-    /// Creates a check that has not started.
+    /// Creates a check. No key is checked yet.
     pub fn new(right: Right, leases: impl IntoIterator<IntoIter = L>) -> LeaseRights<'k, L> {
         let mut leases = leases.into_iter();
         let keys = leases.next();
@@ -328,8 +331,8 @@ impl<'k, L: Iterator<Item = &'k LeaseKeys>> LeaseRights<'k, L> {
     }
 
     /// Checks the next keys with this gate, using at most `work_max` units of work: one for each lease, and
-    /// one for each search among the ranges of the user. Returns the unused units once all keys of all leases
-    /// are checked, and `None` before.
+    /// one for each search among the ranges of the user. Once all keys of all leases are checked, returns the
+    /// number of unused units; before that, `None`.
     ///
     /// # Errors
     ///
@@ -351,7 +354,7 @@ impl<'k, L: Iterator<Item = &'k LeaseKeys>> LeaseRights<'k, L> {
     }
 }
 
-/// Result of searching keys of a lease in a set.
+/// Result of searching the keys of a lease in a set.
 enum Within {
     /// All remaining keys of the lease are in the set.
     All,
@@ -361,8 +364,9 @@ enum Within {
     No,
 }
 
-/// Searches the keys of a lease after `behind` in the set `allowed`. Needs one search per span of the set,
-/// not one per key. Does at most `left` + 1 searches, and subtracts those after the first from `left`.
+/// Searches the keys of a lease after the key `behind` in the set `allowed`. Makes one search per span of the
+/// set, not one per key, but at most `left` + 1 searches. Subtracts the searches after the first one from
+/// `left`.
 fn some_within(keys: &LeaseKeys, behind: Option<&Bytes>, left: &mut usize, allowed: &KeyRanges) -> Within {
     let mut through = behind;
     loop {
@@ -370,7 +374,7 @@ fn some_within(keys: &LeaseKeys, behind: Option<&Bytes>, left: &mut usize, allow
         match allowed.end_at(key) {
             None => return Within::No,
             Some(None) => return Within::All,
-            // Spans do not touch, so the end of a span is never in the set.
+            // Spans do not touch, so the key at the end of a span is never in the set.
             Some(Some(end)) if keys.get(end).is_some() => return Within::No,
             Some(Some(end)) if *left == 0 => return Within::Through(end.clone()),
             Some(Some(end)) => {

@@ -1,4 +1,5 @@
-//! etcd's red-black interval tree, reproduced because its shape decides some permission checks.
+//! etcd's red-black interval tree. It is reproduced here because its shape decides the result of some
+//! permission checks.
 
 use std::cmp::Ordering;
 
@@ -10,7 +11,7 @@ fn compare(a: &[u8], b: &[u8]) -> Ordering {
 }
 
 /// Keys from `begin` up to but not including `end`; an empty `end` means no upper bound. If `end` is not
-/// after `begin`, the interval contains no keys, but the tree still orders it among the others.
+/// after `begin`, the interval contains no keys, but it still has a place in the order of the tree.
 #[derive(Clone, Copy)]
 pub(super) struct Interval<'a> {
     pub begin: &'a [u8],
@@ -18,8 +19,8 @@ pub(super) struct Interval<'a> {
 }
 
 impl Interval<'_> {
-    /// Returns `Equal` if the two intervals overlap, else the side of `other` on which this one is. The order
-    /// of the comparisons matters if one interval contains no keys.
+    /// Returns `Equal` if the two intervals overlap; otherwise the side of `other` on which `self` is. If one
+    /// interval contains no keys, the result depends on the order of the comparisons.
     fn side(self, other: Interval<'_>) -> Ordering {
         if compare(self.begin, other.begin).is_lt() && compare(self.end, other.begin).is_le() {
             Ordering::Less
@@ -35,8 +36,8 @@ impl Interval<'_> {
 struct Node {
     begin: Bytes,
     end: Bytes,
-    /// The largest `end` of the node and all its descendants. Valid only after `set_max`, when all intervals
-    /// are inserted.
+    /// The largest `end` of the node and all its descendants. Valid only after `set_max`, which is called
+    /// when all intervals are inserted.
     max: Bytes,
     is_red: bool,
     /// Left and right subtree.
@@ -86,8 +87,8 @@ impl Node {
         node.balanced(side)
     }
 
-    /// Repairs a red node with a red child after an insertion on this side. If this node is red itself, its
-    /// parent does the repair.
+    /// Repairs a red node with a red child after an insertion on this side. If `self` itself is red, its
+    /// parent makes the repair.
     fn balanced(mut self: Box<Node>, side: usize) -> Box<Node> {
         let other = 1 - side;
         let Some(child) = &self.children[side] else { return self };
@@ -131,11 +132,11 @@ impl Node {
         }
     }
 
-    /// Visits the intervals found to overlap `asked`, in order, and merges them into `found`. Returns false
-    /// at the first gap.
+    /// Visits, in order, the intervals that etcd's search finds to overlap `asked`, and merges them into
+    /// `found`. Returns false at the first gap.
     ///
-    /// An interval without keys breaks the ordering of the tree: whether a subtree is searched then depends
-    /// on the nodes above it. This must match etcd.
+    /// An interval without keys does not fit into the order of the tree, so whether a subtree is searched
+    /// depends on the nodes above it. The result must be the same as in etcd.
     fn visit<'a>(&'a self, asked: Interval<'_>, found: &mut Option<Interval<'a>>) -> bool {
         let below =
             |side: usize, found: &mut _| self.child(side).is_none_or(|child| child.visit(asked, found));
@@ -160,8 +161,8 @@ impl Node {
     }
 }
 
-/// Intervals in a tree of the same shape as etcd's after the same insertions: the red-black tree of Cormen,
-/// Leiserson, Rivest and Stein, in which each node stores the largest end below it.
+/// Intervals in a tree with the shape that etcd's tree has after the same insertions. It is the red-black
+/// tree of Cormen, Leiserson, Rivest and Stein, in which each node also stores the largest end below it.
 ///
 /// For an interval with keys the result is the same as that of [`super::KeyRanges`], which needs no tree. For
 /// an interval without keys, etcd skips subtrees depending on their position:
@@ -188,7 +189,7 @@ impl IntervalTree {
         IntervalTree(root)
     }
 
-    /// Returns true if etcd finds that the intervals of the tree cover `asked`.
+    /// Returns true if, by etcd's search, the intervals of the tree cover `asked`.
     pub(super) fn covers(&self, asked: Interval<'_>) -> bool {
         let mut found = None;
         self.0.as_ref().is_none_or(|root| root.visit(asked, &mut found))

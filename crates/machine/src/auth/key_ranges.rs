@@ -1,10 +1,10 @@
-//! Sets of keys: the union of what several permissions allow.
+//! Sets of keys: the union of the ranges that several permissions allow.
 
 use bytes::Bytes;
 
 use super::interval_tree::{Interval, IntervalTree};
 
-/// Keys from `start` up to but not including `end`; without an end all keys from `start` on.
+/// Keys from `start` up to but not including `end`. Without an end, all keys from `start` on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Span {
     start: Bytes,
@@ -25,11 +25,11 @@ impl Span {
 /// Meaning of a key and a range end in a request or a permission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Extent<'a> {
-    /// One key: the range end is empty.
+    /// One key, because the range end is empty.
     Key(&'a [u8]),
     /// All keys from the first up to but not including the second.
     Between(&'a [u8], &'a [u8]),
-    /// All keys from this one on: the range end is one zero byte.
+    /// All keys from this one on, because the range end is one zero byte.
     From(&'a [u8]),
 }
 
@@ -50,16 +50,16 @@ pub(crate) fn is_valid(key: &[u8], range_end: &[u8]) -> bool {
 }
 
 /// A set of keys as sorted, disjoint spans, so that a look-up is one binary search. Spans that overlap or
-/// touch are merged: a range that several permissions allow together is allowed.
+/// touch are merged, so a range is allowed if several permissions together allow it.
 ///
 /// ```text
 /// [a, c)  [b, e)  f  [f\0, g)   become   [a, e)  [f, g)
 /// ```
 ///
 /// A range that contains no key, such as `[n, a)`, is looked up in a copy of etcd's interval tree. etcd's
-/// result for such a range depends on the shape of that tree, and the result here must be the same: otherwise
-/// a transaction with such a range would be applied by some members and refused by others in a cluster that
-/// also runs etcd.
+/// result for such a range depends on the shape of that tree. The result here must be the same, because
+/// otherwise, in a cluster where some members run etcd, a transaction with such a range would be applied by
+/// some members and refused by others.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeyRanges {
     spans: Vec<Span>,
@@ -68,8 +68,8 @@ pub struct KeyRanges {
 
 impl KeyRanges {
     /// Returns the union of these ranges. Each is a key and a range end as in requests, in the order in which
-    /// etcd inserts them. Ranges that etcd does not accept in a permission allow nothing, as in etcd; data of
-    /// old versions may contain them.
+    /// etcd inserts them. As in etcd, ranges that etcd does not accept in a permission allow nothing; data of
+    /// old versions may contain such ranges.
     pub fn union<'a>(ranges: impl Iterator<Item = (&'a Bytes, &'a Bytes)> + Clone) -> KeyRanges {
         let tree = IntervalTree::of(ranges.clone().map(|(key, range_end)| {
             let end = match Extent::of(key, range_end) {
@@ -115,8 +115,8 @@ impl KeyRanges {
         self.at_or_before(key).is_some_and(|span| span.end.as_ref().is_none_or(|end| key < end.as_ref()))
     }
 
-    /// Returns true if all keys of a request's key and range end are in the set. For a range without keys,
-    /// whose end is not after its start, returns the result of etcd's interval tree.
+    /// Returns true if all keys between a request's key and range end are in the set. If the end is not after
+    /// the start, so that the range has no keys, returns the result of etcd's interval tree.
     pub fn covers(&self, key: &[u8], range_end: &[u8]) -> bool {
         match Extent::of(key, range_end) {
             Extent::Key(key) => self.contains(key),
@@ -128,14 +128,14 @@ impl KeyRanges {
         }
     }
 
-    /// Returns the end of the span that contains `key`: all keys from `key` up to it are in the set. Returns
-    /// `None` if `key` is not in the set, and `Some(None)` if all keys from `key` on are in it.
+    /// Returns the end of the span that contains `key`; all keys from `key` up to that end are in the set.
+    /// Returns `Some(None)` if the span has no end, and `None` if `key` is not in the set.
     pub(crate) fn end_at(&self, key: &[u8]) -> Option<Option<&Bytes>> {
         self.contains(key).then(|| self.at_or_before(key).and_then(|span| span.end.as_ref()))
     }
 }
 
-/// Returns the first key after this one.
+/// Returns the first key after this one in byte order.
 fn behind(key: &[u8]) -> Bytes {
     let mut next = Vec::with_capacity(key.len() + 1);
     next.extend_from_slice(key);
@@ -214,7 +214,7 @@ mod tests {
                 let asked = String::from_utf8(vec![start, end]).unwrap();
                 let is_allowed = wanted.split(' ').any(|range| range == asked);
                 assert_eq!(set.covers(&[start], &[end]), is_allowed, "{asked} in {line}");
-                // Every allowed range starts at a key of the set, but not every such range is allowed.
+                // Every range that is allowed starts at a key of the set. The converse does not hold.
                 assert!(set.contains(&[start]) || !is_allowed, "{asked} in {line}");
                 allowed += usize::from(is_allowed);
                 refused += usize::from(set.contains(&[start]) && !is_allowed);
@@ -223,7 +223,7 @@ mod tests {
         assert!(allowed > 500 && refused > 50, "{allowed} {refused}");
     }
 
-    /// etcd uses its tree for ranges with keys, too, so both structures must agree on them.
+    /// etcd also uses its tree for ranges with keys, so for these ranges both structures must agree.
     #[test]
     fn the_tree_and_the_spans_agree_on_ranges_with_keys() {
         let mut random = testkit::Random::new(89);
@@ -245,7 +245,7 @@ mod tests {
         }
     }
 
-    /// Compares with the plain definition, for all ranges of an alphabet.
+    /// Compares the set with its plain definition, for all ranges over a small alphabet.
     #[test]
     fn it_is_the_union() {
         let keys: Vec<Vec<u8>> = (b'a'..=b'f').map(|letter| vec![letter]).collect();

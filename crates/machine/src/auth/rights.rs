@@ -1,4 +1,4 @@
-//! Rights of one user: the union of the permissions of all roles.
+//! Rights of one user: the union of the permissions of all roles of the user.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -54,7 +54,7 @@ impl Auth {
     }
 }
 
-/// Maximum number of users in the cache. When it is exceeded, the cache is cleared.
+/// Maximum number of users in the cache. If it is exceeded, the cache is cleared.
 const USERS_MAX: usize = 4096;
 
 /// Cache of the rights of users at one auth revision. Each thread has its own cache.
@@ -63,7 +63,7 @@ pub struct RightsCache {
     /// Auth revision of all cached rights.
     revision: u64,
     by_user: BTreeMap<Box<str>, Arc<Rights>>,
-    /// Rights by set of roles: many users have the same roles.
+    /// Rights by set of roles, because many users have the same roles.
     by_roles: BTreeMap<Box<[String]>, Arc<Rights>>,
     /// Number of permissions that were merged since the cache was created.
     joined: usize,
@@ -71,7 +71,7 @@ pub struct RightsCache {
 
 impl RightsCache {
     /// Returns the number of permissions that were merged since the cache was created, plus 1 for each set of
-    /// roles: a measure of the work done.
+    /// roles. The number measures the work done.
     pub fn joined(&self) -> usize {
         self.joined
     }

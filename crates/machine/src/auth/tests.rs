@@ -6,7 +6,7 @@ use numbers::{LeaseId, Seconds};
 use super::*;
 use crate::lease::{GrantedLease, Leases};
 
-/// Returns a hash as the member that received the request puts it into an entry.
+/// Returns a hash in the form in which the member that received the request puts it into an entry.
 fn hash(text: &str) -> String {
     base64::engine::general_purpose::STANDARD.encode(text)
 }

@@ -14,7 +14,7 @@ const LEASE: u8 = 0x20;
 const VALUE: u8 = 0x40;
 const SAME_SEGMENT: u8 = 0x80;
 
-/// Representation of a value in an entry.
+/// Form in which an entry contains a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Payload<'a> {
     /// Location, length and checksum of the value in the log.
@@ -76,7 +76,7 @@ impl Entry<'_> {
     }
 }
 
-/// Fields of the previous entry in the block, relative to which the next entry is encoded.
+/// Fields of the previous entry in the block. The next entry is encoded relative to them.
 #[derive(Default)]
 struct Before {
     key: Vec<u8>,
@@ -164,7 +164,7 @@ impl EntryWriter {
 }
 
 /// Decodes entries from blocks. Accepts only entries whose revisions are at least 1, whose create revision is
-/// not above the main revision, and whose numbers leave room for later writes.
+/// not above the main revision, and whose numbers are low enough for later writes not to overflow.
 #[derive(Default)]
 pub(crate) struct EntryReader {
     before: Before,
@@ -189,7 +189,8 @@ impl EntryReader {
         self.same_key
     }
 
-    /// Reads the next entry; `inline` is true if the block contains values instead of their locations.
+    /// Reads the next entry. `inline` is true if entries contain the values themselves instead of their
+    /// locations.
     #[inline]
     pub fn next<'a>(&mut self, input: &mut Input<'a>, inline: bool) -> Result<Entry<'a>, Malformed> {
         const RANGE: Malformed = Malformed("a revision out of range");
@@ -211,15 +212,14 @@ impl EntryReader {
             if rest.len() > KEY_BYTES_MAX - shared {
                 return Err(Malformed("a key that is too long"));
             }
-            // A writer omits the longest common prefix, so two different keys differ in the first byte after
-            // `shared`.
+            // A writer never makes `shared` too short, so the first byte after the shared prefix must differ.
             let old = &before.key[shared..];
             self.same_key = before.any && rest.first() == old.first() && rest == old;
             before.key.truncate(shared);
             before.key.extend_from_slice(rest);
             Revision(number(input.u64()?)?)
         };
-        // Revisions are bounded by half of the range, so that no later write can overflow.
+        // Revisions must be in the lower half of the range of numbers, so that no later write can overflow.
         if !(Revision::FIRST..=Revision(i64::MAX / 2)).contains(&main) {
             return Err(RANGE);
         }

@@ -12,7 +12,7 @@ use crate::member::Members;
 use crate::state_hash;
 
 /// The state of a machine except keys and values, copied between two entries; leases are shared with the
-/// machine until they change. It belongs to the view that is published at the same moment.
+/// machine until they change. The head belongs to the view that is published at the same moment.
 #[derive(Clone, Debug)]
 pub struct Head {
     /// Current revision of the store.
@@ -23,15 +23,15 @@ pub struct Head {
     pub applied_index: Index,
     /// Raft term of the last applied entry.
     pub applied_term: Term,
-    /// Oldest revision that a delta run can start from. Compaction has removed deletions with revisions up to
-    /// this one from the index; a delta run without them would restore the deleted keys of an earlier run, so
-    /// a base run must be written instead.
+    /// Lowest revision from which a delta run can start. Compaction has removed deletions with revisions up
+    /// to this one from the index. A delta run without these deletions would bring back keys of an earlier
+    /// run, so from a lower revision a base run must be written instead.
     pub delta_from_min: Revision,
     /// Bytes in use, which the space quota limits.
     pub in_use_bytes: u64,
-    /// Rolling hash; see [`Machine::state_hash`].
+    /// Rolling hash of the state; see [`Machine::state_hash`].
     pub state_hash: Option<u64>,
-    /// Number of versions in the index, including those not yet removed by compaction.
+    /// Number of versions in the index, including those that compaction has not removed yet.
     pub(crate) versions: u64,
     /// All granted leases.
     pub leases: Leases,
@@ -44,8 +44,8 @@ pub struct Head {
 }
 
 impl Machine {
-    /// Returns the head of a checkpoint at this moment. Copies one pointer per about 200 leases. The matching
-    /// view must be published before the next entry is applied.
+    /// Returns the head of a checkpoint of the present state. Copying the leases costs one pointer per about
+    /// 200 leases. The matching view must be published before the next entry is applied.
     pub fn head(&self) -> Head {
         assert!(self.is_whole(), "an image is of a moment between two entries");
         let snapshot = self.store.snapshot();
@@ -137,7 +137,8 @@ impl SavedHead {
         if !input.is_empty() {
             return Err(Malformed("more than a head in the first block"));
         }
-        // Revisions and log indexes are bounded by half of the range, so that later ones cannot overflow.
+        // Revisions and log indexes must be in the lower half of the range of numbers, so that later ones
+        // cannot overflow.
         let bounds = Revision::FIRST..=Revision(i64::MAX / 2);
         if !bounds.contains(&head.revision)
             || head.from > head.revision

@@ -51,8 +51,8 @@ impl<E: std::fmt::Debug + std::fmt::Display> std::error::Error for RestoreError<
 ///
 /// # Errors
 ///
-/// Returns an error if a block cannot be read, if anything is missing, contradictory or left over, or if a
-/// run does not continue the run before it.
+/// Returns an error if a block cannot be read, if something is missing, contradictory or left over, or if a
+/// run does not continue the previous run.
 pub fn restore<I, B, E>(rules: Rules, runs: Vec<I>) -> Result<Machine, RestoreError<E>>
 where
     I: Iterator<Item = Result<B, E>>,
@@ -63,14 +63,15 @@ where
     intake.finish(rules)
 }
 
-/// Starts a restore in two halves, for two threads: one reads and decodes blocks, the other builds the
+/// Begins a restore in two halves for two threads: one half reads and decodes blocks, the other builds the
 /// machine. The caller passes all versions from [`Reading::read`] to [`Building::take`], in order, and then
-/// calls [`Building::finish`] if reading succeeded. If both halves fail, the error of building is the one
+/// calls [`Building::finish`] if reading has succeeded. If both halves fail, the error of building is the one
 /// that [`restore`] would have returned.
 ///
 /// # Errors
 ///
-/// Returns the same errors as [`restore`]; here only errors in the heads of the runs.
+/// Returns an error if the head of a run cannot be read or is invalid. The two halves return the other errors
+/// of [`restore`].
 pub fn begin<I, B, E>(runs: Vec<I>) -> Result<(Reading<I, B>, Building), RestoreError<E>>
 where
     I: Iterator<Item = Result<B, E>>,
@@ -103,7 +104,7 @@ where
     Ok((reading, Building { intake: Intake::new(head, versions) }))
 }
 
-/// Size in bytes of the keys at which a piece is handed over, even if it has few versions.
+/// Size in bytes of the keys at which a batch is passed on, even if it has few versions.
 const PIECE_KEY_BYTES: usize = 256 << 10;
 
 /// Batch of versions on their way from [`Reading`] to [`Building`].
@@ -150,14 +151,14 @@ where
     I: Iterator<Item = Result<B, E>>,
     B: AsRef<[u8]>,
 {
-    /// Reads all runs to their ends. `exchange` receives batches of `versions_max` versions, fewer if their
-    /// keys are long and in the last batch, and returns an empty batch for reuse; if it returns `None`,
+    /// Reads all runs to their ends. `exchange` receives batches of `versions_max` versions (fewer if the
+    /// keys are long, and in the last batch), and returns an empty batch for reuse. If it returns `None`,
     /// reading stops early.
     ///
     /// # Errors
     ///
-    /// Returns an error if a block cannot be read, or if anything is missing, contradictory or left over. The
-    /// versions before the error have been passed to `exchange`.
+    /// Returns an error if a block cannot be read, or if something is missing, contradictory or left over.
+    /// The versions before the error were passed to `exchange`.
     pub fn read(
         mut self,
         versions_max: usize,
@@ -216,9 +217,9 @@ impl Building {
     }
 }
 
-/// The accounting of [`Machine`] during a restore. The counters of the current segment are kept apart and
-/// written to the map when the segment changes, because values of neighbouring keys are often in the same
-/// segment.
+/// The accounting of [`Machine`] during a restore. The counters of the current segment are stored separately
+/// and written to the map when the segment changes. This saves look-ups, because values of neighbouring keys
+/// are often in the same segment.
 #[derive(Default)]
 struct Accounting {
     usage: std::collections::BTreeMap<u32, SegmentUse>,
@@ -251,13 +252,14 @@ impl Accounting {
     }
 }
 
-/// Receiver of versions in ascending key order, and from old to new for each key.
+/// Receives versions in ascending key order, and from old to new for each key.
 pub(crate) struct Intake {
     head: SavedHead,
     loader: Loader,
     accounting: Accounting,
-    /// Lease of the last version, and its key if it has a lease. The newest version of a key is known only
-    /// when the next key arrives, so a key is attached to its lease then.
+    /// Lease of the last version, and the key of that version if it has a lease. The key is attached to its
+    /// lease only when the next key arrives, because only then it is known that the version is the newest of
+    /// its key.
     lease: LeaseId,
     key: Vec<u8>,
 }
@@ -330,13 +332,13 @@ where
     for run in runs.iter_mut() {
         run.advance()?;
     }
-    // Runs that have entries left, sorted by current key and then by age in descending order: the next run is
-    // last.
+    // Runs that have entries left, sorted in descending order by current key and then by age. So the next run
+    // to visit is the last one.
     let mut order: Vec<usize> = (0..runs.len()).filter(|&at| runs[at].entry.is_some()).collect();
     order.sort_by(|&a, &b| (runs[b].reader.key(), b).cmp(&(runs[a].reader.key(), a)));
     let mut history: Vec<Entry<'static>> = Vec::new();
     let mut key = Vec::new();
-    // True if only the next run has the current key.
+    // True if no other run has the current key of the next run.
     let mut is_alone = false;
     while let Some(&first) = order.last() {
         key.clear();
@@ -350,7 +352,7 @@ where
         if is_alone {
             // The common case: only one run has the key.
             runs[first].take_history(&mut history)?;
-            // The run stays next if its following key is below those of all others.
+            // The run is also next if its following key is below the current keys of all other runs.
             is_alone = match order.as_slice() {
                 _ if runs[first].entry.is_none() => false,
                 [.., next, _] => runs[first].reader.key() < runs[*next].reader.key(),
@@ -398,13 +400,13 @@ fn put_in_order<I, B>(order: &mut Vec<usize>, runs: &[RunReader<I, B>], at: usiz
 /// Reader of the entries of one run.
 pub(crate) struct RunReader<I, B> {
     blocks: I,
-    /// Revisions of the run: above `from`, up to and including `through`.
+    /// Revisions of the versions in the run: above `from`, up to and including `through`.
     from: Revision,
     through: Revision,
     reader: EntryReader,
     /// Number of entries read so far.
     entries: u64,
-    /// Current block, for [`RunReader::advance`].
+    /// Current block; used by [`RunReader::advance`].
     block: Option<B>,
     /// Offset of the next entry in the current block.
     at: usize,
@@ -434,8 +436,9 @@ where
         }
     }
 
-    /// Calls `visit` with each key and version in the order of the run, until `visit` returns false. Nothing
-    /// is filtered: a base run contains no version that its own compact revision made unreadable.
+    /// Calls `visit` with each key and version in the order of the run, until `visit` returns false. No
+    /// version is skipped, because a base run contains no version that its own compact revision made
+    /// unreadable.
     fn each(
         &mut self,
         visit: &mut impl FnMut(&[u8], &Entry<'static>) -> Result<bool, RestoreError<E>>,
@@ -469,7 +472,8 @@ where
                 match self.blocks.next() {
                     None => Ok(None),
                     Some(Ok(_)) => Err(Malformed("a block behind the last").into()),
-                    // The reader detects damage at the end of its file only here.
+                    // Even after the end block the next block is read, because the reader reports damage at
+                    // the end of its file only then.
                     Some(Err(error)) => Err(RestoreError::Read(error)),
                 }
             }
@@ -484,7 +488,7 @@ where
             return Err(Malformed("a version outside the revisions of its run"));
         }
         self.entries += 1;
-        // The entry refers to the log, so it does not borrow from the block.
+        // The entry has the location of the value, not its bytes, so it does not borrow from the block.
         Ok(Entry { payload: crate::image::Payload::Place(entry.value()), ..entry })
     }
 
@@ -502,7 +506,7 @@ where
 
     /// Moves to the next entry.
     fn advance(&mut self) -> Result<(), RestoreError<E>> {
-        // At the start of a block the reader has forgotten the last key, so that key is saved here.
+        // At the start of a block, the reader of entries forgets the last key. So that key is saved here.
         let mut before = None;
         loop {
             if let Some(block) = self.block.take() {

@@ -7,8 +7,8 @@ use crate::as_of::{AsOf, Overtaken};
 use crate::codec::put_u64;
 use crate::image::{BLOCK_BYTES, END, Entry, EntryWriter, Head, KEYS};
 
-/// Writer of one run of a checkpoint. It may be used on any thread and for any time, unless the state that it
-/// reads is overtaken by compaction.
+/// Writer of one run of a checkpoint. It may be used on any thread and for any length of time, as long as no
+/// version that it needs is removed after a compaction.
 pub struct RunWriter {
     state: AsOf,
     head: Head,
@@ -26,15 +26,16 @@ enum Stage {
 }
 
 impl RunWriter {
-    /// Starts a run of the versions above revision `from`; with 0 a base run of everything that can be read.
+    /// Begins a run of the versions above revision `from`. If `from` is 0, begins a base run with everything
+    /// that can be read.
     ///
-    /// A delta run also contains deletions that can no longer be read, so its `state` must be
-    /// [`everything`](mvcc::View::moment_of_everything), or a view that is held.
+    /// A delta run also contains deletions that can no longer be read, so its `state` must be read at a
+    /// [moment of everything](mvcc::View::moment_of_everything), or be a view that is held.
     ///
     /// # Panics
     ///
-    /// Panics if the state is not of the same moment as the head, or if `from` is neither 0 nor between the
-    /// head's `delta_from_min` and its revision: such a run could not be restored.
+    /// Panics if the state is not of the same moment as the head. Also panics if `from` is neither 0 nor
+    /// between the head's `delta_from_min` and its revision, because such a run could not be restored.
     pub fn new(state: impl Into<AsOf>, head: Head, from: Revision) -> RunWriter {
         let state = state.into();
         assert_eq!(
@@ -50,12 +51,13 @@ impl RunWriter {
         RunWriter { state, head, from, stage: Stage::Head, walk: Walk::base(), entries: 0 }
     }
 
-    /// Returns the next block of up to about 128 KiB, or `None` after the last. A head block with many leases
-    /// or a block with a long key may be longer. The first call for a delta run sorts its versions.
+    /// Returns the next block of up to about 128 KiB, or `None` after the last block. A head block with many
+    /// leases, or a block with a long key, may be longer. The first call for a delta run sorts its versions.
     ///
     /// # Errors
     ///
-    /// Returns an error if a version of the run was removed by compaction. The run cannot be finished then.
+    /// Returns an error if a version of the run was removed after a compaction. The run then cannot be
+    /// finished.
     pub fn next_block(&mut self) -> Result<Option<Vec<u8>>, Overtaken> {
         match self.stage {
             Stage::Head => {
@@ -95,11 +97,12 @@ impl RunWriter {
     }
 }
 
-/// A resumable walk over the versions of a run. It can stop between any two versions, also of the same key.
+/// A resumable walk over the versions of a run. It can stop between any two versions, even of the same key.
 pub(crate) struct Walk {
     /// Ids of the versions that are visited first.
     queue: std::vec::IntoIter<ChangeId>,
-    /// After the queue, the histories after this key are visited; `None` if only the queue is visited.
+    /// Key after which the histories are visited when the queue is empty; `None` if only the queue is
+    /// visited.
     behind: Option<Behind>,
 }
 
@@ -144,7 +147,7 @@ impl Walk {
             if visit(version) {
                 continue;
             }
-            // The rest of this key's history is visited first by the next call.
+            // The next call first visits the rest of this key's history.
             let rest: Vec<ChangeId> =
                 histories.take_while(|next| next.key() == version.key()).map(Version::id).collect();
             self.queue = rest.into_iter();
@@ -155,13 +158,14 @@ impl Walk {
     }
 }
 
-/// Finds versions by id. A look-up is cheaper if the version was written directly after the one looked up
-/// before, as for a key that is written repeatedly or for keys that were written in key order.
+/// Finds versions by id. A look-up is cheaper if the version was written directly after the one of the
+/// previous look-up. That is so for a key that is written repeatedly, or for keys that were written in key
+/// order.
 struct Finder<'s, 'a> {
     snapshot: &'s Snapshot<'a>,
     last: Option<ChangeId>,
-    /// Iterator over the versions written after `last`; `None` unless `last` was written directly after its
-    /// predecessor.
+    /// Iterator over the versions written after `last`; `None` unless the last two look-ups found versions
+    /// that were written one directly after the other.
     behind: Option<Changes<'a>>,
 }
 
@@ -178,7 +182,7 @@ impl<'a> Finder<'_, 'a> {
             self.behind.get_or_insert_with(|| snapshot.written(change.main, snapshot.current_revision()));
         match behind.next() {
             Some(version) if version.id() == change => Some(version),
-            // The transaction of the previous version made more than one change.
+            // The transaction that wrote the previous version made more than one change.
             _ => {
                 self.behind = None;
                 self.snapshot.version_at(change)

@@ -1,4 +1,4 @@
-//! Builds a machine from the versions that the receiver had and those that it received.
+//! Builds a machine from the versions that the receiver already had and those that it received.
 
 use mvcc::{Location, Value};
 use numbers::{ChangeId, Index, Revision};
@@ -13,7 +13,7 @@ use crate::machine::{Machine, Rules};
 use crate::snapshot::SnapshotVersion;
 use crate::transfer::{Held, TransferEnd, TransferHead};
 
-/// Number of versions that are collected before they are sorted into a run.
+/// Number of received versions that are collected before they are sorted into a run.
 const BATCH_VERSIONS: usize = 256 << 10;
 
 /// A received version without its value. The caller writes the value to the log, and passes back only its
@@ -21,12 +21,12 @@ const BATCH_VERSIONS: usize = 256 << 10;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReceivedVersion {
     key: Box<[u8]>,
-    /// The version, whose value has no location yet.
+    /// The version without the location of its value.
     entry: Entry<'static>,
 }
 
 impl ReceivedVersion {
-    /// Copies everything but the value.
+    /// Copies all parts of the version except the value.
     ///
     /// # Errors
     ///
@@ -55,23 +55,23 @@ impl ReceivedVersion {
 }
 
 /// Collects the versions of a transfer, from as many streams as are needed, and builds a machine from them at
-/// the end. It keeps no values in memory: a version takes about 20 bytes plus its key; the last quarter of a
-/// million versions take 80 bytes each plus their keys.
+/// the end. It keeps no values in memory. A version takes about 20 bytes plus its key; only the last quarter
+/// of a million versions, which are not sorted yet, take 80 bytes each plus their keys.
 ///
 /// For each stream the caller calls [`Assembly::begin`], then [`Assembly::push`] for each version in the
 /// received order, after its value is written to the log. If the stream is interrupted, [`Assembly::pause`]
-/// returns the point at which the next stream may continue; at the end of the stream, [`Assembly::finish`]
-/// builds the machine. An assembly may be used on any thread.
+/// returns the point at which the next stream may continue; at the end of a complete stream,
+/// [`Assembly::finish`] builds the machine. An assembly may be used on any thread.
 ///
-/// The machine contains no versions that the sender's compact revision makes unreadable: those of the
-/// receiver, and those that the sender has not physically removed yet, are left out. The first checkpoint of
-/// the machine must be a base run: earlier runs do not contain the new locations of the values.
+/// Versions that the sender's compact revision makes unreadable are left out of the machine, whether they
+/// come from the receiver's own state or the sender has not physically removed them yet. The first checkpoint
+/// of the machine must be a base run: earlier runs do not contain the new locations of the values.
 pub struct Assembly {
     rules: Rules,
     base: Option<(AsOf, Head)>,
     /// The versions that the receiver has, up to the last revision that is complete.
     held: Held,
-    /// Runs sorted by key; the blocks of each are as in a checkpoint, without a head.
+    /// Runs of received versions, sorted by key. The blocks of a run are as in a checkpoint, without a head.
     runs: Vec<Run>,
     /// Received versions that are not sorted yet.
     batch: Vec<Pending>,
@@ -84,7 +84,7 @@ pub struct Assembly {
 struct Stream {
     from: Revision,
     compact_revision: Revision,
-    /// Log index and hash after it; see [`Held::hashed`].
+    /// Log index of an entry, and the hash after it; see [`Held::hashed`].
     hashed: Option<(Index, u64)>,
     pushed: u64,
     /// Id of the last version that was pushed.
@@ -106,8 +106,8 @@ struct Pending {
 type Blocks = Box<dyn Iterator<Item = Result<Vec<u8>, Overtaken>>>;
 
 impl Assembly {
-    /// Starts with the receiver's state and its head, both of one moment. The state is read only at the end.
-    /// Without a base only a full transfer is accepted.
+    /// Begins with the receiver's state and its head, both of one moment, as the base. The state is read only
+    /// at the end. Without a base only a full transfer is accepted.
     pub fn new(rules: Rules, base: Option<(AsOf, Head)>) -> Assembly {
         let nothing = Held {
             revision: Revision(0),
@@ -119,12 +119,12 @@ impl Assembly {
         Assembly { rules, base, held, runs: Vec::new(), batch: Vec::new(), keys: Vec::new(), stream: None }
     }
 
-    /// Starts a stream. A full transfer discards everything that was received before, and the base.
+    /// Begins a stream. A full transfer discards the base and everything that was received before.
     ///
     /// # Errors
     ///
-    /// Returns an error if the stream does not continue where the receiver stopped. The assembly is unchanged
-    /// then.
+    /// Returns an error if the stream does not continue where the receiver stopped. The assembly is then
+    /// unchanged.
     pub fn begin(&mut self, head: &TransferHead) -> Result<(), Malformed> {
         self.pause();
         if head.from == Revision(0) {
@@ -151,13 +151,14 @@ impl Assembly {
     ///
     /// # Panics
     ///
-    /// Panics if no stream was started, or versions are not in their order.
+    /// Panics if no stream was begun, or if the versions are not in order.
     pub fn push(&mut self, version: &ReceivedVersion, location: Location) {
         let stream = self.stream.as_mut().expect("a version belongs to a stream");
         let mut entry = version.entry;
         let at = entry.id();
         assert!(at > stream.last, "versions are pushed in the order of their coming");
-        // All versions of a revision stay in one batch, so that `pause` can remove an incomplete revision.
+        // All versions of a revision stay in one batch, so that `pause` can remove an incomplete revision
+        // from it.
         if self.batch.len() >= BATCH_VERSIONS && entry.main > stream.last.main {
             self.sort();
         }
@@ -172,8 +173,8 @@ impl Assembly {
         self.batch.push(Pending { key: (start, self.keys.len()), entry });
     }
 
-    /// Ends an interrupted stream; returns the versions that the receiver has now. The last revision may be
-    /// incomplete, so its versions are removed; all revisions before it are complete.
+    /// Ends an interrupted stream, and returns which versions the receiver has now. The last revision may be
+    /// incomplete, so its versions are removed; all earlier revisions are complete.
     pub fn pause(&mut self) -> Held {
         let Some(stream) = self.stream.take() else { return self.held };
         if stream.pushed == 0 {
@@ -191,16 +192,16 @@ impl Assembly {
         self.held
     }
 
-    /// Builds the machine, with the state that the sender had.
+    /// Builds the machine, with the state that the sender had at the moment of the transfer.
     ///
     /// # Errors
     ///
     /// Returns an error if versions contradict each other, because the sender's or the receiver's state is
-    /// damaged, or if a version of the base was removed by compaction.
+    /// damaged, or if a version of the base was removed after a compaction.
     ///
     /// # Panics
     ///
-    /// Panics if `end` is not the end of the current stream, or not all of its versions were pushed.
+    /// Panics if `end` is not the end of the current stream, or if some of its versions were not pushed.
     pub fn finish(mut self, end: TransferEnd) -> Result<Machine, RestoreError<Overtaken>> {
         let TransferEnd { head, entries } = end;
         let stream = self.stream.take().expect("a stream has begun");
@@ -245,7 +246,7 @@ impl Assembly {
         let keys = std::mem::take(&mut self.keys);
         let key = |pending: &Pending| keys.get(pending.key.0..pending.key.1).unwrap_or_default();
         let mut batch = std::mem::take(&mut self.batch);
-        // The sort is stable, so versions of one key stay in order.
+        // The sort is stable, so the versions of one key stay in order.
         batch.sort_by(|a, b| key(a).cmp(key(b)));
         let mut run = Run { blocks: Vec::new(), through, versions: batch.len() as u64 };
         let (mut block, mut writer) = (vec![KEYS], EntryWriter::default());

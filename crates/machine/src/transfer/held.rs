@@ -1,4 +1,5 @@
-//! The versions that a receiver has, and the rule whether a sender's state can be sent on top of them.
+//! Description of the versions that a receiver has, and the rule that decides whether a sender's state can be
+//! sent on top of them.
 
 use numbers::{Index, Revision};
 
@@ -7,14 +8,15 @@ use crate::image::Head;
 use crate::machine::Machine;
 use crate::state_hash::StateTrail;
 
-/// Format 1 contains no hash.
+/// Number of the format without a hash.
 const FORMAT_UNHASHED: u64 = 1;
 const FORMAT: u64 = 2;
 
 /// The versions that a receiver has: of every revision up to `revision`, all versions except those that a
-/// compaction made unreadable. The parts may have been received at different moments, and so with different
-/// compact revisions: the receiver has all versions that are readable at every compact revision from
-/// `compacted_min` to `compacted_max`, and may have versions that are readable only at the oldest of them.
+/// compaction made unreadable. Parts of them may have been received at different moments, and so with
+/// different compact revisions. The receiver has all versions that are readable at every compact revision
+/// from `compacted_min` to `compacted_max`, and may also have versions that are readable only at the lowest
+/// of these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
     /// Revision up to which no version is missing.
@@ -24,13 +26,13 @@ pub struct Held {
     /// Newest compact revision of any part; -1 for none.
     pub compacted_max: Revision,
     /// Log index of an entry, and the rolling hash after that entry on the member whose state the newest part
-    /// belongs to. `None` if the hash is unknown, or the receiver does not send it; then the receiver's
-    /// versions cannot be verified.
+    /// belongs to. `None` if the hash is unknown or the receiver does not send it; the receiver's versions
+    /// then cannot be verified.
     pub hashed: Option<(Index, u64)>,
 }
 
 impl Held {
-    /// Encodes the value for the sender.
+    /// Encodes the description for the sender.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut out = self.encode(FORMAT);
         put_u64(&mut out, u64::from(self.hashed.is_some()));
@@ -41,7 +43,7 @@ impl Held {
         out
     }
 
-    /// Encodes the value without the hash, for a sender of an earlier version.
+    /// Encodes the description without the hash, for a sender of an earlier version.
     pub fn to_bytes_unhashed(&self) -> Vec<u8> {
         self.encode(FORMAT_UNHASHED)
     }
@@ -55,7 +57,7 @@ impl Held {
         out
     }
 
-    /// Decodes the bytes that a receiver sent.
+    /// Decodes a description that a receiver has sent.
     ///
     /// # Errors
     ///
@@ -88,7 +90,7 @@ impl Held {
 }
 
 impl Machine {
-    /// Returns the versions that this member has; the same as [`Head::held`] of its head.
+    /// Returns which versions this member has: the same as [`Head::held`] of its head.
     pub fn held(&self) -> Held {
         let snapshot = self.store.snapshot();
         Held {
@@ -101,7 +103,7 @@ impl Machine {
 }
 
 impl Head {
-    /// Returns the versions that the member with this head has.
+    /// Returns which versions the member with this head has.
     pub fn held(&self) -> Held {
         Held {
             revision: self.revision,
@@ -114,23 +116,23 @@ impl Head {
     /// Returns true if the receiver gets exactly this state when it merges the versions above `held.revision`
     /// with those that it has, and drops what this state's compact revision makes unreadable.
     ///
-    /// Let F be `held.revision` and C the compact revision here. The receiver needs every version above C,
-    /// and at or below C the newest version of each key unless that is a deletion below C.
+    /// Let F be `held.revision` and C the compact revision here. The receiver needs every version above C
+    /// and, for each key, the newest version at or below C, unless that is a deletion below C.
     ///
     /// No needed version is missing. Versions above F are all sent. Versions at or below F are in the
     /// receiver's parts, each of which was compacted at a revision not above C (`compacted_max`): a version
-    /// above C is above that revision, too, and the newest version of a key at C was the newest at that
-    /// revision or is above it. So every part has the needed versions.
+    /// above C is above that revision, too, and the newest version of a key at C either was the newest at
+    /// that revision or is above it. So every part has the versions that are needed.
     ///
     /// No superfluous version stays. A version of the receiver is superfluous if it is at or below C and not
     /// the newest of its key there: then a later version of the key at or below C exists. If the receiver has
-    /// that version or gets it, the merge drops the older one. Puts that are newest at C are always sent.
-    /// Deletions are sent, too, except those below C that compaction has already removed, the highest of
-    /// which is `delta_from_min`. If none of the removed deletions is above F, nothing is lost. If one is
-    /// above F, the keys that it deleted would come back. But then F is below C, and if the receiver's parts
-    /// were all compacted at C already, every version at or below F is the newest of its key at C: no later
-    /// version at or below C exists, and no deletion. That is why an interrupted transfer of a whole state
-    /// can be resumed even if the state was compacted many times long ago, as long as no compaction has
+    /// that later version or gets it, the merge drops the superfluous one. Puts that are newest at C are
+    /// always sent. Deletions are sent, too, except those below C that compaction has already removed, the
+    /// highest of which is `delta_from_min`. If none of the removed deletions is above F, nothing is lost. If
+    /// one is above F, the keys that it deleted would come back. But then F is below C, and if the receiver's
+    /// parts were all compacted at C already, every version at or below F is the newest of its key at C: no
+    /// later version at or below C exists, and no deletion. That is why an interrupted transfer of a whole
+    /// state can be resumed even if the state was compacted many times long ago, as long as no compaction has
     /// happened since.
     pub fn can_follow(&self, held: &Held) -> bool {
         held.revision <= self.revision
@@ -141,9 +143,10 @@ impl Head {
     /// Returns the revision after which a transfer to this receiver starts; 0 if everything has to be sent.
     ///
     /// A partial transfer is sent only if the receiver provably had the same state as this member: the hash
-    /// of its state is the one in `trail`, this member's hashes, after the same entry. The receiver takes
-    /// over the sender's hash, so a difference in the older versions would never be detected later. If the
-    /// trail does not reach back far enough, or the receiver sends no hash, everything is sent.
+    /// of its state is the one in `trail`, this member's hashes, after the same entry. This is required
+    /// because the receiver takes over the sender's hash, so that a difference in the older versions would
+    /// never be detected later. If the trail does not reach back far enough, or the receiver sends no hash,
+    /// everything is sent.
     pub fn transfer_from(&self, held: Option<&Held>, trail: &StateTrail) -> Revision {
         let is_same =
             |held: &&Held| held.hashed.is_some_and(|(index, hash)| trail.hash_at(index) == Some(hash));
@@ -218,7 +221,7 @@ mod tests {
             Revision(0)
         );
         assert_eq!(now.transfer_from(None, &trail(&[6, 7, 8])), Revision(0));
-        // Another hash after entry 7, or no known hash.
+        // The hash after entry 7 differs, or no hash is known.
         for points in [&[6, 8][..], &[8, 9], &[]] {
             assert_eq!(
                 now.transfer_from(Some(&held(Revision(40), Revision(-1), Revision(-1))), &trail(points)),

@@ -156,7 +156,7 @@ fn a_reader_whose_state_was_replaced_can_tell_that_from_a_compaction() {
     let mut world = World::new(3);
     let reader = world.as_of(world.view().moment());
     assert!(reader.slice().is_ok());
-    // A moment of another reader, compacted away.
+    // The moment of another reader, which was removed after a compaction.
     let compacted = world.as_of(world.view().moment());
     *world.live.keeps.lock().unwrap() = Revision::MAX;
     world.go(100);

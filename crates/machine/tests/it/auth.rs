@@ -84,7 +84,7 @@ impl World {
         let location = self.journal.append(&data);
         let (index, term) = (self.machine.applied_index.next(), Term(1));
         let command = Command { index, term, data: &data, location };
-        // Applied in slices, as the core does.
+        // The entry is applied in slices, as the core does.
         let mut left = 2;
         match self.machine.begin(command, &self.journal, &mut left, |_| true).unwrap() {
             Some(applied) => applied,

@@ -18,16 +18,16 @@ fn range<'a>(snapshot: &Snapshot<'a>, revision: Revision) -> Vec<LoadedVersion<'
     snapshot.range(KeyRange::ALL, revision).expect("readable").map(LoadedVersion::from).collect()
 }
 
-/// Asserts that no observer can distinguish the machines. Finishes the physical compaction of both first: its
-/// progress is not part of the replicated state, but the accounting counts the versions that physically
-/// exist.
+/// Asserts that the machines cannot be distinguished by anything observable. First finishes the physical
+/// compaction of both, because its progress is not part of the replicated state, but the accounting counts
+/// the versions that physically exist.
 pub fn assert_same(ours: &mut Machine, theirs: &mut Machine) {
     assert!(ours.state_hash().is_some());
     assert_eq!(ours.state_hash(), theirs.state_hash());
     assert_same_but_hash(ours, theirs);
 }
 
-/// Asserts the same as [`assert_same`], for a machine whose state hash is unknown.
+/// Makes the assertions of [`assert_same`], for a machine whose state hash is unknown.
 pub fn assert_same_but_hash(ours: &mut Machine, theirs: &mut Machine) {
     while !ours.compact_step(1000) {}
     while !theirs.compact_step(1000) {}

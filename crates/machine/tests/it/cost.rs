@@ -62,7 +62,7 @@ fn whatever_passes_the_check_can_be_applied() {
     let (mut deep, mut refused) = (0, 0);
     for _ in 0..2_000 {
         let bytes = nested(&mut random);
-        // Decoded as a shard decodes it.
+        // The transaction is decoded as a shard decodes it.
         let Ok((txn, _)) = request::txn(bytes.clone().into(), check::txn_elements_max(1_000)) else {
             refused += 1;
             continue;
@@ -112,7 +112,7 @@ impl Values for Counted<'_> {
     }
 }
 
-/// Values on a disk that fails all reads.
+/// A source of values on a disk that fails all reads.
 struct Broken;
 
 impl Values for Broken {

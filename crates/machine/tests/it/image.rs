@@ -45,7 +45,7 @@ pub fn restored(runs: &[Blocks]) -> Result<Machine, RestoreError<Infallible>> {
 
 fn restored_in_halves(runs: &[Blocks], versions_max: usize) -> Result<Machine, RestoreError<Infallible>> {
     let (reading, mut building) = begin(runs.iter().map(|run| run.iter().map(Ok)).collect())?;
-    // Used batches are returned for reuse now and then, as the building thread does.
+    // Used batches are returned for reuse only sometimes, as by the building thread.
     let (mut pieces, mut used) = (Vec::new(), Vec::<Versions>::new());
     let mut built = Ok(());
     let read = reading.read(versions_max, |versions| {
@@ -257,8 +257,8 @@ fn unhex(text: &str) -> Vec<u8> {
     (0..text.len() / 2).map(|at| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).unwrap()).collect()
 }
 
-/// The specimen in format 4. This text never changes: files written by any version can be read by every later
-/// one. The hash at its end never changes either: members of different versions compare their hashes.
+/// The specimen in format 4. This text never changes, because every later version must be able to read it.
+/// The hash at its end never changes either, because members of different versions compare their hashes.
 const GOLDEN: [&str; 3] = [
     "0104000601060105010e78000001257b226964223a332c227065657255524c73223a5b22687474703a2f2f613a32333830225d7d010405332e372e300000014d267fc3ba64f23900010000",
     "02440003666f6f02013703e9b2942ac9026405bc51441ce40303626172030e4e03a3b3d85203022405017a060e",

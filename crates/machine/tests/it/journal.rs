@@ -8,7 +8,7 @@ use mainstay_machine::{Applied, Command, ConfApplied, Fatal, Machine, ReadError,
 use mvcc::{Location, Value};
 use numbers::Term;
 
-/// Small, so that the log has many segments.
+/// Segments are small, so that the log has many of them.
 const SEGMENT_BYTES: u32 = 8 << 10;
 
 #[derive(Default)]

@@ -22,7 +22,7 @@ use crate::compare::assert_same;
 use crate::image::{RULES, grant, put};
 use crate::journal::{Effect, Journal, Placed, apply};
 
-/// Values that are in memory only after they were requested and fetched.
+/// A source of values that are in memory only after they were requested and fetched.
 struct Fetched<'a> {
     journal: &'a Journal,
     at_hand: RefCell<BTreeSet<(u32, u32)>>,
@@ -189,7 +189,7 @@ fn a_slice_does_so_much_and_no_more() {
         txn: Some(TxnRequest { success: puts, ..Default::default() }),
         ..Default::default()
     };
-    // An operation of a transaction costs twice: once for its check, once for its execution.
+    // An operation of a transaction costs twice as much: once for its check, and once for its execution.
     for (what, request, cost) in [("delete", deletion, 3000), ("revoke", revoke, 3000), ("txn", txn, 4002)] {
         let mut machine = filled(&journal, 3000);
         let (applied, slices) = sliced(&mut machine, &place(&journal, &request), &values, || 100, true);

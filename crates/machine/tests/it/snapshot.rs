@@ -134,7 +134,7 @@ fn the_digest_behind_it_is_handed_on() {
     assert_eq!(reader.next(), Ok(None));
 }
 
-/// The specimen with a head of format 4; the trailing zero bytes are left out.
+/// The specimen with a head of format 4, without the zero bytes at the end.
 const GOLDEN: &str = "4d41494e534e415001000000000000004b000000dce90ecc0104000601060100010e78000001257b226964223a332c227065657255524c73223a5b22687474703a2f2f613a32333830225d7d010405332e372e300000014d267fc3ba64f2390001000028000000ce8f231002440003666f6f02036f6e654902057468726565640303626172030e0374776f03022405017a060e650100006a364b020305";
 
 /// The specimen with a head of format 2, with a hash of another function and without users and roles.
@@ -180,7 +180,7 @@ fn every_cut_and_every_flipped_bit_is_refused() {
         let chunks = [whole.clone(), Bytes::from(vec![0; more])];
         assert!(load(&chunks, &Journal::default()).is_err(), "{more} bytes more");
     }
-    // A corrupt length must not allocate memory.
+    // A damaged length must not cause a large allocation.
     let mut huge = whole.to_vec();
     huge[16..20].copy_from_slice(&u32::MAX.to_le_bytes());
     let expected = RestoreError::Malformed(Malformed("a snapshot without its end"));

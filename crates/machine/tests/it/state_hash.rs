@@ -50,7 +50,7 @@ fn the_same_entries_make_the_same_hashes() {
             let before = (ours.state_hash(), ours.store.current_revision());
             apply(&mut ours, &placed, &journal, true);
             apply(&mut theirs, &placed, &journal, false);
-            // One machine runs physical compaction, the other one is restarted now and then.
+            // One machine runs physical compaction; the other one is sometimes restarted.
             ours.compact_step(commands.random.below(4));
             if round % 300 == 299 {
                 theirs = restored(&[run(&mut theirs, Revision(0))]).unwrap();
@@ -169,8 +169,8 @@ fn only_what_changes_something_changes_the_hash() {
 }
 
 /// Members of two builds apply the same entries, and a member continues the hash that an older build wrote.
-/// So no value here ever changes: a change of the hash function also needs a new algorithm number in
-/// `consistency` and a new `FORMAT_HASHED`, and only then new values here. The entries cover one effect of
+/// So the values here must never change. A change of the hash function would also need a new algorithm number
+/// in `consistency` and a new `FORMAT_HASHED`, and only then new values here. The entries cover one effect of
 /// each kind, so that a changed effect is detected.
 #[test]
 fn the_hashes_of_fixed_entries_never_change() {

@@ -32,7 +32,7 @@ fn send(machine: &mut Machine, from: Revision, values: &dyn Values) -> Vec<Bytes
 }
 
 /// Receives chunks until they end or fail, and stores values in batches of `batch` versions. Returns the
-/// machine, or the assembly and what it holds after the interruption.
+/// machine or, after an interruption, the assembly and the versions that it has.
 fn receive(
     mut assembly: Assembly,
     chunks: impl Iterator<Item = Result<Bytes, String>>,
@@ -180,7 +180,7 @@ impl Leader {
         }
     }
 
-    /// Makes another member the leader: one that was restarted, whose checkpoint does not contain compacted
+    /// Makes another member the leader, one that was restarted, whose checkpoint does not contain compacted
     /// deletions.
     fn change(&mut self) {
         self.machine = restored(&[run(&mut self.machine, Revision(0))]).unwrap();
@@ -303,7 +303,8 @@ fn only_what_is_new_is_sent() {
     assert_equal(&mut machine, &mut back, &journal);
 }
 
-/// The receiver would take over the sender's hash, so the difference would never be detected later.
+/// Without the check, the receiver would take over the sender's hash, and the difference would never be
+/// detected later.
 #[test]
 fn a_receiver_whose_state_differs_gets_everything() {
     let (mut machine, journal) = (Machine::new(RULES), Journal::default());
@@ -544,14 +545,14 @@ fn every_cut_and_every_flipped_bit_is_refused() {
     let longer = Bytes::from([all.as_ref(), &[0]].concat());
     let expected = Malformed("data after the end of the transfer");
     assert_eq!(take(longer).err(), Some(RestoreError::Malformed(expected)));
-    // A corrupt length must not allocate memory.
+    // A damaged length must not cause a large allocation.
     let mut huge = all.to_vec();
     huge[16..20].copy_from_slice(&u32::MAX.to_le_bytes());
     let expected = RestoreError::Malformed(Malformed("a snapshot without its end"));
     assert_eq!(take(huge.into()).err(), Some(expected));
 }
 
-/// Returns the offset of each block, and after the last block the end.
+/// Returns the offset of each block, followed by the offset of the end.
 fn frames(bytes: &[u8]) -> Vec<usize> {
     let mut starts = vec![16];
     while let Some(&start) = starts.last().filter(|start| **start < bytes.len()) {
@@ -583,7 +584,7 @@ fn blocks_that_are_good_but_of_another_stream_are_refused() {
     }
 }
 
-/// Intact frames around damaged blocks, as from a defective sender.
+/// The frames are intact and the blocks in them are damaged, as from a defective sender.
 #[test]
 fn no_damage_makes_it_panic() {
     let mut leader = Leader::new(4);

@@ -129,7 +129,7 @@ fn a_long_held_view_does_not_make_the_list_of_views_grow() {
     let mut newest = store.publish();
     for number in 0..10_000_u32 {
         store.begin().put(&number.to_be_bytes(), Value::default(), LeaseId::NONE);
-        // As in the server: the old view is dropped only after the new one is published.
+        // As in the server, the old view is dropped only after the new one is published.
         newest = store.publish();
         assert!(store.stats().views <= 70);
     }

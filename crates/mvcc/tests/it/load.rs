@@ -30,7 +30,7 @@ fn a_loaded_store_agrees_with_the_model_and_goes_on() {
             if round % 2 == 0 {
                 model.compacted = model.current - random.below(300) as i64;
                 store.compact(model.compacted).unwrap();
-                // Compaction need not be finished: the image is the same.
+                // The image does not depend on whether compaction is finished.
                 store.compact_step(random.below(800), |_| ());
             }
             store = reloaded(&store.publish().snapshot());

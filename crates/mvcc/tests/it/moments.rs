@@ -92,8 +92,8 @@ fn facts(snapshot: &Snapshot<'_>, seed: u64) -> Vec<String> {
     facts
 }
 
-/// Returns the locations of versions. A moved value has its new location in every view, so records do not
-/// contain locations, and they are compared here.
+/// Returns the locations of versions. A moved value has its new location in every view. So the collected
+/// records do not contain locations, which are compared separately here.
 fn places<'a>(versions: impl Iterator<Item = Version<'a>>) -> Vec<Location> {
     versions.map(Version::location).collect()
 }
@@ -332,8 +332,8 @@ fn growth(reads: impl FnOnce(Arc<View>) -> Box<dyn FnMut(&View)>) -> u64 {
     let before = store.stats().bytes;
     for number in 0..PUTS {
         store.begin().put(key(random.below(KEYS)).as_bytes(), Value::default(), LeaseId::NONE);
-        // As in the server: one publication per batch, and the old view is dropped after the new one is
-        // published.
+        // As in the server, there is one publication per batch, and the old view is dropped after the new one
+        // is published.
         if number % 10 == 0 {
             read(&store.publish());
         }

@@ -39,7 +39,7 @@ impl Record {
     }
 }
 
-/// Stores everything ever written; compaction only raises the compact revision.
+/// Everything that was ever written. Compaction only raises the compact revision.
 #[derive(Clone)]
 pub struct Naive {
     pub keys: BTreeMap<Vec<u8>, Vec<Record>>,

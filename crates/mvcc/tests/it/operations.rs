@@ -23,7 +23,7 @@ const VIEWS_MAX: usize = 8;
 /// Number of keys: few enough that operations hit the same keys, and enough to split nodes if a list is long.
 const KEYS: u64 = 300;
 
-/// A published view, and the model that it must always equal.
+/// A published view, and the model to which it must stay equal.
 #[derive(Clone)]
 pub struct Held {
     view: Arc<View>,
@@ -69,7 +69,7 @@ impl Readers for Threads {
     }
 }
 
-/// Runs `work` with `count` reader threads, and waits for them.
+/// Runs `work` with `count` reader threads, and waits until they have ended.
 pub fn with_readers(count: usize, work: impl FnOnce(&mut Threads)) {
     std::thread::scope(|scope| {
         let mut senders = Vec::new();
@@ -77,7 +77,7 @@ pub fn with_readers(count: usize, work: impl FnOnce(&mut Threads)) {
             let (sender, receiver): (_, Receiver<Held>) = sync_channel(4);
             senders.push(sender);
             scope.spawn(move || {
-                // Some views are kept and read again after the writer has continued.
+                // Some views are kept, and read again after the writer has made further changes.
                 let mut kept: Vec<Held> = Vec::new();
                 for held in receiver {
                     held.check();

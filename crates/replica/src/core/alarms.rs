@@ -1,4 +1,4 @@
-//! This member's NOSPACE alarm: when and for which cause it is raised, and when it is cleared.
+//! This member's NOSPACE alarm: when it is raised and for which cause, and when it is cleared.
 //! [`NospaceAlarm`] only decides; the core makes the proposals.
 
 use std::time::{Duration, Instant};
@@ -9,23 +9,23 @@ use machine::{Alarms, Raised};
 
 use storage::nospace::Cause;
 
-/// Pause before an alarm is proposed again.
+/// Minimum time between two proposals of this member that raise or clear an alarm.
 const ALARM_PAUSE: Duration = Duration::from_secs(5);
 const NOSPACE: i32 = AlarmType::Nospace as i32;
 
-/// Facts about this member from which the alarm is decided.
+/// Facts about this member from which [`NospaceAlarm`] decides.
 #[derive(Clone, Copy)]
 pub(super) struct AlarmContext<'a> {
-    /// The alarms that are raised.
+    /// The alarms that are raised in the cluster.
     pub alarms: &'a Alarms,
-    /// True if there is a leader that could take a proposal.
+    /// True if there is a leader, which could take a proposal.
     pub has_leader: bool,
 }
 
-/// Actions that the core has to take for the alarm.
+/// Actions that the core has to take for the NOSPACE alarm.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct AlarmStep {
-    /// True if the cause of the alarm should be written to the note beside the log.
+    /// True if the core should write the cause of the alarm to the note beside the log.
     pub note: bool,
     /// Proposal to raise or clear the alarm, if one should be made.
     pub propose: Option<AlarmAction>,
@@ -33,20 +33,20 @@ pub(super) struct AlarmStep {
 
 /// The NOSPACE alarm of this member.
 ///
-/// It remembers the cause of the alarm, which etcd's entries do not contain. An alarm raised by the disk is
-/// cleared once the disk has space again; an alarm raised by the quota stays until a client disarms it, as in
-/// etcd; an alarm of unknown cause stays, too.
+/// This type remembers the cause of the alarm, because the entries of etcd do not contain it. An alarm raised
+/// by the disk is cleared once the disk has space again; an alarm raised by the quota stays until a client
+/// disarms it, as in etcd; an alarm of unknown cause stays, too.
 pub(super) struct NospaceAlarm {
     own: u64,
     cause: Cause,
-    /// Cause in the note beside the log.
+    /// Cause that was last written to the note beside the log.
     noted: Cause,
     /// Time of the last proposal to raise or clear the alarm; the proposal may be lost.
     proposed: Option<Instant>,
 }
 
 impl NospaceAlarm {
-    /// Returns the alarm of the member `own`, with the cause that is noted beside the log.
+    /// Returns the alarm of the member `own`. `noted` is the cause in the note beside the log.
     pub fn new(own: u64, noted: Cause) -> NospaceAlarm {
         NospaceAlarm { own, cause: noted, noted, proposed: None }
     }
@@ -56,20 +56,22 @@ impl NospaceAlarm {
         self.cause
     }
 
-    /// Returns the cause if it is not yet in the note beside the log, which the next process reads.
+    /// Returns the cause of the alarm if the note beside the log does not have it yet. The next process reads
+    /// the cause from the note.
     pub fn unnoted(&self) -> Option<Cause> {
         (self.noted != self.cause).then_some(self.cause)
     }
 
-    /// Records that the checkpointer was ordered to write the note; it executes orders in sequence.
+    /// Records that the checkpointer was ordered to write the note. The order counts as done, because the
+    /// checkpointer executes its orders in sequence.
     pub fn was_noted(&mut self) {
         self.noted = self.cause;
     }
 
     /// Handles a shortage: the disk has no space, or a client's write would exceed the quota.
     pub fn raise(&mut self, cause: Cause, present: AlarmContext<'_>, now: Instant) -> AlarmStep {
-        // An alarm that the quota has raised keeps that cause. If the cause is unknown, the present shortage
-        // is the cause.
+        // An alarm that the quota has raised keeps that cause. If the cause is unknown, the shortage reported
+        // now is the cause.
         let raised = present.alarms.is_raised(NOSPACE, self.own);
         // If both shortages occur before the alarm is raised, the quota is the cause, because only a client
         // can end it.
@@ -87,10 +89,10 @@ impl NospaceAlarm {
         AlarmStep { note, propose }
     }
 
-    /// Handles an alarm that was raised or cleared; a proposal of this member is then no longer in flight.
-    /// The entry that raises this member's NOSPACE alarm contains the cause. A member that was restarted
-    /// before it had written the note reads the cause from there, because no checkpoint covers the entry
-    /// before the note is written.
+    /// Handles an applied entry that raised or cleared an alarm; a proposal of this member then no longer
+    /// counts as in flight. The entry that raises this member's NOSPACE alarm contains the cause. A member
+    /// that was restarted before it had written the note reads the cause from that entry, because no
+    /// checkpoint covers the entry before the note is written.
     pub fn changed(&mut self, raised: Option<Raised>, alarms: &Alarms) {
         let proposed = self.proposed.take().is_some();
         let raised = raised.filter(|raised| (raised.alarm, raised.member_id) == (NOSPACE, self.own));
@@ -107,9 +109,9 @@ impl NospaceAlarm {
         }
     }
 
-    /// Decides, at each check of the disk, if an alarm that the disk had raised should be cleared. `ample`
-    /// says that the log finds no shortage, `may_clear` that the disk has space again and the quota is not
-    /// reached.
+    /// Decides, at each check of the disk, whether to clear an alarm that a full disk has raised, and returns
+    /// the action. `ample` says that the log finds no shortage of space. `may_clear` says that the disk has
+    /// space again and the quota is not reached.
     pub fn look(
         &mut self,
         ample: bool,

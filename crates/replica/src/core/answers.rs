@@ -1,5 +1,5 @@
-//! Replies on their way back to shards: outcomes wait here until the state that contains them is published,
-//! and each shard gets all its replies at once. [`Answers`] is the entry point.
+//! Replies on their way back to shards. Outcomes of entries wait here until the state that contains them is
+//! published; then each shard gets all its replies at once. [`Answers`] is the entry point.
 
 use api::Status;
 use machine::{AsOf, Outcome};
@@ -11,10 +11,11 @@ use tokio::sync::oneshot;
 use super::proposals::Waiter;
 use super::{OUTSIDE, Reply, ReplyBody, RequestId};
 
-/// Capacity for outcomes that is kept from one batch to the next.
+/// Maximum capacity of the list of outcomes that is kept from one batch to the next.
 const OUTCOMES_KEPT_MAX: usize = 4096;
 
-/// The result of an entry that a request waits for; answered once the state with the entry is published.
+/// The outcome of an entry for which a request waits. The request is answered once the state with the entry
+/// is published.
 pub(super) struct Answerable {
     /// The request that waits for the outcome.
     pub waiter: Waiter,
@@ -30,17 +31,17 @@ pub(super) struct Answerable {
 
 const _: () = assert!(size_of::<Answerable>() <= 128);
 
-/// The answers of a turn. The result of an entry waits until the state with the entry is published (invariant
-/// I3); then all replies for a shard go in one list, with one wake-up.
+/// The replies of a turn. The outcome of an entry waits until the state with the entry is published
+/// (invariant I3). Then all replies for a shard are sent as one list, with one wake-up.
 pub(super) struct Answers {
-    /// Replies by shard; the last list is for requests from other threads.
+    /// Replies, one list per shard. The last list is for requests from threads that are not shards.
     replies: Vec<Vec<Reply>>,
     /// Reply channels of requests from threads that are not shards.
     outside: Slab<oneshot::Sender<Reply>>,
     outcomes: Vec<Answerable>,
-    /// Reader that keeps the states of all outcomes of a turn readable.
+    /// Reader that keeps readable the states in which the outcomes of this turn are read.
     reads: Option<AsOf>,
-    /// Requests for the whole state, which get it once it is published.
+    /// Requests for the whole state. They get the state once it is published.
     images: Vec<RequestId>,
 }
 
@@ -56,8 +57,8 @@ impl Answers {
         }
     }
 
-    /// Registers the reply channel of a thread that is not a shard. Returns the request id under which a
-    /// reply reaches it.
+    /// Registers the reply channel of a thread that is not a shard, and returns the request id for a request
+    /// of that thread.
     pub fn id_for(&mut self, sender: oneshot::Sender<Reply>) -> RequestId {
         let slot = u32::try_from(self.outside.insert(sender)).unwrap_or(u32::MAX);
         RequestId { shard: OUTSIDE, slot, generation: 0 }
@@ -74,9 +75,9 @@ impl Answers {
         self.outcomes.push(answerable);
     }
 
-    /// Returns a reader of the state as of this moment. It keeps the state readable until the outcomes are
-    /// answered, although a compaction later in the turn may remove versions. `open` creates a reader for a
-    /// moment.
+    /// Returns a reader of the state at `moment`. The reader keeps the state readable until the outcomes are
+    /// answered, although a compaction later in the turn may remove versions. `open` creates the reader if
+    /// the turn has none yet.
     pub fn state(&mut self, moment: Moment, open: impl FnOnce(Moment) -> AsOf) -> AsOf {
         match &self.reads {
             Some(first) => first.at(moment),
@@ -89,19 +90,19 @@ impl Answers {
         self.reads = None;
     }
 
-    /// Adds a request for the whole state, which gets it once it is published.
+    /// Adds a request for the whole state. It gets the state once the state is published.
     pub fn want_image(&mut self, request_id: RequestId) {
         self.images.push(request_id);
     }
 
-    /// Takes out the requests for the whole state, which has just been published.
+    /// Removes and returns the requests for the whole state, which has just been published.
     pub fn take_images(&mut self) -> Vec<RequestId> {
         std::mem::take(&mut self.images)
     }
 
-    /// Replies with the outcomes of applied entries, whose state is published now. `is_removing` says if a
-    /// compaction is still removing versions; `wait` receives the replies that have to wait for the end of
-    /// the removal.
+    /// Turns the outcomes of applied entries into replies, because the state with the entries is published
+    /// now. `is_removing` says whether a compaction is still removing versions; `wait` receives the replies
+    /// that have to wait for the end of the removal.
     pub fn published(&mut self, is_removing: bool, mut wait: impl FnMut(Reply)) {
         let mut outcomes = std::mem::take(&mut self.outcomes);
         self.reads = None;
@@ -126,8 +127,8 @@ impl Answers {
         self.outcomes = outcomes;
     }
 
-    /// Sends all replies. Requests from outside the shards get theirs through their channels; `give` is
-    /// called for each shard with its list, even if the list is empty.
+    /// Sends all replies. Requests from threads that are not shards get theirs through their channels. `give`
+    /// is called once for each shard, with the list of the shard, even if that list is empty.
     pub fn deliver(&mut self, mut give: impl FnMut(usize, &mut Vec<Reply>)) {
         let outside = self.replies.last_mut().map(std::mem::take).unwrap_or_default();
         for reply in outside {

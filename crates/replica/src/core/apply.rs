@@ -1,12 +1,13 @@
 //! Bookkeeping for applying committed entries.
 //!
-//! A turn applies entries up to a fixed cost (`Thresholds::applied_per_turn`); the rest waits for the next
-//! turns, between which the core does its other work. An entry that costs more than a turn is applied slice
-//! by slice. It begins once all entries before it are published, and nothing is published before the entry is
-//! complete, so that no client sees part of it: views never contain a part, and for requests that read the
-//! machine directly, [`machine::Machine::is_whole`] tells which have to wait.
+//! A turn applies entries up to a maximum cost (`Thresholds::applied_per_turn`). The remaining entries wait
+//! for later turns, so that the core does its other work in between. An entry that costs more than the
+//! maximum is applied slice by slice. It begins after all entries before it are published, and nothing is
+//! published before it is complete, so views never contain a part of the entry. Requests that read the
+//! machine directly wait while [`machine::Machine::is_whole`] returns false.
 //!
-//! An entry that depends on a value which is not in memory waits for the reader threads in the same way.
+//! An entry can also depend on a value that is not in memory. Such an entry waits until the reader threads
+//! have read the value, and the core does its other work in between.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -23,23 +24,23 @@ use crate::inbox::Inbox;
 use storage::readers::{ReadValue, Reading};
 use storage::values::LogValues;
 
-/// Maximum bytes of committed entries that are not applied; above it, further entries from a leader are not
-/// accepted.
+/// Maximum bytes of committed entries that are not applied. Above this limit, the core accepts no further
+/// entries from a leader.
 const BEHIND_BYTES_MAX: usize = 128 << 20;
 
-/// Memory of a waiting entry in addition to its data: its slot in the queue, its location, and the
-/// allocation.
+/// Memory in bytes of a waiting entry in addition to its data: the slot in the queue, the location, and the
+/// overhead of the allocation.
 const ENTRY_BYTES: usize = size_of::<Entry>() + size_of::<(u64, log::Location)>() + 32;
 
 fn held_bytes(entry: &Entry) -> usize {
     ENTRY_BYTES + entry.data.len()
 }
 
-/// What the core needs to apply committed entries, in addition to the machine.
+/// Parts of the core that are needed to apply committed entries, in addition to the machine.
 pub(super) struct Apply {
     /// Entries that are not applied yet.
     pub queue: ApplyQueue,
-    /// Values on which entries depend.
+    /// Reads the values on which entries depend.
     pub values: LogValues,
     /// Metrics of the applied entries.
     pub meters: Meters,
@@ -47,18 +48,18 @@ pub(super) struct Apply {
 
 /// Committed entries that are not applied yet, and the cost that this turn may still spend on applying them.
 ///
-/// This type keeps the entries, and the values that the next entry waits for. The machine applies the
+/// This type stores the entries, and the values for which the next entry waits. The machine applies the
 /// entries.
 pub(super) struct ApplyQueue {
     entries: VecDeque<Entry>,
     bytes: usize,
     /// Cost that this turn may still spend on applying entries.
     left: u64,
-    /// The entry that the machine has begun and will continue.
+    /// The entry that the machine has begun to apply and not completed.
     begun: Option<OpenEntry>,
     /// True if an entry was applied since the last view was published.
     unpublished: bool,
-    /// Read in progress of values that the current entry depends on.
+    /// Read in progress of the values on which the current entry depends.
     reading: Option<Reading>,
     /// Values that have been read, by location.
     arrived: Vec<ReadValue>,
@@ -110,7 +111,8 @@ impl ApplyQueue {
         self.bytes
     }
 
-    /// Returns true if so many entries wait that no more should be accepted from a leader.
+    /// Returns true if the waiting entries take so much memory that the core should accept no more entries
+    /// from a leader.
     pub fn is_far_behind(&self) -> bool {
         self.bytes > BEHIND_BYTES_MAX
     }
@@ -123,7 +125,8 @@ impl ApplyQueue {
         self.charges.clear();
     }
 
-    /// Returns true if all values that were requested for the entry have been read, or none were requested.
+    /// Returns true if all values that were requested for the current entry have been read, or if none were
+    /// requested.
     fn has_values(&mut self) -> bool {
         let Some(reading) = &mut self.reading else { return true };
         let Poll::Ready(mut arrived) = Pin::new(&mut *reading).poll(&mut Context::from_waker(&self.waker))
@@ -157,7 +160,7 @@ impl ApplyQueue {
         (self.begun.is_some() || !self.entries.is_empty()) && self.reading.is_none()
     }
 
-    /// Returns true if an entry was begun and is not complete.
+    /// Returns true if an entry was begun and is not completely applied.
     pub fn is_amid(&self) -> bool {
         self.begun.is_some()
     }
@@ -168,7 +171,7 @@ impl ApplyQueue {
         !self.unpublished && self.left > 0 && self.has_values()
     }
 
-    /// Records that an entry was begun that takes longer than this turn.
+    /// Records that an entry was begun that cannot be completed in this turn.
     pub fn begun(&mut self, begun: OpenEntry) {
         self.begun = Some(begun);
     }
@@ -185,15 +188,15 @@ impl ApplyQueue {
         self.has_values();
     }
 
-    /// Ends the current entry, which is applied completely now. Returns it if it had been begun in an earlier
-    /// turn.
+    /// Ends the current entry, which is completely applied now. Returns the entry if it was begun in an
+    /// earlier turn.
     pub fn ended(&mut self) -> Option<OpenEntry> {
         self.arrived.clear();
         self.charges.clear();
         self.begun.take()
     }
 
-    /// Records that an entry is being applied, or was.
+    /// Records that an entry has been applied, or that its application has begun.
     pub fn applied(&mut self) {
         self.unpublished = true;
     }
@@ -208,7 +211,7 @@ impl ApplyQueue {
         self.unpublished = false;
     }
 
-    /// Returns the next entry if this turn may still begin one.
+    /// Removes and returns the next entry, if this turn may still begin one.
     pub fn next(&mut self) -> Option<Entry> {
         if self.left == 0 {
             return None;

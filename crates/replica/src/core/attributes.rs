@@ -1,4 +1,4 @@
-//! This member's own name and client URLs, and their publication in the cluster.
+//! Publication of this member's name and client URLs in the cluster.
 
 use std::time::{Duration, Instant};
 
@@ -10,14 +10,14 @@ pub(super) struct Attributes {
     own: u64,
     name: String,
     client_urls: Vec<String>,
-    /// Time after which a proposal of the attributes counts as lost.
+    /// Time after which a proposal of the attributes that was not applied counts as lost.
     pause: Duration,
-    /// True if the member has caught up with the entries that were committed when it was started.
+    /// True if the member has applied all entries that were committed when it was started.
     caught_up: bool,
-    /// True if the cluster knows the attributes.
+    /// True if the state has this member's attributes.
     known: bool,
     proposed: Option<Instant>,
-    /// True if the last proposal did not contain the attributes.
+    /// True if the last proposal changed nothing, because members of etcd 3.4 may exist.
     says_nothing: bool,
 }
 
@@ -37,17 +37,18 @@ impl Attributes {
     }
 
     /// Returns true if a proposal of this member has been applied since its start, which proves that the
-    /// member has caught up to that entry.
+    /// member has applied all entries committed before its start.
     pub fn have_caught_up(&self) -> bool {
         self.caught_up
     }
 
-    /// Returns the proposal to make now, if any. `has_leader` says if there is a leader and this member is in
-    /// its configuration. A second proposal is harmless: it changes nothing.
+    /// Returns the proposal to make now, if any. `has_leader` says that there is a leader and that this
+    /// member is in the leader's configuration. Proposing twice is harmless: the second entry changes
+    /// nothing.
     ///
-    /// Members that run etcd 3.4 exit when they apply a request that sets attributes. While such members may
-    /// exist (`are_old`), a request that changes nothing is proposed instead, by which this member catches
-    /// up; changed attributes are published later.
+    /// Members that run etcd 3.4 exit when they apply an entry that sets attributes. While such members may
+    /// exist (`are_old`), an entry that changes nothing is proposed instead, which shows when this member has
+    /// caught up. Changed attributes are then published later.
     pub fn propose(
         &mut self,
         has_leader: impl FnOnce() -> bool,
@@ -78,8 +79,8 @@ impl Attributes {
         Some(InternalRaftRequest { cluster_member_attr_set: Some(set), ..InternalRaftRequest::default() })
     }
 
-    /// Records that the proposal is applied. `known` holds the name and the client URLs of this member as the
-    /// cluster knows them now; `None` if the cluster has no such member.
+    /// Records that the proposal was applied. `known` holds this member's name and client URLs in the state;
+    /// `None` if the state has no such member.
     pub fn applied(&mut self, known: Option<(&str, &[String])>) {
         let unchanged = known.is_none_or(|known| known == (self.name.as_str(), self.client_urls.as_slice()));
         self.caught_up = true;
@@ -87,7 +88,7 @@ impl Attributes {
         self.proposed = None;
     }
 
-    /// Records that the proposal is lost.
+    /// Records that the proposal was lost.
     pub fn were_lost(&mut self) {
         self.proposed = None;
     }
@@ -124,7 +125,7 @@ mod tests {
             attributes.applied(Some((if unchanged { "seven" } else { "six" }, &[])));
             assert!(attributes.have_caught_up(), "it may serve");
             assert_eq!(attributes.propose(|| true, true, now + 9 * pause), None);
-            // The cluster has no members of etcd 3.4 any more.
+            // The cluster no longer has members of etcd 3.4.
             let request = attributes.propose(|| true, false, now + 9 * pause);
             assert_eq!(request.is_none(), unchanged);
             attributes.applied(Some(("seven", &[])));

@@ -1,22 +1,23 @@
-//! Decides how long proposals wait for others, to share a sync of the log with them.
+//! Decides how long proposals wait for further proposals, so that they share one sync of the log.
 //!
-//! Normally they do not wait at all: whatever arrives while the log syncs joins the next batch anyhow, and a
-//! fixed window would only add its own length. But a sync costs processor time whatever its size, some 60 to
-//! 150 us, and a server whose processors are busy spends that time better on requests. So, once syncs carry
-//! [`LARGE_BATCH`] proposals by themselves, the next batch waits until half of the writing connections have
+//! Normally proposals do not wait: those that arrive while the log syncs form the next batch anyway, and a
+//! fixed window would only add delay. But each sync costs about 60 to 150 us of processor time, whatever its
+//! size, which a server with busy processors should spend on requests. So, once batches contain on average
+//! [`LARGE_BATCH`] proposals without waiting, the next batch waits until half of the writing connections have
 //! sent a proposal, but at most for [`FAST_WINDOW`] and no longer than `--batch-fsync-window`.
 //!
-//! A member without others on a slow device first waits for the end of the current sync, and then for the
-//! clients whose writes were just synced: an answered client writes again, but later than the log would begin
-//! its next sync. Without this wait the clients split into two halves, and each half waits for the syncs of
-//! both. So a batch goes when as many proposals have come back as were in flight and waiting, or when half of
-//! a sync's time has passed, but no longer than the window. If the expected clients do not write again, for
-//! example because they write at independent times, the wait is skipped for a while.
+//! A single-member cluster on a slow device first waits for the end of the current sync. Then it waits for
+//! the clients whose writes were just synced: an answered client writes again, but only after the log would
+//! have begun its next sync. Without this second wait the clients split into two halves, and each half waits
+//! for the syncs of both halves. The second wait ends when the number of waiting proposals reaches the number
+//! that were in flight or waiting at the end of the sync, or when half the duration of a sync has passed, and
+//! at the latest after the window. If the expected clients do not write again, for example because they write
+//! at independent times, the second wait is skipped for the next batches.
 //!
 //! In a cluster a batch costs every member a sync, and each pair of members several messages. There a batch
-//! goes at once when no proposals are in flight, and otherwise waits until they are done: the members' disks
-//! and the network between them set the pace. The window bounds this wait, too, so that a distant member
-//! slows no client down.
+//! starts at once if no proposals are in flight, and otherwise waits until those are applied, so that the
+//! disks and the network set the pace. The window limits this wait, too, so that clients never wait long for
+//! a distant member.
 
 use std::time::{Duration, Instant};
 
@@ -24,33 +25,34 @@ use std::time::{Duration, Instant};
 const LARGE_BATCH: usize = 8;
 /// Minimum average number of proposals in a batch for which a pause between batches is worth its delay.
 const SHARED_BATCH: usize = 3;
-/// Number of proposals that complete a batch in a cluster, whether or not others are in flight.
+/// Number of waiting proposals at which a batch in a cluster starts, even if earlier proposals are in flight.
 const ENOUGH_IN_CLUSTER: usize = 512;
 /// Maximum wait on a device that is not slow.
 const FAST_WINDOW: Duration = Duration::from_millis(2);
-/// Duration of a sync from which on the device counts as slow.
+/// Duration of a sync at which a device counts as slow.
 const SLOW_SYNC: Duration = Duration::from_millis(1);
 /// Maximum duration that one sync contributes to the average: a stall says nothing about the next sync.
 const SYNC_MAX: Duration = Duration::from_millis(50);
-/// Bytes of proposals that complete a batch on a slow device.
+/// Bytes of waiting proposals at which a batch on a slow device starts.
 const ENOUGH_BYTES: usize = 1 << 20;
-/// Number of batches without a wait after the expected clients did not write again.
+/// Number of batches without a wait after a wait in which the expected clients did not write again.
 const SKIPPED: u32 = 16;
-/// Time for which a connection counts as writing after a write.
+/// Time for which a connection counts as writing after its last write.
 const ACTIVE: Duration = Duration::from_millis(50);
 
-/// Tracks which connections write and how large batches are.
+/// Tracks which connections write and how large batches are, and decides how long the next batch waits.
 #[derive(Debug)]
 pub struct Batching {
-    /// Connections that wrote in this period and in the one before, as bits of their hash.
+    /// Connections that wrote in this period, and those that wrote in the period before, as bits of the hash
+    /// of a connection.
     writers: [Box<[u64; 64]>; 2],
     counts: [usize; 2],
     period_began: Instant,
-    /// Average number of proposals in recent batches, in sixteenths.
+    /// Average number of proposals in recent batches, in units of one sixteenth.
     batch16: usize,
     began: Option<Instant>,
     went_at: Instant,
-    /// Maximum wait.
+    /// Maximum time that proposals wait (`--batch-fsync-window`).
     window: Duration,
     /// Bytes of the proposals that wait.
     bytes: usize,
@@ -64,10 +66,11 @@ struct Device {
     sync: Duration,
     /// True while proposals are on their way to the disk.
     is_busy: bool,
-    /// Number of proposals passed on since all earlier ones were synced.
+    /// Number of proposals given to the log since the last time when all proposals were synced.
     going: usize,
-    /// Time at which all proposals were synced last. `here` is the number of proposals that waited then,
-    /// `expected` the number if all clients whose writes were synced write again.
+    /// Last time at which all proposals were synced. `here` is the number of proposals that waited at that
+    /// time. `expected` is that number plus the number of clients whose writes were synced then, which are
+    /// expected to write again.
     settled: Instant,
     here: usize,
     expected: usize,
@@ -94,11 +97,11 @@ impl Device {
         self.is_busy = is_busy;
     }
 
-    /// Returns the number of proposals that complete a batch, and the maximum time to wait for them since
+    /// Returns the number of proposals at which the batch starts, and the maximum time to wait for them since
     /// `began`.
     fn wait(&self, began: Instant, window: Duration, now: Instant) -> (usize, Duration) {
         if self.is_busy {
-            // The end of the sync wakes the core.
+            // The end of the sync wakes the core, so this time is only an upper bound.
             let left = (2 * self.sync).saturating_sub(now.saturating_duration_since(began));
             return (ENOUGH_IN_CLUSTER, left);
         }
@@ -107,7 +110,8 @@ impl Device {
         }
         let since = self.settled.max(began);
         let left = window.min(self.sync / 2).saturating_sub(now.saturating_duration_since(since));
-        // One eighth is subtracted, because the slowest clients may take longer to write again.
+        // One eighth is subtracted, because the slowest clients may take longer to write their next
+        // proposals.
         (self.expected - self.expected / 8, left)
     }
 
@@ -122,7 +126,7 @@ impl Device {
         }
         self.going += proposals;
         self.expected = 0;
-        // Set here already, because the next call of `look` may come after this batch is synced.
+        // The flag is set here, because this batch may already be synced at the next call of `look`.
         self.is_busy = true;
     }
 }
@@ -148,7 +152,7 @@ impl Batching {
         self.device.sync = (self.device.sync * 7 + took.min(SYNC_MAX)) / 8;
     }
 
-    /// Records whether proposals are on their way to the disks, and how many wait.
+    /// Records whether proposals are in flight to the disks, and how many proposals wait.
     pub fn look(&mut self, under_way: bool, waiting: usize, now: Instant) {
         self.device.look(under_way, waiting, now);
     }
@@ -171,8 +175,8 @@ impl Batching {
         self.began.get_or_insert(now);
     }
 
-    /// Returns how many more proposals to wait for, and how long, when `waiting` have arrived; `None` to
-    /// propose now.
+    /// Returns the number of further proposals to wait for, and the maximum time, if `waiting` proposals have
+    /// arrived. Returns `None` if they should be proposed now.
     pub fn wait(&self, waiting: usize, now: Instant) -> Option<(usize, Duration)> {
         let began = self.began?;
         if self.device.is_slow() {
@@ -188,7 +192,8 @@ impl Batching {
         (!left.is_zero()).then_some((enough - waiting, left))
     }
 
-    /// Returns the number of proposals that complete a batch on a slow device, and the time to wait for them.
+    /// Returns the number of proposals at which a batch on a slow device starts, and the maximum time to wait
+    /// for them.
     fn wait_for_device(&self, began: Instant, now: Instant) -> (usize, Duration) {
         if self.bytes >= ENOUGH_BYTES || self.window.is_zero() {
             return (0, Duration::ZERO);
@@ -196,7 +201,7 @@ impl Batching {
         self.device.wait(began, self.window, now)
     }
 
-    /// Returns the same as [`Self::wait`], for a cluster. `under_way` says if earlier proposals are not
+    /// Returns the result of [`Self::wait`] for a cluster. `under_way` says whether earlier proposals are not
     /// applied yet; `pace` is the minimum time between two batches.
     pub fn wait_in_cluster(
         &self,
@@ -208,7 +213,7 @@ impl Batching {
         if waiting >= ENOUGH_IN_CLUSTER {
             return None;
         }
-        // Batches that stay small show that there is nothing to gather.
+        // If batches stay small, few proposals arrive at the same time, and a pause would only delay them.
         let pace = if self.batch16 < 16 * SHARED_BATCH { Duration::ZERO } else { pace };
         let paced = pace.saturating_sub(now.saturating_duration_since(self.went_at));
         let began = self.began?;
@@ -217,12 +222,12 @@ impl Batching {
         (!left.is_zero()).then_some((ENOUGH_IN_CLUSTER - waiting, left))
     }
 
-    /// Records that another member has forwarded proposals.
+    /// Records the arrival of proposals that another member has forwarded.
     pub fn came(&mut self, now: Instant) {
         self.began.get_or_insert(now);
     }
 
-    /// Records that a batch of this many proposals goes to the log.
+    /// Records that a batch of this many proposals is given to the log.
     pub fn went(&mut self, proposals: usize, now: Instant) {
         self.went_at = now;
         self.bytes = 0;
@@ -299,14 +304,14 @@ mod tests {
         assert_eq!(batching.wait_in_cluster(3, true, Duration::ZERO, now), None);
     }
 
-    /// Returns the state on a device on which each sync takes 16 ms.
+    /// Returns the state for a device on which each sync takes 16 ms.
     fn slow(now: Instant) -> Batching {
         let mut batching = Batching::new(now, WINDOW);
         (0..100).for_each(|_| batching.synced(Duration::from_millis(16)));
         batching
     }
 
-    /// Sends a batch of ten; `meanwhile` proposals arrive while it is synced.
+    /// Passes on a batch of ten proposals. `meanwhile` proposals arrive while the batch is synced.
     fn goes_and_is_synced(batching: &mut Batching, meanwhile: u16, now: Instant) {
         batching.went(10, now);
         (0..meanwhile).for_each(|writer| batching.wrote(writer, 100, now));
@@ -325,7 +330,8 @@ mod tests {
         assert_eq!(batching.wait(7, now), Some((7, WINDOW)));
         assert_eq!(batching.wait(14, now), None, "the last few are not");
         assert_eq!(batching.wait(7, now + WINDOW), None);
-        // A sync that takes longer than two average ones delays no proposal, and a large batch does not wait.
+        // After a sync that takes longer than twice the average, no proposal waits any longer; and a large
+        // batch never waits.
         batching.look(true, 6, now);
         assert_eq!(batching.wait(6, now).map(|(_, left)| left.as_millis()), Some(31));
         assert_eq!(batching.wait(6, now + Duration::from_millis(32)), None);

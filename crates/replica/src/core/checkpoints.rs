@@ -1,5 +1,5 @@
-//! Decides when a checkpoint is due, and which segments become free by it: [`Checkpoints`]. The checkpointer
-//! writes the checkpoints.
+//! Decides when a checkpoint is due and which segments can be deleted after it: [`Checkpoints`]. The
+//! checkpointer writes the checkpoints.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -8,48 +8,53 @@ use numbers::Index;
 use planted::Bug;
 use storage::checkpointer::Checkpointed;
 
-/// Pause before a failed checkpoint is tried again, if it would have freed segments or found no space.
+/// Pause before a failed checkpoint is tried again, if it would have freed segments or failed for lack of
+/// space.
 const FREE_PAUSE: Duration = Duration::from_secs(5);
-/// A checkpoint that is due only because the member is quiet waits, from the order of the last one, for this
-/// many times the working time of that one. So bursts of writes with pauses in between keep the disk busy
-/// with checkpoints at most a quarter of the time.
+/// Minimum time from the order of a checkpoint to a next one that is due only because the member is quiet, as
+/// a multiple of the time that the first one worked. So bursts of writes with pauses between them keep the
+/// disk busy with checkpoints for at most a quarter of the time.
 const QUIET_WORK_FACTOR: u32 = 4;
-/// With fewer entries than `--snapshot-count`, a checkpoint is due after this many times the usual bytes.
+/// Factor for the byte limit while fewer than `--snapshot-count` entries are unsaved: a checkpoint is then
+/// due after this many times `checkpoint_log_bytes`.
 const FEW_ENTRIES_FACTOR: u64 = 4;
 
-/// Limits from which on checkpoints are due and space is reclaimed, and the work allowed in one turn.
+/// Limits at which checkpoints are due and space is reclaimed, and the maximum work of one turn.
 #[derive(Clone, Copy, Debug)]
 pub struct Thresholds {
-    /// Log bytes after which a checkpoint is due, or four times as many if they contain fewer entries than
-    /// `--snapshot-count`. This is roughly the maximum that a restart has to read.
+    /// Log bytes after which a checkpoint is due, if they contain at least `--snapshot-count` entries; with
+    /// fewer entries it is due after four times as many bytes. A restart has to read roughly this much at
+    /// most.
     pub checkpoint_log_bytes: u64,
-    /// Number of entries after which a checkpoint is due, whatever their size.
+    /// Number of entries after which a checkpoint is due, whatever their size in bytes.
     pub checkpoint_entries: u64,
-    /// Time after which a checkpoint is due, if there is anything to save.
+    /// Time after which a checkpoint is due, if at least `--snapshot-count` entries are unsaved.
     pub checkpoint_age: Duration,
-    /// Time without an applied entry after which a checkpoint is due: the disk is idle, and a restart would
-    /// have to read the unsaved entries. The checkpoint may be later if the last one took much work.
+    /// Time without an applied entry after which a checkpoint is due, if at least `--snapshot-count` entries
+    /// are unsaved: the disk is idle then, and a restart would have to read these entries. The checkpoint
+    /// comes later if the last one took much work.
     pub checkpoint_quiet: Duration,
-    /// Minimum bytes of dead records in sealed segments that are worth moving the live ones away.
+    /// Minimum bytes of dead records in sealed segments at which moving the live records out of them is
+    /// worthwhile.
     pub reclaim_dead_bytes: u64,
-    /// Maximum cost of the entries that one turn applies, in keys, operations and KiB; each takes about a
-    /// microsecond. A longer entry is applied over several turns.
+    /// Maximum cost of the entries that one turn applies, counted in keys, operations and KiB, each of which
+    /// takes about a microsecond. A longer entry is applied over several turns.
     pub applied_per_turn: u64,
-    /// Maximum cost of the entries that one turn applies while no leader is known, as at a start: no client
-    /// is served then, and each turn costs a view.
+    /// Maximum cost of the entries that one turn applies while no leader is known, as at a start. It can be
+    /// higher, because no client is served then, and fewer turns publish fewer views.
     pub applied_per_turn_unled: u64,
-    /// Maximum cost of the questions that one turn answers, in answers, leases visited and pointers copied;
-    /// each takes about a microsecond. The last question of a turn may exceed the budget.
+    /// Maximum cost of the questions that one turn answers, counted in answers, leases visited and pointers
+    /// copied, each of which takes about a microsecond. The last question of a turn may exceed the budget.
     pub questions_per_turn: u64,
-    /// Interval at which a leader makes lease checkpoints of leases that have used up at least this much of
-    /// their TTL, so that their remaining time survives a restart.
+    /// Interval at which a leader makes lease checkpoints, so that remaining times survive a restart. Leases
+    /// that have used up at least this much of their TTL are included.
     pub note_interval: Duration,
 }
 
 impl Thresholds {
     /// Returns the thresholds for this `--snapshot-count`. Checkpoints cost less than etcd's snapshots and
-    /// free no memory, so ten times as many entries go between them. Segments are smaller on small disks, and
-    /// so are the byte limits.
+    /// free no memory, so they are ten times as many entries apart. The byte limits are proportional to the
+    /// size of segments, which is smaller on small disks.
     pub fn of(snapshot_count: u64, segment_bytes: u32) -> Thresholds {
         let bytes = (64 << 20).min(2 * u64::from(segment_bytes));
         Thresholds {
@@ -66,46 +71,46 @@ impl Thresholds {
     }
 }
 
-/// Decides when checkpoints are due: tracks what has been written since the last one, which segments hold
-/// nothing any more, and which checkpoint is in progress.
+/// Decides when checkpoints are due: tracks what has been written since the last checkpoint, which segments
+/// hold no live values any more, and whether a checkpoint is in progress.
 ///
-/// The core reports what is applied, moved, ordered and saved, and this type says if another checkpoint is
-/// due. When a checkpoint is saved, it returns the segments that nothing durable needs any more.
+/// The core reports what is applied, moved, ordered and saved. This type says whether another checkpoint is
+/// due and, when a checkpoint is saved, which segments no durable file needs any more.
 pub(super) struct Checkpoints {
     thresholds: Thresholds,
-    /// Number of entries after which a checkpoint is due if it is worthwhile (`--snapshot-count`).
+    /// Number of entries after which a checkpoint is due if the log bytes or the time suffice, too
+    /// (`--snapshot-count`).
     snapshot_count: u64,
     busy: bool,
-    /// Segments without a live value when the checkpoint in progress was ordered.
+    /// Segments that had no live value when the checkpoint in progress was ordered.
     empty_segments: Vec<u32>,
-    /// Segments that values were moved out of since the last whole checkpoint was ordered: earlier checkpoint
-    /// runs refer to the old locations.
+    /// Segments out of which values were moved since the last whole checkpoint was ordered. Runs of earlier
+    /// checkpoints refer to the old locations in these segments.
     emptied: BTreeSet<u32>,
-    /// Emptied segments whose old locations no run refers to once the whole checkpoint in progress is
-    /// durable.
+    /// Segments whose old locations no run refers to once the whole checkpoint in progress is durable.
     emptying: BTreeSet<u32>,
     whole_wanted: bool,
-    /// Time at which a checkpoint is taken because it frees segments, however little was written since the
-    /// last one.
+    /// Time at which a checkpoint is due because it frees segments, even if little was written since the last
+    /// one.
     frees_at: Option<Instant>,
     /// True if the checkpoint in progress was taken to free segments.
     frees: bool,
     applied_index: Index,
     entries_since: u64,
-    /// Value of `entries_since` at the last call of [`Checkpoints::due`], and the time since when it has that
-    /// value.
+    /// Value of `entries_since` at the last call of [`Checkpoints::due`], and the time at which that value
+    /// was first seen.
     seen: (u64, Instant),
     log_bytes_at: u64,
-    /// Time at which the last checkpoint was ordered, or was done.
+    /// Time at which the last checkpoint was ordered or, once it has ended, the time of its end.
     at: Instant,
-    /// Time before which no checkpoint is due because the member is quiet.
+    /// Time before which no checkpoint is due merely because the member is quiet.
     quiet_after: Instant,
     bytes: u64,
 }
 
 impl Checkpoints {
-    /// Returns the state after a start. The pair is the applied index of the newest checkpoint, and its
-    /// bytes.
+    /// Returns the state after a start. `(applied_index, bytes)` are the applied index of the newest
+    /// checkpoint, and the bytes of its files.
     pub fn new(
         thresholds: Thresholds,
         snapshot_count: u64,
@@ -132,7 +137,7 @@ impl Checkpoints {
         }
     }
 
-    /// Returns the limits from which on checkpoints are due, and the work allowed in one turn.
+    /// Returns the limits at which checkpoints are due, and the maximum work of one turn.
     pub fn thresholds(&self) -> &Thresholds {
         &self.thresholds
     }
@@ -158,8 +163,8 @@ impl Checkpoints {
     }
 
     /// Returns two byte counts: the log bytes written since the newest checkpoint was ordered, and the limit
-    /// from which on another one is due however few entries they contain. `written_bytes` are all log bytes
-    /// ever written.
+    /// at which another checkpoint is due even if these bytes contain few entries. `written_bytes` is the
+    /// number of all log bytes written so far.
     pub fn unsaved_bytes(&self, written_bytes: u64) -> (u64, u64) {
         let since = written_bytes.saturating_sub(self.log_bytes_at);
         (since, FEW_ENTRIES_FACTOR * self.thresholds.checkpoint_log_bytes)
@@ -170,29 +175,29 @@ impl Checkpoints {
         self.emptied.insert(segment);
     }
 
-    /// Returns true if values were moved out of segments that are now empty; only a whole checkpoint frees
-    /// these segments.
+    /// Returns true if a segment is empty only because values were moved out of it. Such a segment is freed
+    /// only by a whole checkpoint.
     pub fn has_emptied(&self, is_empty: impl Fn(u32) -> bool) -> bool {
         self.emptied.iter().any(|segment| is_empty(*segment))
     }
 
-    /// Makes the next checkpoint a whole one.
+    /// Makes the next checkpoint a whole one, which reuses no run of an earlier checkpoint.
     pub fn want_whole(&mut self) {
         self.whole_wanted = true;
     }
 
-    /// Records that a checkpoint taken now would free segments.
+    /// Records that a checkpoint taken now would free segments, so that one is due.
     pub fn would_free(&mut self, now: Instant) {
         self.frees_at = Some(now);
     }
 
-    /// Returns true if a checkpoint is to be taken now or later because it would free segments.
+    /// Returns true if a checkpoint is due, now or after a pause, because it would free segments.
     pub fn is_to_free(&self) -> bool {
         self.frees_at.is_some()
     }
 
-    /// Returns `Some` if a checkpoint is due; the flag is true if it should be a whole one. `is_empty` says
-    /// if a segment holds no live value.
+    /// Returns `Some` if a checkpoint is due, with true if it should be a whole one. `is_empty` says whether
+    /// a segment holds no live value.
     pub fn due(&mut self, written_bytes: u64, is_empty: impl Fn(u32) -> bool, now: Instant) -> Option<bool> {
         let (since, enough_bytes) = self.unsaved_bytes(written_bytes);
         let due = &self.thresholds;
@@ -209,18 +214,19 @@ impl Checkpoints {
                 || age >= due.checkpoint_age
                 || (quiet >= due.checkpoint_quiet && now >= self.quiet_after));
         let frees = self.frees_at.is_some_and(|at| now >= at);
-        // A failed checkpoint that was to free emptied segments must be a whole one again.
+        // If a checkpoint that was to free emptied segments has failed, its retry must be a whole one, too.
         let whole = self.whole_wanted || (frees && self.has_emptied(is_empty));
         (by_bytes || by_entries || whole || frees).then_some(whole)
     }
 
-    /// Returns true if an empty segment becomes free once a checkpoint is saved. A segment that values were
-    /// moved out of needs a whole checkpoint, which no longer refers to the old locations.
+    /// Returns true if an empty segment can be deleted once a checkpoint is saved. If values were moved out
+    /// of the segment, the checkpoint must be a whole one, because runs of earlier checkpoints refer to the
+    /// old locations.
     pub fn frees(&self, segment: u32, whole: bool) -> bool {
         whole || !self.emptied.contains(&segment)
     }
 
-    /// Records that a checkpoint was ordered, which needs nothing in `empty_segments`.
+    /// Records that a checkpoint was ordered. The checkpoint refers to no value in `empty_segments`.
     pub fn ordered(&mut self, empty_segments: Vec<u32>, whole: bool, written_bytes: u64, now: Instant) {
         self.begun(written_bytes, now);
         self.empty_segments = empty_segments;
@@ -228,7 +234,7 @@ impl Checkpoints {
             self.emptying = std::mem::take(&mut self.emptied);
         }
         self.whole_wanted = false;
-        // Garbage that appears while this checkpoint is in progress is left to the next one.
+        // Segments that become empty while this checkpoint is in progress are left to the next one.
         self.frees = self.frees_at.take().is_some() || whole;
     }
 
@@ -242,12 +248,12 @@ impl Checkpoints {
         self.at = now;
     }
 
-    /// Takes out the segments that nothing needs once the checkpoint in progress is saved.
+    /// Removes and returns the segments that nothing needs once the checkpoint in progress is saved.
     pub fn take_empty(&mut self) -> Vec<u32> {
         std::mem::take(&mut self.empty_segments)
     }
 
-    /// Records that the checkpoint in progress is durable. Returns the segments that nothing durable needs
+    /// Records that the checkpoint in progress is durable. Returns the segments that no durable file needs
     /// any more.
     pub fn saved(&mut self, done: &Checkpointed, now: Instant) -> Vec<u32> {
         let (before, saved) = (self.applied_index, done.applied_index);
@@ -255,14 +261,14 @@ impl Checkpoints {
         self.ended(done.paused, now);
         self.applied_index = saved;
         self.bytes = done.bytes;
-        // Values still in one of these segments cannot be moved, and another whole checkpoint would not
-        // change that.
+        // A value that is still in one of these segments cannot be moved, so another whole checkpoint would
+        // not free the segment.
         self.emptying.clear();
         self.take_empty()
     }
 
     /// Records that the checkpoint in progress could not be written. No data is lost, because the log has all
-    /// entries. It is tried again when the next checkpoint is due.
+    /// entries. Unless it was to free segments, it is tried again only when the next checkpoint is due.
     pub fn failed(&mut self, now: Instant) {
         self.ended(Duration::ZERO, now);
         self.empty_segments.clear();
@@ -274,16 +280,16 @@ impl Checkpoints {
     }
 
     /// Records the end of a checkpoint. `paused` is the part of its duration without work; after a failure
-    /// the whole duration counts as work, because the cause may persist. On a loaded member the pauses are
-    /// most of the duration, many seconds: if the next checkpoint waited in proportion to them, a restart
-    /// soon after a load would have to read all entries since this checkpoint.
+    /// the whole duration counts as work, because the cause may persist. On a loaded member the pauses make
+    /// up most of the duration, many seconds. They must not count, because then the next checkpoint would
+    /// come late, and a restart soon after the load would have to read all entries since this one.
     fn ended(&mut self, paused: Duration, now: Instant) {
         let worked = now.saturating_duration_since(self.at).saturating_sub(paused);
         self.quiet_after = self.at + worked * QUIET_WORK_FACTOR;
         (self.busy, self.at) = (false, now);
     }
 
-    /// Lets a failed checkpoint be tried again soon, even if nothing is written in the meantime.
+    /// Makes a failed checkpoint due again after a pause, even if nothing is written in the meantime.
     pub fn retry(&mut self, now: Instant) {
         self.frees_at = Some(now + FREE_PAUSE);
     }
@@ -358,7 +364,7 @@ mod tests {
             [60],
             "it is never quiet"
         );
-        // Entries applied while no check was made count from the time of the check.
+        // Entries that are applied while no check is made count as applied at the time of the next check.
         let begin = Instant::now();
         let mut late = applied(20, begin);
         late.thresholds.checkpoint_quiet = Duration::from_secs(5);
@@ -431,7 +437,7 @@ mod tests {
         assert_eq!(due(&mut checkpoints, 0, now), Some(true));
         checkpoints.ordered(vec![5], true, 0, now);
         assert!(!checkpoints.is_to_free());
-        // A failed checkpoint is tried again after a while.
+        // A failed checkpoint is tried again after a pause.
         checkpoints.failed(now);
         assert_eq!(due(&mut checkpoints, 0, now), None);
         let later = now + FREE_PAUSE;

@@ -1,14 +1,14 @@
-//! Encoding of commands.
+//! Encoding of commands for the log.
 
 use api::wire::{bytes_tag, number_tag, put_varint, varint_len, wide_tag};
 use bytes::{BufMut as _, Bytes, BytesMut};
 use machine::auth::Caller;
 
-/// Encodes a command that carries a client's request unchanged: the header with the command's id and user,
-/// and the request as field `number` of the `InternalRaftRequest`.
+/// Encodes a command with a client's request as an `InternalRaftRequest`: a header with the command's id and
+/// user, and the unchanged request bytes as field `number`.
 pub fn command(id: u64, number: u32, request: &[u8], caller: Caller<'_>) -> Bytes {
     const HEADER: u64 = wide_tag(100);
-    // The id is written even if it is 0.
+    // The id is always written, even if it is 0, the default value that protobuf encoders omit.
     let mut header_len = 1 + varint_len(id);
     if !caller.user.is_empty() {
         header_len += 1 + varint_len(caller.user.len() as u64) + caller.user.len();

@@ -1,4 +1,5 @@
-//! Compactions: automatic ones that this member proposes, and the removal that follows each of them.
+//! The parts of the core that compact: automatic compactions, which this member proposes as the leader, and
+//! the removal of versions after each compaction.
 
 use std::time::{Duration, Instant};
 
@@ -7,11 +8,11 @@ use numbers::Revision;
 use super::compactor::{AutoCompaction, Compactor};
 use super::removal::Removal;
 
-/// The compactions of the state.
+/// Deciders about compactions and about the removal of versions.
 pub(super) struct Compactions {
-    /// Decides when a leader proposes an automatic compaction.
+    /// Decides when this member, as the leader, proposes an automatic compaction.
     pub automatic: Compactor,
-    /// Decides when versions are removed that compactions made unreadable.
+    /// Decides when versions that compactions made unreadable are removed.
     pub removal: Removal,
 }
 

@@ -1,4 +1,4 @@
-//! Automatic compaction: by age, or by number of revisions, like etcd's two modes.
+//! Automatic compaction by age or by number of revisions, like the two modes of etcd.
 //!
 //! # Example: a retention of 10 hours
 //!
@@ -8,9 +8,9 @@
 //! 11:00  the next one, to the revision of 0:54: the oldest record is one period and one tenth of an hour old
 //! ```
 //!
-//! With a retention of less than an hour all intervals are shorter: with 5 minutes, the revision is recorded
-//! every 30 seconds, and a compaction is made every 5 minutes. Every member records revisions, and the leader
-//! compacts; a failed compaction is tried again at the next record.
+//! With a retention of less than an hour all intervals are shorter. For example, with a retention of 5
+//! minutes the revision is recorded every 30 seconds, and a compaction is made every 5 minutes. Every member
+//! records revisions, and the leader compacts; a failed compaction is tried again at the next record.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ use numbers::Revision;
 const REVISION_INTERVAL: Duration = Duration::from_secs(5 * 60);
 /// Maximum time between two compactions of the periodic mode.
 const PERIODIC_INTERVAL_MAX: Duration = Duration::from_secs(60 * 60);
-/// Number of times that the periodic mode records the revision within one interval.
+/// Number of revisions that the periodic mode records within one interval.
 const NOTES_PER_INTERVAL: u32 = 10;
 
 /// Mode of automatic compaction.
@@ -29,9 +29,9 @@ const NOTES_PER_INTERVAL: u32 = 10;
 pub enum AutoCompaction {
     /// No automatic compaction.
     Off,
-    /// Revisions older than this are compacted; not zero.
+    /// Compacts revisions older than this duration, which is not zero.
     Periodic(Duration),
-    /// All revisions except this many are compacted; not 0.
+    /// Compacts all revisions except the newest ones, of which this many are kept; not 0.
     Revision(u64),
 }
 
@@ -39,13 +39,14 @@ pub enum AutoCompaction {
 #[derive(Debug)]
 pub struct Compactor {
     mode: AutoCompaction,
-    /// Recorded revisions, the oldest first.
+    /// Recorded revisions, oldest first.
     notes: VecDeque<Revision>,
     next: Instant,
-    /// Time of the last compaction, or of the start. `interval` is the time from then to the next compaction.
+    /// Time of the last compaction, or of the start. `interval` is the time after which the next compaction
+    /// is due.
     since: Instant,
     interval: Duration,
-    /// Compaction that the last check requested, and the time of that check.
+    /// Revision that the last check requested to compact to, and the time of that check.
     asked: Option<(Revision, Instant)>,
 }
 
@@ -64,7 +65,7 @@ impl Compactor {
         compactor
     }
 
-    /// Returns the time between two checks; `None` when compaction is left to clients.
+    /// Returns the time between two checks; `None` if automatic compaction is off.
     fn pause(&self) -> Option<Duration> {
         match self.mode {
             AutoCompaction::Off => None,
@@ -73,8 +74,9 @@ impl Compactor {
         }
     }
 
-    /// Returns the revision to compact to if a compaction is due. Called on every member. `compacted` is the
-    /// revision that the state is compacted to, and `leads` says if this member may compact.
+    /// Returns the revision to compact to if a compaction is due. Every member calls this, so that all record
+    /// revisions. `compacted` is the compact revision of the state, and `leads` says whether this member may
+    /// propose a compaction.
     pub fn due(
         &mut self,
         revision: Revision,
@@ -92,7 +94,8 @@ impl Compactor {
             AutoCompaction::Revision(keep) => revision - i64::try_from(keep).unwrap_or(i64::MAX),
             AutoCompaction::Periodic(period) => {
                 if let Some((_, at)) = self.asked.take_if(|(to, _)| *to <= compacted) {
-                    // The compaction was carried out, by this member or another leader.
+                    // The compaction that this member requested was carried out, no matter which leader
+                    // proposed it.
                     (self.since, self.interval) = (at, period.min(PERIODIC_INTERVAL_MAX));
                 }
                 let oldest = self.notes.front().copied();
@@ -156,11 +159,12 @@ mod tests {
 
     #[test]
     fn periodic_mode_compacts_when_etcd_does() {
-        // To the state of an hour before; then every hour, to the state of an hour and six minutes before.
+        // The first compaction is to the state of an hour before; the next ones, every hour, are to the state
+        // of an hour and six minutes before.
         assert_eq!(compactions(60 * MINUTE, 200, &[], 0), [(60, 2), (120, 542), (180, 1142)]);
-        // A long period delays only the first compaction; then one is due every hour, too.
+        // A long period delays only the first compaction. After that, one is due every hour.
         assert_eq!(compactions(180 * MINUTE, 310, &[], 0), [(180, 2), (240, 542), (300, 1142)]);
-        // A short period: every ten minutes.
+        // With a short period, a compaction is due every ten minutes.
         assert_eq!(compactions(10 * MINUTE, 40, &[], 0), [(10, 2), (20, 92), (30, 192), (40, 292)]);
         // A failed compaction is tried again at the next check, and a new leader makes the compaction that is
         // due.

@@ -1,12 +1,13 @@
-//! Measures how busy the machine's processors are, from the view of the core's own thread.
+//! Measures how busy the machine's processors are, as seen by the core's own thread.
 //!
-//! A round of messages and a sync cost about the same whatever they carry. While processors are idle,
-//! starting them as early as possible is best. When processors are busy, each of them takes time from
-//! requests, and requests that wait a few milliseconds to share one are answered earlier. Neither the number
-//! of clients nor the size of batches tells the two cases apart, but the kernel's counters do: how long the
-//! kernel lets this runnable thread wait (`/proc/<tid>/schedstat`), and whether any processor was idle at the
-//! same time (`/proc/stat`). Both are needed: threads that wake one another in turn wait for a processor now
-//! and then even when most processor time is idle.
+//! A round of messages between members, and a sync, cost about the same processor time for one request as for
+//! many. While processors are idle, it is best to start rounds and syncs as early as possible. When
+//! processors are busy, each round or sync takes processor time from requests, and requests that wait a few
+//! milliseconds to share one are answered earlier. Neither the number of clients nor the size of batches
+//! tells the two cases apart, but the kernel's counters do: how long the kernel lets this runnable thread
+//! wait (`/proc/<tid>/schedstat`), and whether any processor was idle at the same time (`/proc/stat`). Both
+//! are needed: threads that wake one another in turn wait for a processor now and then even when most
+//! processor time is idle.
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom};
@@ -14,26 +15,26 @@ use std::time::{Duration, Instant};
 
 /// Interval between two measurements.
 const INTERVAL: Duration = Duration::from_millis(200);
-/// Share of all processors' time that must be idle so that nothing is slowed down.
+/// Share of all processors' time that must be idle. At or above it, the pace is not reduced.
 const IDLE_ENOUGH: f64 = 0.15;
-/// Share of its time that the thread must wait before anything is slowed down.
+/// Share of the thread's time spent waiting for a processor at which the pace begins to be reduced.
 const WAITS_MIN: f64 = 0.15;
-/// Share of waiting time from which on the pace is the slowest.
+/// Share of the thread's time spent waiting for a processor at which the pace is the slowest.
 const WAITS_MAX: f64 = 0.45;
-/// The slowest pace.
+/// Time between two starts of such operations at the slowest pace.
 const PACE_MAX: Duration = Duration::from_millis(10);
 
 /// Tracks how busy the processors are.
 pub(super) struct CpuPressure {
-    /// `None` if the kernel does not provide the file.
+    /// The file `/proc/<tid>/schedstat` of the thread; `None` if the kernel does not provide it.
     schedstat: Option<File>,
     stat: Option<File>,
-    /// Nanoseconds that the thread ran and waited, at the last measurement.
+    /// Nanoseconds for which the thread ran and for which it waited, as of the last measurement.
     seen: (u64, u64),
-    /// Ticks of all processors, and the idle ones among them, at the last measurement.
+    /// Ticks of all processors, and how many of them were idle, as of the last measurement.
     ticks: (u64, u64),
-    /// Nanoseconds since the last measurement in which the thread yielded the processor. This waiting was
-    /// voluntary and does not count.
+    /// Nanoseconds, since the last measurement, for which the thread had yielded the processor. This wait was
+    /// voluntary and is not counted as pressure.
     gave_way: u64,
     next_look: Instant,
     /// Share of the time that the thread had to wait for a processor, smoothed.
@@ -41,7 +42,7 @@ pub(super) struct CpuPressure {
 }
 
 impl CpuPressure {
-    /// Returns a measurement of the calling thread.
+    /// Starts measuring the calling thread.
     pub fn here(now: Instant) -> CpuPressure {
         CpuPressure {
             schedstat: File::open("/proc/thread-self/schedstat").ok(),
@@ -74,7 +75,7 @@ impl CpuPressure {
         self.gave_way = self.gave_way.saturating_add(nanos);
     }
 
-    /// Measures, if the interval has passed.
+    /// Measures if the interval since the last measurement has passed.
     pub fn look(&mut self, now: Instant) {
         if now < self.next_look {
             return;
@@ -97,20 +98,21 @@ impl CpuPressure {
 
     fn felt(&mut self, ran: u64, stood: u64, idle: f64) {
         let stood = stood.saturating_sub(std::mem::take(&mut self.gave_way));
-        // A nearly idle thread gives no information about the machine.
+        // A thread that is nearly idle gives no information about how busy the machine is.
         let free = ran + stood < 1_000_000 || idle >= IDLE_ENOUGH;
         let share = if free { 0.0 } else { stood as f64 / (ran + stood) as f64 };
         self.waits += (share - self.waits) / 2.0;
     }
 
-    /// Returns the minimum time between two starts of operations that cost the same whatever they carry.
+    /// Returns the minimum time between two starts of operations whose cost does not depend on the number of
+    /// requests.
     pub fn pace(&self) -> Duration {
         let pressing = ((self.waits - WAITS_MIN) / (WAITS_MAX - WAITS_MIN)).clamp(0.0, 1.0);
         PACE_MAX.mul_f64(pressing)
     }
 }
 
-/// Returns the first `N` numbers of the file's first line, after skipping this many words.
+/// Skips `words` words of the first line of the file, and returns the next `N` numbers.
 fn numbers<const N: usize>(file: &mut File, words: usize) -> Option<[u64; N]> {
     let mut text = [0; 256];
     file.seek(SeekFrom::Start(0)).ok()?;
@@ -132,7 +134,8 @@ mod tests {
     fn the_kernel_tells() {
         let mut cpu_pressure = CpuPressure::here(Instant::now());
         cpu_pressure.look(Instant::now());
-        // The kernel may not have counted a thread that has just started, but it has counted the machine.
+        // The kernel may not have counted the time of a thread that has just started, but it has counted that
+        // of the machine.
         assert!(cpu_pressure.stat.is_none() || cpu_pressure.ticks.0 > cpu_pressure.ticks.1);
     }
 

@@ -14,16 +14,16 @@ use super::room::Room;
 use super::segments::{Moves, Segments};
 use super::space::Survey;
 
-/// The space that this member uses on its disk: batches on their way to the log, checkpoints, by which
-/// segments become free, and the alarms of a shortage.
+/// Use of this member's disk: batches on their way to the log, checkpoints (which let segments be deleted),
+/// and the alarms about a shortage of space.
 pub(super) struct DiskSpace {
-    /// Batches on their way to the log, and the space that the disk has for more.
+    /// Batches on their way to the log, and the free space on the disk.
     pub room: Room,
     /// This member's NOSPACE alarm.
     pub nospace: NospaceAlarm,
-    /// Warnings before the data reaches its quota.
+    /// Warnings that the data will soon reach its quota.
     pub quota_warning: QuotaWarning,
-    /// Checkpoints, due and in progress.
+    /// Decides when checkpoints are due, and tracks the one in progress.
     pub checkpoints: Checkpoints,
     /// Segments that wait to be deleted.
     pub segments: Segments,
@@ -32,8 +32,8 @@ pub(super) struct DiskSpace {
 }
 
 impl DiskSpace {
-    /// Returns the state after a start of the member `own`, whose NOSPACE alarm, if it is raised, has this
-    /// cause.
+    /// Returns the state after a start of the member `own`. `cause` is the noted cause of the member's
+    /// NOSPACE alarm.
     pub fn new(log: &Log, own: MemberId, cause: Cause, checkpoints: Checkpoints, now: Instant) -> DiskSpace {
         DiskSpace {
             room: Room::new(now, log),

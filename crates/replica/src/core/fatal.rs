@@ -6,9 +6,9 @@ use numbers::Index;
 
 /// An error that ends the loop of the core, and with it the process.
 ///
-/// A failed disk and a log that accepts no more entries are problems of the machine; an entry that cannot be
-/// applied is in the log of every member; all other variants are bugs of this program. In every case only
-/// data on disk was acknowledged.
+/// A failed disk and a log that accepts no more entries are problems of the machine. An entry that cannot be
+/// applied is in the log of every member. All other variants are bugs of this program. In none of these cases
+/// was a write acknowledged that is not on disk.
 #[derive(Debug)]
 pub enum Fatal {
     /// A write or sync of the log failed.
@@ -17,7 +17,7 @@ pub enum Fatal {
     LogRefused(log::Refusal),
     /// A committed entry cannot be applied.
     Apply(Box<machine::Fatal>),
-    /// The core's input to the raft node contradicts the node's state.
+    /// The core gave the raft node input that contradicts the node's state.
     Raft(consensus::NodeBug),
     /// An entry was committed before the log reported its location, so it is not on disk.
     Unlocated {

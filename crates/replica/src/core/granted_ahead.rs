@@ -1,4 +1,4 @@
-//! Leases that not yet applied entries of a leader's log revoke and then grant again.
+//! Leases that unapplied entries of a leader's log first revoke and then grant again.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -8,10 +8,10 @@ use numbers::{Index, LeaseId};
 /// Tracks which leases are revoked and granted again by entries of this leader's log that are not applied
 /// (COMPAT-460).
 ///
-/// The core reports each such entry once, in log order, and reports applied entries, which are then
-/// forgotten. So the cost is one step per entry that changes a lease, however often [`Self::has`] is called.
-/// A grant alone does not count for a lease that exists: otherwise a client that requests the same lease id
-/// again and again would keep the lease alive.
+/// The core reports each such entry once, in log order, and also reports which entries were applied, so that
+/// they are forgotten. So the cost is one step per entry that changes a lease, however often [`Self::has`] is
+/// called. A grant counts only after a revocation of the same lease: otherwise a client that requests the
+/// same lease id again and again would keep the lease alive.
 ///
 /// # Example: lease 7 is granted again twice while the disk stalls
 ///
@@ -22,23 +22,23 @@ use numbers::{Index, LeaseId};
 /// applied 7: the lease does not exist, and no revocation is ahead
 /// ```
 ///
-/// For each lease, the last revocation and the last revocation followed by a grant suffice: as long as an
-/// earlier one is not applied, these are not applied either.
+/// For each lease, the last revocation and the last revocation followed by a grant suffice: while an earlier
+/// entry is unapplied, these later entries are unapplied, too.
 #[derive(Default)]
 pub(super) struct GrantedAhead {
     /// Entries that revoke leases and are not applied, in log order.
     revocations: VecDeque<(Index, LeaseId)>,
-    /// Log index of the last entry that revokes each lease.
+    /// For each lease, the log index of the last entry that revokes it.
     revoked: BTreeMap<LeaseId, Index>,
-    /// Log index of the last entry that revokes each lease and is followed by an entry that grants it.
+    /// For each lease, the log index of the last revocation that is followed by a grant of the lease.
     granted: BTreeMap<LeaseId, Index>,
     /// Log index of the last entry that was reported.
     looked_through: Index,
 }
 
 impl GrantedAhead {
-    /// Forgets the entries up to `applied`. Returns the log index after which entries are still to be
-    /// reported.
+    /// Forgets the entries up to `applied`. Returns the log index after which the caller has to report
+    /// entries.
     pub fn applied(&mut self, applied: Index) -> Index {
         while let Some((index, id)) = self.revocations.front().copied().filter(|(index, _)| *index <= applied)
         {
@@ -74,8 +74,8 @@ impl GrantedAhead {
     }
 }
 
-/// Computes the leases that these entries revoke and then grant again, without any kept state. Builds that
-/// measure compare the answers of [`GrantedAhead`] with it.
+/// Computes, without any kept state, the leases that these entries revoke and then grant again. Builds that
+/// take measurements compare this result with [`GrantedAhead`].
 pub(super) fn looked_up<'a>(entries: impl Iterator<Item = &'a [u8]>) -> BTreeSet<LeaseId> {
     let (mut revoked, mut again) = (BTreeSet::new(), BTreeSet::new());
     for change in entries.filter_map(lease_change) {

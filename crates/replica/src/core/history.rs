@@ -10,19 +10,20 @@ use storage::terms::Terms;
 
 use super::Fatal;
 
-/// Interval at which the log is asked for its first entry.
+/// Interval at which the core reads the index of the log's first entry.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-/// Maximum spare capacity for locations beyond those in use. A start brings 100,000 locations or more.
+/// Maximum spare capacity for locations, in addition to those in use. A start reads 100,000 locations or
+/// more, whose memory is freed later.
 const SPACE_MAX: usize = 4096;
 
-/// Locations of the entries that are not applied yet, and the terms of those that are.
+/// Locations of the entries that are not applied yet, and terms of the applied entries.
 pub(super) struct History {
     entries: log::Entries,
-    /// Locations in log order, the oldest first.
+    /// Locations in log order, oldest first.
     locations: VecDeque<EntryPlace>,
     /// Terms of the applied entries, as far back as the log reaches.
     terms: Terms,
-    /// Index of the last entry that was in the log at the start.
+    /// Index of the last entry that was in the log when the member started.
     replayed_through: Index,
     next_look: Instant,
 }
@@ -40,7 +41,7 @@ impl History {
         History { entries, locations, terms, replayed_through, next_look: now }
     }
 
-    /// Returns true if this entry was in the log at the start.
+    /// Returns true if this entry was in the log when the member started.
     pub fn was_replayed(&self, index: Index) -> bool {
         index <= self.replayed_through
     }
@@ -48,8 +49,8 @@ impl History {
     /// Records the locations of entries that are on disk now.
     pub fn located(&mut self, locations: Vec<EntryPlace>) {
         for located in locations {
-            // A new entry at an index replaces the old entry at that index and all later ones, here as in the
-            // log.
+            // A new entry at an index replaces the old entry at that index and all later entries, in this
+            // list as in the log.
             while self.locations.back().is_some_and(|last| last.index >= located.index) {
                 self.locations.pop_back();
             }
@@ -78,40 +79,41 @@ impl History {
 
     fn give_space_back(&mut self) {
         let len = self.locations.len();
-        // The capacity is reduced so rarely that moving the remaining locations costs little per location
-        // taken.
+        // The capacity is reduced only after it is many times too large, so moving the remaining locations
+        // costs little per removed location.
         if self.locations.capacity() > 8 * len + SPACE_MAX {
             self.locations.shrink_to(2 * len + SPACE_MAX / 2);
         }
     }
 
-    /// Records that an entry was applied. Returns true if its term is newer than all terms before.
+    /// Records that an entry was applied. Returns true if its term is newer than the terms of all earlier
+    /// entries.
     pub fn applied(&mut self, index: Index, term: Term) -> bool {
         let newer = self.terms.newest().is_some_and(|newest| newest < term);
         self.terms.push(EntryId { index, term });
         newer
     }
 
-    /// Records that another member's state, as of this entry, has replaced the present one.
+    /// Records that the state of another member, which ends with this entry, has replaced the present state.
     pub fn restored(&mut self, index: Index, term: Term) {
         self.locations.clear();
         self.terms = Terms::starting_at(EntryId { index, term });
     }
 
-    /// Returns the terms of the applied entries, as far back as the log reaches now.
+    /// Returns the terms of the applied entries back to the first entry that the log has now.
     pub fn terms(&mut self) -> Terms {
         self.terms.forget(self.entries.first_index());
         self.terms.clone()
     }
 
-    /// Returns the terms of the applied entries, as far back as the log reached when the log's first entry
-    /// was last read for them.
+    /// Returns the terms of the applied entries back to the first entry that the log had when [`Self::terms`]
+    /// last checked.
     pub fn known_terms(&self) -> Terms {
         self.terms.clone()
     }
 
-    /// Returns the index of the first entry that the log still has, at most once per interval; otherwise
-    /// `None`.
+    /// Returns the index of the first entry that the log still has, at most once per interval. Returns `None`
+    /// in between.
     pub fn first_index(&mut self, now: Instant) -> Option<Index> {
         if now < self.next_look {
             return None;

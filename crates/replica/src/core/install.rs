@@ -1,15 +1,16 @@
-//! Installing another member's whole state.
+//! Installation of the whole state of another member, which replaces this member's state.
 //!
-//! A follower that is too far behind for the log gets a snapshot. A separate thread receives it while the
-//! core serves requests: values are written to the log as they arrive, and a second state is built beside the
-//! present one. Once raft has accepted the snapshot, the new state replaces the present one atomically. From
-//! then on nothing goes to the log until a checkpoint of the new state is durable; then the log restarts
-//! after the snapshot, and only then is the snapshot acknowledged. After a crash before the checkpoint the
-//! member has the old state, after a later crash the new one.
+//! A follower that needs entries which the leader's log no longer has gets a snapshot. A separate thread
+//! receives the snapshot while the core serves requests: values are written to this member's log as they
+//! arrive, and a second state is built beside the present one. Once raft has accepted the snapshot, the new
+//! state replaces the present one atomically. From then on nothing is written to the log until a checkpoint
+//! of the new state is durable. Then the log restarts at the entry after the snapshot, and only then is the
+//! snapshot acknowledged. After a crash the member has the old state if the checkpoint was not durable yet,
+//! and otherwise the new state.
 //!
-//! The acknowledgement to the leader is a raft message. A sender that runs etcd additionally gets the
-//! response to its request, or an error response when the first checkpoint fails: it keeps its log until the
-//! request is answered.
+//! The acknowledgement to the leader is a raft message. A sender that runs etcd also gets a response to its
+//! HTTP request, or an error response if the first checkpoint fails. Until that response arrives, such a
+//! sender keeps the log entries after the snapshot.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -26,18 +27,18 @@ use tokio::sync::oneshot;
 use super::{Forget, RequestId, Shortage};
 use crate::received::{Outcome, ReceivedState};
 
-/// Time for which the received part of a state is kept after its stream broke off.
+/// Time for which the received part of a state is kept after the stream of the transfer broke off.
 const RESUME_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Pause before a failed checkpoint of an installed state is tried again.
 const SAVE_PAUSE: Duration = Duration::from_secs(1);
-/// Maximum time that the offer of another state waits until the installed one is saved. After a refusal, a
-/// leader that runs etcd builds its whole snapshot again at the next heartbeat.
+/// Maximum time for which the offer of another state waits until the installed state is saved. Offers wait
+/// because, after a refusal, a leader that runs etcd builds its whole snapshot again at the next heartbeat.
 const OFFER_PATIENCE: Duration = Duration::from_secs(10);
 /// Maximum number of waiting offers; further ones are refused.
 const OFFERS_MAX: usize = 4;
-/// Maximum number of states, complete or partial, that may wait to be dropped by the checkpointer when a new
-/// attempt begins.
+/// Maximum number of states, complete or partial, that may wait to be dropped when a new attempt begins. The
+/// checkpointer drops them.
 const DISCARDED_MAX: usize = 2;
 
 #[derive(Default)]
@@ -45,10 +46,10 @@ enum Stage {
     /// No state is being received.
     #[default]
     Idle,
-    /// A snapshot is being received, in the attempt `claim`. If its stream broke off, `until` is the time
-    /// until which the received part is kept.
+    /// A snapshot is being received in the attempt number `claim`. `until` is `None` while its stream is
+    /// open. After the stream broke off, the received part is kept until that time.
     Receiving { claim: u64, until: Option<Instant> },
-    /// The new state is in place; a checkpoint of it has to be ordered.
+    /// The new state has replaced the old one, and a checkpoint of the new state has to be ordered.
     Installed(Reset),
     /// The checkpoint of the installed state is being written.
     Saving(Reset),
@@ -57,45 +58,46 @@ enum Stage {
 /// Locations of values in the log.
 type Places = Vec<(ValueId, Location)>;
 
-/// Sender for the locations of values that were written to the log.
+/// Sender that reports the locations of values to the receiving thread once they are written to the log.
 type Placed = oneshot::Sender<Result<Places, Shortage>>;
 
-/// Values on their way to the log: the log's number of their batch, their locations as far as known, and the
-/// sender for the locations.
+/// Values being written to the log: the log's number of their batch, the locations known so far, and the
+/// sender that reports the locations.
 type Placing = (u64, Places, Placed);
 
 /// Progress of installing another member's state.
 ///
-/// The core reports what arrives, what is synced and what is saved. This type returns the batches that have
-/// to wait and the objects that can be dropped, and hands the state over once raft has accepted it.
+/// The core reports to this type what has arrived, what is synced and what is saved. This type says which
+/// batches have to wait for the checkpoint and which objects can be dropped, and returns the received state
+/// once raft has accepted it.
 #[derive(Default)]
 pub(super) struct Install {
     stage: Stage,
     /// The received state, until raft accepts or ignores it.
     received: Option<Box<ReceivedState>>,
-    /// Sender for the outcome of the received state.
+    /// Sender that reports the outcome of the received state to the receiving thread.
     told: Option<oneshot::Sender<Outcome>>,
-    /// Time from which on a checkpoint of the installed state is tried again after a failure.
+    /// Time at which a checkpoint of the installed state is tried again after a failure.
     save_at: Option<Instant>,
     /// Offers of other states that wait until the installed state is saved, with the time until which each
     /// waits.
     offers: Vec<(RequestId, Instant)>,
-    /// Batches that go to the log once the checkpoint of the installed state is durable.
+    /// Batches for the log that wait until the checkpoint of the installed state is durable.
     held: Vec<Append>,
     placing: Option<Placing>,
-    /// Drops the received part of the attempt whose stream broke off.
+    /// Drops the part of a state that was received before the stream broke off.
     kept: Option<Forget>,
-    /// Objects to be dropped that are not yet given to the checkpointer.
+    /// Objects that are to be dropped and were not given to the checkpointer yet.
     discarded: VecDeque<Discarded>,
 }
 
 /// An object whose drop takes long.
 pub(super) type Droppable = Box<dyn Any + Send>;
 
-/// An object whose drop takes long, so that the checkpointer's thread drops it.
+/// An object whose drop takes long. The checkpointer's thread drops it, so that the core does not wait.
 enum Discarded {
-    /// A replaced state. Dropping the last view of a state frees the state, so it is given away only once no
-    /// other thread holds a view of it.
+    /// A replaced state. Dropping the last view of a state frees the state, so the state is given to the
+    /// checkpointer only when no other thread holds a view of it.
     State(Box<Machine>),
     /// A part of a state that no thread reads.
     Part(Box<dyn Any + Send>),
@@ -115,7 +117,7 @@ impl Install {
         matches!(self.stage, Stage::Receiving { .. })
     }
 
-    /// Returns true if a stream is arriving, or a received state is being installed.
+    /// Returns true if a snapshot is being received, or a received state is being installed.
     pub fn is_under_way(&self) -> bool {
         !matches!(self.stage, Stage::Idle | Stage::Receiving { until: Some(_), .. })
     }
@@ -129,13 +131,13 @@ impl Install {
         matches!(self.stage, Stage::Installed(_))
     }
 
-    /// Returns true if a checkpoint of the installed state should be ordered now. After a failure it is
-    /// delayed.
+    /// Returns true if a checkpoint of the installed state should be ordered now. After a failed checkpoint
+    /// this is false for [`SAVE_PAUSE`].
     pub fn wants_checkpoint(&self, now: Instant) -> bool {
         self.is_unsaved() && self.save_at.is_none_or(|at| now >= at)
     }
 
-    /// Makes the offer of another state wait while the installed one is being saved. Returns false if the
+    /// Makes the offer of another state wait while the installed state is being saved. Returns false if the
     /// offer cannot wait.
     pub fn hold_offer(&mut self, request_id: RequestId, now: Instant) -> bool {
         let waits = self.is_being_saved() && self.offers.len() < OFFERS_MAX;
@@ -145,7 +147,8 @@ impl Install {
         waits
     }
 
-    /// Takes out the offers whose wait has ended: all of them once the installed state is saved.
+    /// Removes and returns the offers whose wait has ended. Once the installed state is saved, these are all
+    /// offers.
     pub fn offers_over(&mut self, now: Instant) -> Vec<RequestId> {
         let waits = self.is_being_saved();
         self.offers.extract_if(.., |(_, until)| !waits || now >= *until).map(|(id, _)| id).collect()
@@ -160,7 +163,8 @@ impl Install {
         matches!(self.stage, Stage::Installed(_) | Stage::Saving(_))
     }
 
-    /// Keeps the append if the log has to wait; otherwise returns it.
+    /// Keeps the append, and returns `None`, if it has to wait for the checkpoint of the installed state;
+    /// otherwise returns the append.
     pub fn hold(&mut self, append: Append) -> Option<Append> {
         if !self.is_being_saved() {
             return Some(append);
@@ -169,7 +173,7 @@ impl Install {
         None
     }
 
-    /// Gives up the attempt: the sender stopped, or its data could not be used.
+    /// Ends the attempt in progress, because its sender stopped or its data could not be used.
     pub fn give_up(&mut self) {
         if let Stage::Receiving { .. } = self.stage {
             self.stage = Stage::Idle;
@@ -182,16 +186,17 @@ impl Install {
         }
     }
 
-    /// Reports the outcome of the received state to its receiver, unless an outcome was already reported.
+    /// Reports the outcome of the received state to the thread that received it, unless an outcome was
+    /// already reported.
     pub fn tell(&mut self, outcome: Outcome) {
         if let Some(told) = self.told.take() {
-            // The sending side may have gone; then there is nobody to answer.
+            // The receiving thread may have ended; then there is nobody to answer.
             let _ = told.send(outcome);
         }
     }
 
-    /// Drops the part that an attempt has received before its stream broke off; the part keeps versions and
-    /// segments from being freed.
+    /// Drops the part of a state that an attempt received before its stream broke off. That part keeps
+    /// versions and segments from being freed.
     fn forget_part(&mut self) {
         if let Some(forget) = self.kept.take()
             && !planted::is(Bug::BrokenPartKept)
@@ -200,12 +205,12 @@ impl Install {
         }
     }
 
-    /// Discards the part that an attempt has received.
+    /// Gives the received part of an attempt to the checkpointer to be dropped. `forget` drops the part.
     pub fn discard_part(&mut self, forget: Forget) {
         self.discarded.extend(forget().map(Discarded::Part));
     }
 
-    /// Discards a state that is not needed any more.
+    /// Gives a state that is not needed any more to the checkpointer to be dropped.
     fn discard(&mut self, machine: Box<Machine>) {
         self.discarded.push_back(Discarded::State(machine));
     }
@@ -216,8 +221,8 @@ impl Install {
     }
 
     /// Begins a new attempt, unless another one is in progress or `busy` says that values of the present
-    /// state are being moved. An attempt that broke off and was not resumed is given up. Returns true if the
-    /// new attempt has begun.
+    /// state are being moved. Gives up an attempt whose stream broke off and was not resumed. Returns true if
+    /// the new attempt has begun.
     pub fn begin(&mut self, claim: u64, busy: bool) -> bool {
         let idle = matches!(self.stage, Stage::Idle | Stage::Receiving { until: Some(_), .. });
         if !idle || busy || self.discarded.len() > DISCARDED_MAX {
@@ -228,12 +233,12 @@ impl Install {
         true
     }
 
-    /// Resumes the attempt `of` that broke off. Returns true if it may continue.
+    /// Resumes the attempt `of`, whose stream broke off. Returns true if the attempt may continue.
     pub fn resume(&mut self, of: u64) -> bool {
         match &mut self.stage {
             Stage::Receiving { claim, until } if *claim == of && until.is_some() => {
                 *until = None;
-                // The receiver owns the received part again.
+                // The receiving thread owns the received part again, so this member must not drop it.
                 self.kept = None;
                 true
             }
@@ -241,61 +246,63 @@ impl Install {
         }
     }
 
-    /// Returns true if values of the attempt `of` may be written to the log. Only one batch is in flight at a
-    /// time.
+    /// Returns true if values of the attempt `of` may be written to the log now. Only one batch of values is
+    /// in flight at a time.
     pub fn may_place(&self, of: u64) -> bool {
         self.takes(of) && self.placing.is_none()
     }
 
-    /// Records that values of the attempt go to the log as the batch `ticket`; `done` gets their locations.
+    /// Records that values of the attempt are written to the log in the batch `ticket`. `done` receives their
+    /// locations.
     pub fn place(&mut self, ticket: u64, done: Placed) {
         self.placing = Some((ticket, Vec::new(), done));
     }
 
-    /// Records that values were synced; they may belong to a snapshot.
+    /// Records that the values of a batch were synced. They may belong to the snapshot being received.
     pub fn placed(&mut self, ticket: u64, values: &[(ValueId, Location)]) {
         let Some((wanted, places, _)) = &mut self.placing else { return };
         places.extend_from_slice(values);
         if *wanted <= ticket
             && let Some((_, places, done)) = self.placing.take()
         {
-            // The receiver may have given up; then there is nobody to answer.
+            // The receiving thread may have ended; then there is nobody to answer.
             let _ = done.send(Ok(places));
         }
     }
 
-    /// Keeps a state that has arrived completely, for raft to accept or ignore. Returns true if it belongs to
-    /// the attempt in progress; otherwise the state is dropped.
+    /// Stores a state that was received completely, until raft accepts or ignores it. Returns true if the
+    /// state belongs to the attempt in progress; otherwise the state is dropped.
     pub fn receive(&mut self, of: u64, mut received: Box<ReceivedState>) -> bool {
         let takes = self.takes(of);
         if takes {
             self.told = received.told.take();
             self.received = Some(received);
         } else {
-            // An attempt whose stream has not broken is cut off only by another leader or term.
+            // The stream of the attempt has not broken off, so the attempt can only have ended because the
+            // leader or the term changed.
             self.turn_away(received, error::LEADER_CHANGED);
         }
         takes
     }
 
-    /// Discards a state that has arrived completely but cannot be used, and reports the reason to its
-    /// receiver.
+    /// Discards a state that was received completely but cannot be used. Reports the reason to the thread
+    /// that received it.
     pub fn turn_away(&mut self, received: Box<ReceivedState>, why: Status) {
         let ReceivedState { machine, told, .. } = *received;
         self.discard(machine);
         if let Some(told) = told {
-            // The sending side may have gone; then there is nobody to answer.
+            // The receiving thread may have ended; then there is nobody to answer.
             let _ = told.send(Outcome::GivenUp(why));
         }
     }
 
-    /// Takes out the state that raft has accepted.
+    /// Removes and returns the state that raft has accepted.
     pub fn take_received(&mut self) -> Option<Box<ReceivedState>> {
         self.received.take()
     }
 
-    /// Records that the received state has replaced the present one. The log restarts after it once it is
-    /// saved.
+    /// Records that the received state has replaced the present one. Once a checkpoint of the new state is
+    /// saved, the log restarts after that state.
     pub fn installed(&mut self, reset: Reset, replaced: Machine) {
         self.discard(Box::new(replaced));
         self.stage = Stage::Installed(reset);
@@ -309,8 +316,9 @@ impl Install {
         }
     }
 
-    /// Records that a checkpoint up to this index is durable. If it covers the installed state, returns the
-    /// position after which the log restarts, and the batches that waited for the checkpoint.
+    /// Records that a checkpoint up to this index is durable. If the checkpoint is that of the installed
+    /// state, returns the position after which the log restarts, and the batches that waited for the
+    /// checkpoint.
     pub fn saved(&mut self, applied_index: Index) -> Option<(Reset, Vec<Append>)> {
         let Stage::Saving(reset) = self.stage else { return None };
         if applied_index < reset.index {
@@ -322,7 +330,8 @@ impl Install {
         Some((reset, std::mem::take(&mut self.held)))
     }
 
-    /// Passes discarded objects that no thread reads any more to `give`, until `give` returns one.
+    /// Passes discarded objects to `give`, except states that other threads still read, until `give` refuses
+    /// an object by returning it.
     pub fn release(&mut self, mut give: impl FnMut(Droppable) -> Result<(), Droppable>) {
         for _ in 0..self.discarded.len() {
             let Some(one) = self.discarded.pop_front() else { return };
@@ -341,19 +350,19 @@ impl Install {
         }
     }
 
-    /// Returns true if `of` is the attempt that is in progress or may be resumed. Late events of other
+    /// Returns true if `of` is the attempt that is in progress or can be resumed. Late events of other
     /// attempts are ignored.
     pub fn is_of(&self, of: u64) -> bool {
         matches!(self.stage, Stage::Receiving { claim, .. } if claim == of)
     }
 
-    /// Returns true if `of` is the attempt in progress and its stream has neither broken nor been cut off.
+    /// Returns true if `of` is the attempt in progress and its stream was neither broken nor cut off.
     fn takes(&self, of: u64) -> bool {
         matches!(self.stage, Stage::Receiving { claim, until: None } if claim == of)
     }
 
-    /// Treats the stream of the attempt as broken, because it comes from a replaced leader: there is another
-    /// leader or term.
+    /// Treats the stream of the attempt as broken, because the leader or the term has changed and so the
+    /// sender is no longer the leader.
     pub fn cut_off(&mut self, now: Instant) {
         if let Stage::Receiving { until, .. } = &mut self.stage
             && until.is_none()
@@ -363,26 +372,27 @@ impl Install {
         }
     }
 
-    /// Records that the stream of the attempt broke off; the received part is kept for a while.
+    /// Records that the stream of the attempt broke off. `forget` drops the received part, which is kept for
+    /// [`RESUME_TIMEOUT`].
     pub fn pause(&mut self, of: u64, forget: Forget, now: Instant) {
         match &mut self.stage {
             Stage::Receiving { claim, until } if *claim == of => {
                 *until = Some(now + RESUME_TIMEOUT);
                 self.kept = Some(forget);
             }
-            // Another attempt is in progress, or none.
+            // The event belongs to an earlier attempt, so its received part is useless.
             _ => self.discard_part(forget),
         }
     }
 
-    /// Returns true if no stream has resumed the attempt in the time for which its part is kept.
+    /// Returns true if the attempt's stream broke off and was not resumed within [`RESUME_TIMEOUT`].
     pub fn is_over(&self, now: Instant) -> bool {
         matches!(self.stage, Stage::Receiving { until: Some(until), .. } if now >= until)
     }
 
-    /// Records that the checkpoint could not be written, for the reason `why`. It is ordered again after a
-    /// pause, because the whole state is written each time. The sender gets an error now: otherwise it would
-    /// keep its log and wait for as long as checkpoints fail here.
+    /// Records that the checkpoint could not be written, for the reason `why`. The checkpoint is ordered
+    /// again only after a pause, because each attempt writes the whole state. The sender gets an error now;
+    /// otherwise it would wait, and keep its log, for as long as checkpoints fail on this member.
     pub fn failed(&mut self, why: &str, now: Instant) {
         if let Stage::Saving(_) = self.stage {
             self.retry();
@@ -391,7 +401,7 @@ impl Install {
         }
     }
 
-    /// Lets a checkpoint of the installed state be ordered again.
+    /// Allows a checkpoint of the installed state to be ordered again.
     fn retry(&mut self) {
         if let Stage::Saving(reset) = self.stage {
             self.stage = Stage::Installed(reset);
@@ -465,7 +475,7 @@ mod tests {
         assert!(install.may_place(1));
     }
 
-    /// Returns a state that has arrived, and the receiver of its outcome.
+    /// Returns a state that was received completely, and the receiver of its outcome.
     fn arrived() -> (Box<ReceivedState>, oneshot::Receiver<Outcome>) {
         let (told, outcome) = oneshot::channel();
         let machine = Box::new(Machine::new(machine::Rules { learners_max: 1 }));
@@ -515,7 +525,7 @@ mod tests {
         install.failed("the disk is full", now);
         assert!(!install.wants_checkpoint(now) && install.wants_checkpoint(now + SAVE_PAUSE));
         assert!(matches!(outcome.try_recv(), Ok(Outcome::NotSaved(why)) if why == "the disk is full"));
-        // The state arrives after its attempt has ended.
+        // The state is complete only after its attempt has ended.
         for ends in [|install: &mut Install| install.cut_off(Instant::now()), Install::give_up] {
             let mut install = Install::default();
             install.begin(1, false);

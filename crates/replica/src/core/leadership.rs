@@ -1,6 +1,6 @@
-//! Leadership: which member leads, if this member may act as the leader, and when it should give leadership
-//! away. The core reports the status of the raft node and of the disk to [`Leadership`], which does not
-//! talk to raft.
+//! Leadership: which member leads, whether this member may act as the leader, and when it should give
+//! leadership away. The core reports the status of the raft node and of the disk to [`Leadership`], which
+//! does not call raft itself.
 //!
 //! # Example: when a leader has settled
 //!
@@ -20,66 +20,69 @@ use numbers::{MemberId, Term};
 
 use super::RequestId;
 
-/// Time after a start in which the first election timeout may be shortened.
+/// Time after the start during which the first election timeout may be shortened.
 const ADVANCE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Consequences of a new status of the raft node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct StandingChange {
-    /// True if this member stopped leading, leads in another term, or has just begun to lead: no lease clock
-    /// runs.
+    /// True if this member stopped leading, leads in another term, or has just begun to lead. In each case no
+    /// lease clock may run now.
     pub stops_leases: bool,
     /// True if the leader or the term changed: a snapshot stream from the previous leader counts as broken.
     pub cuts_off: bool,
-    /// The previous leader, or 0, if the leader has changed.
+    /// Id of the previous leader (0 for none) if the leader has changed; otherwise `None`.
     pub was: Option<MemberId>,
 }
 
 /// Consequences of a check of the disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct DiskStep {
-    /// `Some(true)` if the disk has stalled just now, `Some(false)` if it works again.
+    /// `Some(true)` if the disk has just been found to hang, `Some(false)` if it works again; `None` if
+    /// nothing has changed.
     pub stalled: Option<bool>,
-    /// The way in which leadership has to be given away now, if it has to.
+    /// How this member has to give up leadership now; `None` if it keeps its role.
     pub leaves: Option<Resignation>,
 }
 
-/// The way in which a leader whose disk hangs gives leadership away.
+/// Way in which a leader whose disk hangs gives up leadership.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Resignation {
-    /// It transfers leadership to another member.
+    /// The leader transfers leadership to another member.
     HandsOver,
-    /// The transfer failed, so it becomes a follower.
+    /// The transfer failed, so the leader becomes a follower.
     GivesUp,
 }
 
-/// A client that waits for another member to lead: the request, the member, and the time when the request
+/// A client that waits until another member leads: the request, that member, and the time when the request
 /// times out.
 type Move = (RequestId, MemberId, Instant);
 
-/// Tracks the leader, and if this member may act as the leader.
+/// Tracks which member leads, and whether this member may act as the leader.
 ///
-/// Consequences of a turn's messages take effect at the end of the turn: until then `leads` and `settled`
-/// keep their values.
+/// Consequences of the messages of a turn take effect at the end of the turn: `leads` and `settled` keep
+/// their values until then.
 pub(super) struct Leadership {
     leads: bool,
-    /// The newest term. If this member leads, the term in which it leads.
+    /// The newest raft term. If this member leads, the term in which it leads.
     term: Term,
-    /// True if an entry of the member's own term has been applied while it leads.
+    /// True if this member leads and has applied an entry of its own term.
     settled: bool,
-    /// True from the time at which this member settles until [`Leadership::take_settled`] is called.
+    /// True from the time when this member settles until [`Leadership::take_settled`] is called.
     settled_unnoted: bool,
     leader: MemberId,
     disk_stalled: bool,
     gives_up_at: Option<Instant>,
     advance_until: Option<Instant>,
-    /// Term of the leader whose process has ended.
+    /// Term of the last leader whose process is known to have ended. A second report in the same term is
+    /// ignored.
     ended_term: Term,
     moves: Vec<Move>,
 }
 
 impl Leadership {
-    /// Returns the state without a leader. `advances` says if the first election timeout may be shortened.
+    /// Returns the initial state, without a leader. `advances` says whether the first election timeout may be
+    /// shortened.
     pub fn new(advances: bool, now: Instant) -> Leadership {
         Leadership {
             leads: false,
@@ -110,14 +113,14 @@ impl Leadership {
         self.leader
     }
 
-    /// Returns true if this member leads at this moment and has applied all entries of earlier leaders. A
-    /// message of this turn may have deposed it: then this is false at once, while [`Leadership::leads`]
+    /// Returns true if this member leads at this moment and has applied all entries of earlier leaders. If a
+    /// message of this turn has deposed this member, the result is false at once, while [`Leadership::leads`]
     /// stays true until the end of the turn.
     pub fn is_leading(&self, raft_status: RaftStatus) -> bool {
         self.settled && raft_status.role == Role::Leader && raft_status.term == self.term
     }
 
-    /// Takes over the status of the raft node, and returns the consequences.
+    /// Updates this type to the status of the raft node, and returns the consequences of the change.
     pub fn stands(&mut self, raft_status: RaftStatus) -> StandingChange {
         let leads = raft_status.role == Role::Leader;
         let mut stood = StandingChange::default();
@@ -136,8 +139,8 @@ impl Leadership {
         stood
     }
 
-    /// Records that an entry of this term was applied. Returns true if this member, which leads in that term,
-    /// has settled by it.
+    /// Records that an entry of this term was applied. Returns true if this member leads in that term and has
+    /// settled by this entry.
     pub fn applied(&mut self, term: Term, raft_status: RaftStatus) -> bool {
         let settles = self.leads && !self.settled && term == raft_status.term;
         self.settled |= settles;
@@ -145,14 +148,14 @@ impl Leadership {
         settles
     }
 
-    /// Returns true once for each term in which this member leads, when it has settled.
+    /// Returns true if this member has settled in its term; only once for each term in which it leads.
     pub fn take_settled(&mut self) -> bool {
         std::mem::take(&mut self.settled_unnoted)
     }
 
-    /// Checks if the disk hangs in a sync, because a member with such a disk must not lead. Called at each
-    /// tick. `oldest` is the time since when a batch has waited for its sync; `has_others` says if another
-    /// member could lead.
+    /// Checks if a sync of the disk hangs, because a member with such a disk must not lead. Called at each
+    /// tick. `oldest` is the time since when the oldest batch has waited for its sync; `has_others` says
+    /// whether another member could lead.
     pub fn watch_disk(
         &mut self,
         oldest: Option<Instant>,
@@ -182,12 +185,13 @@ impl Leadership {
         step
     }
 
-    /// Registers a client that waits until the time `until` for a member to lead.
+    /// Registers a client that waits, at most until the time `until`, for `member` to become the leader.
     pub fn wait_for(&mut self, request_id: RequestId, member: MemberId, until: Instant) {
         self.moves.push((request_id, member, until));
     }
 
-    /// Takes out the clients that waited for this leader (`true`), or for too long (`false`).
+    /// Removes and returns the clients whose wait has ended: with `true` if the member for which they waited
+    /// leads, with `false` if they have timed out.
     pub fn take_moved(&mut self, leader: MemberId, now: Instant) -> Vec<(RequestId, bool)> {
         let mut taken = Vec::new();
         self.moves.retain(|&(request_id, member, until)| {
@@ -201,7 +205,8 @@ impl Leadership {
     }
 
     /// Returns true if the first election after the start should begin at once: no leader is known, and
-    /// messages from another member arrive. Returns true only once.
+    /// `hears` says that messages of another member arrive, so that a quorum may be running. Returns true
+    /// only once.
     pub fn advances(&mut self, raft_status: RaftStatus, hears: impl FnOnce() -> bool, now: Instant) -> bool {
         let Some(until) = self.advance_until else { return false };
         if raft_status.leader.is_some() || raft_status.role != Role::Follower || now >= until {
@@ -215,8 +220,8 @@ impl Leadership {
         advances
     }
 
-    /// Handles the end of a member's process. Returns true if it was the leader that this member follows; at
-    /// most once per term.
+    /// Handles the report that the process of `member` has ended. Returns true if that member is the leader
+    /// that this member follows; at most once per term.
     pub fn has_ended(&mut self, member: MemberId, raft_status: RaftStatus) -> bool {
         if self.leads || raft_status.leader != member || self.ended_term == raft_status.term {
             return false;

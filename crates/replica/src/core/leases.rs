@@ -1,8 +1,8 @@
-//! The leader's work on leases: renewing, expiring, and lease checkpoints. [`LeaseClocks`] decides; deadlines
-//! are kept in `expiry`, the leases themselves in the state.
+//! A leader's work on leases: renewing them, expiring them, and making lease checkpoints. [`LeaseClocks`]
+//! decides. The deadlines are kept in `expiry.rs`, the leases themselves in the state.
 //!
 //! A *lease checkpoint* is a log entry that records a lease's remaining time (etcd's `LeaseCheckpoint`); the
-//! code calls it a note. An entry with a remaining time of 0 clears the checkpoint; the code calls that
+//! code calls it a note. An entry with a remaining time of 0 clears the checkpoint; the code calls this
 //! taking the note back.
 //!
 //! # Example: a lease across a change of leaders
@@ -18,17 +18,17 @@
 //! 16 s  member 2 proposes the revocation; every member deletes the keys when it applies that entry
 //! ```
 //!
-//! So only committed revocations end a lease, and a new leader never shortens what an old one promised. Long
-//! leases would be extended by a whole TTL at each change of leaders; therefore the leader checkpoints the
-//! remaining times now and then, and the next leader starts with them instead of the TTL. A renewal clears
-//! the lease's checkpoint.
+//! So only a committed revocation ends a lease, and a new leader never shortens the time that an old leader
+//! promised. Without lease checkpoints, each change of leaders would extend a lease by a whole TTL, which is
+//! much for long leases. Therefore the leader checkpoints the remaining times periodically, and the next
+//! leader starts with these times instead of the TTLs. A renewal clears the lease's checkpoint.
 //!
 //! # Clusters with etcd members
 //!
-//! etcd's members make lease checkpoints, too, but by default no renewal clears them while an etcd member
-//! leads: from then on each renewal extends the lease only by the checkpointed time. So nothing is
-//! checkpointed until all other members have announced that they do not run etcd, and if one does run etcd,
-//! all checkpoints are cleared:
+//! Members that run etcd make lease checkpoints, too. But while an etcd member leads, by default no renewal
+//! clears them, so each renewal extends the lease only by the checkpointed time. Therefore a Mainstay leader
+//! makes no checkpoint until all other members have announced that they do not run etcd, and if one does run
+//! etcd, it clears all checkpoints:
 //!
 //! ```text
 //! lease 7, TTL 60 s, renewed every 40 s
@@ -38,10 +38,11 @@
 //! ```
 //!
 //! A leader that follows an etcd leader, or learns of an etcd member, distrusts all lease checkpoints (the
-//! code calls this doubt): no checkpoint shows what renewals have promised since. It clears the checkpoints
-//! of all leases, not only those in its own state: they may differ between members, because an etcd member
-//! neither gets them in a snapshot nor sends them in one. The distrust ends when all clearing entries are
-//! applied, and outlives the loss of leadership until then.
+//! code calls this doubt): renewals since a checkpoint may have promised more time than the checkpoint says.
+//! The leader clears the checkpoints of all leases, not only of those that have one in its own state.
+//! Checkpoints may differ between members, because an etcd member neither receives nor sends them in a
+//! snapshot. The distrust ends when all clearing entries are applied, and until then it continues even if the
+//! member stops leading.
 
 mod checkpoints;
 
@@ -63,7 +64,7 @@ use crate::expiry::{Expiry, RenewalOutcome, noted_or_granted};
 use crate::renewals::Renewals;
 use telemetry::metrics::Metrics;
 
-/// Maximum number of leases revoked between two ticks.
+/// Maximum number of leases that are revoked between two ticks.
 const REVOKES_PER_TICK: usize = 1000;
 /// Maximum number of revocations in flight.
 const REVOKES_OPEN_MAX: usize = 10_000;
@@ -74,16 +75,18 @@ const LEASES_PER_TURN: usize = 4096;
 const REVOKE_PAUSE: Duration = Duration::from_secs(1);
 /// Time after a start at which leases are first checkpointed.
 const FIRST_NOTE: Duration = Duration::from_secs(60);
-/// Maximum number of leases listed in one answer of the core; a longer list is read in pieces.
+/// Maximum number of leases that the core lists in one answer. A longer list is requested in pieces.
 pub const LISTED_AT_ONCE: usize = 1024;
 
-/// The time by which leases expire: not the present time, but the latest time for which all entries committed
-/// by then are applied. While apply lags behind, a renewal that arrived in time may still wait to be applied,
-/// and its client may send the next one late for the same reason.
+/// The time that decides which leases have expired. It is not the present time, but the latest time at which
+/// no entry was committed that is still unapplied. While apply lags behind, a renewal that arrived in time
+/// may still wait to be applied, and because its answer waits, too, the client may send the next renewal
+/// late.
 struct LeaseTime {
-    /// Time at which every entry committed by then is applied.
+    /// Latest time for which all entries that were committed at that time have been applied.
     as_of: Instant,
-    /// A later time and the commit index at that time, until the entry at that index is applied.
+    /// A later time, with the commit index at that time; `as_of` becomes this time when the entry at that
+    /// index is applied.
     behind: Option<(Instant, Index)>,
 }
 
@@ -92,7 +95,7 @@ impl LeaseTime {
         LeaseTime { as_of: now, behind: None }
     }
 
-    /// Updates the time; called after every turn.
+    /// Updates the time; called after every turn of the core.
     fn look(&mut self, applied: Index, commit: Index, now: Instant) {
         if applied >= commit || planted::is(Bug::LeasesExpireBehind) {
             (self.as_of, self.behind) = (now, None);
@@ -111,11 +114,11 @@ impl LeaseTime {
 /// Options that concern leases.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LeaseRules {
-    /// Minimum TTL after which this member, as a leader, lets a lease expire, in seconds.
+    /// Minimum TTL in seconds: when this member leads, no lease expires earlier.
     pub ttl_min: Seconds,
     /// Time that a client waits for the answer to a renewal.
     pub request_timeout: Duration,
-    /// Time that every lease gets in addition when a new leader starts its clock.
+    /// Additional time that every lease gets when a new leader starts its clock.
     pub grace: Duration,
     /// Interval at which leases are checkpointed; a lease is included if it has used up this much of its TTL.
     pub note_interval: Duration,
@@ -124,31 +127,32 @@ pub(super) struct LeaseRules {
 /// The result of a renewal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Renewal {
-    /// Answer with this TTL in seconds; 0 if the lease does not exist.
+    /// The client is answered now, with this TTL in seconds; 0 if the lease does not exist.
     Answered(Seconds),
-    /// Answer with this TTL in seconds once an entry that clears the lease's checkpoint is applied.
+    /// The client is answered with this TTL in seconds once an entry that clears the lease's checkpoint is
+    /// applied.
     TakesBack(Seconds),
-    /// The lease has expired: the client is answered when the revocation is applied.
+    /// The lease has expired, so the client is answered when the revocation is applied.
     Waits,
 }
 
-/// The clocks of leases: when each lease expires, which leases are being revoked, whose remaining time is to
-/// be checkpointed, and which clients wait for a revocation. The clocks run only on the leader.
+/// The clocks of leases: when each lease expires, which leases are being revoked, which remaining times are
+/// to be checkpointed, and which clients wait for a revocation. The clocks run only on the leader.
 ///
 /// The core reports what happens to leases, and this type returns what to propose and answer. The leases
 /// themselves are in the state.
 pub(super) struct LeaseClocks {
     rules: LeaseRules,
     metrics: Arc<Metrics>,
-    /// The clocks, shared with the shards.
+    /// The deadlines of leases, shared with the shards.
     renewals: Arc<Renewals>,
     /// True if shards may renew leases.
     open_to_shards: bool,
     time: LeaseTime,
-    /// Stopped clocks, to be dropped in slices.
+    /// Stopped clocks, which are dropped in slices because there may be many.
     forgotten: Vec<Expiry>,
     revokes_open: usize,
-    /// Number of leases that may still be revoked before the next tick.
+    /// Number of leases that may still be revoked before the next tick (see [`REVOKES_PER_TICK`]).
     revokes_allowed: usize,
     /// Programs that the other members run, as of the last tick.
     others: OtherPrograms,
@@ -156,29 +160,31 @@ pub(super) struct LeaseClocks {
     noting: Option<CheckpointPass>,
     /// The pass that clears lease checkpoints, if one is in progress.
     taking_back: Option<ClearingPass>,
-    /// The pass that clears lease checkpoints as it was before its last slice, until that slice is in the
-    /// log.
+    /// State of the clearing pass before its last slice. It is kept until that slice is in the log, so that a
+    /// refused slice can be repeated.
     slice_began: Option<ClearingPass>,
-    /// True if a slice of clearing entries was refused since the last tick.
+    /// True if a slice of entries that clear checkpoints was refused since the last tick.
     slice_refused: bool,
     /// Log indexes of entries that clear lease checkpoints and are not applied yet.
     slices: VecDeque<Index>,
-    /// True if some member's state may have lease checkpoints that miss renewals by a leader that ran etcd.
-    /// Stays true across changes of leaders, until this member as a leader has cleared all checkpoints.
+    /// True if the state of some member may have lease checkpoints that do not include renewals by an etcd
+    /// leader. Stays true across changes of leaders, until this member, as the leader, has cleared all
+    /// checkpoints.
     doubt: bool,
-    /// Log index with which the checkpoints of all leases are cleared, once all clearing entries are in the
-    /// log.
+    /// Log index whose application ends the distrust: then all entries that clear checkpoints are applied.
+    /// `None` until they are all in the log.
     doubt_ends: Option<Index>,
-    /// True if this leader has cleared all lease checkpoints and has not begun to make new ones since.
+    /// True if this leader has cleared all lease checkpoints and has made no new ones since.
     none_noted: bool,
     next_note: Instant,
     granted_ahead: GrantedAhead,
-    /// Renewals of expired leases, which wait for the revocation, by lease id, with the time of arrival.
+    /// Renewals of expired leases, by lease id, with their times of arrival. They wait for the revocation of
+    /// the lease.
     renewals_of_expired: BTreeMap<LeaseId, Vec<(RequestId, Instant)>>,
 }
 
 impl LeaseClocks {
-    /// Returns clocks that do not run.
+    /// Returns the initial state, in which no clock runs.
     pub fn new(
         rules: LeaseRules,
         renewals: Arc<Renewals>,
@@ -216,7 +222,8 @@ impl LeaseClocks {
         self.renewals.with(|expiry| expiry.clocks())
     }
 
-    /// Allows or forbids renewals by shards alone; allowed only while no other member can lead.
+    /// Allows or forbids shards to renew leases without the core. Allowed only while no other member can
+    /// lead.
     pub fn open_to_shards(&mut self, open: bool) {
         if self.open_to_shards != open {
             self.open_to_shards = open;
@@ -224,10 +231,10 @@ impl LeaseClocks {
         }
     }
 
-    /// Starts the clocks of a leader that has just applied the first entry of its term: from now on every
-    /// lease has its checkpointed remaining time, or its whole TTL. `doubted` says that an etcd leader may
-    /// have renewed leases after their checkpoints: then, and while earlier checkpoints are distrusted, every
-    /// lease gets its whole TTL, and all checkpoints are cleared.
+    /// Starts the clocks of a leader that has just applied the first entry of its term: every lease gets its
+    /// checkpointed remaining time, or its whole TTL if it has no checkpoint. `doubted` says that an etcd
+    /// leader may have renewed leases after their checkpoints. In that case, and while earlier checkpoints
+    /// are distrusted, every lease gets its whole TTL, and all checkpoints are cleared.
     pub fn start(&mut self, leases: &Leases, doubted: bool, now: Instant) {
         if planted::is(Bug::OldLeaseDeadlines) && self.running() > 0 {
             return;
@@ -245,36 +252,39 @@ impl LeaseClocks {
         self.forgotten.push(self.renewals.with(|clocks| std::mem::replace(clocks, expiry)));
     }
 
-    /// Stops all clocks, because this member no longer leads, or leads in another term. Returns the requests
-    /// whose renewals are to be refused.
+    /// Stops all clocks, because this member no longer leads or leads in another term. Returns the requests
+    /// whose renewals the caller has to refuse.
     pub fn stop(&mut self, now: Instant) -> Vec<RequestId> {
         if !planted::is(Bug::OldLeaseDeadlines) {
             self.replace(Expiry::new(now));
         }
         self.open_to_shards(false);
         self.end_noting();
-        // Another leader may have replaced the entries that were searched.
+        // The entries that were searched for grants may be replaced by those of another leader.
         self.granted_ahead = GrantedAhead::default();
         (self.others, self.doubt_ends, self.none_noted) = (OtherPrograms::Unheard, None, false);
         let waiting = std::mem::take(&mut self.renewals_of_expired);
         waiting.into_values().flatten().map(|(request_id, _)| request_id).collect()
     }
 
-    /// Returns the TTL in seconds after which this member, as a leader, lets a lease expire, by the same rule
-    /// as etcd's leaders. It is never shorter than the TTL reported to the lease's client.
+    /// Returns the TTL in seconds that a lease really gets from this member as a leader: at least
+    /// [`LeaseRules::ttl_min`], by the rule of etcd's leaders. It is never shorter than the TTL reported to
+    /// the lease's client.
     fn ttl_granted(&self, ttl: Seconds) -> Seconds {
         ttl.max(self.rules.ttl_min)
     }
 
-    /// Returns the TTL that clients see: the granted TTL, which every member knows. This leader may let the
-    /// lease live longer, but another member may lead before that time has passed. A lease granted by an etcd
-    /// member may have a TTL of 0; each leader raises that by its own rule.
+    /// Returns the TTL in seconds that clients see: the granted TTL, which every member knows. This leader
+    /// may let the lease live longer, but another member, with a smaller minimum, may lead before that time
+    /// has passed. A lease granted by an etcd member may have a TTL of 0; each leader raises such a TTL to
+    /// its own minimum.
     fn ttl_told(&self, ttl: Seconds) -> Seconds {
         if ttl > Seconds::ZERO { ttl } else { self.ttl_granted(ttl) }
     }
 
-    /// Records that a lease was granted. `runs` says if its clock runs here: it does not on members that do
-    /// not lead, and a new leader starts all clocks when it applies the first entry of its term.
+    /// Records that a lease was granted. `runs` says whether the clock of the lease runs on this member. It
+    /// does not run on a member that does not lead; a new leader starts all clocks when it applies the first
+    /// entry of its term.
     pub fn granted(&mut self, id: LeaseId, ttl: Seconds, runs: bool, now: Instant) {
         let ttl = self.ttl_granted(ttl);
         if runs || planted::is(Bug::LeaseClocksKept) {
@@ -284,28 +294,30 @@ impl LeaseClocks {
         self.metrics.lease.ttl.observe(ttl.0 as f64);
     }
 
-    /// Records that a lease is gone. Returns the renewals that waited for it, with their times of arrival.
+    /// Records that a lease was revoked. Returns the renewals that waited for the revocation, with their
+    /// times of arrival.
     pub fn revoked(&mut self, id: LeaseId) -> Vec<(RequestId, Instant)> {
         self.renewals.with(|expiry| expiry.stop(id));
         self.metrics.lease.revoked.inc();
         self.renewals_of_expired.remove(&id).unwrap_or_default()
     }
 
-    /// Keeps a lease from expiring until a renewal that has arrived is confirmed.
+    /// Keeps a lease from expiring until a renewal that has arrived is confirmed by a quorum, at most until
+    /// the client has timed out.
     pub fn hold(&mut self, id: LeaseId, now: Instant) {
         if !planted::is(Bug::LeasesExpireBehind) {
             self.renewals.with(|expiry| expiry.hold(id, self.time.as_of, self.held_until(now)));
         }
     }
 
-    /// Returns the time until which a renewal that arrived at `since` keeps its lease from expiring: then its
-    /// client has timed out.
+    /// Returns the time until which a renewal that arrived at `since` keeps its lease from expiring. At that
+    /// time the client of the renewal has timed out.
     fn held_until(&self, since: Instant) -> Instant {
         since + self.rules.request_timeout
     }
 
-    /// Updates the time by which leases expire; called after every turn with the applied index and the commit
-    /// index.
+    /// Updates the time by which leases expire. Called after every turn, with the applied index and the
+    /// commit index.
     pub fn look(&mut self, applied: Index, commit: Index, now: Instant) {
         if self.doubt_ends.take_if(|index| *index <= applied).is_some() {
             (self.doubt, self.none_noted) = (false, true);
@@ -316,12 +328,12 @@ impl LeaseClocks {
         self.time.look(applied, commit, now);
     }
 
-    /// Renews a lease, which the state has as `lease`, for a request that arrived at `since`. A lease
-    /// checkpoint has to be cleared first, or the next leader would use it. The same holds for a checkpoint
-    /// whose entry is not applied yet, for an unapplied entry that clears one, and, while checkpoints are
-    /// distrusted, for a checkpoint that another member may have. The last case ends for a lease once an
-    /// entry of this leader that sets or clears its checkpoint is applied, because after that entry all
-    /// members have the same.
+    /// Renews a lease for a request that arrived at `since`. `lease` is the lease in the state. If the lease
+    /// has a checkpoint, the renewal is answered only after an entry has cleared the checkpoint, because the
+    /// next leader would use the checkpoint. The answer also waits if an unapplied entry sets or clears the
+    /// lease's checkpoint and, while checkpoints are distrusted, if another member may have one. The last
+    /// case ends for a lease when an entry of this leader that sets or clears its checkpoint is applied,
+    /// because after that entry all members have the same checkpoint.
     ///
     /// As in etcd, a renewal of an expired lease waits until its revocation is committed.
     pub fn renew(
@@ -357,20 +369,20 @@ impl LeaseClocks {
         Renewal::Answered(ttl)
     }
 
-    /// Records that the entry at this index checkpoints leases, or clears their checkpoints.
+    /// Records that the entry at this index sets or clears the checkpoints of these leases.
     pub fn noted(&mut self, checkpoints: &[LeaseCheckpoint], index: Index) {
         self.renewals.with(|expiry| {
             checkpoints.iter().for_each(|checkpoint| expiry.noted(LeaseId(checkpoint.id), index));
         });
     }
 
-    /// Records a lease-checkpoint entry that this leader has not proposed, or does not wait for any more. The
-    /// next renewal of each lease has to go through the core.
+    /// Records a lease-checkpoint entry of another leader, or one for which this leader no longer waits. The
+    /// next renewal of every lease then has to go through the core.
     pub fn noted_by_another(&mut self) {
         self.renewals.with(Expiry::look_again);
     }
 
-    /// Gives up renewals whose clients have already received a timeout error, and returns them.
+    /// Removes and returns the waiting renewals whose clients have already received a timeout error.
     pub fn sweep(&mut self, now: Instant) -> Vec<RequestId> {
         let timeout = self.rules.request_timeout;
         let mut late = Vec::new();
@@ -387,15 +399,16 @@ impl LeaseClocks {
         late
     }
 
-    /// Returns the remaining time and the TTL of a lease, which the state has as `lease`; -1 and 0 if the
-    /// lease does not exist.
+    /// Returns the remaining time and the TTL in seconds of a lease, where `lease` is the lease in the state.
+    /// Returns -1 and 0 if the lease does not exist.
     pub fn time_to_live(&self, id: LeaseId, lease: Option<&Lease>, now: Instant) -> (Seconds, Seconds) {
         let (Some(lease), Some(left)) = (lease, self.left(id, now)) else {
             return (Seconds(-1), Seconds::ZERO);
         };
         let granted = self.ttl_told(lease.ttl);
         let left = Seconds::whole_of(left);
-        // This leader may let the lease live longer than that, but the next leader may not.
+        // Report at most the granted TTL: this leader may let the lease live longer, but the next leader may
+        // not.
         let ttl = if self.ttl_granted(lease.ttl) > granted { left.min(granted) } else { left };
         (ttl, granted)
     }
@@ -405,14 +418,14 @@ impl LeaseClocks {
         self.renewals.with(|expiry| expiry.left(id, now))
     }
 
-    /// Returns the remaining time by which leases are listed. A member that does not lead uses the
-    /// checkpointed or granted time.
+    /// Returns the remaining time by which a list of leases is sorted. A member that does not lead runs no
+    /// clocks and uses the checkpointed or granted time.
     fn listed_by(&self, id: LeaseId, lease: &Lease, now: Instant) -> Duration {
         self.left(id, now).unwrap_or_else(|| noted_or_granted(lease, self.rules.ttl_min))
     }
 
-    /// Returns the ids of all leases of the state, soonest to expire first; `None` if they are too many to be
-    /// sorted at once.
+    /// Returns the ids of all leases of the state, ordered by remaining time, shortest first. Returns `None`
+    /// if they are too many to be sorted in one turn.
     pub fn list(&self, all: &Leases, now: Instant) -> Option<Vec<LeaseId>> {
         if all.len() > LISTED_AT_ONCE {
             return None;
@@ -451,13 +464,14 @@ impl LeaseClocks {
         });
     }
 
-    /// Returns true if another slice of stopped clocks can be dropped at once.
+    /// Returns true if stopped clocks are left to be dropped in another slice.
     pub fn has_to_forget(&self) -> bool {
         !self.forgotten.is_empty()
     }
 
-    /// Returns true if the leader can do something at once: start clocks, revoke leases if `may_revoke`, or
-    /// checkpoint leases, where `has_room` says if the log takes more after its last entry, `last`.
+    /// Returns true if the leader can do some work at once: start clocks, revoke leases (only if
+    /// `may_revoke`), or checkpoint leases. `has_room` says whether the log accepts more entries after its
+    /// last entry, `last`.
     pub fn has_to_do(
         &self,
         may_revoke: bool,
@@ -474,18 +488,18 @@ impl LeaseClocks {
         starts || is_due || note && has_room()
     }
 
-    /// Returns the number of lease revocations that may be proposed now.
+    /// Returns the number of leases that may be revoked now.
     fn revokes_room(&self) -> usize {
         REVOKES_OPEN_MAX.saturating_sub(self.revokes_open).min(self.revokes_allowed)
     }
 
-    /// Allows the next number of leases to be revoked; called at each tick.
+    /// Allows the next [`REVOKES_PER_TICK`] leases to be revoked; called at each tick.
     pub fn allow_revokes(&mut self) {
         self.revokes_allowed = REVOKES_PER_TICK;
     }
 
-    /// Returns expired leases to be revoked now. Renewals that had arrived by the time of expiry are already
-    /// taken into account.
+    /// Returns expired leases, which are to be revoked now. Renewals that had arrived by the time of expiry
+    /// have already extended their leases.
     pub fn take_expired(&mut self) -> Vec<LeaseId> {
         let (room, as_of) = (self.revokes_room(), self.time.as_of);
         if room == 0 {
@@ -500,10 +514,10 @@ impl LeaseClocks {
         expired
     }
 
-    /// Returns those of these expired leases that may be revoked now. Not among them is a lease that
-    /// unapplied entries revoke and grant again: another revocation would end the new lease by the old
-    /// deadline. Such a lease (COMPAT-460) is checked again later; so are all of them if too many entries
-    /// have to be searched first.
+    /// Returns the leases of `expired` that may be revoked now. A lease that unapplied entries revoke and
+    /// grant again is left out, because another revocation would end the new lease by the deadline of the old
+    /// one. Such a lease (COMPAT-460) is checked again later. If too many unapplied entries have to be
+    /// searched, all leases are checked again later.
     pub fn not_granted_again(
         &mut self,
         mut expired: Vec<LeaseId>,
@@ -534,7 +548,7 @@ impl LeaseClocks {
         expired
     }
 
-    /// Records the end of a revocation. A failed one is tried again after a pause.
+    /// Records the end of a revocation. A failed revocation is tried again after a pause.
     pub fn revocation_ended(&mut self, id: LeaseId, failed: bool, now: Instant) {
         self.revokes_open = self.revokes_open.saturating_sub(1);
         if failed {

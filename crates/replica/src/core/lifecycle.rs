@@ -1,35 +1,36 @@
-//! Stages of a member's service: it starts, serves clients, may go out of service, and stops.
+//! Stages of a member's service: it starts, serves clients, may be taken out of service, and stops.
 
 use std::sync::mpsc::SyncSender;
 use std::time::Instant;
 
 use super::parked::OutOfService;
 
-/// The stage of service in which this member is. The core reports what happens; other parts ask what they may
-/// still begin.
+/// The stage of service of this member. The core reports what happens; other parts check which actions are
+/// still allowed.
 pub(super) struct Lifecycle {
-    /// Signalled once, when this member may serve clients; `None` from then on.
+    /// Channel that is signalled once, when this member may serve clients; `None` after that.
     ready: Option<SyncSender<()>>,
     /// The reason why this member is out of service, if it is.
     parked: Option<OutOfService>,
     /// Time at which this member was asked to stop.
     stopping: Option<Instant>,
-    /// True if this member is stopping and has handed leadership over, or has no member to hand it to.
+    /// True if this member is stopping and has transferred leadership, or no transfer is needed.
     handed_over: bool,
     /// True if this member led when it was asked to stop.
     resigned: bool,
 }
 
 impl Lifecycle {
-    /// Returns the stage of a member that starts. `ready` is signalled once it may serve clients.
+    /// Returns the state of a member that starts. `ready` is signalled once the member may serve clients.
     pub fn new(ready: SyncSender<()>) -> Lifecycle {
         Lifecycle { ready: Some(ready), parked: None, stopping: None, handed_over: false, resigned: false }
     }
 
-    /// Signals that clients may be served, once.
+    /// Signals that clients may be served; later calls do nothing.
     pub fn serve(&mut self) {
         if let Some(ready) = self.ready.take() {
-            // Boot waits for the signal; if boot has given up, the member is about to stop.
+            // Boot waits for the signal. If it has given up waiting, the channel is closed and the member is
+            // about to stop.
             let _ = ready.try_send(());
         }
     }
@@ -64,17 +65,18 @@ impl Lifecycle {
         self.stopping.is_some()
     }
 
-    /// Returns the time at which this member was asked to stop, as long as it has not handed leadership over.
+    /// Returns the time at which this member was asked to stop, while leadership still has to be transferred;
+    /// otherwise `None`.
     pub fn has_to_hand_over(&self) -> Option<Instant> {
         self.stopping.filter(|_| !self.handed_over)
     }
 
-    /// Records that leadership is handed over, if this member leads and has a successor.
+    /// Records that leadership was transferred, or that no transfer is needed.
     pub fn hands_over(&mut self) {
         self.handed_over = true;
     }
 
-    /// Returns true if a stopping member has handed leadership over, or had none.
+    /// Returns true if a stopping member has transferred leadership, or no transfer was needed.
     pub fn has_handed_over(&self) -> bool {
         self.handed_over
     }

@@ -1,5 +1,6 @@
-//! Membership changes: checks, their order (one change at a time), and their consequences. [`Membership`]
-//! decides; the rules that also hold when a change is applied are in `machine::validate`.
+//! Membership changes: their checks, their order (one change at a time), and their consequences.
+//! [`Membership`] decides. The rules that are checked again when a change is applied are in
+//! `machine::validate`.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,29 +16,30 @@ use prost::Message as _;
 
 use super::{MemberChange, RequestId};
 
-/// Time for which members must have been connected for a change to be safe, as in etcd.
+/// Minimum time for which a member must have been connected to count as healthy, as in etcd.
 const HEALTHY_FOR: Duration = Duration::from_secs(5);
-/// Time for which a removed member continues, so that other members learn that it knows of its removal.
+/// Time for which a removed member keeps running, so that the other members learn that it knows of its
+/// removal.
 const REMOVED_PAUSE: Duration = Duration::from_secs(1);
-/// Maximum number of election timeouts for which a removed leader waits until enough other members know of
-/// the removal.
+/// Maximum time for which a removed leader keeps running until enough other members know of its removal, in
+/// election timeouts.
 const LEAVING_TIMEOUTS: u32 = 10;
-/// Number of election timeouts for which a leader tries to hand over before its own removal is proposed
-/// anyway.
+/// Time for which a leader tries to transfer leadership before its own removal is proposed anyway, in
+/// election timeouts.
 const DEPARTURE_TIMEOUTS: u32 = 2;
-/// Number of learners that every release of etcd allows.
+/// Number of learners that every release of etcd allows by default.
 const ETCD_LEARNERS_MAX: u64 = 1;
-/// Maximum number of changes that wait for the one in progress.
+/// Maximum number of changes in the queue behind the change in progress.
 const CHANGES_MAX: usize = 64;
 
 impl MemberChange {
-    /// Returns true if the change removes this member.
+    /// Returns true if the change removes the member with this id.
     pub(super) fn removes(&self, member: u64) -> bool {
         matches!(self, MemberChange::Remove(id) if *id == member)
     }
 
-    /// Returns the change in the forms of raft and of the log. Every member that applies the entry of a
-    /// learner checks it against `learners_max`.
+    /// Returns the change as a raft configuration change and as the message in its log entry. A member that
+    /// applies an entry which adds a learner checks it against `learners_max`.
     fn to_raft(&self, id: u64, learners_max: u64) -> (ConfChange, raftpb::ConfChange) {
         use raftpb::ConfChangeType as Type;
         let (kind, wire, node, context) = match self {
@@ -76,20 +78,20 @@ impl MemberChange {
 pub(super) struct MemberRules {
     /// This member's id.
     pub own: u64,
-    /// True if a change that endangers the quorum is refused (`--strict-reconfig-check`).
+    /// True if a change that endangers the quorum is refused (flag `--strict-reconfig-check`).
     pub strict: bool,
-    /// Maximum number of learners if no member runs etcd.
+    /// Maximum number of learners if all members are known not to run etcd.
     pub learners_max: u64,
     /// The election timeout.
     pub election_timeout: Duration,
-    /// Time after which a client gets a timeout error.
+    /// Time after which a client's request times out.
     pub request_timeout: Duration,
 }
 
-/// Facts about this member by which a change is checked.
+/// Facts about the cluster with which a change is checked.
 #[derive(Clone, Copy)]
 pub(super) struct ChangeContext<'a> {
-    /// The members as applied.
+    /// The members as of the last applied entry.
     pub members: &'a Members,
     /// The raft node.
     pub node: &'a Node,
@@ -97,41 +99,41 @@ pub(super) struct ChangeContext<'a> {
     pub leads: bool,
     /// Raft term of the last applied entry.
     pub applied_term: Term,
-    /// Returns the time since when another member has been connected.
+    /// Returns the time since when the member with this id has been connected; `None` if it is not.
     pub active_since: &'a dyn Fn(u64) -> Option<Instant>,
-    /// Returns the voter that could lead at once.
+    /// Returns a voter that could take over leadership at once.
     pub successor: &'a dyn Fn() -> Option<MemberId>,
 }
 
-/// The step of a leader before its own removal is proposed.
+/// Decision of a leader whose own removal is requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Departure {
-    /// The removal is proposed: the leader need not hand over, or has stopped trying.
+    /// The removal is proposed now, because the leader need not transfer leadership, or has stopped trying.
     Goes,
-    /// The removal waits: the leader is handing over, or no member can take over.
+    /// The removal waits while the leader transfers leadership, or because no member can take over.
     Waits,
-    /// The leader begins to hand over to this member.
+    /// The leader begins to transfer leadership to this member.
     HandsOver(MemberId),
 }
 
-/// The next action of the loop for membership changes.
+/// The next action of the core's loop for membership changes.
 #[derive(Debug)]
 pub(super) enum Step {
     /// Nothing is to be done now.
     Nothing,
-    /// Hand leadership over to this member, before the own member is removed.
+    /// Transfer leadership to this member, because this member's own removal is requested.
     HandOver(MemberId),
-    /// Propose the next change: [`Membership::encode_next`] and [`Membership::take_next`].
+    /// Propose the next change, with [`Membership::encode_next`] and [`Membership::take_next`].
     ProposeNext,
-    /// Refuse this request; its change was taken out of the queue.
+    /// Refuse this request, whose change was taken out of the queue.
     Refuse(RequestId, Status),
-    /// Pass on to raft this proposal of another member to remove this member.
+    /// Give raft this message of another member, which proposes the removal of this member.
     Take(Box<raftpb::Message>),
     /// Forward these proposals, which remove this member, to the new leader.
     PassOn(Vec<Bytes>),
 }
 
-/// A change that a client waits for: the request, the change, and its time of arrival.
+/// A change for which a client waits: the request, the change, and its time of arrival.
 pub(super) type QueuedChange = (RequestId, MemberChange, Instant);
 
 /// The answer to a request for a change.
@@ -141,36 +143,36 @@ pub(super) struct ChangeAnswer {
     pub request_id: RequestId,
     /// Result of the change.
     pub outcome: Result<(), Status>,
-    /// Raft term that the reply carries.
+    /// Raft term in the reply.
     pub raft_term: Term,
 }
 
-/// The membership changes that clients request, one after the other, and the steps of a member that is
-/// removed.
+/// Queue of the membership changes that clients request, which are carried out one at a time, and the state
+/// of this member's own removal.
 ///
-/// This type checks and queues; it returns what to propose, hand over or answer.
+/// This type checks and queues changes. It returns what the core has to propose, transfer or answer.
 pub(super) struct Membership {
     rules: MemberRules,
-    /// Changes that wait.
+    /// Changes that wait to be proposed.
     changes: VecDeque<QueuedChange>,
-    /// Id in the entry of the change in progress.
+    /// Id in the log entry of the change in progress.
     open: Option<u64>,
-    /// Proposals of other members to remove this member, which leads, with their times of arrival.
+    /// Messages of other members that propose the removal of this member while it leads, with their times of
+    /// arrival.
     departures: VecDeque<(raftpb::Message, Instant)>,
-    /// Time at which this leader, which is to be removed, last began to hand over.
+    /// Last time at which this leader, whose removal is requested, began to transfer leadership.
     departure_tried: Option<Instant>,
     outcomes: Vec<ChangeAnswer>,
-    /// Time at which this member ends, because it was removed from the cluster.
+    /// Time at which the process of this member ends, because the member was removed from the cluster.
     removed_at: Option<Instant>,
-    /// Existing members that are not yet in this member's log.
+    /// Members of the cluster that are not yet in this member's log: id and peer URLs.
     remotes: Vec<(u64, Vec<String>)>,
     /// The members as last published.
     members: Arc<Members>,
 }
 
 impl Membership {
-    /// Returns a table without requests. `remotes` are members that exist already but are not yet in this
-    /// member's log.
+    /// Returns an empty queue. `remotes` are members of the cluster that are not yet in this member's log.
     pub fn new(rules: MemberRules, members: &Members, remotes: Vec<(u64, Vec<String>)>) -> Membership {
         Membership {
             rules,
@@ -185,11 +187,11 @@ impl Membership {
         }
     }
 
-    /// Checks and queues a membership change of a client.
+    /// Checks and queues a membership change that a client requests.
     ///
     /// # Errors
     ///
-    /// etcd's error if the change is invalid or unsafe, or if too many changes wait.
+    /// Returns etcd's error if the change is invalid or unsafe, or if too many changes wait.
     pub fn want(
         &mut self,
         request_id: RequestId,
@@ -208,7 +210,8 @@ impl Membership {
         Ok(())
     }
 
-    /// Checks if a change may be proposed, given the current members and their connections.
+    /// Checks if a change may be proposed with the current members and their connections; returns etcd's
+    /// error if not.
     fn may_be(&self, change: &MemberChange, present: ChangeContext<'_>, now: Instant) -> Result<(), Status> {
         if self.rules.strict {
             self.is_safe(change, present, now)?;
@@ -219,9 +222,10 @@ impl Membership {
         machine::validate(present.members, &wire, learners_max)
     }
 
-    /// Returns the maximum number of learners after a change proposed now. If a member may run etcd, it is
-    /// one (COMPAT-177): members that run etcd 3.5 allow no more, and later releases do not by default. They
-    /// would refuse the entry that this member applies, and exit when that learner publishes its name.
+    /// Returns the maximum number of learners after a change proposed now. If a member may run etcd, the
+    /// maximum is 1 (COMPAT-177), because etcd 3.5 allows only one learner, and so do later releases by
+    /// default. With a second learner, such a member would refuse the entry that this member applies, and
+    /// would exit when that learner publishes its name.
     fn learners_max(&self, node: &Node) -> u64 {
         if node.has_no_etcd() {
             self.rules.learners_max
@@ -239,7 +243,8 @@ impl Membership {
         voters.filter(|id| self.connected_since(*id, since, present)).count()
     }
 
-    /// Applies etcd's `--strict-reconfig-check`: the cluster must not lose its quorum by the change.
+    /// Applies the rules of etcd's `--strict-reconfig-check`: the change must not cost the cluster its
+    /// quorum.
     fn is_safe(&self, change: &MemberChange, present: ChangeContext<'_>, now: Instant) -> Result<(), Status> {
         let enough = |all: usize, started: usize| started > all / 2;
         let healthy_since = now.checked_sub(HEALTHY_FOR).unwrap_or(now);
@@ -247,13 +252,14 @@ impl Membership {
         match change {
             MemberChange::Add(member) => {
                 let (all, started) = voting(members, 0);
-                // A second member may join a first one that was restored.
+                // A single member must be able to add a second one, for example when a cluster is restored,
+                // although one started member is no quorum of two.
                 let restores = started == 1 && all == 1;
                 if !member.is_learner && !restores && !enough(all + 1, started) {
                     return Err(error::MEMBER_NOT_ENOUGH_STARTED);
                 }
-                // The connected members must be a quorum of the voters with the new member. This holds for a
-                // learner, too, because it may be promoted.
+                // The connected members must be a quorum of the voters including the new member. This is also
+                // checked for a learner, because the learner may be promoted later.
                 let voters = members.voters().len();
                 if voters > 1 && !enough(voters + 1, self.connected(healthy_since, present)) {
                     return Err(error::UNHEALTHY);
@@ -267,7 +273,7 @@ impl Membership {
                 if !enough(all, started) {
                     return Err(error::MEMBER_NOT_ENOUGH_STARTED);
                 }
-                // A member that is down is not part of the current quorum.
+                // The member is not connected, so its removal takes no healthy member out of the quorum.
                 let own = *id == self.rules.own;
                 if !own && (present.active_since)(*id).is_none() {
                     return Ok(());
@@ -289,11 +295,12 @@ impl Membership {
         Ok(())
     }
 
-    /// Decides if a leader that is to be removed hands over first. Without that, the remaining members may
-    /// not learn that the removal is committed. A leader that finds no member to hand over to proposes its
-    /// removal after a while, see [`consensus::Node::is_leaving`]; but one of two members never does. If it
-    /// ended before the other learned of the removal, the other would wait for its vote for ever; and without
-    /// the other nothing is committed anyway.
+    /// Decides if a leader whose removal is requested first transfers leadership. Without the transfer, the
+    /// remaining members may not learn that the removal is committed. In a cluster of three or more voters, a
+    /// leader that finds no successor proposes its removal after some time, see
+    /// [`consensus::Node::is_leaving`]. In a cluster of two voters the leader keeps trying: if it ended
+    /// before the other member learned of the removal, the other member would wait for its vote forever, and
+    /// while the other member is down, nothing can be committed anyway.
     fn departs(&mut self, since: Instant, present: ChangeContext<'_>, now: Instant) -> Departure {
         let attempt = self.rules.election_timeout;
         let voters = present.node.voters().len();
@@ -301,7 +308,7 @@ impl Membership {
         if !present.leads || late || voters < 2 || planted::is(Bug::RemovedLeading) {
             return Departure::Goes;
         }
-        // A leader takes no writes while it hands over. One of two members, which keeps trying, pauses
+        // A leader accepts no writes during a transfer. The leader of two voters, which keeps trying, pauses
         // between two attempts.
         let paused = voters == 2 && self.departure_tried.is_some_and(|at| now < at + 2 * attempt);
         if !paused
@@ -314,7 +321,7 @@ impl Membership {
         Departure::Waits
     }
 
-    /// Returns true if another member forwards a proposal to remove this member.
+    /// Returns true if the message forwards a proposal to remove this member.
     pub fn asks_to_remove_this(&self, message: &raftpb::Message) -> bool {
         message.r#type == Some(raftpb::MessageType::MsgProp as i32)
             && message.entries.iter().any(|entry| self.removal_of_this(entry).is_some())
@@ -330,20 +337,20 @@ impl Membership {
         (removes && change.node_id == Some(self.rules.own)).then(|| data.clone())
     }
 
-    /// Queues another member's proposal to remove this member, which leads and hands over first.
+    /// Queues a message that proposes the removal of this member, which leads and transfers leadership first.
     pub fn depart(&mut self, message: raftpb::Message, now: Instant) {
-        // A proposal that finds the queue full counts as lost by the network.
+        // If the queue is full, the message is dropped, as if the network had lost it.
         if self.departures.len() < CHANGES_MAX {
             self.departures.push_back((message, now));
         }
     }
 
-    /// Returns true if another member's proposal to remove this member waits.
+    /// Returns true if a message that proposes the removal of this member waits.
     pub fn has_departures(&self) -> bool {
         !self.departures.is_empty()
     }
 
-    /// Returns the next action for proposals to remove this member.
+    /// Returns the next action for messages that propose the removal of this member.
     pub fn next_departure(&mut self, present: ChangeContext<'_>, now: Instant) -> Step {
         let Some(since) = self.departures.front().map(|(_, since)| *since) else { return Step::Nothing };
         let late = now.saturating_duration_since(since) >= self.rules.request_timeout;
@@ -368,20 +375,20 @@ impl Membership {
         if present.leads {
             return Step::Take(Box::new(message));
         }
-        // A member that bound its proposal to the term proposes it again itself; other members rely on its
-        // being forwarded.
+        // A sender that bound its proposal to the term proposes it again itself; other senders rely on this
+        // member to forward it.
         if message.term.unwrap_or(0) != 0 || message.context.is_some() {
             return Step::Nothing;
         }
         Step::PassOn(message.entries.iter().filter_map(|entry| self.removal_of_this(entry)).collect())
     }
 
-    /// Returns true if a change waits and none is in progress: raft takes one at a time.
+    /// Returns true if a change waits and none is in progress, because raft accepts only one at a time.
     pub fn has_next(&self) -> bool {
         self.open.is_none() && !self.changes.is_empty()
     }
 
-    /// Returns the next action for the next change.
+    /// Returns the next action for the queued changes.
     pub fn next_change(&mut self, present: ChangeContext<'_>, now: Instant) -> Step {
         let Some((_, change, since)) = self.changes.front().filter(|_| self.open.is_none()) else {
             return Step::Nothing;
@@ -394,14 +401,14 @@ impl Membership {
                 Departure::HandsOver(to) => return Step::HandOver(to),
             }
         }
-        // A new leader turns a change into an empty entry if it arrives before the leader has applied its
-        // first entry.
+        // A new leader turns a change into an empty entry if the change arrives before the leader has applied
+        // the first entry of its term.
         if !present.leads && present.applied_term != present.node.status().term {
             return Step::Nothing;
         }
-        // Other changes may have been applied since the request. When an entry is applied, members check it
-        // against the membership but not against connections; and members that run etcd check learners by
-        // their own limit, not by the limit in the entry. So everything is checked again here.
+        // Other changes may have been applied since the request. The check at apply does not replace this
+        // second check: it ignores connections, and members that run etcd apply their own limit of learners
+        // instead of the limit in the entry.
         let Some((request_id, change, _)) = self.changes.front() else { return Step::Nothing };
         let request_id = *request_id;
         match self.may_be(change, present, now) {
@@ -413,13 +420,14 @@ impl Membership {
         }
     }
 
-    /// Returns the next change as raft takes it and as the log has it, with this id.
+    /// Returns the next change, with this id, as a raft configuration change and as the bytes of its log
+    /// entry.
     pub fn encode_next(&self, id: u64, node: &Node) -> Option<(ConfChange, Bytes)> {
         let (_, change, _) = self.changes.front()?;
         let mut change = change.clone();
         if let MemberChange::Update(member) = &mut change {
-            // Members that run older etcd set the learner flag from a change of URLs; other members ignore it
-            // there.
+            // When a member's URLs change, older releases of etcd also set the learner flag from the entry.
+            // So the entry repeats the present flag, which other members ignore.
             let known = self.members.by_id.get(&member.id);
             member.is_learner = known.is_some_and(|known| known.is_learner);
         }
@@ -427,25 +435,27 @@ impl Membership {
         Some((raft, Bytes::from(wire.encode_to_vec())))
     }
 
-    /// Returns true if this member's own option allows more learners than may be added now (COMPAT-177).
+    /// Returns true if this member's own option allows more learners than can be added now (COMPAT-177).
     pub fn is_held_back(&self, node: &Node) -> bool {
         self.learners_max(node) < self.rules.learners_max
     }
 
-    /// Takes out the next change: it was proposed with this id, or refused.
+    /// Removes and returns the next change, which was proposed with this id (`Some`) or refused (`None`).
     pub fn take_next(&mut self, proposed: Option<u64>) -> Option<QueuedChange> {
         self.open = proposed;
         self.changes.pop_front()
     }
 
-    /// Takes back a change that was lost with its leader; it is proposed again before all others.
+    /// Puts back a change whose proposal was lost with its leader. It is proposed again before all other
+    /// changes.
     pub fn was_lost(&mut self, change: QueuedChange) {
         self.open = None;
         self.changes.push_front(change);
     }
 
-    /// Forgets changes that no request waits for any more: changes that were not proposed in time, and a
-    /// change whose proposal was lost, which `waits` tells by its id.
+    /// Forgets changes for which no request waits any more: queued changes whose clients have timed out, and
+    /// the change in progress if its proposal was lost. `waits` returns true if a request still waits for the
+    /// entry with the given id.
     pub fn sweep(&mut self, waits: impl FnOnce(u64) -> bool, now: Instant) {
         let timeout = self.rules.request_timeout;
         self.changes.retain(|(_, _, since)| now.saturating_duration_since(*since) < timeout);
@@ -461,18 +471,18 @@ impl Membership {
         }
     }
 
-    /// Queues the result of a change for its client, to be sent once the change is published.
+    /// Queues the result of a change for the client. It is sent once the change is published.
     pub fn tell(&mut self, told: ChangeAnswer) {
         self.outcomes.push(told);
     }
 
-    /// Takes out the queued results of membership changes, to be sent to clients.
+    /// Removes and returns the results of membership changes that are to be sent to clients.
     pub fn take_told(&mut self) -> Vec<ChangeAnswer> {
         std::mem::take(&mut self.outcomes)
     }
 
-    /// Records that this member is no longer part of the cluster; it ends after a pause. Returns true if this
-    /// was not known before.
+    /// Records that this member is no longer part of the cluster. Its process ends after a pause. Returns
+    /// true at the first call.
     pub fn was_removed(&mut self, now: Instant) -> bool {
         let news = self.removed_at.is_none();
         self.removed_at.get_or_insert(now + REMOVED_PAUSE);
@@ -484,8 +494,8 @@ impl Membership {
         self.removed_at.is_some()
     }
 
-    /// Answers the clients that requested this member's removal with success, though the entry may never be
-    /// applied here. Returns the id in the entry of the change in progress, if there is one.
+    /// Answers the clients that requested the removal of this member with success, although this member may
+    /// never apply the entry. Returns the id in the log entry of the change in progress, if there is one.
     pub fn tell_of_removal(&mut self, term: Term) -> Option<u64> {
         let own = self.rules.own;
         let (queued, rest): (VecDeque<_>, VecDeque<_>) =
@@ -496,27 +506,27 @@ impl Membership {
         self.open
     }
 
-    /// Returns true if this member, which was removed, may end now. `is_leaving` says if it still makes sure
-    /// that enough other members know of the removal.
+    /// Returns true if this member, which was removed, may end its process now. `is_leaving` says that it is
+    /// still making sure that enough other members know of the removal, for which it waits only a limited time.
     pub fn has_left(&self, is_leaving: bool, now: Instant) -> bool {
         let timeout = self.rules.election_timeout * LEAVING_TIMEOUTS;
         self.removed_at.is_some_and(|at| now >= at && (!is_leaving || now >= at + timeout))
     }
 
-    /// Returns the members as last published.
+    /// Returns the members, as last set by [`Membership::changed`].
     pub fn members(&self) -> &Arc<Members> {
         &self.members
     }
 
-    /// Takes over the current members. Returns the others, with their peer URLs.
+    /// Stores the current members. Returns the other members, with their peer URLs.
     pub fn changed(&mut self, members: &Members) -> Vec<(u64, Vec<String>)> {
         self.members = Arc::new(members.clone());
         let own = self.rules.own;
         let known = members.by_id.values().map(|member| (member.id, member.peer_urls.clone()));
         let mut others: Vec<(u64, Vec<String>)> = known.filter(|(id, _)| *id != own).collect();
-        // A joining member reads in the log how the cluster was formed. Until it finds itself in the
-        // membership, it uses the members from its start, or it would lose the connection to the members that
-        // send it the log.
+        // While a joining member applies the log from its beginning, the membership is that of an earlier
+        // time. Until this member is part of it, the members known from its start are used as well; otherwise
+        // it would lose the connection to the members that send it the log.
         if !members.by_id.contains_key(&own) {
             let known = |id: &u64| members.by_id.contains_key(id) || members.removed.contains(id);
             others.extend(self.remotes.iter().filter(|(id, _)| !known(id)).cloned());
@@ -525,19 +535,19 @@ impl Membership {
     }
 }
 
-/// Returns the number of members other than learners and `but`, and how many of them have published their
-/// names.
+/// Returns the number of voters other than `but`, and how many of them have published their names, that is,
+/// have been started.
 fn voting(members: &Members, but: u64) -> (usize, usize) {
     let voting = members.by_id.values().filter(|m| !m.is_learner && m.id != but);
     voting.fold((0, 0), |(all, started), m| (all + 1, started + usize::from(!m.name.is_empty())))
 }
 
-/// Checks that a learner has nine tenths of the leader's log.
+/// Checks that a learner has at least nine tenths of the leader's log, so that it can be promoted.
 ///
 /// # Errors
 ///
-/// etcd's errors: this member does not lead, the id is not the id of a learner, or the learner is not in sync
-/// with the leader.
+/// Returns etcd's error if this member does not lead, if the id is not that of a learner, or if the learner
+/// is not in sync with the leader.
 fn is_caught_up(id: u64, present: ChangeContext<'_>) -> Result<(), Status> {
     if !present.leads {
         return Err(error::NOT_LEADER);

@@ -10,14 +10,14 @@ use machine::txn::{OpOutcome, TxnOutcome};
 use crate::fold::FoldMap;
 use telemetry::metrics::{Histogram, Metrics};
 
-/// Counters and durations by kind of request.
+/// Counters and durations of applied entries, by kind of request.
 pub struct Meters {
     metrics: Arc<Metrics>,
     durations: FoldMap<(&'static str, bool), Histogram>,
 }
 
 impl Meters {
-    /// Returns meters that count into these metrics.
+    /// Returns meters that update these metrics.
     pub fn new(metrics: Arc<Metrics>) -> Meters {
         Meters { metrics, durations: FoldMap::default() }
     }

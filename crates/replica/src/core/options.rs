@@ -4,16 +4,16 @@ use std::time::Duration;
 
 use super::compactor::AutoCompaction;
 
-/// The options of a member that the core depends on.
+/// The options of a member that concern the core.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Time between two heartbeats; not 0. It is the length of raft's tick.
+    /// Time between two heartbeats, which is also the length of raft's tick; not 0.
     pub heartbeat_interval: Duration,
-    /// Time without a leader after which an election begins.
+    /// Time after which a follower that hears from no leader begins an election.
     pub election_timeout: Duration,
     /// True if the first election timeout after a start is shortened.
     pub initial_election_tick_advance: bool,
-    /// True if membership changes that would lose the quorum are refused.
+    /// True if membership changes that would cost the cluster its quorum are refused.
     pub strict_reconfig_check: bool,
     /// Maximum number of learners in the cluster.
     pub max_learners: u64,
@@ -29,8 +29,9 @@ pub struct Options {
     pub compaction_sleep_interval: Duration,
     /// Maximum time for which writes are collected for one sync of the log.
     pub batch_fsync_window: Duration,
-    /// True if a batch of proposals may start while the previous one is being written, replicated or applied.
+    /// True if a batch of proposals may start while an earlier batch is still being written, replicated or
+    /// applied.
     pub raft_pipeline: bool,
-    /// Duration from which on applying an entry is logged as slow; zero logs all.
+    /// Minimum duration of applying an entry that is logged as slow; zero logs all entries.
     pub warning_apply_duration: Duration,
 }

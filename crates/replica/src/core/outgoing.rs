@@ -1,10 +1,10 @@
-//! Snapshots for other members: those that raft asks for, those in etcd's database format that are being sent
-//! to members that run etcd, and the log entries that have to be kept for the receivers of these.
+//! Snapshots for other members: snapshots that raft has requested, transfers in etcd's database format to
+//! members that run etcd, and the log entries that must be kept for the receivers of these transfers.
 //!
-//! A snapshot in this format always holds the whole state and may take long. If the log no longer had the entries after
-//! it when it arrives, another snapshot would have to follow, and so on without end while there are writes. A
-//! snapshot in Mainstay's own format does not need this: the next one holds only the data that the receiver
-//! lacks.
+//! A snapshot in etcd's format always holds the whole state, so its transfer may take long. If the log did
+//! not keep the entries after the snapshot until the transfer is complete, the receiver would need another
+//! snapshot, and so on without end while clients write. A snapshot in Mainstay's own format does not need
+//! this: the next one holds only the data that the receiver lacks.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -12,35 +12,37 @@ use std::time::{Duration, Instant};
 use api::raftpb;
 use numbers::{Index, MemberId};
 
-/// Time for which the log keeps the entries after a delivered database, as in etcd.
+/// Time for which the log keeps the entries after a snapshot in etcd's format that was delivered, as in etcd.
 const KEPT_AFTER: Duration = Duration::from_secs(30);
 
-/// The snapshots that this member has to send, and the databases that it is sending or has sent recently, by
-/// receiver.
+/// Snapshots that this member has to send, and, by receiver, the snapshots in etcd's format (databases) that
+/// it is sending or has sent recently.
 ///
-/// The core reports the start and the end of each transfer and the time; this type says which entries the log
-/// has to keep.
+/// The core reports the start and the end of each transfer, and the time. This type says which entries the
+/// log has to keep.
 #[derive(Default)]
 pub(super) struct Outgoing {
     databases: BTreeMap<MemberId, Database>,
-    /// Raft messages that ask for a snapshot to be sent to a member, with the next published state.
+    /// Raft messages that request a snapshot for a member. The snapshot is sent with the next published
+    /// state.
     wanted: Vec<raftpb::Message>,
 }
 
 struct Database {
-    /// Log index of the last entry whose changes the database holds.
+    /// Log index of the last entry whose changes the database contains.
     index: Index,
-    /// Time until which the log keeps the entries after the database; `None` while the transfer is in flight.
+    /// Time until which the log keeps the entries after the database; `None` while the database is being
+    /// sent.
     until: Option<Instant>,
 }
 
 impl Outgoing {
-    /// Sets a raft message aside that asks for a snapshot.
+    /// Stores a raft message that requests a snapshot for a member, until the next state is published.
     pub fn want(&mut self, message: raftpb::Message) {
         self.wanted.push(message);
     }
 
-    /// Takes out the raft messages that ask for a snapshot.
+    /// Removes and returns the raft messages that request snapshots.
     pub fn take_wanted(&mut self) -> Vec<raftpb::Message> {
         std::mem::take(&mut self.wanted)
     }
@@ -50,7 +52,8 @@ impl Outgoing {
         self.databases.insert(to, Database { index, until: None });
     }
 
-    /// Records that the transfer to a member has ended, delivered or not.
+    /// Records that the transfer of a database to a member has ended. `delivered` says whether it was
+    /// successful.
     pub fn ended(&mut self, to: MemberId, delivered: bool, now: Instant) {
         if !delivered {
             self.databases.remove(&to);
@@ -59,15 +62,14 @@ impl Outgoing {
         }
     }
 
-    /// Forgets delivered databases whose time has passed.
+    /// Forgets delivered databases whose time [`KEPT_AFTER`] has passed.
     pub fn look(&mut self, now: Instant) {
         if !self.databases.is_empty() {
             self.databases.retain(|_, database| database.until.is_none_or(|until| now < until));
         }
     }
 
-    /// Returns the log index after which the log must keep all entries; `None` if there is no such
-    /// requirement.
+    /// Returns the log index after which the log must keep all entries; `None` if no transfer needs entries.
     pub fn kept_behind(&self) -> Option<Index> {
         self.databases.values().map(|database| database.index).min()
     }

@@ -1,4 +1,4 @@
-//! The pace of the core's loop: its next tick, and how busy processors and disk are.
+//! The pace of the core's loop: the time of its next tick, and how busy the processors and the disk are.
 
 use std::time::{Duration, Instant};
 
@@ -9,14 +9,14 @@ use super::writing::Writing;
 /// how busy the processors are, and how long the disk takes.
 pub(super) struct Pace {
     next_tick: Instant,
-    /// The pressure of other threads on the processors.
+    /// Measurement of how busy the processors are.
     pub cpu: CpuPressure,
-    /// Which thread writes a batch to the log.
+    /// Decides which thread writes a batch to the log.
     pub writing: Writing,
 }
 
 impl Pace {
-    /// Returns the pace at the start; the first tick is due at once.
+    /// Returns the initial state; the first tick is due at once.
     pub fn new(cpu: CpuPressure, now: Instant) -> Pace {
         Pace { next_tick: now, cpu, writing: Writing::new(now) }
     }
@@ -31,7 +31,7 @@ impl Pace {
         self.next_tick.saturating_duration_since(now)
     }
 
-    /// Returns the time by which the tick is late.
+    /// Returns the time by which the next tick is overdue.
     pub fn late(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.next_tick)
     }

@@ -1,10 +1,10 @@
 //! A member out of service: the next committed entry depends on a value that cannot be read from this
 //! member's disk.
 //!
-//! The other members apply the entry, and its result must not differ here, so this member applies nothing
-//! from then on. It does not exit either, because it would reach the same entry after every start. It takes
-//! no part in raft any more, so that the other members elect a leader without it; it answers serializable
-//! reads, and refuses other requests with the reason. This lasts until the member is stopped. See
+//! The other members apply the entry, and the states of members must not differ, so this member applies no
+//! further entries. It does not exit either, because it would fail at the same entry after every start. It no
+//! longer takes part in raft, so that the other members elect a leader without it. It answers serializable
+//! reads, and refuses other requests with the reason. It stays in this state until it is stopped. See
 //! `docs/reference/damage.md`.
 
 use std::time::Duration;
@@ -22,10 +22,10 @@ use crate::received::ReceivedState;
 /// Pause between two turns without requests.
 pub(super) const IDLE: Duration = Duration::from_secs(1);
 
-/// Closure that builds a request from its id.
+/// Closure that builds a request with the id that it is given.
 pub(super) type Asks = Box<dyn FnOnce(RequestId) -> CoreRequest + Send>;
 
-/// Reaction of a member out of service to a request.
+/// Reaction of a member that is out of service to a request.
 pub(super) enum Response {
     /// The member ignores the request.
     Nothing,
@@ -35,15 +35,15 @@ pub(super) enum Response {
     Readable(RequestId),
     /// The request gets the whole published state.
     Image(RequestId),
-    /// The member refuses the request with the reason. The number holds the bytes of a proposal, to be
-    /// uncounted.
+    /// The member refuses the request with the reason. The number is the size in bytes of the proposal in the
+    /// request, if any, which no longer counts as waiting.
     Refuse(RequestId, Option<usize>),
-    /// The request comes from a thread that is not a shard; the closure builds it from the id that it is
-    /// given.
+    /// The request comes from a thread that is not a shard. The closure builds the actual request, to which
+    /// the member then reacts.
     Outside(oneshot::Sender<Reply>, Asks),
     /// The member discards the received part of a snapshot.
     Discard(Forget),
-    /// The member rejects a snapshot that has arrived completely.
+    /// The member rejects a snapshot that was received completely.
     TurnAway(Box<ReceivedState>),
     /// The log has failed, so the member ends.
     Failed(log::Fatal),
@@ -52,24 +52,24 @@ pub(super) enum Response {
 /// The reason why a member is out of service, and the rules for the requests that it still answers.
 pub(super) struct OutOfService {
     why: Status,
-    /// True if the published state contains everything that was ever acknowledged: this is the only voter,
-    /// and it has applied all entries that were in the log at its start.
+    /// True if the published state contains everything that was ever acknowledged. This is known if this
+    /// member is the only voter and has applied all entries that were in its log at the start.
     is_complete: bool,
 }
 
 impl OutOfService {
-    /// Returns the state of a member out of service for this reason.
+    /// Returns the state of a member that goes out of service because of the error `fatal`.
     pub fn new(fatal: &Fatal, is_complete: bool) -> OutOfService {
         let text = format!("mainstay: this member is out of service: {fatal}");
         OutOfService { why: Status::with(Code::Unavailable, text), is_complete }
     }
 
-    /// Returns the error that clients get.
+    /// Returns the error with which requests of clients are refused.
     pub fn why(&self) -> Status {
         self.why.clone()
     }
 
-    /// Returns true if the published state answers linearizable reads.
+    /// Returns true if the published state may answer linearizable reads, too.
     pub fn is_complete(&self) -> bool {
         self.is_complete
     }

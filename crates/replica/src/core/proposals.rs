@@ -1,11 +1,12 @@
 //! Proposals: commands of clients and of the core itself, and the requests that wait for their entries.
-//! [`Proposals`] gathers them, forms batches, and decides which proposals are repeated. It does not talk to
-//! raft: the loop does.
+//! [`Proposals`] gathers proposals, forms batches, and decides which proposals are repeated. It does not call
+//! raft: the core's loop does.
 //!
 //! # Example: a forwarded proposal and a new leader
 //!
 //! Member 2 follows member 1, the leader of term 4. Two puts of its clients are forwarded in one message that
-//! names term 4; they wait here under the ids 71 and 72, `ProposalTerm { term: 4, bound: true }`.
+//! names term 4. The requests wait here under the ids 71 and 72, with `ProposalTerm { term: 4, bound: true
+//! }`.
 //!
 //! ```text
 //! log    entry 100, term 4   put, id 71        member 1 appends it, and stops before it takes id 72
@@ -18,9 +19,9 @@
 //! ```
 //!
 //! Id 72 cannot be applied twice. After an entry of term 5 the log has no entry of term 4, so the first
-//! attempt is not in the log; and if its message is still in flight, member 1 or 3 refuses it, because it
-//! names term 4. A leader that does not announce this rule (etcd) may append the message later: then `bound`
-//! is false, nothing is proposed again, and the client gets etcd's timeout.
+//! attempt is not in the log. If the message of the first attempt is still in flight, member 1 or 3 will
+//! refuse it, because it names term 4. A leader that does not announce this rule (etcd) may append the
+//! message later: then `bound` is false, nothing is proposed again, and the client gets etcd's timeout.
 
 use std::time::{Duration, Instant};
 
@@ -40,37 +41,39 @@ const FORWARDED_BYTES_MAX: usize = 8 << 20;
 /// The request that waits for an entry to be applied.
 #[derive(Debug)]
 pub(super) enum Waiter {
-    /// A client, through its shard. With `true`, the reply waits until all versions that a compaction made
-    /// unreadable are removed.
+    /// A client, which is answered through its shard. If the flag is true, the request is a compaction whose
+    /// reply waits until all versions that it made unreadable are removed.
     Client(RequestId, bool),
-    /// A client whose keepalive had to go through the log, and the TTL to report.
+    /// A client that renews a lease whose renewal had to go through the log, and the TTL in seconds to report
+    /// to the client.
     KeepAlive(RequestId, Seconds),
-    /// The expiry of this lease.
+    /// The core, which revokes this expired lease.
     Expiry(LeaseId),
-    /// A client that changes the membership, and the change.
+    /// A client that changes the membership, and the requested change.
     Members(RequestId, Box<MemberChange>),
-    /// The publication of this member's own name and client URLs.
+    /// The core, which publishes this member's name and client URLs.
     Attributes,
-    /// No request: the core itself proposed the entry.
+    /// No request waits: the core proposed the entry and needs no answer.
     Nobody,
 }
 
-/// A proposal whose entry is awaited.
+/// A proposal whose entry is not applied yet.
 struct Open {
     waiter: Waiter,
     since: Instant,
     given: ProposalTerm,
-    /// A client's command, kept so that it can be proposed again if the leader did not append it.
+    /// A client's command. It is kept so that it can be proposed again if the leader did not append it.
     data: Option<Bytes>,
 }
 
-/// The leadership under which a proposal was made.
+/// The term of the leader to which a proposal was given, and whether the proposal is bound to that term.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ProposalTerm {
-    /// Term of the leader that the proposal was given to.
+    /// Raft term of the leader to which the proposal was given.
     pub term: Term,
-    /// True if the entry gets into the log in that term or never. Otherwise it may be applied at any later
-    /// time and must not be proposed again; the waiting request times out, as in etcd.
+    /// True if the entry enters the log in that term or never, so that it may be proposed again in a later
+    /// term. If false, the entry may be applied at any later time and must not be proposed again; the waiting
+    /// request times out, as in etcd.
     pub bound: bool,
 }
 
@@ -83,40 +86,40 @@ pub(super) struct Proposal {
     pub since: Instant,
 }
 
-/// Limits for the proposals that can be made now.
+/// Limits for the proposals of one turn.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ProposalLimits {
-    /// True if this member leads, so that its own log takes the proposals. Otherwise they are forwarded to
-    /// the leader.
+    /// True if this member leads and appends the proposals to its own log; false if they are forwarded to the
+    /// leader.
     pub leads: bool,
     /// Bytes that wait to be synced or applied.
     pub queued_bytes: usize,
-    /// Maximum of [`Self::queued_bytes`].
+    /// Maximum of [`Self::queued_bytes`]. While it is reached, no proposal is made.
     pub queued_bytes_max: usize,
 }
 
-/// Commands of clients and of the core itself, from their arrival until they are applied or given up.
+/// Commands of clients and of the core, from their arrival until they are applied or given up.
 ///
-/// Commands gather here until a batch of them is proposed; from then on the waiting request is found by the
-/// id in its entry. This type proposes nothing itself: the loop does.
+/// Commands wait here until a batch of them is proposed. After that, the waiting request is found by the id
+/// in its entry. This type proposes nothing itself: the core's loop does.
 pub(super) struct Proposals {
-    /// Clients' commands that are not proposed yet.
+    /// Commands of this member's clients that are not proposed yet.
     gathered: Vec<Proposal>,
-    /// Messages with commands that other members have forwarded to this one, which leads.
+    /// Messages with commands that other members have forwarded to this member, which leads.
     forwarded: Vec<(raftpb::Message, Charge)>,
-    /// True if some commands wait for space in the log's queue, or for a leader.
+    /// True if some commands have to wait, either for space in the log's queue or for a leader.
     held_back: bool,
-    /// True if the commands that are held back wait for space, and not for a leader.
+    /// True if some commands have to wait for space in the log's queue.
     held_for_room: bool,
     batching: Batching,
-    /// Batching of logins, kept apart from other commands: logins gather among themselves, and no write waits
-    /// for them.
+    /// Batching of logins, kept apart from other commands: a batch of logins is formed without writes, and no
+    /// write waits for it.
     login_batching: Batching,
     /// Number of logins that arrived since the last batch.
     logins: usize,
-    /// Proposals whose entries are awaited, by the id in the entry.
+    /// Proposals whose entries are not applied yet, by the id in the entry.
     waiting: FoldMap<u64, Open>,
-    /// Bytes of the clients' commands in `waiting`.
+    /// Total size in bytes of the clients' commands in `waiting`.
     open_bytes: usize,
     /// Index of the last entry of the last batch of clients' commands.
     gathered_through: Index,
@@ -124,7 +127,7 @@ pub(super) struct Proposals {
 }
 
 impl Proposals {
-    /// Returns a table without proposals. Batches are gathered for at most `window`.
+    /// Returns an empty table. Proposals wait for further proposals for at most `window`.
     pub fn new(now: Instant, window: Duration) -> Proposals {
         Proposals {
             gathered: Vec::new(),
@@ -147,7 +150,7 @@ impl Proposals {
         self.login_batching.synced(took);
     }
 
-    /// Records whether proposals are in flight.
+    /// Records whether proposals are in flight (proposed and not applied).
     pub fn look(&mut self, under_way: bool, now: Instant) {
         let (writes, logins) = self.writes_and_logins();
         self.batching.look(under_way, writes, now);
@@ -173,41 +176,42 @@ impl Proposals {
         self.forwarded.push((message, charge));
     }
 
-    /// Returns true if there is anything to propose.
+    /// Returns true if any command waits to be proposed.
     pub fn has_gathered(&self) -> bool {
         !self.gathered.is_empty() || !self.forwarded.is_empty()
     }
 
-    /// Returns true if a command of this member's clients waits to be proposed.
+    /// Returns true if a command of this member's own clients waits to be proposed.
     pub fn has_own(&self) -> bool {
         !self.gathered.is_empty()
     }
 
-    /// Returns true if some commands wait for space in the log, or for a leader.
+    /// Returns true if some commands have to wait, either for space in the log's queue or for a leader.
     pub fn is_held_back(&self) -> bool {
         self.held_back
     }
 
-    /// Returns true if commands are held back for lack of space.
+    /// Returns true if some commands have to wait for space in the log's queue.
     pub fn is_held_for_room(&self) -> bool {
         self.held_for_room
     }
 
-    /// Returns the number of waiting commands that are not logins, and the number of waiting logins. Commands
-    /// that were held back count as the former.
+    /// Returns the number of waiting commands that are not logins, and the number of waiting logins. Logins
+    /// that were held back count as other commands.
     fn writes_and_logins(&self) -> (usize, usize) {
         let logins = self.logins.min(self.gathered.len());
         (self.gathered.len() - logins + self.forwarded.len(), logins)
     }
 
-    /// Returns true if only logins wait, to share a batch with other logins. Then an arriving write must not
-    /// wait with them.
+    /// Returns true if only logins wait to be proposed, for which a batch of logins is being formed. A write
+    /// that arrives then must not wait with them.
     pub fn gathers_logins_only(&self) -> bool {
         matches!(self.writes_and_logins(), (0, 1..))
     }
 
-    /// Returns how many more proposals to wait for, and how long, on a member that is the only one of its
-    /// cluster; `None` to propose now. Waiting logins go with the first write.
+    /// Returns the number of further proposals to wait for, and the maximum time, on a member that is the
+    /// only one of its cluster. Returns `None` if the waiting proposals should be made now. Waiting logins
+    /// join the batch of the first write.
     pub fn wait(&self, now: Instant) -> Option<(usize, Duration)> {
         match self.writes_and_logins() {
             (0, logins @ 1..) => self.login_batching.wait(logins, now),
@@ -215,7 +219,7 @@ impl Proposals {
         }
     }
 
-    /// Returns the same as [`Self::wait`], for a cluster; see [`Batching::wait_in_cluster`].
+    /// Returns the result of [`Self::wait`] for a cluster; see [`Batching::wait_in_cluster`].
     pub fn wait_in_cluster(
         &self,
         under_way: bool,
@@ -228,14 +232,15 @@ impl Proposals {
         }
     }
 
-    /// Returns true if commands of clients are proposed and not applied.
+    /// Returns true if some commands of clients are proposed and not applied.
     pub fn is_under_way(&self) -> bool {
         self.open_bytes > 0
     }
 
-    /// Starts a batch: takes out the commands that other members have forwarded, as far as the log has space
-    /// for them; the rest waits for the next sync. `thin_out` removes the entries that the disk has no space
-    /// for, and `take` receives each message of the batch. Returns the bytes of the entries taken.
+    /// Starts a batch: passes on the commands that other members have forwarded, as many as the log's queue
+    /// has space for. The other commands wait for the next sync. `thin_out` removes the entries for which the
+    /// disk has no space, and `take` receives each message of the batch. Returns the size in bytes of the
+    /// entries passed to `take`.
     pub fn go(
         &mut self,
         ground: ProposalLimits,
@@ -247,7 +252,7 @@ impl Proposals {
         self.logins = 0;
         let (went, went_bytes) = self.go_forwarded(ground, thin_out, take);
         let writes = self.gathered.len() - logins + went;
-        // A batch of logins alone says nothing about writes.
+        // A batch that contains only logins must not change the average size of batches of writes.
         if writes > 0 || logins == 0 {
             self.batching.went(writes, now);
         }
@@ -268,17 +273,17 @@ impl Proposals {
         if self.forwarded.is_empty() {
             return (0, 0);
         }
-        // A member that does not lead any more passes the rest to raft, which refuses it.
+        // If this member no longer leads, all messages are passed to raft, which refuses them.
         let ProposalLimits { leads: bounded, mut queued_bytes, queued_bytes_max: bytes_max } = ground;
         let (mut went, mut went_bytes, mut waits) = (0, 0, Vec::new());
         for (mut message, charge) in std::mem::take(&mut self.forwarded) {
             if bounded && queued_bytes >= bytes_max && !planted::is(Bug::HandedOnWithoutRoom) {
-                // The message waits; its entries are not examined yet.
+                // The whole message waits, and its entries are examined later.
                 waits.push((message, charge));
                 continue;
             }
             if bounded {
-                // The disk may have become short of space since the entries arrived.
+                // The disk may have become short of space since the message arrived.
                 thin_out(&mut message);
                 let fits = |entry: &&raftpb::Entry| {
                     let room = queued_bytes < bytes_max || planted::is(Bug::HandedOnWithoutRoom);
@@ -311,11 +316,12 @@ impl Proposals {
         (went, went_bytes)
     }
 
-    /// Returns the commands of clients to propose now, the oldest first, as far as the log has space for them
-    /// or, on a follower, as [`FORWARDED_BYTES_MAX`] allows. They stay here until [`Proposals::proposed`].
+    /// Returns the commands of clients to propose now, oldest first: as many as the log's queue has space for
+    /// and, on a follower, as [`FORWARDED_BYTES_MAX`] allows. The commands stay in this table until
+    /// [`Proposals::proposed`] is called.
     pub fn next_batch(&mut self, ground: ProposalLimits) -> Vec<Bytes> {
         let mut queued_bytes = ground.queued_bytes;
-        // Commands that the log cannot take yet wait here for its next sync.
+        // Commands for which the log's queue has no space wait for the next sync.
         let mut fits = |proposal: &Proposal| {
             let room = queued_bytes < ground.queued_bytes_max;
             queued_bytes += proposal.data.len();
@@ -330,8 +336,8 @@ impl Proposals {
         self.gathered[..count].iter().map(|proposal| proposal.data.clone()).collect()
     }
 
-    /// Returns how many of the gathered proposals a follower may forward now. They share the connection to
-    /// the leader with heartbeats, which must not wait long.
+    /// Returns how many of the gathered proposals a follower may forward now. The number is limited because
+    /// they share the connection to the leader with heartbeats, which must not wait long.
     fn forwardable(&self) -> usize {
         let mut room = FORWARDED_BYTES_MAX.saturating_sub(self.open_bytes);
         let fits = |proposal: &&Proposal| {
@@ -342,14 +348,14 @@ impl Proposals {
         self.gathered.iter().take_while(fits).count()
     }
 
-    /// Records that the raft node refused the batch, because there is no leader, or the leader is handing
-    /// over. The commands wait for the next leader.
+    /// Records that the raft node refused the batch because there is no leader, or the leader is transferring
+    /// leadership. The commands wait for the next leader.
     pub fn refused(&mut self) {
         (self.held_back, self.held_for_room) = (true, false);
     }
 
     /// Records that the oldest `count` of the gathered commands were given to a leader. `taken` is called
-    /// with the bytes of each.
+    /// with the size in bytes of each of them.
     pub fn proposed(&mut self, count: usize, given: ProposalTerm, mut taken: impl FnMut(usize)) {
         for proposal in self.gathered.drain(..count) {
             taken(proposal.data.len());
@@ -360,17 +366,17 @@ impl Proposals {
         }
     }
 
-    /// Records the index of the last entry of the batch that was just proposed.
+    /// Records `last`, the index of the last entry of the batch that was just proposed.
     pub fn gathered_through(&mut self, last: Index) {
         self.gathered_through = last;
     }
 
-    /// Returns true if the entry at this index ends the last batch of clients' commands.
+    /// Returns true if the entry at this index is the last entry of the newest batch of clients' commands.
     pub fn has_gathered_through(&self, last: Index) -> bool {
         self.gathered_through == last
     }
 
-    /// Takes out the gathered commands for which `stays` returns false.
+    /// Removes and returns the gathered commands for which `stays` returns false.
     pub fn take_out(&mut self, mut stays: impl FnMut(&Proposal) -> bool) -> Vec<Proposal> {
         let mut out = Vec::new();
         for proposal in std::mem::take(&mut self.gathered) {
@@ -383,13 +389,13 @@ impl Proposals {
         out
     }
 
-    /// Takes out all gathered commands.
+    /// Removes and returns all gathered commands.
     pub fn take_all(&mut self) -> Vec<Proposal> {
         std::mem::take(&mut self.gathered)
     }
 
-    /// Takes out all requests that wait for an entry, in the order of the ids, because this member is out of
-    /// service.
+    /// Removes and returns all requests that wait for an entry, in the order of the ids, because this member
+    /// goes out of service.
     pub fn end(&mut self) -> Vec<Waiter> {
         self.forwarded.clear();
         self.held_back = false;
@@ -398,12 +404,13 @@ impl Proposals {
         ids.into_iter().filter_map(|id| self.take(id)).collect()
     }
 
-    /// Registers a request that waits for the entry with this id, which was given to a leader.
+    /// Registers a request that waits for the entry with this id. `given` says to which leader the entry was
+    /// given.
     pub fn await_entry(&mut self, id: u64, waiter: Waiter, since: Instant, given: ProposalTerm) {
         self.waiting.insert(id, Open { waiter, since, given, data: None });
     }
 
-    /// Returns the number of awaited entries.
+    /// Returns the number of entries for which requests wait.
     pub fn open(&self) -> usize {
         self.waiting.len()
     }
@@ -418,18 +425,18 @@ impl Proposals {
         self.waiting.get(&id).map(|open| &open.waiter)
     }
 
-    /// Takes out the request that waits for the entry with this id.
+    /// Removes and returns the request that waits for the entry with this id.
     pub fn take(&mut self, id: u64) -> Option<Waiter> {
         let open = self.waiting.remove(&id)?;
         self.open_bytes = self.open_bytes.saturating_sub(open.data.map_or(0, |data| data.len()));
         Some(open.waiter)
     }
 
-    /// Handles the first applied entry of a newer `term`. A proposal that was given to a leader of an older
-    /// term and is not applied by now is lost, if that leader takes forwarded proposals only for its own
-    /// term: after an entry of the newer term the log has no entry of an older term. Lost commands of clients
-    /// are gathered to be proposed again, and `again` is called with the bytes of each. The other requests
-    /// that waited for lost entries are returned.
+    /// Handles the first applied entry of a newer `term`. A proposal is lost if it was given to a leader of
+    /// an older term, that leader accepts forwarded proposals only for its own term, and the proposal is not
+    /// applied by now: after an entry of the newer term the log has no entry of an older term. Lost commands
+    /// of clients are gathered to be proposed again, and `again` is called with the size in bytes of each.
+    /// Returns the other requests that waited for lost entries, with their times of arrival.
     pub fn lost(&mut self, term: Term, mut again: impl FnMut(usize)) -> Vec<(Waiter, Instant)> {
         let is_lost = |open: &Open| open.given.bound && open.given.term < term;
         let mut lost: Vec<u64> =
@@ -448,7 +455,7 @@ impl Proposals {
             }
         }
         if !commands.is_empty() {
-            // In order of arrival, before commands that arrived later.
+            // The lost commands are sorted by arrival, and come before the commands that arrived later.
             commands.sort_unstable_by_key(|proposal| (proposal.since, proposal.id));
             commands.append(&mut self.gathered);
             self.gathered = commands;
@@ -456,9 +463,9 @@ impl Proposals {
         others
     }
 
-    /// Forgets the data of all proposals, because another member's state has replaced the present one. The
-    /// snapshot covers entries that were not applied here, and these proposals may be among them: proposed
-    /// again, they could take effect twice. The waiting requests time out.
+    /// Forgets the data of all proposals, because another member's state has replaced the present one. That
+    /// state contains entries that this member has not applied, and these proposals may be among them. If
+    /// they were proposed again, they could take effect twice. The waiting requests time out.
     pub fn forget_commands(&mut self) {
         for open in self.waiting.values_mut() {
             open.data = None;
@@ -467,12 +474,13 @@ impl Proposals {
         self.open_bytes = 0;
     }
 
-    /// Gives up proposals that have waited longer than `timeout`; called at each tick. Their clients have
-    /// timed out, and a proposal that was lost on its way to the leader never comes back. `taken` is called
-    /// with the bytes of each command that was not proposed. Returns the requests that waited for entries.
+    /// Gives up proposals that have waited longer than `timeout`; called at each tick. The clients have timed
+    /// out, and a proposal that was lost on its way to the leader is never applied. `taken` is called with
+    /// the size in bytes of each command that was never proposed. Returns the requests that waited for
+    /// entries.
     pub fn sweep(&mut self, timeout: Duration, now: Instant, mut taken: impl FnMut(usize)) -> Vec<Waiter> {
         let late = |since: &Instant| now.saturating_duration_since(*since) >= timeout;
-        // The commands are in order of arrival, the oldest first.
+        // The commands are in order of arrival, oldest first.
         let expired = self.gathered.iter().take_while(|proposal| late(&proposal.since)).count();
         for proposal in self.gathered.drain(..expired) {
             taken(proposal.data.len());
@@ -481,8 +489,9 @@ impl Proposals {
             return Vec::new();
         }
         self.next_sweep = now + timeout / 4;
-        // A leader's own entries are lost only with its term. A lease must not be revoked a second time while
-        // its first revocation is in flight: its id may be granted again in between.
+        // An expiry is never given up here: a leader's own entries are lost only at the end of its term, and
+        // a second revocation, while the first is in flight, could end a new lease that was granted with the
+        // same id in between.
         let lost = |open: &Open| late(&open.since) && !matches!(open.waiter, Waiter::Expiry(_));
         let mut lost: Vec<u64> =
             self.waiting.iter().filter(|(_, open)| lost(open)).map(|(id, _)| *id).collect();
@@ -548,12 +557,12 @@ mod tests {
         push(&mut proposals, Writer::Login(1));
         assert_eq!(proposals.wait(now).map(|(more, _)| more), Some(49));
         assert!(proposals.gathers_logins_only());
-        // A write goes at once, and takes the waiting logins with it.
+        // A write is proposed at once, together with the waiting logins.
         push(&mut proposals, Writer::Port(200));
         assert!(!proposals.gathers_logins_only());
         assert_eq!(proposals.wait(now), None);
         assert_eq!(went(&mut proposals, ground, now), 2);
-        // Logins do not split the batches of other writers.
+        // Logins do not make the batches of other writers smaller.
         for _ in 0..20 {
             (0..100).for_each(|port| push(&mut proposals, Writer::Port(port)));
             assert_eq!(went(&mut proposals, ground, now), 100);

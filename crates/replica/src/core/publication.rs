@@ -1,4 +1,5 @@
-//! What the core publishes for other threads in addition to the view, and when.
+//! Data that the core publishes for other threads in addition to the view, and the decision when a
+//! publication is due.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,28 +11,27 @@ use numbers::{Index, Revision};
 
 use crate::stages::Positions;
 
-/// Tables that every published state shares, and the positions for the stages of writes.
+/// Tables that all published states share, and the log positions that are recorded for the stages of writes.
 ///
-/// Copying a table for each published state was rejected: a state is published per batch, and these tables
-/// change rarely. So they are copied when they change.
+/// A table is copied only when it changes. Copying it for each published state was rejected, because a state
+/// is published per batch, and these tables change rarely.
 pub(super) struct Publication {
-    /// True if something has changed that the newest published state does not show, other than an applied
-    /// entry.
+    /// True if something other than an applied entry has changed since the newest state was published.
     is_due: bool,
     /// Raised alarms as of their last change.
     pub alarms: Arc<Alarms>,
     /// Users and roles as of their last change.
     pub auth: Arc<Auth>,
-    /// Index of the newest entry that this member's disk has.
+    /// Index of the newest entry on this member's disk.
     synced: Index,
-    /// Time at which the log had written the entries that it synced last.
+    /// Time at which the write of the entries that were synced last had ended.
     written: Option<Instant>,
-    /// Positions for which the stages of writes were recorded last.
+    /// Positions that were returned last by [`Publication::note`].
     noted: Option<Positions>,
 }
 
 impl Publication {
-    /// Returns the state after a start: the first turn publishes.
+    /// Returns the state after a start, in which the first turn publishes.
     pub fn new(machine: &Machine) -> Publication {
         Publication {
             is_due: true,
@@ -43,7 +43,7 @@ impl Publication {
         }
     }
 
-    /// Records that this turn has to publish a state.
+    /// Makes this turn publish a state.
     pub fn request(&mut self) {
         self.is_due = true;
     }
@@ -53,29 +53,30 @@ impl Publication {
         self.is_due
     }
 
-    /// Records that a state is published.
+    /// Records that a state was published.
     pub fn done(&mut self) {
         self.is_due = false;
     }
 
-    /// Takes over alarms that have changed.
+    /// Copies the raised alarms, which have changed.
     pub fn alarms_changed(&mut self, machine: &Machine) {
         self.alarms = Arc::new(machine.alarms.clone());
     }
 
-    /// Takes over users and roles that have changed.
+    /// Copies the users and roles, which have changed.
     pub fn auth_changed(&mut self, machine: &Machine) {
         self.auth = Arc::new(machine.auth.clone());
     }
 
-    /// Records how far the log is on disk, and the time at which it was written, if that is known.
+    /// Records the index of the last entry on disk and, if it is known, the time at which the write of the
+    /// entries had ended.
     pub fn synced(&mut self, last: Index, written: Option<Instant>) {
         self.synced = last;
         self.written = written.or(self.written);
     }
 
-    /// Returns the positions of this turn if they differ from those of the last. `published` is the index and
-    /// the revision of the published state.
+    /// Returns the positions of this turn if they differ from those returned last. `published` is the log
+    /// index and the revision of the published state.
     pub fn note(&mut self, raft_status: RaftStatus, published: (Index, Revision)) -> Option<Positions> {
         let positions = Positions {
             last: raft_status.last,

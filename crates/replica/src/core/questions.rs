@@ -1,9 +1,9 @@
-//! Questions of clients that the core answers from its own state, and whose answers cost more than one table
-//! lookup. [`Questions`] queues them and decides which one is answered next.
+//! Questions of clients that the core answers from its own state and that cost more than one table lookup.
+//! [`Questions`] queues them and decides which one is answered next.
 //!
 //! Each shard may have tens of thousands of questions open, and all may arrive in one turn. So a turn answers
-//! as many as its budget allows (`Thresholds::questions_per_turn`) and leaves the rest to the next turns,
-//! between which the core handles raft messages, writes and renewals.
+//! only as many questions as its budget allows (`Thresholds::questions_per_turn`). The other questions wait
+//! for later turns, so that the core handles raft messages, writes and renewals in between.
 //!
 //! # Example: a budget of 2048, 1000 leases
 //!
@@ -21,22 +21,22 @@ use planted::{Bug, Measure};
 
 use super::{LeaseDetail, RequestId};
 
-/// A question that waits for its answer.
+/// A question of a client that waits for its answer.
 #[derive(Debug)]
 pub(super) enum Question {
-    /// The keys of this lease, which a caller that renews the lease must be allowed to write. Also answered
-    /// while an entry is applied in slices.
+    /// The keys of this lease, which a caller that renews the lease must be allowed to write. This question
+    /// is answered even while an entry is being applied in slices.
     KeysToRenew(RequestId, LeaseId),
-    /// The remaining time of this lease, and its keys if they are wanted. A ReadIndex round has confirmed that this
-    /// member leads.
+    /// The remaining time of this lease, and its keys if they are wanted. The question is asked after a
+    /// ReadIndex round has confirmed that this member leads.
     TimeToLive(RequestId, LeaseId, LeaseDetail),
-    /// The keys of this lease, as this member has them.
+    /// The keys of this lease in this member's state.
     LeaseKeys(RequestId, LeaseId),
     /// The ids of all leases.
     Leases(RequestId),
     /// The remaining times of these leases.
     LeaseTimes(RequestId, Vec<LeaseId>),
-    /// The whole present state.
+    /// The whole published state.
     Image(RequestId),
 }
 
@@ -71,10 +71,10 @@ impl Question {
 
 /// Kind number of [`Question::Image`].
 const IMAGES: usize = 5;
-/// First of the kinds that are not answered while an entry is partly applied.
+/// First kind number of the questions that are not answered while an entry is partly applied.
 const FROM_WHOLE_STATE: usize = 4;
 
-/// The waiting questions, and the cost that this turn may still spend on them.
+/// The waiting questions, and the cost that this turn may still spend on answering them.
 ///
 /// The core adds questions ([`Questions::push`]) and reports the cost of each answer ([`Questions::spent`]).
 /// This type does not know the state. A single queue in order of arrival was rejected: a renewal would wait
@@ -82,7 +82,7 @@ const FROM_WHOLE_STATE: usize = 4;
 #[derive(Default)]
 pub(super) struct Questions {
     waiting: [VecDeque<(Question, Instant)>; KINDS],
-    /// Kind that is answered next, if a question of that kind waits.
+    /// Kind of the next question to answer. If no question of this kind waits, the following kinds are tried.
     next: usize,
     budget: u64,
     spent: u64,
@@ -95,8 +95,8 @@ impl Questions {
     }
 
     /// Adds a question that arrived at `since`. If `max` questions of its kind already wait, the question is
-    /// returned and the caller refuses it. The limit is needed because calls that have ended leave their
-    /// questions here, so that the number of open calls is no bound.
+    /// returned and the caller refuses it. The limit is needed because the question of a call that has ended
+    /// stays in the queue, so the limit of open calls does not bound the queue.
     pub fn push(&mut self, question: Question, since: Instant, max: usize) -> Option<Question> {
         if self.waiting[question.kind()].len() >= max {
             return Some(question);
@@ -105,20 +105,20 @@ impl Questions {
         None
     }
 
-    /// Begins a turn with this budget.
+    /// Begins a turn that may spend `budget` on answering questions.
     pub fn begin_turn(&mut self, budget: u64) {
         (self.budget, self.spent) = (budget, 0);
     }
 
-    /// Records the cost of the last answered question: leases visited, or pointers copied, each of which
-    /// stands for hundreds of entries.
+    /// Records the cost of the last answer: the number of leases visited, and of pointers copied. Copying one
+    /// pointer copies hundreds of entries of a shared table.
     pub fn spent(&mut self, cost: u64) {
         self.spent = self.spent.saturating_add(cost);
     }
 
-    /// Takes out the next question of this turn, with its time of arrival; the kinds take turns. Returns
-    /// `None` if the budget is spent, or if the waiting questions need a complete state and `is_whole` is
-    /// false.
+    /// Removes and returns the next question to answer in this turn, with its time of arrival. The kinds of
+    /// questions alternate. Returns `None` if the budget is spent, or if `is_whole` is false and the waiting
+    /// questions need a state without a partly applied entry.
     pub fn next(&mut self, is_whole: bool) -> Option<(Question, Instant)> {
         if self.spent >= self.budget && !planted::is(Bug::QuestionsAllAtOnce) {
             return None;
@@ -137,13 +137,14 @@ impl Questions {
         None
     }
 
-    /// Returns true if a question waits that the next turn can answer.
+    /// Returns true if a question waits that a turn can answer now.
     pub fn is_due(&self, is_whole: bool) -> bool {
         let kinds = if is_whole { KINDS } else { FROM_WHOLE_STATE };
         self.waiting[..kinds].iter().any(|waiting| !waiting.is_empty())
     }
 
-    /// Takes out all questions except those for the whole state, because this member goes out of service.
+    /// Removes all questions except those for the whole state, because this member goes out of service.
+    /// Returns the requests to refuse.
     pub fn take_refused(&mut self) -> Vec<RequestId> {
         let mut refused = Vec::new();
         for waiting in &mut self.waiting[..IMAGES] {
@@ -152,8 +153,8 @@ impl Questions {
         refused
     }
 
-    /// Returns true if a question has waited for the timeout, so that its client has already received a
-    /// timeout error.
+    /// Returns true if a question that arrived at `since` has waited for the timeout. Its client has then
+    /// already received a timeout error.
     pub fn is_late(since: Instant, now: Instant, timeout: Duration) -> bool {
         now.saturating_duration_since(since) >= timeout
     }

@@ -1,16 +1,16 @@
-//! Warnings before the data reaches its quota. etcd gives none: its operator first notices a full quota when
-//! writes are refused.
+//! Warnings before the data reaches its quota. etcd does not warn: its operator first notices a full quota
+//! when writes are refused.
 
-/// Shares of the quota, in percent, at which a warning is logged.
+/// Percentages of the quota at which a warning is logged.
 const LEVELS: [u64; 3] = [80, 90, 95];
-/// Distance in percent of the quota by which the data must fall below a level before that level is warned of
+/// Percentage points by which the data must fall below a level before the warning for that level is logged
 /// again.
 const REARMED_BELOW: u64 = 5;
 
-/// Records which levels were warned of.
+/// Remembers the levels for which a warning was logged.
 #[derive(Debug, Default)]
 pub(super) struct QuotaWarning {
-    /// Number of levels that were warned of, counted from the lowest.
+    /// Number of levels, counted from the lowest, for which a warning was logged.
     said: usize,
 }
 

@@ -1,9 +1,9 @@
-//! Linearizable reads, by the ReadIndex algorithm of Ongaro's thesis (6.4): before a state answers a read,
-//! the leader confirms with a quorum that it still leads, and reports the commit index that it had when it
-//! was asked.
+//! Linearizable reads, by the ReadIndex algorithm of Ongaro's thesis (6.4): before a member answers a read,
+//! the leader reports the commit index that it had when the read was registered, and confirms with a quorum
+//! that it still leads.
 //!
 //! All waiting reads share a round, and a few rounds are in flight at once: a read waits for one round trip
-//! to a quorum, never for a write or for the end of another read's round.
+//! to a quorum, and never for a write or for the end of a round that began earlier.
 //!
 //! # Example: rounds that are shared and overlap
 //!
@@ -20,8 +20,9 @@
 //! 14   read d arrives     no round is under way: round 3 begins at once
 //! ```
 //!
-//! A read never sees a state from before it began: the leader's commit index is taken after the round began,
-//! and so after the read arrived, and a quorum confirms afterwards that there was no newer leader.
+//! A read never sees a state from before the read began. The leader's commit index is determined after the
+//! round began, and so after the read arrived, and a quorum confirms afterwards that there was no newer
+//! leader.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -34,18 +35,18 @@ use crate::stages::RoundTimes;
 
 /// Maximum number of rounds in flight.
 const ROUNDS_MAX: usize = 16;
-/// Maximum number of groups of confirmed rounds that wait for different log indexes to be applied.
+/// Maximum number of groups of confirmed rounds, each of which waits for a different log index to be applied.
 const CONFIRMED_MAX: usize = 16;
-/// Minimum time between two rounds while one is in flight. Reads that arrive in between share the next round,
-/// which begins when the round in flight ends, or after this time if the other members are far away.
+/// Minimum time between two rounds while one is in flight. Reads that arrive in between share the next round.
+/// It begins when the round in flight ends, or after this time if that is earlier.
 const ROUND_PACE: Duration = Duration::from_millis(2);
-/// Minimum average number of reads in a round for which a pause between rounds is worth its delay.
+/// Minimum average number of reads per round at which a pause between rounds is worth its delay.
 const SHARED_ROUND: usize = 3;
-/// Time after which an unconfirmed round is repeated: a message may be lost, or the leader may be too new to
-/// know its commit index.
+/// Time after which an unconfirmed round is repeated: a message may be lost, or the leader may have no
+/// committed entry of its own term yet.
 pub(super) const RETRY: Duration = Duration::from_millis(500);
 
-/// Pause before the raft node is asked again after it has refused a read.
+/// Pause before the raft node is asked again after it has refused to begin a round.
 const REFUSED_PAUSE: Duration = Duration::from_millis(10);
 /// Pause between two warnings about unconfirmed rounds.
 const WARN_PAUSE: Duration = Duration::from_secs(5);
@@ -57,8 +58,9 @@ pub(super) enum RoundRequest {
     Read(RequestId),
     /// A renewal of this lease: only a leader whose leadership is confirmed may promise a client more time.
     Renewal(RequestId, LeaseId),
-    /// A request for the remaining time of this lease, and its keys if they are wanted. A replaced leader, or one
-    /// that has not applied all committed entries, could report a lease that no longer exists.
+    /// A request for the remaining time of this lease, and its keys if they are wanted. It waits for a round
+    /// because a replaced leader, or a leader that has not applied all committed entries, could report a
+    /// lease that no longer exists.
     TimeToLive(RequestId, LeaseId, LeaseDetail),
 }
 
@@ -72,32 +74,34 @@ impl RoundRequest {
     }
 }
 
-/// A round that is in flight.
+/// A round that is in flight, and its requests.
 struct Round {
     context: u64,
     wants: Vec<(RoundRequest, Instant)>,
     began: Instant,
 }
 
-/// Confirmed rounds that wait until this member has applied the entries up to `index`.
+/// Confirmed rounds that share a log index. Their requests wait until this member has applied the entries up
+/// to `index`.
 struct Confirmed {
-    /// The leader's commit index when it was asked.
+    /// Commit index that the leader had when the round began.
     index: Index,
     wants: Vec<(RoundRequest, Instant)>,
-    /// Time at which the first of the rounds began, and time at which the last was confirmed.
+    /// Time at which the first of these rounds began, and time at which the last of them was confirmed.
     times: RoundTimes,
 }
 
 /// A waiting request, and the time at which it arrived.
 pub(super) type TimedRequest = (RoundRequest, Instant);
 
-/// Facts about this member that decide if a round can begin.
+/// Facts about this member that decide whether a round can begin.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RoundConditions {
-    /// True if a leader is known that knows the commit index. If this member leads, it must have committed an
-    /// entry of its term: before that it does not know what earlier leaders have committed.
+    /// True if the leader is known and can report the commit index. If this member leads, it must have
+    /// committed an entry of its own term: before that, it does not know which entries earlier leaders have
+    /// committed.
     pub can_ask: bool,
-    /// Minimum time between two ReadIndex rounds, so that several reads share one.
+    /// Minimum time between two ReadIndex rounds, so that several reads share a round.
     pub pace: Duration,
 }
 
@@ -106,43 +110,44 @@ pub(super) struct RoundConditions {
 pub(super) struct RetryStep {
     /// True if rounds are repeated after having waited for [`RETRY`].
     pub late: bool,
-    /// True if a warning should be logged, because the last one is long enough ago.
+    /// True if a warning should be logged, because the last warning is at least [`WARN_PAUSE`] ago.
     pub warns: bool,
     /// Requests that have waited for the request timeout; their clients have already received a timeout
     /// error.
     pub expired: Vec<RoundRequest>,
 }
 
-/// Linearizable reads, and the requests that share their rounds, from arrival until they may be answered.
+/// Linearizable reads and the other requests that share their rounds, from their arrival until they may be
+/// answered.
 ///
 /// The core reports arriving requests (`push`), confirmations by the leader (`confirm`) and applied entries
-/// (`finish`). This type returns the rounds to ask the raft node for and the requests that may be answered.
-/// It knows neither raft nor the state.
+/// (`finish`). This type returns the rounds that the raft node has to begin, and the requests that may be
+/// answered. It uses neither raft nor the state itself.
 #[derive(Default)]
 pub(super) struct Reads {
     waiting: Vec<(RoundRequest, Instant)>,
     rounds: VecDeque<Round>,
     confirmed: VecDeque<Confirmed>,
-    /// Reads whose round is confirmed and whose entries are applied; they are answered once that state is
-    /// published.
+    /// Reads whose round is confirmed and whose entries are applied. They are answered once the state with
+    /// these entries is published.
     readable: Vec<(RequestId, Option<RoundTimes>)>,
     slow_until: Option<Instant>,
     /// Time before which the raft node is not asked again, because it refused a read.
     refused_until: Option<Instant>,
     /// Time at which the last round began.
     began: Option<Instant>,
-    /// Average number of reads in recent rounds, in sixteenths.
+    /// Average number of reads in recent rounds, in units of one sixteenth.
     shared16: usize,
 }
 
 impl Reads {
-    /// Adds a request that needs a new enough state.
+    /// Adds a request that needs a round.
     pub fn push(&mut self, want: RoundRequest, now: Instant) {
         self.waiting.push((want, now));
     }
 
-    /// Returns the number of rounds that were begun and are not answered yet, and the number of requests that
-    /// wait, before, in or after a round.
+    /// Returns the number of rounds that were begun and are not answered yet, and the number of all waiting
+    /// requests, before, in and after a round.
     pub fn figures(&self) -> (usize, usize) {
         let waiting = self.waiting.len()
             + self.rounds.iter().map(|round| round.wants.len()).sum::<usize>()
@@ -151,8 +156,8 @@ impl Reads {
     }
 
     /// Records that the leader has confirmed the round `context` with the commit index that it had when it
-    /// was asked. Only a few groups that wait for different entries are kept apart; beyond that, a round
-    /// joins the newest group and is answered a little later than necessary.
+    /// was asked. At most [`CONFIRMED_MAX`] groups wait for different entries. If they are all in use, the
+    /// round joins the newest group, so its reads may be answered a little later than necessary.
     pub fn confirm(&mut self, context: u64, index: Index, now: Instant) {
         let Some(at) = self.rounds.iter().position(|round| round.context == context) else { return };
         let Some(mut round) = self.rounds.remove(at).filter(|round| !round.wants.is_empty()) else { return };
@@ -170,8 +175,8 @@ impl Reads {
         }
     }
 
-    /// Takes out requests that have waited for `timeout`, in whatever stage. Their callers have already
-    /// received a timeout error.
+    /// Removes and returns the requests that have waited for `timeout`, before, in or after a round. Their
+    /// clients have already received a timeout error.
     fn expired(&mut self, timeout: Duration, now: Instant) -> Vec<RoundRequest> {
         let mut expired = Vec::new();
         let mut sweep = |wants: &mut Vec<(RoundRequest, Instant)>| {
@@ -192,14 +197,15 @@ impl Reads {
         expired
     }
 
-    /// Takes out all requests that wait for a round; the newest state answers them without one.
+    /// Removes and returns all requests that wait for a round to begin, because the newest state answers them
+    /// without a round.
     pub fn take_waiting(&mut self) -> Vec<TimedRequest> {
         std::mem::take(&mut self.waiting)
     }
 
-    /// Begins a round for the waiting requests, if a leader can be asked and the pause has passed; `number`
-    /// yields the round's number. Returns that number if the raft node should be asked now. If the node
-    /// refuses, the caller calls [`Reads::refused`].
+    /// Begins a round for the waiting requests, if the leader can be asked and the pause has passed. `number`
+    /// creates the number of the round, which is returned if the raft node should begin a round now. If the
+    /// node refuses, the caller calls [`Reads::refused`].
     pub fn begin(
         &mut self,
         footing: RoundConditions,
@@ -218,7 +224,8 @@ impl Reads {
     }
 
     /// Handles a refusal by the raft node: the leader was lost just now, or too many reads wait for a new
-    /// leader to be confirmed. The requests of the newest round wait again, until their clients' timeout.
+    /// leader to be confirmed. The requests of the newest round wait for another round, until their clients
+    /// time out.
     pub fn refused(&mut self, now: Instant) {
         if let Some(mut round) = self.rounds.pop_back() {
             round.wants.append(&mut self.waiting);
@@ -238,7 +245,7 @@ impl Reads {
             return Some(left);
         }
         let since = |began: Instant| now.saturating_duration_since(began);
-        // Rounds that are hardly shared are not worth a pause.
+        // If few reads share a round, a pause would only delay them.
         let pace = if self.shared16 < 16 * SHARED_ROUND { Duration::ZERO } else { footing.pace };
         let paced = self.began.map(|began| pace.saturating_sub(since(began)));
         let shared = self.rounds.back().map(|newest| ROUND_PACE.saturating_sub(since(newest.began)));
@@ -250,14 +257,15 @@ impl Reads {
         !self.waiting.is_empty()
     }
 
-    /// Returns true if a read that arrives now could begin a round at once.
+    /// Returns true if no round is in flight and no request waits, so that a read that arrives now could
+    /// begin a round at once.
     pub fn is_idle(&self) -> bool {
         self.waiting.is_empty() && self.rounds.is_empty()
     }
 
-    /// Takes out one group of requests whose round is confirmed and whose entries are applied, the oldest
-    /// first, with the times of its round; `None` if no such group is left. The caller may push the requests
-    /// again.
+    /// Removes and returns the oldest group of requests whose round is confirmed and whose entries are
+    /// applied, with the times of the round. Returns `None` if there is no such group. The caller may push
+    /// the requests again.
     pub fn finish(&mut self, applied: Index) -> Option<(Vec<TimedRequest>, RoundTimes)> {
         let done = |confirmed: &Confirmed| confirmed.index <= applied || planted::is(Bug::ReadBeforeApplied);
         let at = self.confirmed.iter().position(done)?;
@@ -270,13 +278,13 @@ impl Reads {
         self.readable.push((request_id, times));
     }
 
-    /// Takes out the reads that the state just published may answer.
+    /// Removes and returns the reads that the state just published may answer.
     pub fn take_readable(&mut self) -> Vec<(RequestId, Option<RoundTimes>)> {
         std::mem::take(&mut self.readable)
     }
 
     /// Puts the requests of all rounds in flight back into the queue, because the leader has changed or is
-    /// unknown: the next leader is asked again.
+    /// unknown. The next leader has to confirm them.
     pub fn ask_again(&mut self) {
         let mut again: Vec<TimedRequest> = Vec::new();
         for mut round in self.rounds.drain(..) {
@@ -288,7 +296,7 @@ impl Reads {
         }
     }
 
-    /// Repeats rounds that are not confirmed in time, and takes out requests that have waited for `timeout`.
+    /// Repeats rounds that were not confirmed in time, and removes requests that have waited for `timeout`.
     /// Called at each tick.
     pub fn retry(&mut self, timeout: Duration, now: Instant) -> RetryStep {
         let late = |round: &Round| now.saturating_duration_since(round.began) >= RETRY;

@@ -1,5 +1,6 @@
 //! Removal of versions that compactions made unreadable: when it begins, how it continues, and which requests
-//! wait for its end. [`Removal`] decides; the machine removes the versions, and `long_reads` limits how far.
+//! wait for its end. [`Removal`] decides; the machine removes the versions, and `long_reads` says which
+//! versions readers still need.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +19,7 @@ const WATCHES_TIMEOUT: Duration = Duration::from_secs(10);
 pub(super) enum Step {
     /// Nothing is to be done now.
     Nothing,
-    /// Publish a view: [`Removal::through`] has changed, and a removal begins.
+    /// Publish a view, because a removal begins and [`Removal::through`] has changed.
     Publish,
     /// Remove a slice of versions.
     Remove,
@@ -44,36 +45,39 @@ pub(super) struct Compaction {
     pub revision: Revision,
 }
 
-/// A compaction whose removal has not begun, because watches that lag behind may still need its versions.
+/// A compaction whose removal has not begun, because watches that lag behind may still need versions that it
+/// makes unreadable.
 #[derive(Clone, Copy)]
 struct Pending {
     /// Compact revision that the compaction set.
     revision: Revision,
-    /// Current revision when the compaction was applied; its removal begins once all watches have seen
-    /// everything up to here.
+    /// Current revision when the compaction was applied. The removal begins once all watches have received
+    /// the changes up to this revision.
     after: Revision,
     since: Instant,
 }
 
 impl Pending {
-    /// Returns true if the removal may begin: all watches have seen enough, or were given enough time.
+    /// Returns true if the removal may begin: all watches have received the changes up to `after`, or
+    /// [`WATCHES_TIMEOUT`] has passed.
     fn is_due(&self, all_saw: impl Fn(Revision) -> bool, now: Instant) -> bool {
         all_saw(self.after) || now.saturating_duration_since(self.since) >= WATCHES_TIMEOUT
     }
 }
 
-/// The removal of versions that compactions made unreadable. It begins once all watches have seen everything
-/// up to the publication of the compaction and the new [`Removal::through`] is published, and then continues
-/// in slices with pauses in between.
+/// The removal of versions that compactions made unreadable. A removal begins once all watches have received
+/// the changes up to the compaction, and a view with the new [`Removal::through`] is published. It then
+/// continues in slices with pauses between them.
 ///
-/// Compactions may follow each other faster than the watches that lag behind. Then the oldest compaction keeps
-/// its own time limit, and its removal begins without the newer ones.
+/// Compactions may follow each other faster than watches that lag behind catch up. Then the oldest compaction
+/// keeps its own time limit, and its removal begins without the newer compactions.
 ///
-/// Worked example: compactions arrive every 4 s, and one watch reads nothing. Those of 0 s and 4 s are pending;
-/// that of 8 s replaces that of 4 s. At 10 s the removal of the first begins, and the watch is canceled. At the
-/// next step all remaining watches have seen everything, and the compaction of 8 s follows.
+/// Worked example: compactions arrive every 4 s, and one watch reads nothing. At first the compactions of 0 s
+/// and 4 s are pending; then the compaction of 8 s replaces that of 4 s. At 10 s the removal of the first one
+/// begins, and the watch is canceled. At the next step all remaining watches have received everything, and
+/// the removal of the compaction of 8 s begins.
 ///
-/// This type only decides when to remove; it removes nothing itself.
+/// This type only decides what to remove and when; it removes nothing itself.
 pub(super) struct Removal {
     /// Pause between two slices.
     pause: Duration,
@@ -81,16 +85,18 @@ pub(super) struct Removal {
     compacted: Revision,
     /// The oldest compaction whose removal has not begun.
     oldest: Option<Pending>,
-    /// The newest compaction behind `oldest`. It covers those between the two.
+    /// The newest compaction after `oldest` whose removal has not begun. It replaces the compactions between
+    /// the two.
     newest: Option<Pending>,
-    /// True if the present `through` was published by this process and may have left versions to remove. A
-    /// removal that a start continues has not: it waits with a pending compaction.
+    /// True if the present `through` was published by this process and may have left versions to remove.
+    /// False for a removal that was interrupted by a restart and waits together with a pending compaction.
     has_slices: bool,
     /// Compactions that are not published yet.
     unpublished: Vec<Compaction>,
     is_open: bool,
     next: Instant,
-    /// Revision above which all versions are still present.
+    /// Compact revision through which versions may have been removed. All versions that a compaction at this
+    /// revision keeps are present.
     through: Revision,
     /// Time of the compaction whose removal began last.
     asked: Instant,
@@ -118,7 +124,7 @@ impl Removal {
     }
 
     /// Records that the state, whose current revision is `current`, was compacted to `revision`. `is_hashed`
-    /// says if the hash of the compaction is to be computed once it is published.
+    /// says whether the hash of the compaction is to be computed once the compaction is published.
     pub fn compacted(&mut self, revision: Revision, current: Revision, is_hashed: bool, now: Instant) {
         let previous = std::mem::replace(&mut self.compacted, revision);
         if is_hashed {
@@ -133,8 +139,8 @@ impl Removal {
     }
 
     /// Records that another member's state, with this compact revision, replaced the present one. The sender
-    /// may have removed any compacted version: watches that need one are canceled, because they would miss
-    /// events.
+    /// may have removed any version that its compaction made unreadable. Watches that need such a version are
+    /// canceled, because they would miss events.
     pub fn restored(&mut self, compacted: Revision, now: Instant) {
         (self.compacted, self.through) = (compacted, compacted);
         (self.oldest, self.newest, self.has_slices) = (None, None, false);
@@ -143,7 +149,8 @@ impl Removal {
         self.unpublished.clear();
     }
 
-    /// Returns the revision above which all versions are still present.
+    /// Returns the compact revision through which versions may have been removed. All versions that a
+    /// compaction at this revision keeps are present.
     pub fn through(&self) -> Revision {
         self.through
     }
@@ -153,12 +160,12 @@ impl Removal {
         self.is_open.then(|| self.next.saturating_duration_since(now))
     }
 
-    /// Takes out the compactions that are not published yet, in order.
+    /// Removes and returns the compactions that are not published yet, in order.
     pub fn take_unpublished(&mut self) -> Vec<Compaction> {
         std::mem::take(&mut self.unpublished)
     }
 
-    /// Returns the next step. `all_saw` says if all watches were notified of everything up to a revision.
+    /// Returns the next step. `all_saw` says whether all watches have received the changes up to a revision.
     pub fn step(&mut self, all_saw: impl Fn(Revision) -> bool, now: Instant) -> Step {
         if !self.is_open || now < self.next {
             return Step::Nothing;
@@ -189,6 +196,8 @@ impl Removal {
     pub fn sliced(&mut self, sliced: SliceOutcome, now: Instant) -> (Vec<Reply>, Option<Duration>) {
         let took = match sliced {
             SliceOutcome::Some => return (Vec::new(), None),
+            // Nothing more can be removed for the begun compactions. The remaining versions belong to a
+            // compaction whose removal has not begun.
             SliceOutcome::Waits | SliceOutcome::All if self.oldest.is_some() => {
                 let took =
                     std::mem::take(&mut self.has_slices).then(|| now.saturating_duration_since(self.asked));
@@ -209,7 +218,7 @@ impl Removal {
         (told.into_iter().map(|(_, reply)| reply).collect(), took)
     }
 
-    /// Returns true if there is something to remove.
+    /// Returns true if a removal is in progress.
     pub fn is_open(&self) -> bool {
         self.is_open
     }
@@ -219,7 +228,7 @@ impl Removal {
         self.waiters.push((self.compacted, reply));
     }
 
-    /// Ends the removal, because the state does not change any more.
+    /// Ends the removal, because this member is out of service and its state no longer changes.
     pub fn stop(&mut self) {
         self.is_open = false;
     }
@@ -251,7 +260,7 @@ mod tests {
         assert_eq!(removal.step(|revision| revision <= Revision(9), now + PAUSE), Step::Publish);
         assert_eq!(removal.through(), Revision(5));
         assert_eq!(removal.step(|_| false, now + 2 * PAUSE), Step::Remove);
-        // Watches that lag behind for too long are not waited for.
+        // A removal does not wait any longer for watches that lag behind for too long.
         removal.compacted(Revision(7), Revision(12), false, now);
         assert!(removal.take_unpublished().is_empty());
         assert_eq!(removal.step(|_| false, now + WATCHES_TIMEOUT), Step::Publish);

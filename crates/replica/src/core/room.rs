@@ -1,9 +1,9 @@
-//! A disk that is full or nearly full: which batches still go to the log, and which wait. The NOSPACE alarm
-//! that follows the free space is in `alarms.rs`.
+//! Decides, on a disk that is full or nearly full, which batches are given to the log and which wait. The
+//! NOSPACE alarm that follows the free space is in `alarms.rs`.
 //!
-//! Deletes, compactions, checkpoints and moving values free space, and each of them needs some space first.
-//! So the remaining space is given out in steps. With a segment of 2 MiB and `log.room()` as the remaining
-//! space:
+//! Deletes, compactions, checkpoints and moving values free space, but each of them first needs some space.
+//! So each purpose must leave a certain amount of space for the purposes after it. With a segment of 2 MiB
+//! and `log.room()` as the remaining space:
 //!
 //! ```text
 //! puts and lease grants           as long as the log has its spare file, and 2.6 MiB stay
@@ -30,19 +30,19 @@ use super::{Fatal, Shortage};
 const FREE_PAUSE: Duration = Duration::from_secs(5);
 /// Interval at which the free space of the disk is checked.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-/// With this many bytes free, no space is accounted: it is more than ever waits for the log.
+/// Free bytes above which space is not accounted: this is more than can ever wait for the log.
 const PLENTY_BYTES: u64 = 1 << 30;
-/// Maximum bytes of values that are moved at once.
+/// Maximum bytes of values that are moved in one portion.
 const PORTION_BYTES: usize = 1 << 20;
-/// Number of segments that must fit on the disk in addition to another member's whole state. The log raises
-/// the alarm when it cannot prepare a segment; two may be in preparation when the disk is checked.
+/// Number of segments that must fit on the disk in addition to another member's whole state. The log finds a
+/// shortage when it cannot prepare a segment, and two segments may be in preparation when the disk is
+/// checked.
 const STATE_SEGMENTS_FREE: u64 = 4;
-/// Bytes that may wait in the log to be synced before the core holds proposals back.
+/// Bytes in the log's queue at which the core holds back proposals until the next sync.
 const LOG_QUEUE_BYTES: usize = 64 << 20;
-/// Bytes waiting for the log above which entries from other members are dropped, as if the network had lost
-/// them.
+/// Bytes in the log's queue at which entries from other members are dropped, as if the network had lost them.
 const RECEIVED_QUEUE_BYTES: usize = 128 << 20;
-/// Bytes counted for an entry in addition to its data: more than its record takes.
+/// Bytes counted for an entry in addition to its data. A record's overhead is smaller.
 const ENTRY_BYTES: usize = 64;
 /// Bytes counted for each write, and for each value that is moved, in addition to the data: more than a record
 /// and the batch's own records take. Not counted is the unused rest of a segment that is too short for the next
@@ -57,29 +57,29 @@ const _: () = assert!(Batch::RECORD_BYTES_MAX + Batch::OWN_BYTES <= WRITE_BYTES)
 pub(super) enum Purpose {
     /// The command adds data: puts, also in a transaction, and lease grants.
     Adds,
-    /// The command is small, or removes data.
+    /// The command removes data, or adds only a little.
     Frees,
-    /// Live values are moved, so that their segments can be deleted.
+    /// Live values are moved out of segments, so that the segments can be deleted.
     Moves,
-    /// The command ends the shortage, or concerns members: compactions, alarms, membership changes.
+    /// The command can end the shortage, or concerns members: compactions, alarms and membership changes.
     Mends,
-    /// The entry is one of the member's own entries.
+    /// The entry is one of the member's own, which cannot be refused.
     Own,
 }
 
-/// A batch that the log had no space for. To raft it looks like a batch whose sync takes long.
+/// A batch for which the log had no space. For raft it is a batch whose sync takes long.
 struct ParkedBatch {
     batch: Batch,
-    /// Raft's number of the batch.
+    /// Number that raft has given to the batch.
     raft: u64,
     since: Instant,
 }
 
-/// A batch on its way to the disk.
+/// A batch that the log is writing and syncing.
 struct Syncing {
-    /// The log's number of the batch.
+    /// Number that the log has given to the batch.
     ticket: u64,
-    /// Raft's number of the batch, or 0 if raft does not know it.
+    /// Number that raft has given to the batch; 0 if the batch does not come from raft.
     raft: u64,
     since: Instant,
 }
@@ -87,37 +87,39 @@ struct Syncing {
 /// The result of a check of the disk.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DiskCheck {
-    /// True if the checkpointer should reserve space for the next checkpoint. The core calls
-    /// [`Room::reserved`] once it has given the order.
+    /// True if the checkpointer should be ordered to reserve space for the next checkpoint. The core calls
+    /// [`Room::reserved`] after it has given the order.
     pub wants_reserve: bool,
-    /// True if the log or the last checkpoint has found its disk short of space.
+    /// True if the log or the last checkpoint found its disk short of space.
     pub is_short: bool,
 }
 
-/// Batches on their way to the log, and the space that the disk has for more.
+/// Batches on their way to the log, and the space that the disk has for further writes.
 ///
-/// Batches go to the log in order. Those that find no space wait here until the log takes them. A caller that
-/// wants to put more into the log asks first, see [`Purpose`].
+/// Batches are given to the log in order. A batch for which the log has no space waits here until the log
+/// accepts it. A caller that wants to write more first checks [`Room::has`] with the [`Purpose`] of the
+/// write.
 pub(super) struct Room {
     parked: VecDeque<ParkedBatch>,
-    /// Batches that the log is syncing, the oldest first.
+    /// Batches that the log is syncing, oldest first.
     syncing: VecDeque<Syncing>,
     /// Free bytes of the file system at the last check.
     free_bytes: u64,
     next_look: Instant,
     /// True if the checkpointer was ordered to reserve space for the next checkpoint.
     reserve_asked: bool,
-    /// Token that is alive while an order to reserve space is queued.
+    /// Token that is alive while an order to reserve space is in the checkpointer's queue.
     reserve_queued: Weak<()>,
-    /// True if the last checkpoint found no space. The data directory may be on another disk than the log
-    /// (`--wal-dir`), and without checkpoints the log only grows.
+    /// True if the last checkpoint failed for lack of space. This counts as a shortage of its own, because
+    /// the data directory may be on another disk than the log (`--wal-dir`), and without checkpoints the log
+    /// only grows.
     lacks_checkpoint: bool,
-    /// Earliest time for the next checkpoint that is made because of a shortage.
+    /// Earliest time of the next checkpoint that is made because of a shortage.
     next_free: Instant,
 }
 
 impl Room {
-    /// Returns the initial state, without batches on their way.
+    /// Returns the initial state, without any batch in flight.
     pub fn new(now: Instant, log: &Log) -> Room {
         Room {
             parked: VecDeque::new(),
@@ -136,23 +138,23 @@ impl Room {
         !self.parked.is_empty()
     }
 
-    /// Returns the time since when the oldest batch has waited for its sync, or for space, which another
-    /// process may have used up.
+    /// Returns the time since when the oldest batch has waited for its sync or for space.
     pub fn oldest(&self) -> Option<Instant> {
         let syncing = self.syncing.front().map(|open| open.since);
         syncing.into_iter().chain(self.parked.front().map(|parked| parked.since)).min()
     }
 
-    /// Hands a batch to the log, or keeps it until the log takes it: batches stay in order. `raft` is raft's
-    /// number of the batch.
+    /// Gives a batch to the log, or stores it until the log accepts it, so that batches stay in order. `raft`
+    /// is the number that raft has given to the batch.
     ///
     /// # Errors
     ///
-    /// [`Fatal::LogRefused`] if the log takes no more batches.
+    /// [`Fatal::LogRefused`] if the log has failed, or refuses the batch for another reason than lack of
+    /// space.
     pub fn hand(&mut self, log: &mut Log, mut batch: Batch, raft: u64, now: Instant) -> Result<(), Fatal> {
         if batch.reset.is_some() {
-            // A reset makes all earlier batches void, and may free the missing space. Raft's number of the
-            // reset covers the earlier batches.
+            // A reset replaces all waiting batches, and may free the missing space. When the reset is synced,
+            // raft also counts the batches with lower numbers as synced.
             let parked = std::mem::take(&mut self.parked);
             let hard_state = parked.into_iter().rev().find_map(|parked| parked.batch.hard_state);
             batch.hard_state = batch.hard_state.or(hard_state);
@@ -180,11 +182,11 @@ impl Room {
         Ok(())
     }
 
-    /// Hands the waiting batches to the log, as far as there is space.
+    /// Gives the waiting batches to the log, as many as there is space for.
     ///
     /// # Errors
     ///
-    /// [`Fatal::LogRefused`] if the log has failed and takes no more batches.
+    /// [`Fatal::LogRefused`] if the log has failed, or refuses a batch for another reason than lack of space.
     pub fn retry(&mut self, log: &mut Log) -> Result<(), Fatal> {
         while let Some(parked) = self.parked.pop_front() {
             let waiting = self.parked.len();
@@ -196,16 +198,16 @@ impl Room {
         Ok(())
     }
 
-    /// Hands values to the log in a batch that raft does not know. Returns the log's number of the batch, or
-    /// `None` if the log does not take it now: then the batch is dropped.
+    /// Gives values to the log in a batch that does not come from raft. Returns the log's number of the
+    /// batch. Returns `None`, and drops the batch, if the log does not accept it now.
     pub fn hand_values(&mut self, log: &mut Log, values: Vec<log::Value>, now: Instant) -> Option<u64> {
         let ticket = log.append(Batch { values, ..Batch::default() }).ok()?;
         self.syncing.push_back(Syncing { ticket, raft: 0, since: now });
         Some(ticket)
     }
 
-    /// Records that the batches up to this number of the log are on disk. Returns raft's number of the newest
-    /// of them that raft knows.
+    /// Records that the batches whose log number is at most `ticket` are on disk. Returns raft's number of
+    /// the newest of them that comes from raft.
     pub fn synced(&mut self, ticket: u64) -> Option<u64> {
         let mut raft = None;
         while let Some(front) = self.syncing.front()
@@ -219,7 +221,8 @@ impl Room {
         raft
     }
 
-    /// Returns the bytes that must stay free in the log after a write for this purpose.
+    /// Returns the bytes that must stay free in the log after a write for this purpose, because more urgent
+    /// purposes may need them.
     fn kept_for_others(log: &Log, purpose: Purpose) -> u64 {
         let segment = log.segment_room();
         let own = (segment / 8).min(64 << 10);
@@ -232,7 +235,7 @@ impl Room {
         }
     }
 
-    /// Records that a checkpoint was saved, or found no space.
+    /// Records that a checkpoint was saved (true), or failed for lack of space (false).
     pub fn checkpointed(&mut self, found_room: bool) {
         self.lacks_checkpoint = !found_room;
     }
@@ -242,14 +245,14 @@ impl Room {
         log.space() == Space::Ample && !self.lacks_checkpoint
     }
 
-    /// Returns true if the disk has so much free space that none has to be accounted.
+    /// Returns true if so much space is free that it need not be accounted.
     pub fn has_plenty(&self, log: &Log) -> bool {
         self.is_ample(log) && self.free_bytes >= PLENTY_BYTES
     }
 
-    /// Returns the bytes that the log can take in addition to those that wait for it. Free bytes of the file
-    /// system count only if the log has found no shortage. They never count for values that are moved,
-    /// because the log must never have to wait with such a batch.
+    /// Returns the bytes that the log can accept in addition to those that wait for it. Free bytes of the
+    /// file system are included only if the log has found no shortage. They are never included for values
+    /// that are moved, because such a batch must never have to wait for the log to prepare a segment.
     fn left(&self, log: &Log, purpose: Purpose) -> u64 {
         let counts = log.space() == Space::Ample && purpose != Purpose::Moves;
         let free = if counts { self.free_bytes } else { 0 };
@@ -257,8 +260,8 @@ impl Room {
         (log.room() + free).saturating_sub((log.queued_bytes() + parked) as u64)
     }
 
-    /// Returns true if the disk has space for this many more bytes. On a large disk this costs next to
-    /// nothing.
+    /// Returns true if the disk has space for this many more bytes. With plenty of free space the check costs
+    /// almost nothing.
     pub fn has(&self, log: &Log, bytes: usize, purpose: Purpose) -> bool {
         if self.has_plenty(log) {
             return true;
@@ -269,25 +272,26 @@ impl Room {
         self.left(log, purpose) >= (bytes + WRITE_BYTES) as u64 + Room::kept_for_others(log, purpose)
     }
 
-    /// Returns the bytes that values take in the log, given the size of each.
+    /// Returns the bytes that values take in the log, given the size in bytes of each value.
     pub fn bytes_of(values: impl Iterator<Item = usize>) -> usize {
         values.map(|bytes| bytes + WRITE_BYTES).sum()
     }
 
     /// Checks if the disk has space for this many bytes of another member's whole state, and returns the
-    /// shortage if not. A state uses no space that is reserved for shortages, and leaves so much free that
-    /// the log finds no shortage: the state is stored in addition to the present one, so an alarm would not
-    /// be due to client data, yet it would refuse the writes of the whole cluster.
+    /// shortage if not. A received state is stored in addition to the present one. It may not use space that
+    /// is reserved for shortages, and must leave so much free space that the log finds no shortage. Otherwise
+    /// a NOSPACE alarm would refuse the writes of the whole cluster, although client data did not cause the
+    /// shortage.
     pub fn shortage_of_state(&mut self, log: &Log, bytes: u64) -> Option<Shortage> {
-        // Gigabytes may be written between two periodic checks.
+        // Gigabytes may be written between two periodic checks, so the free space is read again.
         self.free_bytes = log.free_bytes().unwrap_or(u64::MAX / 2);
         let free_bytes = if self.is_ample(log) { self.free_bytes } else { 0 };
         let wanted_bytes = bytes.saturating_add(STATE_SEGMENTS_FREE * u64::from(log.segment_bytes()));
         (free_bytes < wanted_bytes).then_some(Shortage { free_bytes, wanted_bytes })
     }
 
-    /// Returns the maximum bytes of values that are moved at once: few when space is short, so that each
-    /// portion is checked against it.
+    /// Returns the maximum bytes of values that are moved at once: few when space is short, so that space is
+    /// checked again before each small portion.
     pub fn portion_bytes(&self, log: &Log) -> usize {
         let all = if self.has_plenty(log) { u64::MAX } else { log.segment_room() / 4 };
         usize::try_from(all).unwrap_or(usize::MAX).min(PORTION_BYTES)
@@ -305,8 +309,8 @@ impl Room {
         let bytes_of = |entry: &raftpb::Entry| ENTRY_BYTES + entry.data.as_ref().map_or(0, Bytes::len);
         let bytes: usize = entries.iter().map(bytes_of).sum();
         let largest = entries.iter().map(bytes_of).max().unwrap_or(0);
-        // A record larger than a segment gets a new, larger segment instead of the spare files: the rest of
-        // the segment in use does not help it.
+        // A record larger than a segment gets a new, larger segment, so it cannot use the rest of the present
+        // segment.
         let segment = usize::try_from(log.segment_room()).unwrap_or(usize::MAX);
         let wasted = if largest > segment { segment } else { 0 };
         self.parked.is_empty()
@@ -314,7 +318,7 @@ impl Room {
             && self.has(log, bytes.saturating_add(wasted), Purpose::Frees)
     }
 
-    /// Keeps only those proposals forwarded by another member that the disk has space for.
+    /// Removes from the message the forwarded proposals for which the disk has no space.
     pub fn thin_out(&self, log: &Log, message: &mut raftpb::Message) {
         if self.has_plenty(log) {
             return;
@@ -331,12 +335,13 @@ impl Room {
         });
     }
 
-    /// Returns true if the log can take more before its next sync.
+    /// Returns true if the log can accept more data before its next sync.
     pub fn takes_more(log: &Log) -> bool {
         log.queued_bytes() < LOG_QUEUE_BYTES
     }
 
-    /// Returns the maximum number of bytes that may wait for the log; less when the disk is short of space.
+    /// Returns the maximum number of bytes that may wait for the log. It is smaller when the disk is short of
+    /// space.
     pub fn queued_bytes_max(&self, log: &Log) -> usize {
         if self.has_plenty(log) {
             LOG_QUEUE_BYTES
@@ -345,24 +350,24 @@ impl Room {
         }
     }
 
-    /// Checks the disk, at most once per interval; `None` if the interval has not passed.
+    /// Checks the disk, at most once per [`LOOK_INTERVAL`]; returns `None` if the interval has not passed.
     pub fn look(&mut self, log: &Log, now: Instant) -> Option<DiskCheck> {
         if now < self.next_look {
             return None;
         }
         self.next_look = now + LOOK_INTERVAL;
-        // A file system that does not report its free space counts as one with plenty.
+        // A file system that does not report its free space counts as one with plenty of space.
         self.free_bytes = log.free_bytes().unwrap_or(u64::MAX / 2);
-        // The reserve is requested as soon as free space is no longer plentiful, while some of it can still
-        // be reserved for checkpoints.
+        // The reserve is requested as soon as free space is no longer plentiful, while there is still space
+        // to reserve.
         let has_plenty = self.has_plenty(log);
         self.reserve_asked &= !has_plenty;
         let wants_reserve = !has_plenty && !self.reserve_asked || log.holds_room();
         Some(DiskCheck { wants_reserve, is_short: !self.is_ample(log) })
     }
 
-    /// Returns a token that belongs to an order to reserve space for the next checkpoint; `None` if such an
-    /// order is already queued, so that other orders find space in the queue.
+    /// Returns a token to be kept alive by an order to reserve space for the next checkpoint. Returns `None`
+    /// if such an order is already queued, so that other orders find space in the queue.
     pub fn order_of_reserve(&mut self) -> Option<Arc<()>> {
         if self.reserve_queued.strong_count() > 0 {
             return None;
@@ -377,19 +382,20 @@ impl Room {
         self.reserve_asked = true;
     }
 
-    /// Returns true if there is more free space than the amount at which the NOSPACE alarm would be raised
-    /// again at once.
+    /// Returns true if enough space is free that the NOSPACE alarm, once cleared, would not be raised again
+    /// at once.
     pub fn is_roomy(&self, log: &Log) -> bool {
         let is_short = !self.is_ample(log) || log.holds_room();
         !is_short && self.free_bytes >= 2 * u64::from(log.segment_bytes())
     }
 
-    /// Returns true if even small amounts of garbage should be reclaimed.
+    /// Returns true if space is so short that even small amounts of garbage should be reclaimed.
     pub fn is_tight(&self, log: &Log) -> bool {
         log.space() != Space::Ample || self.free_bytes < 4 * u64::from(log.segment_bytes())
     }
 
-    /// Returns true if, because of a shortage, a checkpoint that frees space may be made now.
+    /// Returns true if a checkpoint may be made now to free space, because space is short and the last such
+    /// checkpoint is long enough ago.
     pub fn may_free(&self, log: &Log, now: Instant) -> bool {
         self.is_tight(log) && now >= self.next_free
     }
@@ -402,7 +408,7 @@ impl Room {
 
 /// Returns the purpose for which a command needs disk space.
 pub(super) fn purpose_of(data: &Bytes) -> Purpose {
-    // A command that does not decode is refused later.
+    // A command that cannot be decoded is refused later.
     let Ok(request) = InternalRaftRequest::decode(data.clone()) else { return Purpose::Adds };
     if request.put.is_some() || request.lease_grant.is_some() {
         return Purpose::Adds;
@@ -413,7 +419,7 @@ pub(super) fn purpose_of(data: &Bytes) -> Purpose {
     if request.txn.is_some_and(|txn| puts(&txn)) { Purpose::Adds } else { Purpose::Frees }
 }
 
-/// Returns true if a transaction may put something, at any depth.
+/// Returns true if the transaction, or a transaction nested in it, contains a put.
 fn puts(txn: &TxnRequest) -> bool {
     let mut open = vec![txn];
     while let Some(txn) = open.pop() {
@@ -464,8 +470,8 @@ mod tests {
         assert!(Purpose::Adds < Purpose::Frees && Purpose::Frees < Purpose::Mends);
     }
 
-    /// Returns a log that is driven by hand, on a disk in memory, whose queue holds one batch of `entry` and
-    /// no second.
+    /// Returns a log without threads, on a disk in memory. Its queue has space for one batch with `entry`,
+    /// but not for a second one.
     fn log() -> Log {
         let options = log::Options {
             segment_bytes: 16 << 10,
@@ -525,7 +531,7 @@ mod tests {
         }
         assert!(!room.is_full());
         log.turn();
-        // Raft does not know batches of values.
+        // Raft has no number for batches of values.
         let value = log::Value { id: log::ValueId { main: 5, sub: 0 }, data: Bytes::from_static(b"v") };
         assert_eq!(room.hand_values(&mut log, vec![value], start), Some(4));
         assert_eq!((room.synced(4), room.oldest()), (None, None));

@@ -1,6 +1,6 @@
-//! The core's loop: [`Core::turn`] is one turn, which calls each part in a fixed order. The work of a turn
-//! for clients, peers, the disk and control requests is in the files of `run/`; the decisions are in the
-//! files beside this one.
+//! The core's loop: [`Core::turn`] is one turn, which calls each part in a fixed order. The files in `run/`
+//! contain the work of a turn for clients, peers, the disk and control requests. The files beside this one
+//! contain the decisions.
 
 mod clients;
 mod control;
@@ -59,26 +59,26 @@ use storage::terms::Terms;
 use storage::values::LogValues;
 use telemetry::logging::Logger;
 
-/// Average number of client requests per turn from which on the core yields to other threads before it
+/// Average number of client requests per turn at which the core begins to yield to other threads before it
 /// sleeps. A single client that waits for each answer makes one request per turn.
 const GATHERED: u64 = 2;
 
-/// Time after which a stop no longer waits for open requests.
+/// Maximum time for which a stop waits for open requests.
 pub(super) const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The parts that boot makes for the core.
+/// The parts from which boot builds the core.
 pub struct Parts {
     /// State shared with the other threads.
     pub shared: Arc<Shared>,
-    /// Log for the operator.
+    /// The member's log for its operator (not the raft log).
     pub logger: Arc<Logger>,
-    /// The options of the core.
+    /// The options of the member that concern the core.
     pub options: Options,
-    /// The restored raft node.
+    /// The raft node, restored from the log.
     pub node: Node,
-    /// The restored state.
+    /// The state, restored from the checkpoint and the log.
     pub machine: Machine,
-    /// The opened log.
+    /// The raft log, opened.
     pub log: Log,
     /// Index and location of each entry that was read at the start.
     pub locations: VecDeque<EntryPlace>,
@@ -88,45 +88,45 @@ pub struct Parts {
     pub hash_jobs: SyncSender<Job>,
     /// Attributes that this member publishes to the cluster: its name and client URLs.
     pub attributes: (String, Vec<String>),
-    /// Bytes of the checkpoint's files.
+    /// Bytes of the files of the newest checkpoint.
     pub checkpoint_bytes: u64,
     /// Queue to the thread that reads entries which are no longer in memory, for followers that lag behind.
     pub fetches: SyncSender<Fetch>,
-    /// Ids and peer URLs of members that exist already but are not yet in this member's log.
+    /// Ids and peer URLs of members of the cluster that are not yet in this member's log.
     pub remotes: Vec<(u64, Vec<String>)>,
     /// Terms of the entries that the checkpoint covers.
     pub terms: Terms,
-    /// Limits from which on a checkpoint is due.
+    /// Limits at which checkpoints are due, and the maximum work of a turn.
     pub thresholds: Thresholds,
-    /// The cause of this member's NOSPACE alarm, if it is raised and the cause is known.
+    /// The cause of this member's NOSPACE alarm, as far as it is known.
     pub cause: Cause,
-    /// Signalled once this member may serve clients.
+    /// Channel that is signalled once this member may serve clients.
     pub ready: SyncSender<()>,
 }
 
 /// The core: one loop, which owns the raft node, the log, the state and the parts of this module. It has its
-/// own thread; while that thread sleeps, a shard may do a turn on the shard's thread instead (`seat.rs`).
+/// own thread; while that thread sleeps, a shard may run a turn of the core on the shard's own thread
+/// (`seat.rs`).
 ///
 /// **What it is.** A turn takes all requests that have arrived, lets each part do what is due, carries out
 /// raft's effects, applies committed entries, publishes one view, and only then replies (invariant I3). It
-/// never waits for a peer, and for the disk only in the cases that `writing.rs` describes: the results of
-/// peers and disks arrive as requests. Each part (`Reads`, `Proposals`, `Membership` and so on) owns its
-/// fields, gets events and the time as arguments, and returns actions; it is tested without a core. The loop
-/// carries out the actions, in the files of `run/`. Small parts of one subject are grouped: `DiskSpace`,
-/// `Apply`, `Compactions`, `Publication`, `Pace`, `Lifecycle`, `Workers`.
+/// never waits for a peer, and it waits for the disk only in the cases that `writing.rs` describes. Results
+/// of peers and disks arrive as requests. Each part (`Reads`, `Proposals`, `Membership` and so on) owns its
+/// fields, gets events and the time as arguments, and returns actions, so it is tested without a core. The
+/// loop carries out the actions with the functions in `run/`. Small parts of one subject are grouped:
+/// `DiskSpace`, `Apply`, `Compactions`, `Publication`, `Pace`, `Lifecycle`, `Workers`.
 ///
 /// **What it trades.** All writes go through one processor core, and requests that arrive during a turn wait
-/// for its end. Therefore a turn is bounded: it applies a limited number of entries, checks a limited number
-/// of leases, answers a limited number of questions, removes a limited number of versions, and leaves the
-/// rest to the next turn. In return a write takes no lock, the order between the parts is only the one
-/// written in `turn`, and the same seed gives the same run, because time and messages enter only as
-/// arguments.
+/// for its end. Therefore the work of a turn is limited: the numbers of entries applied, leases checked,
+/// questions answered and versions removed have maximums, and the remaining work waits for the next turn. In
+/// return a write takes no lock, and `turn` alone determines the order in which the parts work. In the
+/// simulation the same seed gives the same run, because time and messages enter only as arguments.
 ///
-/// **What was rejected.** *A thread for each part*: a write would be handed from thread to thread several
-/// times, and publishing before replying would need a handshake. *Tasks on one thread*: the executor would
-/// decide their order, and shared data would have to be borrowed at run time. *One trait for all parts*, with
-/// one type of event and one of effect: each part would have to accept events that it does not know, and the
-/// compiler could not tell which effects a part may return.
+/// **What was rejected.** *A thread for each part*: a write would pass through several threads, and
+/// publishing before replying would require synchronization between them. *Tasks on one thread*: the executor
+/// would decide their order, and shared data would have to be borrowed at run time. *One trait for all
+/// parts*, with one type of event and one of effect: each part would have to accept events that it does not
+/// know, and the compiler could not tell which effects a part may return.
 pub struct Core {
     shared: Arc<Shared>,
     logger: Arc<Logger>,
@@ -221,8 +221,8 @@ impl Core {
     ///
     /// # Errors
     ///
-    /// The member cannot continue: the disk failed, or an entry cannot be applied. Only data on disk was
-    /// acknowledged.
+    /// Returns an error if the member cannot continue: the disk failed, or an entry cannot be applied. No
+    /// write was acknowledged that is not on disk.
     pub fn run(mut self) -> Result<(), Fatal> {
         let shared = Arc::clone(&self.shared);
         shared.core.inbox.receive_here();
@@ -257,40 +257,41 @@ impl Core {
         outcome
     }
 
-    /// Prepares the first turn: passes the list of members to the connections.
+    /// Prepares the first turn: passes the list of members to the connections with other members.
     pub fn begin(&mut self) {
         self.tell_members();
     }
 
-    /// Returns the time that the core may sleep before its next turn, and the number of waiting requests that
-    /// justify waking it.
+    /// Returns the time for which the core may sleep before its next turn, and the number of waiting requests
+    /// at which it should be woken earlier.
     pub fn before_sleep(&self) -> (Duration, usize) {
         self.shared.core.set_wakes_for_reads(self.reads.is_idle());
         self.shared.core.set_wakes_for_writes(self.proposals.gathers_logins_only());
         self.patience()
     }
 
-    /// Returns true if the log, driven by hand, has work to do.
+    /// Returns true if the log has work to do. Only for a log without its own thread, as in a simulation.
     pub fn log_wants_turn(&self) -> bool {
         self.log.wants_turn()
     }
 
-    /// Returns true if the log has found less space than it reserves.
+    /// Returns true if the log has found less free space than it needs for its reserve.
     pub fn log_lacks_space(&self) -> bool {
         self.log.space() != log::Space::Ample
     }
 
-    /// Lets the log, driven by hand, do its work, with at most `batches_max` batches in one write.
+    /// Lets the log do its work, with at most `batches_max` batches in one write. Only for a log without its
+    /// own thread, as in a simulation.
     pub fn log_turn(&mut self, batches_max: usize) {
         self.log.turn_of(batches_max);
     }
 
-    /// Does one turn: takes `requests`, and does everything that follows from them or is due. Returns true if
-    /// the core has ended.
+    /// Runs one turn: takes `requests`, carries out what follows from them, and does all work that is due.
+    /// Returns true if the core has ended.
     ///
     /// # Errors
     ///
-    /// The member cannot continue: the disk failed, or an entry cannot be applied.
+    /// Returns an error if the member cannot continue: the disk failed, or an entry cannot be applied.
     pub fn turn(&mut self, requests: &mut Vec<CoreRequest>, now: Instant) -> Result<bool, Fatal> {
         if self.lifecycle.is_parked() {
             return self.parked_turn(requests, now);
@@ -320,7 +321,8 @@ impl Core {
         let leases_as_of = self.pace.writing.leases_as_of(now);
         self.leases.look(self.machine.applied_index, self.node.status().commit, leases_as_of);
         self.remove_slice(now);
-        // From here on the newest view and the state match, except for an entry that is partly applied.
+        // From here on the newest view and the state are the same, except for an entry that is partly
+        // applied.
         self.publish();
         self.note_stages(now);
         self.answer_questions(now);
@@ -331,7 +333,7 @@ impl Core {
         if self.lifecycle.is_parked() {
             return Ok(false);
         }
-        // A replaced state is released before the checkpointer begins the checkpoint of the new one.
+        // A replaced state is given away before the checkpointer begins the checkpoint of the new state.
         self.release_discarded();
         self.order_checkpoint(now);
         self.delete_pending();
@@ -339,7 +341,7 @@ impl Core {
             return Ok(true);
         }
         Ok(self.lifecycle.stopping().is_some_and(|since| {
-            // A member that has handed leadership over keeps forwarding proposals from members that run etcd,
+            // A member that has transferred leadership keeps forwarding proposals of members that run etcd,
             // until another leader is known.
             let waited = now.saturating_duration_since(since);
             let succeeded = !self.lifecycle.has_resigned()
@@ -355,11 +357,12 @@ impl Core {
         }))
     }
 
-    /// Returns true if a turn with this many open proposals should write the appended batch to the log by
-    /// itself. The result arrives as a request, like that of the log's thread.
+    /// Returns true if the core should write the appended batch to the log on its own thread in this turn.
+    /// `proposals` is the number of open proposals. The result arrives as a request, as it does from the
+    /// log's thread.
     fn writes_here(&self, proposals: usize, now: Instant) -> bool {
-        // The member list of the state does not suffice: a member that catches up may have a state from when
-        // the cluster had one member.
+        // The member list in the state is not enough: on a member that catches up, it may be from the time
+        // when the cluster had one member.
         let is_alone = self.shared.member.threads
             && !self.lifecycle.is_stopping()
             && self.machine.members.by_id.len() == 1
@@ -368,7 +371,8 @@ impl Core {
         self.pace.writing.is_for_core(occasion, now)
     }
 
-    /// Records which entries have passed which stage, before the writes among them are answered.
+    /// Records which log entries have passed which stage. Called before the writes among these entries are
+    /// answered.
     fn note_stages(&mut self, now: Instant) {
         let raft_status = self.node.status();
         let published = match self.machine.is_whole() {
@@ -382,7 +386,7 @@ impl Core {
         }
     }
 
-    /// Publishes how much memory the core holds.
+    /// Publishes the numbers of objects and bytes in the core's memory.
     fn count_memory(&self) {
         let set = |figure: &AtomicU64, value: u64| figure.store(value, Ordering::Relaxed);
         let (memory, index) = (&self.shared.diagnostics.memory, self.machine.store.allocated());
@@ -392,7 +396,8 @@ impl Core {
         set(&memory.queued_bytes, self.queued_bytes() as u64);
     }
 
-    /// Returns the time that the core may sleep, and the number of waiting requests that justify waking it.
+    /// Returns the time for which the core may sleep, and the number of waiting requests at which it should
+    /// be woken earlier.
     fn patience(&self) -> (Duration, usize) {
         let now = self.shared.member.clock.now();
         let mut patience = self.pace.left(now);
@@ -406,7 +411,8 @@ impl Core {
             patience = Duration::ZERO;
         }
         match self.batching_wait(now) {
-            // A sync of the log wakes the core in any case.
+            // The waiting proposals need the end of a sync, which wakes the core in any case, so no number of
+            // further requests has to.
             _ if self.proposals.is_held_back() && !self.has_room_again() => (patience, usize::MAX),
             Some((more, left)) if self.proposals.has_gathered() => (patience.min(left), more),
             _ if self.proposals.has_gathered() => (Duration::ZERO, 1),
@@ -432,8 +438,8 @@ impl Work for Core {
         Core::before_sleep(self)
     }
 
-    /// Returns true if the core would write a write that arrives now by itself, and no other work is in
-    /// flight.
+    /// Returns true if no other work is in flight and the core would itself write to the log a write that
+    /// arrives now. Then a shard may run the turn on its thread.
     fn is_for_others(&self) -> bool {
         !self.lifecycle.is_parked()
             && self.machine.is_whole()

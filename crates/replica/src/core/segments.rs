@@ -1,10 +1,10 @@
 //! Segments that are deleted once no view can refer to them ([`Segments`]), and values that are being moved
-//! out of other segments ([`Moves`]). `space` decides which segments are worth it.
+//! out of other segments ([`Moves`]). `space.rs` decides which segments should be emptied.
 //!
 //! # Example: when segment 3 is deleted
 //!
-//! Views 7 and 9 are held: 7 by a slow reader, 9 as the published state. A durable checkpoint needs nothing
-//! in segment 3 any more.
+//! Views 7 and 9 are held: view 7 by a slow reader, view 9 as the published state. After a checkpoint, no
+//! durable file needs anything in segment 3.
 //!
 //! ```text
 //! delete_later(3)      recorded with view 9, the newest that may refer to a location in segment 3
@@ -25,15 +25,15 @@ use numbers::ChangeId;
 use planted::Bug;
 use storage::checkpointer::Order;
 
-/// Maximum number of tracked views before dropped views are removed from the whole list, not only from its
+/// Number of tracked views above which dropped views are removed from the whole list, not only from its
 /// front.
 const VIEWS_MAX: usize = 4096;
 
-/// Published views that are still held, and segments that nothing durable needs: each segment is deleted once
-/// all views that were published before it became unneeded are dropped.
+/// Published views that are still held, and segments that no durable file needs. A segment is deleted once
+/// all views are dropped that were published before the segment became unneeded.
 #[derive(Default)]
 pub(super) struct Segments {
-    /// Published views with their numbers, in order.
+    /// Published views with their numbers, in order of publication.
     views: VecDeque<(u64, Weak<View>)>,
     /// Number of the newest published view.
     published: u64,
@@ -63,12 +63,12 @@ impl Segments {
         self.views.len()
     }
 
-    /// Records that nothing durable needs this segment any more.
+    /// Records that no durable file needs this segment any more.
     pub fn delete_later(&mut self, segment: u32) {
         self.pending_delete.push((self.published, segment));
     }
 
-    /// Returns true if nothing durable needs this segment and it waits to be deleted.
+    /// Returns true if this segment waits to be deleted.
     pub fn is_pending_delete(&self, segment: u32) -> bool {
         self.pending_delete.iter().any(|(_, pending_delete)| *pending_delete == segment)
     }
@@ -78,9 +78,9 @@ impl Segments {
         self.pending_delete.len()
     }
 
-    /// Calls `delete` for the segments that no held view can refer to. Returns true if publishing another
-    /// view would help the rest: then only the newest published view is left of the views that may refer to
-    /// them. The segments are not deleted at once, because a reader may hold that view, too.
+    /// Calls `delete` for the segments to which no held view can refer. Returns true if another view should
+    /// be published so that the remaining segments can be deleted: of the views that may refer to them, only
+    /// the newest one is left. A reader may hold that view, too, so the segments are not deleted at once.
     pub fn release(&mut self, mut delete: impl FnMut(u32)) -> bool {
         if self.pending_delete.is_empty() {
             return false;
@@ -98,7 +98,7 @@ impl Segments {
     }
 }
 
-/// Values that are being moved to another segment, and the sender to signal when they have arrived.
+/// Values that are being moved to another segment, and the channel that is signalled when they have arrived.
 #[derive(Default)]
 pub(super) struct Moves {
     /// Old locations of the values that are being moved, by the change that wrote them.
@@ -112,7 +112,7 @@ impl Moves {
         !self.moving.is_empty()
     }
 
-    /// Adds values that are being moved; `mover` is signalled when all of them have arrived.
+    /// Adds values that are being moved. `mover` is signalled when all of them have arrived.
     pub fn begin(&mut self, moving: Vec<(ChangeId, Location)>, mover: SyncSender<()>) {
         self.moving.extend(moving);
         self.mover = Some(mover);
@@ -123,19 +123,19 @@ impl Moves {
         self.moving.remove(&key)
     }
 
-    /// Signals the mover if all values have arrived.
+    /// Signals the checkpointer, which moves the values, if all values have arrived.
     pub fn tell(&mut self) {
         if self.moving.is_empty()
             && let Some(mover) = self.mover.take()
         {
-            // The mover may have stopped waiting; then there is nobody to signal.
+            // The checkpointer may have stopped waiting; then there is nobody to signal.
             let _ = mover.try_send(());
         }
     }
 
-    /// Orders the checkpointer to stop. It may be waiting for values that do not arrive any more, with a full
-    /// queue of orders, so this does not wait for space in the queue: if the queue is full, the checkpointer
-    /// stops when the core drops its end of the queue.
+    /// Orders the checkpointer to stop. Does not wait for space in the queue of orders, because the
+    /// checkpointer may be waiting for values that will not arrive any more. If the queue is full, the
+    /// checkpointer stops when the core drops its end of the queue.
     pub fn end(&mut self, orders: &SyncSender<Order>) {
         *self = Moves::default();
         let _ = orders.try_send(Order::Stop);
@@ -182,7 +182,8 @@ mod tests {
             drop(orders);
             ended.send(()).expect("the test waits");
         });
-        // Like the checkpointer, which takes no order while values are being moved.
+        // The queue is full. The checkpointer's queue can be full, too, because it takes no order while values
+        // are being moved.
         assert!(hears.recv().is_err(), "they do not arrive");
         core_ended.recv().expect("it has ended");
         core.join().expect("did not panic");

@@ -3,12 +3,12 @@
 //! # Example
 //!
 //! Four sealed segments of 64 MiB, bytes of live values: 0, 10, 20 and 60 MiB; space is not short. The first
-//! is empty: it is deleted once a checkpoint covers its entries. The others hold 90 MiB of 192 MiB, so 102
-//! MiB are dead. That is worth a checkpoint, because it is more than `dead_bytes_min` (here 64 MiB) and more
-//! than half of the live bytes (45 MiB). Segments that are less than half full are emptied: the second and
-//! third. Their 30 MiB are appended to the log again, and 128 MiB become free. The fourth stays until more of
-//! it is dead. (Moved values require a whole checkpoint. With an index so large that this checkpoint would
-//! write more than half of the dead bytes, nothing is emptied yet.)
+//! segment is empty, and is deleted once a checkpoint covers its entries. The others hold 90 MiB of 192 MiB,
+//! so 102 MiB are dead. A checkpoint is worthwhile, because these are more than `dead_bytes_min` (here 64
+//! MiB) and more than half of the live bytes (45 MiB). Segments that are less than half full are emptied: the
+//! second and third. Their 30 MiB are appended to the log again, and 128 MiB become free. The fourth stays
+//! until more of it is dead. (Moved values require a whole checkpoint. With an index so large that this
+//! checkpoint would write more than half of the dead bytes, nothing is emptied yet.)
 
 use log::{Log, SegmentState};
 use machine::Machine;
@@ -17,34 +17,35 @@ use numbers::Index;
 use super::room::{Purpose, Room};
 use super::segments::Segments;
 
-/// Size of a whole checkpoint in bytes from which on values are moved only if that frees twice as many bytes
-/// as the checkpoint writes; moved values require a whole checkpoint.
+/// Size of a whole checkpoint in bytes from which on it must pay off: values are moved only if that frees
+/// twice as many bytes as the checkpoint writes. Moved values require a whole checkpoint.
 const WHOLE_BYTES_LARGE: u64 = 16 << 20;
-/// Bytes that one version needs in a checkpoint, estimated.
+/// Estimated number of bytes that one version needs in a checkpoint.
 const VERSION_BYTES: u64 = 64;
-/// Maximum number of segments emptied at once.
+/// Maximum number of segments that are emptied at once.
 const RECLAIM_SEGMENTS: usize = 16;
 
-/// Returns the bytes that a segment's live values need in another segment, including the overhead of their
-/// records. If the overhead counted as garbage, small values would be moved without end.
+/// Returns the bytes that the live values of a segment would need in another segment, including the overhead
+/// of their records. The overhead must not count as garbage; otherwise segments with small values would be
+/// emptied again and again.
 fn moved_bytes(usage: &machine::SegmentUse) -> u64 {
     Log::moved_bytes(usage.values, usage.bytes)
 }
 
-/// A survey of the garbage in the segments. It decides, and keeps no state.
+/// A survey of the garbage in the segments. It only decides, and keeps no state between calls.
 #[derive(Clone, Copy)]
 pub(super) struct Survey<'a> {
-    /// The log, with its segments.
+    /// The raft log, with its segments.
     pub log: &'a Log,
     /// The state, which knows which values are live.
     pub machine: &'a Machine,
-    /// The space on the disk: if it is short, even little garbage is worth reclaiming.
+    /// The space on the disk. If it is short, even a small amount of garbage is worth reclaiming.
     pub room: &'a Room,
-    /// Segments that wait to be deleted anyway.
+    /// Segments that already wait to be deleted.
     pub segments: &'a Segments,
     /// Log index up to which no entries are kept for followers that lag behind.
     pub kept_behind: Index,
-    /// Minimum bytes of dead records that are worth moving the live ones away.
+    /// Minimum bytes of dead records at which moving the live records out of their segments is worthwhile.
     pub dead_bytes_min: u64,
 }
 
@@ -54,7 +55,7 @@ impl Survey<'_> {
         self.machine.usage().get(&segment).is_none_or(|usage| usage.values == 0)
     }
 
-    /// Returns the sealed segments that hold nothing that is needed once the current state is saved.
+    /// Returns the sealed segments from which nothing is needed once the current state is saved.
     pub fn empty_segments(&self) -> Vec<u32> {
         let segments = self.log.segments();
         let empty = segments
@@ -63,8 +64,8 @@ impl Survey<'_> {
         empty.map(|s| s.seq).filter(|seq| !self.segments.is_pending_delete(*seq)).collect()
     }
 
-    /// Returns the bytes of garbage that are worth a checkpoint: on a disk that is short of space, half a
-    /// segment.
+    /// Returns the number of garbage bytes at which a checkpoint is worthwhile. On a disk that is short of
+    /// space, this is half a segment.
     fn worth_bytes(&self, live: u64) -> u64 {
         if self.room.is_tight(self.log) {
             u64::from(self.log.segment_bytes()) / 2
@@ -73,19 +74,20 @@ impl Survey<'_> {
         }
     }
 
-    /// Returns true if sealed segments hold so much garbage that a checkpoint would free some segments, or
-    /// lead to some being emptied.
+    /// Returns true if sealed segments hold so much garbage that a checkpoint is worthwhile: it frees
+    /// segments, or lets values be moved out of them.
     pub fn has_garbage(&self) -> bool {
         let usage = self.machine.usage();
         let (mut live, mut dead) = (0, 0);
         let segments = self.log.segments();
-        // A segment that waits to be deleted is deleted as soon as no view refers to it.
+        // A segment that waits to be deleted needs no checkpoint: it is deleted as soon as no view refers to
+        // it.
         let goes = |segment: &SegmentState| segment.releasing || self.segments.is_pending_delete(segment.seq);
         for segment in segments.iter().filter(|s| s.sealed && s.last_index <= self.kept_behind && !goes(s)) {
             let in_use = usage.get(&segment.seq).map_or(0, moved_bytes);
             let used = self.winnable_bytes(segment);
             let unused = used.saturating_sub(in_use);
-            // When space is short, only garbage that emptying would free counts.
+            // When space is short, garbage counts only in segments that should be emptied.
             if !self.room.is_tight(self.log) || self.is_worth_emptying(in_use, used) {
                 dead += unused;
             }
@@ -95,8 +97,8 @@ impl Survey<'_> {
     }
 
     /// Returns the bytes of a segment that count as garbage if no value in it is live. When space is short,
-    /// the whole segment counts, including its header; a segment is at least 512 KiB then, and values that
-    /// are moved out of it fill another segment with less overhead.
+    /// the whole segment counts, including its header. This is safe because a segment has at least 512 KiB,
+    /// and the values moved out of it take less overhead in another segment.
     fn winnable_bytes(&self, segment: &SegmentState) -> u64 {
         if self.room.is_tight(self.log) { segment.used_bytes } else { Log::record_bytes(segment) }
     }
@@ -124,15 +126,15 @@ impl Survey<'_> {
         if dead < self.worth_bytes(all_live) {
             return Vec::new();
         }
-        // Moved values make the next checkpoint a whole one: it must write little compared with the bytes
-        // that become free.
+        // Moved values make the next checkpoint a whole one, so the bytes that it writes must be few compared
+        // with the bytes that become free.
         let whole_bytes = self.machine.store.stats().versions * VERSION_BYTES;
         if !self.room.is_tight(self.log) && whole_bytes >= WHOLE_BYTES_LARGE && dead < 2 * whole_bytes {
             return Vec::new();
         }
         sealed.retain(|(live, used, _)| self.is_worth_emptying(*live, *used));
         sealed.sort_unstable();
-        // The values need space at their new locations before the old segments are free.
+        // Before the old segments are deleted, the values need additional space at their new locations.
         let mut moved = 0;
         sealed
             .into_iter()

@@ -6,8 +6,8 @@ use consensus::Fetch;
 use storage::checkpointer::Order;
 use storage::compaction_hash::Job;
 
-/// The threads that work for the core. The core never waits for space in their queues: an order that a full
-/// queue does not take is given again later, or is not needed.
+/// The threads that work for the core. The core never waits for space in their queues. If a queue is full, an
+/// order is given again later, or is not needed.
 pub(super) struct Workers {
     /// Writes checkpoints, moves values, and drops large objects.
     pub checkpointer: SyncSender<Order>,
@@ -18,12 +18,12 @@ pub(super) struct Workers {
 }
 
 impl Workers {
-    /// Gives an order to the checkpointer. Returns false if its queue does not take the order.
+    /// Gives an order to the checkpointer. Returns false if its queue is full or closed.
     pub fn order(&self, order: Order) -> bool {
         self.checkpointer.try_send(order).is_ok()
     }
 
-    /// Orders entries to be read for a follower. Returns the order if the queue does not take it.
+    /// Orders entries to be read for a follower. Returns the order if the queue is full or closed.
     pub fn fetch(&self, fetch: Fetch) -> Result<(), Fetch> {
         self.catch_up.try_send(fetch).map_err(|error| match error {
             TrySendError::Full(fetch) | TrySendError::Disconnected(fetch) => fetch,

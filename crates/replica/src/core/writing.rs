@@ -1,61 +1,61 @@
 //! Chooses the thread that writes a batch to the log: the log's own thread, or the core's.
 //!
 //! As a rule the log's thread writes, so that the core never waits for a disk. But when one client writes
-//! alone, each write is handed to that thread and back; the two hand-overs take as much time as the sync, and
-//! half of the processor time. So on a member that is the only one of its cluster, a core with nothing else
-//! to do writes a batch of very few proposals itself.
+//! alone, each write is passed to the log's thread and back. The two wake-ups take as much time as the sync,
+//! and half of the processor time. So in a single-member cluster, a core with nothing else to do writes a
+//! batch of very few proposals itself.
 //!
-//! If a shard serves no other connection, it lends its thread to the core for this (`seat.rs`), which also
-//! spares both hand-overs between the shard and the core.
+//! If a shard serves no other connection, it runs the core's turn on its own thread (`seat.rs`), which saves
+//! the two wake-ups between the shard and the core as well.
 //!
-//! The price appears when the disk stalls: until the sync ends the core answers nothing, not even with a
-//! timeout error, and the one connection of a shard that lent its thread waits, too; nothing but writes came
-//! on that connection (`pending.rs`). Reads and nearly all renewals continue, because shards answer them. (A
+//! The disadvantage appears when the disk stalls. Until the sync ends, the core answers nothing, not even
+//! with a timeout error. A shard that runs the core's turn waits, too, but its only connection has carried
+//! nothing but writes (`pending.rs`). Reads and nearly all renewals continue, because shards answer them. (A
 //! member of a cluster never writes on the core's thread, because the other members wait for its heartbeats.)
 //! After a long sync, the log's thread therefore writes the next batches, for a time proportional to the
-//! length of that sync. Most disks take a few milliseconds for one sync in thousands; on them the core still
-//! writes nearly all batches.
+//! length of that sync. Most disks take a few milliseconds for one sync in thousands; with such a disk the
+//! core still writes nearly all batches.
 
 use std::time::{Duration, Instant};
 
-/// Maximum number of proposals in a batch that the core writes itself; larger batches share the cost of the
-/// hand-overs.
+/// Maximum number of proposals in a batch that the core writes itself. In larger batches the cost of the
+/// wake-ups is shared.
 const FEW: usize = 2;
 /// Maximum bytes of a batch that the core writes itself.
 pub(super) const FEW_BYTES: usize = 64 << 10;
-/// Duration from which on a sync is long: the core might have had other work during it.
+/// Minimum duration of a sync that counts as long: the core might have had other work during it.
 const LONG: Duration = Duration::from_millis(2);
-/// After a long sync, the log's thread writes for this many times the sync's length. For syncs of up to 0.6 s
-/// the core is thus blocked for at most a hundredth of the time, however often they occur.
+/// After a long sync, the log's thread writes for this many times the sync's length. So syncs of up to 0.6 s
+/// block the core for at most a hundredth of the time, however often they occur.
 const PAUSE_FACTOR: u32 = 100;
-/// Maximum pause after a long sync, before the core writes again.
+/// Maximum time after a long sync during which the log's thread writes.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
-/// Time that a shard gets after a long sync to process waiting requests, such as lease renewals, before
-/// leases expire again.
+/// Time after a long sync during which no further leases expire, so that a shard that was blocked can process
+/// the renewals that wait.
 const SHARDS_CATCH_UP: Duration = Duration::from_millis(100);
 
-/// Decides when the core may write by itself.
+/// Decides which batches the core writes on its own thread.
 #[derive(Debug)]
 pub(super) struct Writing {
     not_before: Instant,
-    /// Time at which the last long sync began, and the time until which leases expire as of that time.
+    /// Time at which the last long sync began, and time until which leases expire only as of that beginning.
     held_up: Option<(Instant, Instant)>,
 }
 
-/// Facts about a batch from which [`Writing`] decides which thread writes it.
+/// Facts about a batch. [`Writing`] decides with them which thread writes the batch.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Occasion {
-    /// True if this member leads, is the only member, runs with threads, and is not stopping.
+    /// True if this member leads, is the only member, has separate threads, and is not stopping.
     pub is_alone: bool,
     /// Number of proposals that are not applied yet.
     pub proposals: usize,
-    /// Bytes that the log was given earlier and has not written yet.
+    /// Bytes that the log has received earlier and not written yet.
     pub queued_bytes: usize,
 }
 
 impl Writing {
-    /// Returns the initial state, without any long sync.
+    /// Returns the initial state, without a long sync.
     pub fn new(now: Instant) -> Writing {
         Writing { not_before: now, held_up: None }
     }
@@ -68,13 +68,14 @@ impl Writing {
             && now >= self.not_before
     }
 
-    /// Returns the time as of which leases expire. A shard may have been blocked during a long sync, so the
-    /// core may learn of timely renewals late.
+    /// Returns the time that decides which leases have expired. During a long sync, and shortly after it,
+    /// this is the time at which the sync began: a shard may have been blocked, so the core may learn late of
+    /// renewals that arrived in time.
     pub fn leases_as_of(&self, now: Instant) -> Instant {
         self.held_up.filter(|(_, until)| now < *until).map_or(now, |(began, _)| began)
     }
 
-    /// Records the duration of a write with its sync that the core did itself and that began at `now`.
+    /// Records that a write, including its sync, that the core did itself took `time` and began at `now`.
     pub fn took(&mut self, time: Duration, now: Instant) {
         if time > LONG {
             self.held_up = Some((now, now + time + SHARDS_CATCH_UP));

@@ -4,14 +4,16 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Maximum number of users for which a revision is kept; with more, the newest revision counts for all users.
+/// Maximum number of users for which a revision is kept; with more users, the newest revision counts for all
+/// of them.
 const USERS_MAX: usize = 10_000;
 
 /// Auth revisions at which passwords were changed and users deleted, as far as this process has seen the
-/// changes. For earlier changes, the auth revision of the state that the process began with.
+/// changes. For earlier changes, the auth revision of the state with which the process began is used.
 #[derive(Debug, Default)]
 pub(super) struct Floors {
-    /// Upper bound of all revisions in `floors`. A call whose revision is not below it need not lock `floors`.
+    /// Upper bound of all revisions in `floors`. For a token whose revision is at or above it, `floors` need
+    /// not be locked.
     newest: AtomicU64,
     floors: Mutex<OfUsers>,
 }
@@ -24,11 +26,12 @@ struct OfUsers {
 
 impl Floors {
     fn lock(&self) -> MutexGuard<'_, OfUsers> {
-        // No code under this lock panics half-way, so a poisoned lock still guards consistent data.
+        // No code panics while it holds this lock with half-changed data, so a poisoned lock still guards
+        // consistent data.
         self.floors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes tokens of this user valid only from this auth revision on.
+    /// Makes tokens of this user invalid if their auth revision is lower than this one.
     pub fn raise(&self, user: &str, auth_revision: u64) {
         let mut floors = self.lock();
         if floors.of_user.len() >= USERS_MAX && !floors.of_user.contains_key(user) {
@@ -41,8 +44,8 @@ impl Floors {
         self.newest.fetch_max(auth_revision, Ordering::Release);
     }
 
-    /// Makes tokens of all users valid only from this auth revision on, for a state whose history is not
-    /// known.
+    /// Makes tokens of all users invalid if their auth revision is lower than this one. Used for a state
+    /// whose history is not known.
     pub fn raise_all(&self, auth_revision: u64) {
         *self.lock() = OfUsers { of_all: auth_revision, of_user: HashMap::new() };
         self.newest.store(auth_revision, Ordering::Release);
@@ -69,7 +72,7 @@ mod tests {
         let below = |user, revisions: [u64; 4]| revisions.map(|revision| floors.is_below(user, revision));
         assert_eq!(below("root", [4, 5, 8, 9]), [true, true, true, false]);
         assert_eq!(below("bob", [4, 5, 8, 9]), [true, false, false, false]);
-        // A received state may be older.
+        // The auth revision of a received state may be lower.
         floors.raise_all(7);
         assert_eq!(below("root", [6, 7, 8, 9]), [true, false, false, false]);
     }

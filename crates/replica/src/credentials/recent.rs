@@ -1,4 +1,4 @@
-//! Recently issued tokens, for clients that authenticate as the same user again.
+//! Recently issued tokens, which are issued again to clients that authenticate as the same user.
 
 use std::fmt;
 use std::hash::{BuildHasher as _, RandomState};
@@ -7,19 +7,20 @@ use std::time::{Duration, Instant};
 
 use identity::Secret;
 
-/// Time for which a token is issued again. It is short, because a client whose token another member does not
-/// know (after a restart or a snapshot) authenticates again at once, and must get a new token.
+/// Time for which a token is issued again. It is short because a token may be unknown to another member after
+/// a restart or a snapshot. A client that learns this authenticates again at once and must then get a new
+/// token.
 const ISSUED_AGAIN: Duration = Duration::from_millis(100);
 
 /// Maximum number of remembered tokens.
 const PLACES: usize = 256;
 
-/// Conditions under which a token was issued. It is issued again only under the same conditions.
+/// Conditions under which a token was issued. It is issued again only under equal conditions.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Grounds {
-    /// Auth revision at which the user's password was checked.
+    /// Auth revision at which the password of the user was checked.
     pub(super) auth_revision: u64,
-    /// Number of times that keys of tokens had been withdrawn.
+    /// Number of times that keys of tokens had been withdrawn when the token was made.
     pub(super) withdrawals: u64,
 }
 
@@ -30,7 +31,7 @@ struct Issued {
     at: Instant,
 }
 
-/// Recently issued tokens by user. The hash of the user name selects one place; users that share a place
+/// Recently issued tokens, by user. The hash of the user name selects one place, and users that share a place
 /// overwrite each other's tokens.
 pub(super) struct Recent {
     hasher: RandomState,
@@ -47,7 +48,7 @@ impl Recent {
         lock(&self.places[usize::try_from(place).expect("is small")])
     }
 
-    /// Returns the token that was recently issued to this user under these conditions.
+    /// Returns the token that was recently issued to this user, if it was issued under these conditions.
     pub(super) fn get(&self, user: &str, grounds: Grounds, now: Instant) -> Option<String> {
         let place = self.place(user);
         let issued = place.as_ref()?;
@@ -64,7 +65,7 @@ impl Recent {
         *self.place(user) = Some(issued);
     }
 
-    /// Drops the tokens that are too old to be issued again.
+    /// Removes the tokens that are too old to be issued again.
     pub(super) fn expire(&self, now: Instant) {
         for place in &self.places {
             lock(place).take_if(|issued| now.duration_since(issued.at) >= ISSUED_AGAIN);

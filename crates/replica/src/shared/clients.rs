@@ -1,4 +1,4 @@
-//! Clients as a member treats them: who they are, and which of their requests are answered.
+//! Rules for the clients of a member: how they are authenticated, and which of their requests are answered.
 
 use std::sync::{Arc, OnceLock};
 
@@ -12,21 +12,21 @@ use crate::expensive::ExpensiveCalls;
 pub struct Clients {
     /// Tokens and passwords of users.
     pub credentials: Arc<Credentials>,
-    /// True if clients have to show a certificate.
+    /// True if clients have to present a certificate.
     pub show_certificates: bool,
     /// Hosts and origins of HTTP requests that are answered.
     pub browsers: Browsers,
-    /// True if calls in JSON are served under `/v3/`.
+    /// True if calls with JSON bodies are served under `/v3/`.
     pub gateway: bool,
     /// Limits the rate of expensive calls of each client.
     pub expensive: ExpensiveCalls,
-    /// Budget of memory for all clients together. Empty while no front end serves clients, as in a simulation
-    /// and during a start; boot sets it once, just before it starts the front end.
+    /// Memory budget for all clients together. Empty while no front end serves clients, as in a simulation
+    /// and during a start. Boot sets it once, just before it starts the front end.
     pub memory: OnceLock<accounting::Budget>,
 }
 
 impl Default for Clients {
-    /// Returns clients without limits, with simple tokens, by the system's clock.
+    /// Returns rules without limits, with simple tokens that use the system's clock.
     fn default() -> Clients {
         let credentials = Credentials::simple(Clock::real(), Box::new(identity::system_entropy()));
         Clients {

@@ -1,4 +1,4 @@
-//! The rest of the cluster as this member sees it: the connections with the other members, and who leads.
+//! The cluster as this member sees it: the connections with the other members, and which member leads.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
@@ -7,7 +7,7 @@ use machine::Members;
 
 use crate::peer_links::PeerLinks;
 
-/// Id of the known leader, or 0, and the times of the last changes.
+/// Id of the known leader (0 for none), and the times at which a leader was last lost and last found.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Leadership {
     pub leader: u64,
@@ -18,8 +18,8 @@ pub(super) struct Leadership {
 /// Connections with the other members, and which of the members leads.
 #[derive(Default)]
 pub struct Cluster {
-    /// Set after construction, because the connections pass what arrives to a receiver that holds the shared
-    /// state.
+    /// Connections with the other members. They are set after construction, because they pass arriving
+    /// messages to a receiver that holds the shared state.
     peers: OnceLock<Arc<dyn PeerLinks>>,
     leadership: Mutex<Leadership>,
 }
@@ -32,7 +32,7 @@ impl Cluster {
 
     /// Sets the connections with the other members. Boot calls it once.
     pub fn set_peers(&self, peers: Arc<dyn PeerLinks>) {
-        // Boot calls this once, before anything runs, so the value cannot be set already.
+        // Boot calls this only once, before anything runs, so setting the value cannot fail.
         let _ = self.peers.set(peers);
     }
 
@@ -51,8 +51,8 @@ impl Cluster {
         *self.leadership.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns true if members may run etcd 3.4 or older, see [`Members::are_before_3_5`]. Decided by the
-    /// cluster version; while no version is decided, by the releases that the members have announced.
+    /// Returns true if members may run etcd 3.4 or older, see [`Members::are_before_3_5`]. The cluster
+    /// version decides; while it is not set, the releases decide that the members have announced.
     pub fn may_be_before_3_5(&self, members: &Members) -> bool {
         match members.storage_version() {
             Some(_) => members.are_before_3_5(),

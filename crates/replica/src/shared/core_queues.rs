@@ -1,4 +1,4 @@
-//! The queues between the core and the other threads, and the bounds on what waits in them.
+//! The queues between the core and the other threads, and the limits of what waits in them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -13,14 +13,14 @@ use crate::inbox::{Inbox, Outbox};
 use crate::requests::{CoreRequest, Reply, RequestId};
 use crate::seat::Seat;
 
-/// Maximum bytes of commands that wait for the log.
+/// Maximum total size in bytes of the commands that wait for the log.
 const PROPOSAL_BYTES_MAX: usize = 512 << 20;
 
-/// Queues to and from the core, and what decides if something that arrives wakes it.
+/// Queues to and from the core, and the conditions under which an arriving request wakes the core.
 pub struct CoreQueues {
     /// Queue of requests to the core.
     pub inbox: Arc<Inbox<CoreRequest>>,
-    /// Lends the core's work to shards; in use while the core runs on a thread.
+    /// Lends the core's turns to shards. Used only if the core runs on its own thread.
     pub seat: Seat<Core>,
     /// Queues of replies from the core, one for each shard.
     pub outboxes: Vec<Outbox<Reply>>,
@@ -28,7 +28,7 @@ pub struct CoreQueues {
     pub arrivals: Arrivals,
     /// Records which shards serve watches, so that the core wakes no other shard for a change.
     pub attendance: Attendance,
-    /// Bytes of commands that are on the way to the core, or that wait in the core for the log.
+    /// Total size in bytes of the commands that are on their way to the core or wait in the core for the log.
     proposal_bytes: AtomicUsize,
     /// True if an arriving read should wake the core.
     wakes_for_reads: AtomicBool,
@@ -37,7 +37,7 @@ pub struct CoreQueues {
 }
 
 impl CoreQueues {
-    /// Returns the queues between a core that takes its requests from `inbox`, and this number of shards.
+    /// Returns the queues for a core that receives its requests from `inbox`, and for this number of shards.
     pub fn new(inbox: Arc<Inbox<CoreRequest>>, shards: usize) -> CoreQueues {
         CoreQueues {
             inbox,
@@ -51,23 +51,24 @@ impl CoreQueues {
         }
     }
 
-    /// Returns true if an arriving read should wake the core. It need not while other reads wait for the next
-    /// ReadIndex round, or while a round is in flight whose end wakes the core.
+    /// Returns true if an arriving read should wake the core. It should not if other reads already wait for
+    /// the next ReadIndex round, or if a round is in flight, whose end wakes the core anyway.
     pub fn wakes_for_reads(&self) -> bool {
         self.wakes_for_reads.load(Ordering::SeqCst)
     }
 
-    /// Sets what [`CoreQueues::wakes_for_reads`] returns. The core calls it before it sleeps.
+    /// Sets the result of [`CoreQueues::wakes_for_reads`]. The core calls it before it sleeps.
     pub fn set_wakes_for_reads(&self, wakes: bool) {
         self.wakes_for_reads.store(wakes, Ordering::SeqCst);
     }
 
-    /// Returns true if an arriving write should wake the core at once: the core sleeps only to gather logins.
+    /// Returns true if an arriving write should wake the core at once, because the core sleeps only to wait
+    /// for further logins.
     pub fn wakes_for_writes(&self) -> bool {
         self.wakes_for_writes.load(Ordering::SeqCst)
     }
 
-    /// Sets what [`CoreQueues::wakes_for_writes`] returns. The core calls it before it sleeps.
+    /// Sets the result of [`CoreQueues::wakes_for_writes`]. The core calls it before it sleeps.
     pub fn set_wakes_for_writes(&self, wakes: bool) {
         if self.wakes_for_writes() != wakes {
             self.wakes_for_writes.store(wakes, Ordering::SeqCst);
@@ -88,7 +89,7 @@ impl CoreQueues {
         receiver.await.map_err(|_| error::STOPPED)
     }
 
-    /// Wakes a shard for the state just published, if it serves watches.
+    /// Wakes a shard for the state that was just published, if the shard serves watches.
     pub fn wake_watches(&self, shard: usize) {
         if self.attendance.is_watched(shard) {
             self.outboxes[shard].wake();
@@ -99,7 +100,7 @@ impl CoreQueues {
     ///
     /// # Errors
     ///
-    /// etcd's `too many requests`, if the waiting commands already take `PROPOSAL_BYTES_MAX`.
+    /// Returns etcd's `too many requests` if the waiting commands already take `PROPOSAL_BYTES_MAX`.
     pub fn admit_proposal(&self, bytes: usize) -> Result<(), Status> {
         let before = self.proposal_bytes.fetch_add(bytes, Ordering::Relaxed);
         if before > 0 && before + bytes > PROPOSAL_BYTES_MAX {
@@ -109,12 +110,12 @@ impl CoreQueues {
         Ok(())
     }
 
-    /// Uncounts a command that the log has taken, or that was refused.
+    /// Subtracts a command that the log has taken, or that was refused.
     pub fn proposal_taken(&self, bytes: usize) {
         self.proposal_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// Counts a command again that waits to be proposed once more.
+    /// Adds a command again that waits to be proposed once more.
     pub fn proposal_again(&self, bytes: usize) {
         self.proposal_bytes.fetch_add(bytes, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! The member's data on disk, as threads other than the core and the log read them.
+//! The member's data on disk, for threads other than the core and the log.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,13 +8,14 @@ use storage::readers::Readers;
 
 use crate::long_reads::LongReads;
 
-/// Readers of the log's values, and what is shared about the data they read.
+/// Readers of the values in the log, and other shared facts about the data.
 pub struct Data {
     /// Reads values from the log.
     pub values: log::Values,
-    /// Reads values on separate threads, for threads that must not wait for a disk.
+    /// Reads values on separate threads. For callers that must not wait for a disk.
     pub readers: Arc<Readers>,
-    /// Readers that read a state slice by slice, and the versions that compaction must keep for them.
+    /// Registered readers that read a state slice by slice, and the versions that compaction must keep for
+    /// them.
     pub long_reads: Arc<LongReads>,
     /// Hashes of the last compactions, for HashKV.
     pub compaction_hashes: CompactionHashes,
@@ -23,8 +24,8 @@ pub struct Data {
 }
 
 impl Data {
-    /// Returns readers of these values. They read on separate threads if `threads` is true, and otherwise
-    /// when [`Readers::step`] is called.
+    /// Returns readers of these values. If `threads` is true, they read on separate threads; otherwise they
+    /// read when [`Readers::step`] is called.
     pub fn new(values: log::Values, threads: bool) -> Data {
         Data {
             readers: if threads { Readers::new(values.clone()) } else { Readers::by_hand(values.clone()) },
@@ -35,19 +36,19 @@ impl Data {
         }
     }
 
-    /// Returns the bytes in use of the data directory's files.
+    /// Returns the bytes on disk of the data directory: log and checkpoints.
     pub fn disk_bytes(&self) -> u64 {
         self.disk_bytes.load(Ordering::Relaxed)
     }
 
     /// Returns the database size that clients see: the bytes on disk, but at least `in_use_bytes`. The two
-    /// numbers are counted separately, and newly written data may not be in the files yet; clients must never
-    /// see a part that exceeds the whole.
+    /// numbers are counted separately, and newly written data may not be in the files yet. Without the
+    /// minimum, clients could see more bytes in use than the database has.
     pub fn db_size(&self, in_use_bytes: u64) -> u64 {
         self.disk_bytes().max(in_use_bytes)
     }
 
-    /// Sets what [`Data::disk_bytes`] returns.
+    /// Sets the result of [`Data::disk_bytes`].
     pub fn set_disk_bytes(&self, bytes: u64) {
         self.disk_bytes.store(bytes, Ordering::Relaxed);
     }

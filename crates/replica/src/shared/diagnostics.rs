@@ -1,4 +1,5 @@
-//! Everything by which an operator sees what a member does: metrics, figures per client, traces, the audit log.
+//! Data with which an operator sees what a member does: metrics, statistics per client, traces, the audit
+//! log.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
@@ -17,31 +18,33 @@ use crate::stages::Stages;
 pub struct Diagnostics {
     /// All metrics.
     pub metrics: Arc<Metrics>,
-    /// True if the metrics include the heaviest prefixes, users and clients.
+    /// True if the metrics include the key prefixes, users and clients that cause the most load.
     pub heavy_hitters_in_metrics: bool,
     /// True if profiles (pprof) are served.
     pub pprof: bool,
-    /// Figures per client address.
+    /// Statistics per client address.
     pub callers: Callers,
-    /// Expensive requests, and who sent them.
+    /// Slow requests, and the clients that sent them.
     pub slow_requests: SlowRequests,
-    /// Prefixes, users and clients that cause the most load.
+    /// Key prefixes, users and clients that cause the most load.
     pub heavy_hitters: HeavyHitters,
     /// Times at which the newest log entries passed each stage.
     pub stages: Stages,
     /// Memory that the core holds.
     pub memory: CoreMemory,
     /// Decides which calls are traced, if any are. Boot sets it once, after it has started the thread that
-    /// sends spans: the parts of a member are built before any thread of it runs.
+    /// sends spans. It cannot be set earlier, because the parts of a member are built before any of its
+    /// threads runs.
     pub tracer: OnceLock<Arc<Tracer>>,
-    /// The audit log, if configured, and a flag: true if it also records calls that change nothing. Boot sets
-    /// it once, after it has started the thread that writes the log: the parts of a member are built before
-    /// any thread of it runs.
+    /// The audit log, if it is configured, and a flag that is true if it also records calls that change
+    /// nothing. Boot sets it once, after it has started the thread that writes the log. It cannot be set
+    /// earlier, because the parts of a member are built before any of its threads runs.
     pub audit: OnceLock<(Arc<AuditLog>, bool)>,
 }
 
 impl Diagnostics {
-    /// Returns diagnostics that count from `now` on, with no profiles and no heaviest clients in the metrics.
+    /// Returns diagnostics that count from `now` on, without profiles, and without load per prefix, user and
+    /// client in the metrics.
     pub fn new(metrics: Arc<Metrics>, now: Instant) -> Diagnostics {
         Diagnostics {
             metrics,
@@ -58,16 +61,16 @@ impl Diagnostics {
     }
 }
 
-/// Memory that the core holds, as the core counts it. The core updates the figures in turns in which the log
-/// or the state has changed.
+/// Numbers about the core's memory, which the core updates in turns in which the log or the state has
+/// changed.
 #[derive(Debug, Default)]
 pub struct CoreMemory {
-    /// Number of records, nodes and separators of the index, including those that are only reachable from
-    /// held views.
+    /// Number of records, nodes and separators of the index, including those that are in memory
+    /// only because an old view is still held.
     pub index_objects: AtomicU64,
     /// Bytes of the records, nodes and separators that [`Self::index_objects`] counts.
     pub index_bytes: AtomicU64,
-    /// Bytes of the newest entries of the log, which are kept in memory for followers.
+    /// Bytes of the newest log entries, which are kept in memory for followers.
     pub window_bytes: AtomicU64,
     /// Bytes of entries that wait to be written to the log, or to be applied.
     pub queued_bytes: AtomicU64,

@@ -4,29 +4,29 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use numbers::LeaseId;
 
-/// Counters from which commands and leases get their ids.
+/// Counters that generate the ids of commands and leases.
 pub struct Ids {
     next_command: AtomicU64,
     next_lease: AtomicI64,
 }
 
 impl Ids {
-    /// Returns the ids of a member. `seed` makes them differ between runs of the member.
+    /// Returns the generator of a member's ids. `seed` makes the ids differ between two runs of the member.
     pub fn new(member_id: u64, seed: u64) -> Ids {
-        // Same layout as etcd's request ids: 16 bits of the member id, 40 bits of the seed (in etcd, of the
-        // time), 8 bits of a counter.
+        // The layout is that of etcd's request ids: 16 bits of the member id, 40 bits of the seed (in etcd,
+        // of the time), 8 bits of a counter.
         let command = ((member_id & 0xffff) << 48) | ((seed & 0xff_ffff_ffff) << 8);
         let lease = i64::try_from(command & (i64::MAX as u64)).unwrap_or(1).max(1);
         Ids { next_command: AtomicU64::new(command), next_lease: AtomicI64::new(lease) }
     }
 
-    /// Returns a new id, never 0, for a command or for a ReadIndex round. A command's entry is recognized by
-    /// this id when it is applied.
+    /// Returns a new id, never 0, for a command or for a ReadIndex round. The id identifies the entry of the
+    /// command when the entry is applied.
     pub fn command_id(&self) -> u64 {
         self.next_command.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Returns a new lease id; positive.
+    /// Returns a new lease id, which is positive.
     pub fn lease_id(&self) -> LeaseId {
         LeaseId((self.next_lease.fetch_add(1, Ordering::Relaxed) & i64::MAX).max(1))
     }

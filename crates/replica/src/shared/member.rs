@@ -1,4 +1,4 @@
-//! The member itself: its identity, its clock, and the limits that requests are checked against.
+//! The member itself: its identity, its clock, and the limits for requests.
 
 use std::time::{Duration, Instant};
 
@@ -11,22 +11,23 @@ use storage::Identity;
 pub struct Member {
     /// Ids of this member and its cluster.
     pub identity: Identity,
-    /// The release of etcd that this member presents.
+    /// The release of etcd whose API this member offers.
     pub api_version: &'static str,
-    /// Zone of this member, from its flag; empty if it has none.
+    /// Zone of this member, as set by its flag; empty if none is set.
     pub zone: String,
-    /// Limits and intervals that requests are checked against.
+    /// Limits and intervals for requests.
     pub limits: Limits,
     /// The member's clock.
     pub clock: Clock,
     /// Time when the member was started.
     pub began: Instant,
-    /// True if threads may be started. Otherwise the calling thread does long work itself.
+    /// True if the member may start threads. If false, the calling thread does long work itself.
     pub threads: bool,
 }
 
 impl Member {
-    /// Returns a member that presents the newest release, has no zone, and starts now by the system's clock.
+    /// Returns a member that offers the API of the newest release, has no zone, and starts now by the
+    /// system's clock.
     pub fn new(identity: Identity, limits: Limits) -> Member {
         let clock = Clock::real();
         Member {
@@ -40,7 +41,7 @@ impl Member {
         }
     }
 
-    /// Returns the header of an answer from this member.
+    /// Returns the header of a response of this member.
     pub fn header(&self, revision: Revision, raft_term: Term) -> ResponseHeader {
         ResponseHeader {
             cluster_id: self.identity.cluster_id,
@@ -51,26 +52,26 @@ impl Member {
     }
 }
 
-/// Limits and intervals that requests are checked against.
+/// Limits and intervals for requests.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Maximum bytes of a proposal.
+    /// Maximum size of a proposal in bytes.
     pub request_bytes_max: usize,
     /// Maximum number of operations in a transaction.
     pub txn_ops_max: usize,
-    /// Maximum bytes of the store; `None` for no limit.
+    /// Maximum bytes of keys and values in the store; `None` for no limit.
     pub quota_bytes: Option<u64>,
     /// Time that a request may wait for its entry to be applied.
     pub request_timeout: Duration,
     /// Minimum time that a follower waits for a leader before it starts an election.
     pub election_timeout: Duration,
-    /// The shortest TTL of a lease that this member grants, in seconds.
+    /// Minimum TTL of a lease when this member leads, in seconds.
     pub lease_ttl_min: Seconds,
     /// Interval between two progress notifications of a watch.
     pub progress_interval: Duration,
-    /// Requests that take longer than this are logged.
+    /// Minimum duration of a request that is logged as slow.
     pub slow_request: Duration,
-    /// Ranges that take longer than this are logged.
+    /// Minimum duration of a range that is logged as slow.
     pub slow_apply: Duration,
     /// True if the time of every call is counted (`--metrics extensive`).
     pub times_calls: bool,

@@ -8,15 +8,15 @@ use machine::{Alarms, Members};
 use mvcc::View;
 use numbers::{Index, Revision, Term};
 
-/// The state of a member after one batch of entries. Every read is answered from one such state.
+/// The state of a member after a batch of entries. Every read is answered from one such state.
 ///
 /// `applied_index` is never beyond `commit_index`, `removed_through` never beyond the view's revision, and
-/// none of `applied_index`, `applied_term` and `commit_index` is smaller than in a state published before: a
-/// client that has seen one state never gets an answer from an older one. Both indexes are raft log indexes:
-/// entries up to `applied_index` are synced by this member, or are part of a snapshot that it has installed;
-/// entries up to `commit_index` are synced by a majority, which need not include this member.
+/// none of `applied_index`, `applied_term` and `commit_index` is smaller than in an earlier state. So a
+/// client that has seen one state never gets an answer from an older state. Both indexes are raft log
+/// indexes. Entries up to `applied_index` are synced by this member, or are part of a snapshot that it has
+/// installed. Entries up to `commit_index` are synced by a majority, which need not include this member.
 pub struct Published {
-    /// Keys and values.
+    /// The immutable index of keys and values.
     pub view: Arc<View>,
     /// Index of the last entry applied.
     pub applied_index: Index,
@@ -27,8 +27,8 @@ pub struct Published {
     /// Id of the leader; 0 if none is known.
     pub leader: u64,
     /// True if this state answers linearizable reads without a ReadIndex round: this member is the only
-    /// voter, leads, and has applied an entry of its own term. Every acknowledged write is then in the newest
-    /// published state.
+    /// voter, leads, and has applied an entry of its own term. Under these conditions the newest published
+    /// state contains every acknowledged write.
     pub reads_local: bool,
     /// Alarms that are raised.
     pub alarms: Arc<Alarms>,
@@ -38,8 +38,9 @@ pub struct Published {
     pub auth: Arc<Auth>,
     /// Bytes of all keys and values that are not compacted.
     pub in_use_bytes: u64,
-    /// All versions above this revision are still present in memory, even compacted ones: versions are
-    /// removed only after this revision was raised and published.
+    /// Compact revision through which versions may have been removed: all versions that a compaction at this
+    /// revision keeps are still present. Versions are removed only after this revision was raised and
+    /// published.
     pub removed_through: Revision,
 }
 
@@ -61,8 +62,8 @@ impl Published {
         debug_assert!(self.removed_through <= self.view.snapshot().current_revision());
     }
 
-    /// Returns true if the CORRUPT alarm names this member: its data differ from the other members' data, and
-    /// clients must not read them.
+    /// Returns true if the CORRUPT alarm names this member: its data differ from those of the other members,
+    /// so clients must not read them.
     pub fn is_quarantined(&self, member_id: u64) -> bool {
         self.alarms.is_raised(AlarmType::Corrupt as i32, member_id)
     }

@@ -1,8 +1,8 @@
 //! The state as an etcd database file, on its way between a Mainstay member and a member that runs etcd.
 //!
 //! A received database is written to a file, checked as a whole, and then handled like a state in Mainstay's
-//! own format: values go into the log, the rest into an [`Assembly`]. The file's name is removed as soon as
-//! the file is open, so that nothing is left of it whatever happens to the process.
+//! own format: values go into the log, the rest into an [`Assembly`]. The name of the file is removed as soon
+//! as the file is open, so that nothing is left of the file even if the process is killed.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -29,7 +29,7 @@ use tokio::sync::oneshot;
 use super::{Outcome, Portion, ReceiveError, ReceivedState, Receiver, attempt};
 use crate::requests::{PeerRequest, ReplyBody};
 
-/// Name of the file in the member's directory, which exists only for a moment.
+/// Name of the file in the member's directory. The name exists only until the file is open.
 const SPOOL_NAME: &str = "received.db";
 /// Bytes written between two checks of the free space.
 const LOOK_BYTES: u64 = 8 << 20;
@@ -37,19 +37,19 @@ const LOOK_BYTES: u64 = 8 << 20;
 const FREE_BYTES_MIN: u64 = 256 << 20;
 /// Bytes that a change takes in the log and in a checkpoint in addition to its key and value.
 const CHANGE_BYTES: u64 = 192;
-/// Versions that are measured from one view, and bytes of values (`WRITTEN_AT_ONCE`) that are written from
-/// one view.
+/// Number of versions that are measured in one view. (`WRITTEN_AT_ONCE` limits the bytes of values that are
+/// written in one view.)
 const MEASURED_AT_ONCE: usize = 2048;
 const WRITTEN_AT_ONCE: usize = 256 << 10;
-/// Maximum revision of a received database, which leaves space for further revisions.
+/// Maximum revision of a received database. It leaves enough higher numbers for further revisions.
 const REVISION_MAX: Revision = Revision(i64::MAX / 2);
 
-/// Error for which the database of a member that runs etcd was not taken.
+/// Reason why the database of a member that runs etcd was not accepted.
 #[derive(Debug)]
 pub enum DatabaseError {
     /// The stream broke off.
     Stream(io::Error),
-    /// The sender no longer leads: another member does.
+    /// The sender no longer leads, because another member does.
     OtherLeader,
     /// The file for the database could not be created or written.
     Spool {
@@ -69,31 +69,31 @@ pub enum DatabaseError {
     },
     /// The file cannot be read or is damaged.
     Read(interchange::Error),
-    /// The database holds the state of another entry than the message names.
+    /// The database contains the state as of another log entry than the message says.
     OtherEntry {
-        /// Log index in the database.
+        /// Log index of the state in the database.
         file: u64,
         /// Log index in the message.
         message: u64,
     },
-    /// The database and the message contain different members.
+    /// The database and the message name different members.
     OtherMembers {
         /// Ids of the members in the database.
         file: BTreeSet<u64>,
         /// Ids of the members in the message.
         message: BTreeSet<u64>,
     },
-    /// The member with this id, which is this member, is not among the members.
+    /// The database does not contain this member, whose id this is.
     NotAMember(u64),
     /// The state has a version that this member does not know.
     Version(UnknownVersion),
-    /// A revision has too many changes.
+    /// A revision has more changes than the index can number.
     Changes(TooManyChanges),
     /// A change is in the wrong order, or its revision is too high.
     OutOfOrder {
-        /// Main and sub revision of the change.
+        /// Main and sub-revision of the change.
         at: ChangeId,
-        /// Main and sub revision of the change before it.
+        /// Main and sub-revision of the previous change.
         last: ChangeId,
     },
     /// The compact revision is invalid.
@@ -182,14 +182,15 @@ impl std::error::Error for DatabaseError {
     }
 }
 
-/// The place for a database that is being received: one at a time, because each may fill the disk.
+/// The file for a database that is being received. Only one database is received at a time, because each may
+/// fill the disk.
 pub(super) struct Spool {
     disk: Arc<dyn Disk>,
     dir: PathBuf,
     is_taken: AtomicBool,
 }
 
-/// The right to use the spool, which ends on drop.
+/// The right to use the spool; dropping it ends the right.
 struct Turn<'a>(&'a Spool);
 
 impl Drop for Turn<'_> {
@@ -199,10 +200,10 @@ impl Drop for Turn<'_> {
 }
 
 impl Spool {
-    /// Returns the place in this directory. Removes a file that a power cut has left there, if possible.
+    /// Returns the spool in this directory. Tries to remove a file that a power cut has left in it.
     pub(super) fn new(disk: Arc<dyn Disk>, dir: &Path) -> Spool {
         let spool = Spool { disk, dir: dir.to_path_buf(), is_taken: AtomicBool::new(false) };
-        // If this fails, the next received database reports the error.
+        // If the removal fails, the next receipt of a database fails with the error.
         let _ = spool.clear();
         spool
     }
@@ -221,7 +222,7 @@ impl Spool {
 }
 
 impl Turn<'_> {
-    /// Writes the body to a file without a name, while `is_wanted` returns true.
+    /// Writes the body to a file without a name, as long as `is_wanted` returns true.
     fn take(
         &self,
         body: &mut dyn Iterator<Item = io::Result<Bytes>>,
@@ -254,15 +255,15 @@ impl Turn<'_> {
             sink.write_all(&piece).map_err(failed("write"))?;
             written += piece.len() as u64;
         }
-        // The file is useless after a crash, so it is not synced.
+        // The file is not synced, because it has no name and no use after a crash.
         sink.flush().map_err(failed("write"))?;
         Ok(file)
     }
 }
 
-/// Returns the members of a state: those of the database, except for etcd 3.4, which keeps them in the old
-/// store, whose image is in the message. The message tells which of them vote, because raft uses it: the
-/// databases of some releases do not contain it.
+/// Returns the members of a state. They come from the database, except for etcd 3.4, which keeps them in its
+/// v2 store: then they come from the image of that store in the message. The message also says which members
+/// vote, because raft uses that information and the databases of some releases do not contain it.
 fn members(
     file: Membership,
     meta: &Meta,
@@ -286,14 +287,14 @@ fn members(
 }
 
 impl Receiver {
-    /// Receives a state from a member that runs etcd; returns when the state is durable here, or raft does
-    /// not need it. The sender keeps the entries after the state until it gets the answer, and only half a
-    /// minute longer. Blocks when `body` and the disk block.
+    /// Receives a state from a member that runs etcd. Returns when the state is durable on this member, or
+    /// raft has ignored it. The sender keeps the log entries after the state until it gets the response, and
+    /// then only half a minute longer. Blocks when `body` or the disk blocks.
     ///
     /// # Errors
     ///
-    /// The database is invalid, this member cannot take it now, or the first attempt to make it durable
-    /// failed.
+    /// Returns an error if the database is invalid, if this member cannot accept it now, or if the first
+    /// attempt to make it durable failed.
     pub async fn receive_database(
         &self,
         mut message: raftpb::Message,
@@ -306,9 +307,9 @@ impl Receiver {
         taken
     }
 
-    /// Receives a state whose pause after a refusal is over. Until the database has arrived and is checked,
-    /// this member continues normally: only then an attempt begins, during which it takes no checkpoints and
-    /// frees no disk space.
+    /// Receives a state if no pause after a refusal is in progress. This member continues normally until the
+    /// database was received and checked. Only then an attempt begins, during which the member takes no
+    /// checkpoints and frees no disk space.
     async fn take_database(
         &self,
         message: raftpb::Message,
@@ -332,7 +333,8 @@ impl Receiver {
             ReceivedState { message, machine: Box::new(machine), base_applied: None, told: Some(told) };
         self.shared.core.inbox.send(PeerRequest::SnapshotReceived(claim, Box::new(received)));
         match outcome.await {
-            // A sender whose entries this member already has is behind; it gets the same answer as from etcd.
+            // Raft ignores a state whose entries this member already has, because the sender has outdated
+            // information. As in etcd, the response is the same.
             Ok(Outcome::Durable | Outcome::NotWanted) => Ok(()),
             Ok(Outcome::Refused(reason)) => Err(ReceiveError::Refused(reason)),
             Ok(Outcome::NotSaved(reason)) => Err(ReceiveError::NotSaved(reason)),
@@ -342,8 +344,8 @@ impl Receiver {
         }
     }
 
-    /// Builds a machine from a database, in the attempt whose number this returns. The file and the image are
-    /// dropped at the end.
+    /// Receives a database and builds a machine from it. Returns the number of the attempt, and the machine.
+    /// The file and the image are dropped at the end.
     async fn read_database(
         &self,
         message: &raftpb::Message,
@@ -353,12 +355,13 @@ impl Receiver {
         let Some(turn) = self.spool.turn() else {
             return Err(ReceiveError::NotNow(Some(error::TOO_MANY_REQUESTS)));
         };
-        // Continues while no leader is known, because the sender may become known as the leader again.
+        // The receipt continues while no leader is known, because the sender may become known as the leader
+        // again.
         let from = message.from();
         let is_wanted = || [0, from].contains(&self.shared.state.load().leader);
         let database = opened(turn.take(body, is_wanted)?)?;
         let (head, database) = self.judge(message, &image, database)?;
-        // The attempt builds on no state of this member.
+        // A database contains the whole state, so the attempt does not build on this member's state.
         let bound = database.bound_bytes;
         let claim = match self.begin(message, Some(bound)).await {
             Err(ReceiveError::NoRoom(_)) => {
@@ -376,7 +379,7 @@ impl Receiver {
         }
     }
 
-    /// Checks what is known before the body: the members, and the version in the image of the old store.
+    /// Checks what the message already contains: the members, and the version in the image of the v2 store.
     fn check_front(&self, message: &raftpb::Message, image: &[u8]) -> Result<(), DatabaseError> {
         let metadata = message.snapshot.as_ref().and_then(|snapshot| snapshot.metadata.as_ref());
         let conf = metadata.and_then(|metadata| metadata.conf_state.as_ref());
@@ -384,8 +387,8 @@ impl Receiver {
         if conf.is_none_or(|conf| !conf.voters.contains(&own) && !conf.learners.contains(&own)) {
             return Err(DatabaseError::NotAMember(own));
         }
-        // An image that is empty, or cannot be read, is checked later with the database, which may not need
-        // it.
+        // An image that is empty or cannot be read is no error yet: the database, which is checked later, may
+        // not need it.
         match interchange::members_of_image(image) {
             Ok(membership) => {
                 etcd_database::check_versions(None, &membership).map_err(DatabaseError::Version)
@@ -394,7 +397,8 @@ impl Receiver {
         }
     }
 
-    /// Checks everything in a database except its history. The returned head therefore has no revision yet.
+    /// Checks everything in a database except its history, so the returned head does not have its revision
+    /// yet.
     fn judge(
         &self,
         message: &raftpb::Message,
@@ -407,7 +411,8 @@ impl Receiver {
         let (index, term) = (metadata.index.unwrap_or(0), metadata.term.unwrap_or(0));
         let backend = &database.backend;
         let meta = backend.meta().map_err(DatabaseError::Read)?;
-        // etcd before 3.5 does not count entries that change only members.
+        // In releases before 3.5, the consistent index of the database does not count entries that change
+        // only members, so it may be lower than the index in the message.
         let fits = match meta.term {
             Some(_) => meta.consistent_index == index,
             None => meta.consistent_index <= index,
@@ -426,7 +431,7 @@ impl Receiver {
         let leases = etcd_database::leases(backend).map_err(DatabaseError::Read)?;
         let head = TransferHead {
             from: Revision(0),
-            // The revision is known once the history was read.
+            // The revision is known only after the history was read.
             revision: Revision::FIRST,
             compact_revision,
             applied_index: Index(index),
@@ -455,7 +460,8 @@ impl Receiver {
         assembly.finish(TransferEnd { head, entries }).map_err(ReceiveError::Assemble)
     }
 
-    /// Reads all changes into the assembly. Returns the number of versions, and the last revision.
+    /// Reads all changes of the database into the assembly. Returns the number of versions, and the last
+    /// revision.
     async fn take_history(
         &self,
         claim: u64,
@@ -483,14 +489,14 @@ impl Receiver {
     }
 }
 
-/// A database that has arrived.
+/// A database that was received completely.
 struct Opened {
     backend: Backend<Arc<dyn File>>,
-    /// Maximum bytes that its history takes in the log and in a checkpoint.
+    /// Upper bound of the bytes that the history of the database takes in the log and in a checkpoint.
     bound_bytes: u64,
 }
 
-/// Opens a database that has arrived, and checks each of its pages.
+/// Opens a database that was received completely, and checks each of its pages.
 fn opened(file: Arc<dyn File>) -> Result<Opened, DatabaseError> {
     let bolt = Bolt::whole(file)?;
     let checked = bolt.check()?;
@@ -509,18 +515,19 @@ fn needed_bytes(database: &Backend<Arc<dyn File>>) -> Result<u64, DatabaseError>
     Ok(bytes)
 }
 
-/// Opens the state as a database for a member that runs etcd, in the format of the release that the cluster
-/// has agreed on. Only one piece of it is in memory at a time.
+/// Converts the state to a database for a member that runs etcd, in the format of the release that matches
+/// the cluster version. The pieces are made one after the other, so only one piece is in memory at a time.
 ///
 /// # Errors
 ///
-/// The state contains something that an etcd database cannot hold, or was overtaken by a compaction.
+/// The stream of pieces ends with an error if the state contains something that an etcd database cannot hold,
+/// or if a compaction has removed versions of the state.
 pub(super) fn open(
     head: Head,
     state: AsOf,
     values: LogValues,
 ) -> Result<OpenedSnapshot<'static>, EtcdDatabaseError> {
-    // Every release from 3.6 on converts the format of an older one into its own.
+    // Every release from 3.6 on converts a database of an older release to its own format.
     let release = Release::of_cluster_version(&head.members.cluster_version).unwrap_or(Release::V3_5);
     let index = head.applied_index;
     let database = EtcdDatabase::of_cluster(state.of_what_is_readable(), &head, release);
@@ -546,7 +553,7 @@ pub(super) fn open(
         }
         Ok(None)
     };
-    // An error drops the writer, so it ends the stream.
+    // The writer is dropped after an error, so the error ends the stream.
     let pieces = std::iter::from_fn(move || next().map_err(io::Error::other).transpose());
     let pieces = Box::new(pieces.map(|piece| piece.map(Bytes::from)));
     Ok(OpenedSnapshot { form: SnapshotForm::Etcd, data, pieces })

@@ -1,4 +1,4 @@
-//! Refusals that the next attempt would probably meet again: [`Refusals`].
+//! Refusals of received states for reasons that the next attempt would probably meet again: [`Refusals`].
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -7,14 +7,15 @@ use super::ReceiveError;
 
 /// Pause after the first refusal for a reason; it doubles with each further refusal for the same reason.
 const PAUSE_FIRST: Duration = Duration::from_secs(1);
-/// Maximum pause.
+/// Maximum pause after a refusal.
 const PAUSE_MAX: Duration = Duration::from_secs(5 * 60);
 
-/// The last refusal for a reason that lies in the received state or in this member's disk.
+/// The last refusal of a state for a reason that lies in the state itself or in this member's disk.
 ///
-/// A leader sends its whole state again at its next heartbeat, whatever the answer was. Writing gigabytes to
-/// the disk each time only to refuse them again would be expensive for both members, so attempts within a
-/// pause are refused before their body is read. The pause grows, and an accepted state ends it.
+/// A leader sends its whole state again at its next heartbeat, whatever the response was. It would be
+/// expensive for both members to write gigabytes to the disk each time and then refuse them again. So
+/// attempts during a pause are refused before their body is read. The pause doubles with each refusal, and an
+/// accepted state ends it.
 #[derive(Default)]
 pub(super) struct Refusals {
     last: Mutex<Option<Refused>>,
@@ -33,7 +34,7 @@ impl Refusals {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Refuses an attempt within the pause.
+    /// Returns an error if the pause after the last refusal is not over.
     ///
     /// # Errors
     ///

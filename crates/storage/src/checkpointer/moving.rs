@@ -1,4 +1,5 @@
-//! Moving live values out of segments: finds them, portion by portion; the core writes them again.
+//! Moving live values out of segments. This module finds them, portion by portion, and the core writes them
+//! again.
 
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 
@@ -9,15 +10,15 @@ use numbers::{ChangeId, Revision};
 use super::{Event, Relocation, Surface};
 use crate::values::LogValues;
 
-/// Maximum number of versions that are visited in one view to find values to move.
+/// Maximum number of versions that are visited in one view in search of values to move.
 const LOOKED_AT_MAX: usize = 16 << 10;
-/// Bytes that a moved value counts in addition to its own: the core looks each one up, and remembers it until
-/// it is on disk.
+/// Bytes that are counted for a moved value in addition to its size, because the core looks up each value and
+/// remembers it until it is on disk.
 pub(super) const MOVED_BYTES: usize = 128;
 
 /// Values that are being moved out of some segments.
 pub(super) struct Moving {
-    /// Main revision up to which versions are visited: later ones are in later segments.
+    /// Main revision up to which versions are visited. Values of later revisions are in later segments.
     pub(super) through: Revision,
     pub(super) segments: Vec<u32>,
     /// Bytes of values per portion.
@@ -25,12 +26,12 @@ pub(super) struct Moving {
     pub(super) values: LogValues,
     /// Id of the last version that was visited.
     pub(super) behind: ChangeId,
-    /// Signals that the current portion of the core is on disk at its new location.
+    /// Receives the signal that the current portion is on disk at its new location.
     pub(super) moved: Option<Receiver<()>>,
 }
 
 impl Moving {
-    /// Blocks until the core has moved its portion.
+    /// Blocks until the core has moved the current portion.
     pub(super) fn wait(&mut self) {
         if let Some(moved) = &self.moved
             && moved.recv().is_ok()
@@ -39,8 +40,8 @@ impl Moving {
         }
     }
 
-    /// Sends the core the next portion of live values to write again. Returns false if none are left, or the
-    /// core has stopped.
+    /// Sends the next portion of live values to the core, which writes them again. Returns false if no values
+    /// are left, or if the core has stopped.
     pub(super) fn step(&mut self, member: &Surface) -> bool {
         if let Some(moved) = &self.moved {
             match moved.try_recv() {
@@ -52,8 +53,8 @@ impl Moving {
         let (mut portion, mut bytes) = (Vec::new(), 0);
         let mut ended = false;
         while bytes < self.portion_bytes && !ended {
-            // Versions that were removed in the meantime need not be moved, so each iteration may use the
-            // newest view.
+            // Each portion may use the newest view, because versions that were removed in the meantime need
+            // not be moved.
             let view = (member.newest)();
             let mut looked_at = 0;
             let snapshot = view.snapshot();
@@ -72,8 +73,8 @@ impl Moving {
                 }
                 let mut data = BytesMut::new();
                 if read_version(version, &self.values, &mut data).is_err() {
-                    // A client's request for this value fails, too; the segment is not emptied and so not
-                    // deleted.
+                    // The value cannot be read, so a client's request for it fails, too. Its segment does not
+                    // become empty, so it is not deleted.
                     continue;
                 }
                 bytes += data.len() + MOVED_BYTES;

@@ -15,27 +15,27 @@ use numbers::{ChangeId, Index};
 use crate::nospace::Cause;
 use crate::terms::Terms;
 
-/// A durable checkpoint. It contains at least the entries of the checkpoint before it, and only applied
+/// A durable checkpoint. It contains at least the entries of the previous checkpoint, and only applied
 /// entries.
 #[derive(Clone, Copy, Debug)]
 pub struct Checkpointed {
     /// Log index up to which entries are in the checkpoint.
     pub applied_index: Index,
-    /// True if all runs were written new, so that the checkpoint contains no old location of a moved value.
+    /// True if all runs were newly written, so that the checkpoint has no old location of a moved value.
     pub whole: bool,
     /// Total size of the checkpoint's files in bytes.
     pub bytes: u64,
-    /// Time that the checkpointer paused, so that it takes a small part of one core. Under load that is most
-    /// of the time.
+    /// Time for which the checkpointer paused, in order to use only a small part of a processor core. Under
+    /// load this is most of the duration.
     pub paused: Duration,
 }
 
-/// Reason why a checkpoint failed. The checkpoint before it stays valid.
+/// Reason why a checkpoint failed. The previous checkpoint stays valid.
 #[derive(Debug)]
 pub enum CheckpointError {
     /// A file could not be written, synced or removed.
     Files(log::OpenError),
-    /// The state was compacted while it was being written.
+    /// The state was compacted while it was being written, so versions are missing.
     Overtaken(Overtaken),
 }
 
@@ -90,46 +90,47 @@ pub struct Relocation {
 
 /// Order from the core to the checkpointer.
 pub enum Order {
-    /// Writes the state of this moment.
+    /// Write the state of one moment as a checkpoint.
     Checkpoint {
         /// The state except keys and values.
         head: Box<Head>,
         /// Keys and values, including all versions that physically exist.
         state: AsOf,
-        /// True to write everything, false to write only the changes since the last checkpoint.
+        /// True if all runs are to be written new; false if runs of earlier checkpoints may be reused.
         whole: bool,
-        /// Terms of the entries before the checkpoint.
+        /// Terms of the entries that the checkpoint covers.
         terms: Terms,
     },
-    /// Finds the live values in these segments and requests their relocation.
+    /// Find the live values in these segments and request their relocation.
     Relocate {
         /// Numbers of the segments.
         segments: Vec<u32>,
-        /// Bytes of values to request at once.
+        /// Bytes of values to request in one portion.
         portion_bytes: usize,
     },
-    /// Records the cause of this member's NOSPACE alarm in a file beside the log.
+    /// Record the cause of this member's NOSPACE alarm in a file beside the log.
     Note(Cause),
-    /// Reserves space for the next checkpoint, because the disk may become full.
+    /// Reserve space for the next checkpoint, because the disk may become full.
     Reserve {
-        /// True if the disk was found to be full, whatever the file system reports as free: a quota of a
-        /// server is not included in that.
+        /// True if the disk was found to be full, even if the file system reports free space, which does not
+        /// include a quota on a file server, for example.
         is_short: bool,
-        /// Dropped when the order is received.
+        /// Token that is dropped when the order is received.
         queued: Arc<()>,
     },
-    /// Drops this value, because dropping takes long.
+    /// Drop this value, which takes long.
     Drop(Box<dyn Any + Send>),
-    /// Ends the checkpointer.
+    /// End the checkpointer.
     Stop,
 }
 
 /// An event that the checkpointer reports to the core.
 pub enum Event {
-    /// A checkpoint was made, or failed.
+    /// A checkpoint is durable, or has failed.
     Checkpointed(Result<Checkpointed, CheckpointError>),
-    /// Requests to move these values out of their segments; the core signals the sender when that is done.
+    /// Request to move these values out of their segments. The core signals through the sender when that is
+    /// done.
     Relocate(Vec<Relocation>, SyncSender<()>),
-    /// All values of an order to relocate were moved or could not be moved.
+    /// All values of a relocation order were moved or could not be moved.
     Relocated,
 }

@@ -12,13 +12,14 @@ use crate::checkpointer::Level;
 use crate::error::{DataDirError, Inconsistency};
 use crate::identity::Identity;
 
-/// Number of versions in a batch between the threads: a batch fits in a processor's cache.
+/// Number of versions in a batch that is passed between the threads. Such a batch fits into the cache of a
+/// processor.
 const VERSIONS_PER_PIECE: usize = 2048;
 /// Maximum number of batches that wait for the building thread.
 const PIECES_MAX: usize = 4;
 
-/// Restores the state of a checkpoint, with two threads if `threads` is true. If the error is damage
-/// ([`DataDirError::is_damage`]), the log may be read instead.
+/// Restores the state of a checkpoint, with two threads if `threads` is true. If [`DataDirError::is_damage`]
+/// is true for the returned error, the state may be rebuilt from the log instead.
 pub(crate) fn restore(
     rules: Rules,
     checkpoints: &CheckpointStore,
@@ -31,7 +32,7 @@ pub(crate) fn restore(
     let (mut runs, mut levels) = (Vec::new(), Vec::new());
     for run in &manifest.runs {
         let mut reader = checkpoints.read(run)?;
-        // Runs of an older version contain no identity.
+        // Runs of an older version have no identity, so there is nothing to compare.
         if !reader.metadata.is_empty() && reader.metadata != identity.to_bytes() {
             let path = member_dir.join("checkpoint").join(&run.name);
             return Err(DataDirError::OtherCheckpoint { path, identity: identity.clone() });
@@ -49,8 +50,8 @@ pub(crate) fn restore(
     Ok((machine, levels))
 }
 
-/// Restores from runs with two threads: a second thread reads, checks and decodes blocks, while this thread
-/// builds the machine, so that the machine's memory is allocated on this thread.
+/// Restores from runs with two threads. A second thread reads, checks and decodes the blocks, while this
+/// thread builds the machine, so that the memory of the machine is allocated on this thread.
 fn restore_in_two<I>(
     rules: Rules,
     runs: Vec<I>,
@@ -78,13 +79,14 @@ where
                 break;
             }
             versions.clear();
-            // A reader that has ended needs no more batches.
+            // If the reading thread has ended, it needs no more empty batches.
             let _ = emptied.send(versions);
         }
-        // Unblocks a reader that waits for this thread.
+        // Dropping the channel unblocks a reading thread that waits for this thread.
         drop(filled);
         let read = reader.join().map_err(|_| DataDirError::CheckpointThreadPanicked)?;
-        // An error of building concerns earlier versions than an error of reading, so it is reported first.
+        // An error of building is reported first, because it concerns earlier versions than an error of
+        // reading.
         Ok(built.and(read).and_then(|()| building.finish(rules)))
     })
 }
@@ -106,7 +108,7 @@ mod tests {
             .collect()
     }
 
-    /// Returns blocks that can be read up to block number `torn`.
+    /// Returns blocks, of which those from number `torn` on cannot be read.
     fn torn_at(
         blocks: &[Bytes],
         torn: usize,
@@ -116,8 +118,8 @@ mod tests {
         vec![blocks.iter().cloned().enumerate().map(each)]
     }
 
-    /// Uses far more versions than may be in flight, so that either thread waits for the other wherever one
-    /// of them ends.
+    /// Uses many more versions than may be passed between the threads at a time, so that one thread always
+    /// waits when the other one ends.
     #[test]
     fn two_threads_restore_what_one_does_and_refuse_what_it_refuses() {
         let mut machine = Machine::new(RULES);

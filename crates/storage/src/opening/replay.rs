@@ -1,4 +1,4 @@
-//! Reads the log of a data directory: its entries that are not in the checkpoint.
+//! Reads the entries that are in the log of a data directory and not in the checkpoint.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,11 +20,11 @@ pub(crate) struct ReplayedLog {
 }
 
 impl ReplayedLog {
-    /// Checks that the log contains every entry since the first.
+    /// Checks that the log contains every entry since the first one.
     ///
     /// # Errors
     ///
-    /// Returns the entries that are missing.
+    /// Returns a description of the missing entries.
     pub fn is_whole(&self) -> Result<(), MissingEntries> {
         if self.recovered.base.index > Index(0) {
             return Err(MissingEntries::Before(self.recovered.base.index));
@@ -40,7 +40,7 @@ impl ReplayedLog {
     }
 }
 
-/// Opens a log, and keeps its entries from `first` on.
+/// Opens a log, and returns its entries from the index `first` on.
 pub(crate) fn replay_log(
     options: log::Options,
     disk: &Arc<dyn Disk>,
@@ -57,14 +57,14 @@ pub(crate) fn replay_log(
             locations.push_back(EntryPlace { index: entry.index, location });
             entries.push(entry_of(entry));
         }
-        // An older entry that arrives later replaces all entries from its index on; a restarted log has no
-        // entries before the restart.
+        // An entry with an index that was read before replaces all entries from that index on, and a
+        // restarted log has no entries from before the restart.
         Replayed::Entry(..) | Replayed::Reset(_) => {
             entries.clear();
             locations.clear();
         }
-        // The hard state is part of the result. Values that were moved after the checkpoint also exist at
-        // their old locations, and values of a snapshot that was never installed are not referenced.
+        // The hard state is part of the result of opening. Values that were moved after the checkpoint also
+        // exist at their old locations, and values of a snapshot that was never installed are not needed.
         Replayed::HardState(_) | Replayed::Value(..) => {}
     };
     let (log, recovered) = Log::open(options, Arc::clone(disk), first, &mut replay, on_event)?;

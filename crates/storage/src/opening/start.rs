@@ -1,4 +1,5 @@
-//! The state from which the raft node starts: the log after the checkpoint, and entries that the start appends.
+//! The state with which the raft node starts: the log after the checkpoint, and entries that are appended
+//! during the start.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -20,7 +21,7 @@ use crate::error::{DataDirError, FirstEntriesError, Inconsistency};
 use crate::identity::Identity;
 use crate::terms::Terms;
 
-/// Time that the first start waits until its first entry is durable.
+/// Time for which the first start waits until its first entry is durable.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// State from which the raft node starts.
@@ -33,8 +34,8 @@ pub(super) struct Start {
 }
 
 impl Start {
-    /// Returns the raft state after the machine's state. If the log ends before an installed snapshot, the
-    /// log is restarted after that snapshot.
+    /// Returns the raft state that continues the machine's state. If the log ends before a snapshot that was
+    /// installed, restarts the log after that snapshot.
     pub(super) fn of(
         opening: &Opening<'_>,
         log_dir: &Path,
@@ -55,12 +56,13 @@ impl Start {
         };
         let mut start = Start { log, recovered, entries, locations, hard_state };
         let last_index = start.recovered.last_index;
-        // A snapshot was installed, and the member stopped before the log was restarted after it.
+        // A snapshot was installed, and the member stopped before the log was restarted.
         let behind = last_index < applied
             || start.entries.first().is_some_and(|entry| entry.term < machine.applied_term);
         if behind && applied > Index(0) {
             // The terms of an installed snapshot start after the entries of this log. If they start within
-            // this log, the checkpoint was made from it, and the log has lost its end.
+            // this log, no snapshot was installed: the checkpoint was made from this log, and the log has
+            // lost its end.
             let terms = Terms::read(manifest.map_or(&[][..], |manifest| &manifest.metadata), machine);
             if last_index < applied && terms.first_index().is_some_and(|first| first <= last_index) {
                 let log_dir = log_dir.to_path_buf();
@@ -79,9 +81,9 @@ impl Start {
         Ok(start)
     }
 
-    /// Creates the first entries of an empty log, and returns the existing members of the cluster. A first
-    /// start that was interrupted starts over, and a member that joins may not have received entries from the
-    /// others yet.
+    /// Creates the first entries of an empty log, and returns the existing members of the cluster. The log is
+    /// also empty after a first start that was interrupted, or if a member that joins has not received
+    /// entries from the others yet.
     pub(super) fn begin(
         &mut self,
         opening: &Opening<'_>,
@@ -113,8 +115,8 @@ impl Start {
             self.locations = self.append(opening, &first)?;
             self.entries = first;
         } else if is_new {
-            // A joining member gets its entries from the others. Its log gets a record now, so that a loss of
-            // the log is detected even before the member's first clean shutdown.
+            // A joining member gets its entries from the other members. Its log gets a record now, so that
+            // the loss of the log is detected even before the first clean shutdown.
             let batch = Batch { hard_state: Some(log::HardState::default()), ..Batch::default() };
             append_and_wait(&mut self.log, &**opening.events, batch, opening.threads)?;
         }
@@ -140,8 +142,8 @@ impl Start {
             "forcing a new cluster with this member alone",
             &[("removed", Value::Uint(changes.len() as u64)), ("last-index", Value::Uint(last.0))],
         );
-        // All entries of the log become committed: acknowledged ones are among them, and no other member is
-        // left to ask.
+        // All entries of the log become committed, because no other member is left to ask, and acknowledged
+        // entries are among them.
         self.hard_state.term = term;
         self.hard_state.commit = last + changes.len() as u64;
         if !changes.is_empty() {
@@ -210,7 +212,7 @@ fn members_at_end(
     for entry in entries.iter().filter(|entry| entry.kind == EntryKind::ConfChange) {
         let change = raftpb::ConfChange::decode(entry.data.clone())
             .map_err(|error| Inconsistency::NotAChange { index: entry.index, error })?;
-        // A change that applying will refuse has no effect.
+        // A change that will be refused when it is applied has no effect.
         let _ = machine::reconfigure(&mut members, &change, learners_max);
     }
     Ok(members)
@@ -253,7 +255,7 @@ fn append_and_wait(
     let ticket = log.append(batch).map_err(|error| FirstEntriesError::Refused(error.reason))?;
     let deadline = Instant::now() + BOOT_TIMEOUT;
     let (mut told, mut places) = (Vec::new(), VecDeque::new());
-    // A log that is driven by hand has sent all its events when its turn is over.
+    // A log without threads has reported all its events when its turn is over.
     log.turn();
     let patience = if threads { Duration::from_secs(1) } else { Duration::ZERO };
     while Instant::now() < deadline {

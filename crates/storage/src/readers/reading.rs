@@ -1,4 +1,4 @@
-//! One caller's read of values, portion by portion.
+//! One caller's read of a list of values, portion by portion.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -11,35 +11,35 @@ use super::{Portion, ReadValue, Readers, Run, Stage};
 
 /// Maximum bytes of a portion; a single value may be larger.
 const PORTION_BYTES: usize = 1 << 20;
-/// Number of times that a portion may be revoked; then it stays until its call takes it.
+/// Number of times that a portion may be revoked. After that it stays until its call takes it.
 pub(super) const TAKEN_BACK_MAX: u32 = 1;
 
-/// A future of values that are being read: resolves to the value or error of each. When it is dropped, no
-/// further runs of it are started.
+/// A future of values that are being read. It resolves to the bytes or the error of each value. When it is
+/// dropped, no further runs of it are read.
 pub struct Reading {
     pub(super) readers: Arc<Readers>,
     /// True for a reading of the core, which is read first and needs no admission.
     pub(super) is_first: bool,
     pub(super) runs: Arc<[Run]>,
-    /// Number of runs that have arrived.
+    /// Number of runs whose values have arrived.
     pub(super) through: usize,
-    /// Id of the current portion, and the number of runs that will have arrived with it.
+    /// Id of the current portion, and the number of runs that will have arrived when it is complete.
     pub(super) portion: Option<(u64, usize)>,
-    /// Number of times that the current portion was revoked before this call took it.
+    /// Number of times that the current portion was revoked before the call took it.
     pub(super) taken_back: u32,
     pub(super) arrived: Vec<ReadValue>,
-    /// Charges for the values that have arrived.
+    /// Charges for the bytes of the values that have arrived.
     pub(super) charges: Vec<Charge>,
 }
 
 impl Reading {
-    /// Returns the charges for the values that this future resolved to; the caller keeps them as long as the
-    /// values.
+    /// Returns the charges for the values to which this future has resolved. The caller must keep them as
+    /// long as the values.
     pub fn take_charges(&mut self) -> Vec<Charge> {
         std::mem::take(&mut self.charges)
     }
 
-    /// Returns the end of the next portion as a run number, and its bytes.
+    /// Returns the run number at which the next portion ends, and the bytes of the portion.
     fn next_portion(&self) -> (usize, usize) {
         let (mut end, mut bytes) = (self.through, 0);
         for run in &self.runs[self.through..] {
@@ -104,7 +104,7 @@ impl Reading {
                 }
                 (self.through, self.taken_back) = (end, 0);
             }
-            // The portion was revoked.
+            // The portion was revoked, so it has to be queued again.
             None => self.taken_back += 1,
         }
         self.portion = None;

@@ -34,7 +34,7 @@ fn admitted(readers: &Readers) -> (usize, usize) {
 #[test]
 fn what_does_not_fit_waits_and_all_come_to_their_turn() {
     let (readers, _log) = readers();
-    // Each call has three portions; together far more bytes than may be held at a time.
+    // Each call has three portions, which together have far more bytes than may be held at a time.
     let values: Vec<Value> = (100..103).map(|segment| value(segment, 900_000)).collect();
     let mut readings: Vec<Option<Reading>> = (0..200).map(|_| Some(readers.read(&values))).collect();
     // A call that is dropped while it waits, or while its values are read, does not delay others.
@@ -133,8 +133,8 @@ fn a_reading_that_nobody_polls_holds_up_no_other() {
     let values: Vec<Value> = (100..103).map(|segment| value(segment, 900_000)).collect();
     let mut kept: Vec<Reading> = (0..150).map(|_| readers.read(&values)).collect();
     let mut polled: Vec<Reading> = (0..50).map(|_| readers.read(&values)).collect();
-    // The kept calls wait before the others and are never polled again, neither when they are admitted
-    // nor when they are read.
+    // The kept calls wait in front of the others. They are never polled again, neither when their portions
+    // are admitted nor when they are read.
     assert!(kept.iter_mut().chain(&mut polled).all(|reading| poll(reading).is_pending()));
     let mut rounds = 0;
     while !polled.is_empty() {
@@ -162,7 +162,7 @@ fn a_reading_that_is_polled_late_comes_to_its_end() {
             break arrived;
         }
         again = again.max(late.taken_back);
-        // Before the late call is polled again, others read more than may be untaken.
+        // Before the late call is polled again, other calls read more than may stay untaken.
         others.extend((0..40).map(|n| readers.read(&[value(100 + n, 900_000)])));
         assert!(others.iter_mut().rev().take(40).all(|reading| poll(reading).is_pending()));
         while readers.step() {}
@@ -227,7 +227,7 @@ fn without_threads_a_call_reads_until_it_has_its_own() {
     let readers = Readers::of(log.values(), false, 0);
     let values: Vec<Value> = (100..200).map(|segment| value(segment, 10)).collect();
     let (mut long, mut short) = (readers.read(&values), readers.read(&values[..1]));
-    // As if a thread had been started to read the portion, and had ended.
+    // The state is as if a thread had been started to read the portion and had ended.
     readers.inner.state().threads = 1;
     assert!(poll(&mut long).is_pending());
     readers.inner.state().threads = 0;

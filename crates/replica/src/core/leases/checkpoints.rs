@@ -1,4 +1,5 @@
-//! Lease checkpoints: the passes that set them, and those that clear them while a member runs etcd.
+//! Lease checkpoints: the passes over all leases that set checkpoints, and those that clear them while a
+//! member runs etcd.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -15,57 +16,58 @@ use crate::expiry::Expiry;
 
 /// Maximum number of leases in one lease-checkpoint entry.
 pub(super) const NOTES_PER_ENTRY: usize = 1000;
-/// Maximum number of unapplied entries that clear lease checkpoints: a pass over all leases waits for the
-/// disks.
+/// Maximum number of unapplied entries that clear lease checkpoints. With this limit, a pass over all leases
+/// waits for the disks instead of filling their queues.
 pub(super) const TAKEN_BACK_AHEAD: usize = 4;
-/// Used-up part of the TTL from which on a leader that stops checkpoints a lease.
+/// Minimum used-up part of the TTL of a lease that a stopping leader checkpoints.
 const STOP_NOTES_USED: Duration = Duration::from_secs(1);
-/// Maximum number of unapplied entries behind which a lease checkpoint may be proposed: all of them are
-/// searched for grants.
+/// Maximum number of unapplied entries with which a lease checkpoint may be proposed, because each of these
+/// entries is searched for grants.
 pub(super) const NOTED_BEHIND_MAX: u64 = 1 << 16;
 
 /// A pass that checkpoints leases, slice by slice.
 pub(super) struct CheckpointPass {
-    /// Id of the last lease that was checked.
+    /// Id of the last lease that the pass has processed.
     behind: Option<LeaseId>,
     /// Minimum used-up part of the TTL for which a lease is checkpointed.
     used: Duration,
-    /// Leases granted by entries that were not applied when they were searched.
+    /// Leases granted by entries that were unapplied when the pass searched them.
     granted: BTreeSet<LeaseId>,
-    /// Index of the last entry that was searched for grants.
+    /// Index of the last entry that the pass has searched for grants.
     looked_through: Index,
 }
 
 /// A pass that clears lease checkpoints, slice by slice.
 #[derive(Clone, Copy)]
 pub(super) struct ClearingPass {
-    /// Id of the last lease that was checked.
+    /// Id of the last lease that the pass has processed.
     behind: Option<LeaseId>,
-    /// True if the checkpoints of all leases are cleared; otherwise only those in this member's state.
+    /// True if the checkpoints of all leases are cleared, because another member may have some; false if only
+    /// those in this member's state are cleared.
     of_all: bool,
 }
 
-/// Lease checkpoints.
+/// Methods that set and clear lease checkpoints.
 impl LeaseClocks {
     /// Records which programs the other members run. Called at each tick while this member leads, and before
-    /// it stops. Once a member is known to run etcd, all lease checkpoints are cleared.
+    /// it stops leading. If a member is now known to run etcd, begins to clear all lease checkpoints.
     pub fn others_are(&mut self, others: OtherPrograms) {
         self.slice_refused = false;
         let before = std::mem::replace(&mut self.others, others);
         if others != OtherPrograms::Mainstay {
             self.noting = None;
         }
-        // While lease checkpoints are distrusted, they are being cleared already, and no leader makes new
-        // ones.
+        // While lease checkpoints are distrusted, they are being cleared already, and after that no leader
+        // makes new ones.
         if others == OtherPrograms::SomeEtcd && before != others && !self.doubt && !self.none_noted {
             self.doubt = true;
             self.take_back(true);
         }
     }
 
-    /// Begins, once per interval, to checkpoint leases that have not been renewed for that interval, so that
-    /// their remaining time survives a restart. If a member runs etcd, clears existing checkpoints instead,
-    /// for example those that an etcd leader has made.
+    /// Begins, once per interval, to checkpoint the leases that have not been renewed during that interval,
+    /// so that their remaining times survive a restart. If a member runs etcd, begins to clear existing
+    /// checkpoints instead, for example those of an etcd leader.
     pub fn note_if_due(&mut self, now: Instant) {
         if now < self.next_note {
             return;
@@ -76,15 +78,15 @@ impl LeaseClocks {
         }
     }
 
-    /// Begins to checkpoint all leases before the member stops, so that they continue with their remaining
-    /// time after the restart.
+    /// Begins to checkpoint all leases before this member stops, so that they continue with their remaining
+    /// times after the restart.
     pub fn note_before_stop(&mut self) {
         self.note_below(STOP_NOTES_USED);
     }
 
     /// Begins to checkpoint every lease that has used up at least `used` of its TTL; if a member runs etcd,
-    /// begins to clear checkpoints instead. Does nothing while some members have not announced their program,
-    /// or while all checkpoints are being cleared already.
+    /// begins to clear checkpoints instead. Does nothing while some members have not announced which program
+    /// they run, or while all checkpoints are being cleared already.
     fn note_below(&mut self, used: Duration) {
         if self.doubt {
             return;
@@ -104,11 +106,12 @@ impl LeaseClocks {
         }
     }
 
-    /// Begins to clear the checkpoints of all leases, or only of those that have one in this member's state.
+    /// Begins to clear lease checkpoints: of all leases, or only of those that have a checkpoint in this
+    /// member's state.
     pub(super) fn take_back(&mut self, of_all: bool) {
         if of_all {
-            // While lease checkpoints are distrusted, a renewal may have to clear one that another member
-            // has.
+            // While lease checkpoints are distrusted, another member may have a checkpoint that a renewal has
+            // to clear. So the next renewal of every lease has to go through the core.
             self.renewals.with(Expiry::look_again);
         }
         self.noting = None;
@@ -127,8 +130,8 @@ impl LeaseClocks {
         self.slices.clear();
     }
 
-    /// Records that the last slice of [`LeaseClocks::note_some`] is in the log at this index, or was refused.
-    /// A refused slice that clears checkpoints is tried again at the next tick.
+    /// Records that the last slice returned by [`LeaseClocks::note_some`] is in the log at this index, or was
+    /// refused (`None`). A refused slice that clears checkpoints is repeated at the next tick.
     pub fn proposed(&mut self, taken: Option<Index>) {
         let Some(began) = self.slice_began.take() else { return };
         match taken {
@@ -137,14 +140,14 @@ impl LeaseClocks {
         }
     }
 
-    /// Returns true if so few entries of the log are unapplied that they can be searched before leases are
+    /// Returns true if the log has few enough unapplied entries to search all of them before leases are
     /// checkpointed.
     pub(super) fn can_note(last: Index, applied: Index) -> bool {
         last - applied <= NOTED_BEHIND_MAX
     }
 
-    /// Returns the next lease checkpoints to be set or cleared, for at most one entry; `None` if nothing is
-    /// to be done now. `has_room` says if the log takes more.
+    /// Returns the next lease checkpoints to be set or cleared, at most as many as fit into one entry.
+    /// Returns `None` if nothing is to be done now. `has_room` says whether the log accepts another entry.
     pub fn note_some(
         &mut self,
         node: &Node,
@@ -154,8 +157,8 @@ impl LeaseClocks {
     ) -> Option<Vec<LeaseCheckpoint>> {
         let last = node.status().last;
         if !has_room || self.renewals.with(|expiry| expiry.is_starting()) {
-            // A lease whose clock is not started yet would start with the new checkpoint, as if an earlier
-            // leader had made it.
+            // The clock of some lease has not started yet. It would start from a checkpoint made now as if an
+            // earlier leader had made that checkpoint.
             return None;
         }
         if self.taking_back.is_some() {
@@ -165,8 +168,8 @@ impl LeaseClocks {
             return None;
         }
         let noting = self.noting.as_mut()?;
-        // A checkpoint after an entry that grants a lease applies to the newly granted lease. If another
-        // lease with that id exists now, it is revoked before that entry.
+        // If an unapplied entry grants a lease with this id, a checkpoint after that entry would apply to the
+        // new lease, not to the lease in the state. So these leases are left out.
         if !planted::is(Bug::NoteOverGrant) {
             let behind = noting.looked_through.max(applied);
             noting.granted.extend(node.data_after(behind).filter_map(|(_, data)| granted_lease(data)));
@@ -191,8 +194,8 @@ impl LeaseClocks {
                     }
                 }
             }
-            // Done under the lock, so that no shard renews a lease between the reading of its time and the
-            // checkpoint.
+            // This is done under the lock, so that no shard renews a lease between the reading of its
+            // remaining time and the checkpoint.
             notes.iter().for_each(|note| expiry.about_to_be_noted(LeaseId(note.id)));
         });
         if looked < LEASES_PER_TURN && notes.len() < NOTES_PER_ENTRY {
@@ -201,9 +204,10 @@ impl LeaseClocks {
         (!notes.is_empty()).then_some(notes)
     }
 
-    /// Returns the next lease checkpoints to be cleared, for at most one entry; `last` is the last entry of
-    /// the log. No checkpoint in flight is missed: a pass over all leases comes after every checkpoint in the
-    /// log, and a pass over the checkpoints in the state only begins while no Mainstay leader makes any.
+    /// Returns the next lease checkpoints to be cleared, at most as many as fit into one entry; `last` is the
+    /// index of the last entry of the log. The pass misses no checkpoint that is still in the log: a pass
+    /// over all leases comes after every checkpoint in the log, and a pass over the checkpoints in the state
+    /// only begins while no Mainstay leader makes checkpoints.
     fn take_some_back(&mut self, leases: &Leases, last: Index) -> Option<Vec<LeaseCheckpoint>> {
         let began = self.taking_back.filter(|_| self.may_take_back())?;
         let mut taking = began;
@@ -220,7 +224,7 @@ impl LeaseClocks {
             }
         }
         if !notes.is_empty() {
-            // The slice after the last one is empty and ends the pass.
+            // The pass continues: a later call that finds no more leases ends it.
             (self.taking_back, self.slice_began) = (Some(taking), Some(began));
             return Some(notes);
         }
@@ -232,7 +236,8 @@ impl LeaseClocks {
     }
 
     /// Returns true if more lease checkpoints may be cleared now: no slice was refused since the last tick,
-    /// and few are in flight. More slices would only queue for the disk, and could make it look stalled.
+    /// and few slices are unapplied. More slices would only queue for the disk, and the queue could look like
+    /// a disk that hangs.
     pub(super) fn may_take_back(&self) -> bool {
         !self.slice_refused && self.slices.len() < TAKEN_BACK_AHEAD
     }

@@ -13,7 +13,7 @@ const RULES: LeaseRules = LeaseRules {
     note_interval: Duration::from_secs(60),
 };
 const REQUEST: RequestId = RequestId { shard: 0, slot: 1, generation: 0 };
-/// Index of the last entry of a log, and of the last applied entry.
+/// Index of the last entry of the log, and of the last applied entry.
 const REACH: (Index, Index) = (Index(0), Index(0));
 
 fn lease(ttl: Seconds, remaining: Seconds) -> Lease {
@@ -120,8 +120,8 @@ fn lead(clocks: &mut LeaseClocks, leases: &Leases, doubted: bool, now: Instant) 
     }
 }
 
-/// Takes the next slice as if it got into the log, or was refused; returns the ids of the leases whose
-/// checkpoints it clears.
+/// Takes the next slice as if it had got into the log, or had been refused. Returns the ids of the leases
+/// whose checkpoints it clears.
 fn slice(clocks: &mut LeaseClocks, leases: &Leases, is_taken: bool, now: Instant) -> Vec<i64> {
     let notes = clocks.note_some(&node(Index(0)), (leases, Index(0)), true, now).unwrap_or_default();
     clocks.proposed(is_taken.then_some(Index(0)));
@@ -216,7 +216,8 @@ fn a_slice_that_is_refused_is_taken_back_after_the_next_tick() {
     assert!(!clocks.is_noting());
 }
 
-/// Renews the lease with the id 1 like a shard, without the core; `None` if the core has to be asked.
+/// Renews the lease with the id 1 as a shard does, without the core. Returns `None` if the core has to renew
+/// it.
 fn by_shard(clocks: &LeaseClocks, now: Instant) -> Option<Seconds> {
     clocks.renewals.renew(LeaseId(1), now)
 }
@@ -239,7 +240,7 @@ fn no_shard_renews_a_lease_once_its_time_left_has_been_looked_at_for_a_note() {
     clocks.note_before_stop();
     let notes = clocks.note_some(&node(Index(0)), (&leases, Index(0)), true, start + seconds(15));
     assert_eq!(notes, Some(vec![LeaseCheckpoint { id: 1, remaining_ttl: 50 }]));
-    // The lease checkpoint is not even proposed yet.
+    // The lease checkpoint was not even proposed yet.
     assert_eq!(by_shard(&clocks, start + seconds(15)), None);
     clocks.noted(&notes.expect("is noted"), Index(9));
     assert_eq!(by_shard(&clocks, start + seconds(16)), None);
@@ -310,7 +311,7 @@ fn few_slices_are_under_way_and_they_go_on_however_far_apply_is_behind() {
         assert!(clocks.has_to_do(false, || true, (Index(1 << 20), applied)));
         assert_eq!(next(&mut clocks, applied).map(|(count, _)| count), Some(count));
     }
-    // A new leadership does not wait for slices in the log of the earlier one.
+    // A new leader does not wait for slices in the log of the earlier leader.
     clocks.stop(start);
     lead(&mut clocks, &leases, true, start);
     assert_eq!(next(&mut clocks, applied).map(|(count, _)| count), Some(NOTES_PER_ENTRY));

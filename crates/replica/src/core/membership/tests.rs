@@ -57,7 +57,7 @@ fn what_would_cost_the_quorum_is_refused() {
 
 #[test]
 fn a_member_is_added_where_those_that_are_there_are_a_quorum_without_it() {
-    // As in the newest releases of etcd. Older releases require all members to be connected.
+    // The rule is that of the newest releases of etcd. Older releases require all members to be connected.
     for (voters, away, taken) in [
         (1, 0, true),
         (2, 0, true),

@@ -1,4 +1,4 @@
-//! Work for clients: reads, leases, writes, and all their answers.
+//! Work for clients: reads, leases, writes, and the replies to them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ use crate::long_reads::Reader;
 use crate::shared::Published;
 use crate::stages::RoundTimes;
 
-/// Linearizable reads.
+/// Linearizable reads, and the rounds that confirm them.
 impl Core {
     fn footing(&self) -> RoundConditions {
         let can_ask = self.node.status().leader.is_some()
@@ -61,7 +61,7 @@ impl Core {
         }
     }
 
-    /// Grants the reads of confirmed rounds whose entries this member has applied.
+    /// Continues the requests of confirmed rounds whose entries this member has applied.
     pub(super) fn finish_rounds(&mut self, now: Instant) {
         let early = planted::is(Bug::HalfWayCountsAsApplied) && self.machine.has_unfinished();
         let applied = self.machine.applied_index + u64::from(early);
@@ -76,8 +76,8 @@ impl Core {
                 RoundRequest::Read(request_id) => self.reads.readable(request_id, times),
                 // Leadership was lost while the request waited, and the lease clocks run on the next leader.
                 want if !self.leadership.leads() => self.refuse(want.request_id(), error::NOT_PRIMARY_LESSOR),
-                // The round was confirmed to this member as a follower, which has become the leader since.
-                // Its lease clocks do not run yet.
+                // The round was confirmed while this member was a follower. It has become the leader since,
+                // but its lease clocks do not run yet, so the request needs another round.
                 want if !self.leadership.has_settled() => self.reads.push(want, since),
                 RoundRequest::Renewal(request_id, id) => self.renew(request_id, id, since, now),
                 RoundRequest::TimeToLive(request_id, id, detail) => {
@@ -94,7 +94,8 @@ impl Core {
         }
     }
 
-    /// Repeats rounds that are not confirmed in time, and ends reads that have waited for the request timeout.
+    /// Repeats rounds that were not confirmed in time, and ends requests that have waited for the request
+    /// timeout.
     pub(super) fn retry_reads(&mut self, now: Instant) {
         let retried = self.reads.retry(self.shared.member.limits.request_timeout, now);
         if retried.late {
@@ -113,21 +114,22 @@ impl Core {
     }
 }
 
-/// Leases.
+/// Renewal, expiry and checkpoints of leases.
 impl Core {
-    /// Returns true if this member leads at this moment of the turn and has applied all entries of earlier
-    /// leaders.
+    /// Returns true if this member leads and has applied all entries of earlier leaders, including the effect
+    /// of messages that arrived in this turn.
     pub(super) fn leads_now(&self) -> bool {
         self.leadership.is_leading(self.node.status())
     }
 
-    /// Renews a lease for a client, once a ReadIndex round has confirmed that this member still leads. A
-    /// leader that was suspended or cut off for a while may have been replaced, and its successor may have
-    /// let the lease expire. Renewals share rounds with linearizable reads. If this member is the only voter,
-    /// they are answered at once, and most do not come here (see [`crate::renewals`]).
+    /// Renews a lease for a client, once a ReadIndex round has confirmed that this member still leads. The
+    /// round is needed because a leader that was suspended or cut off may have been replaced, and its
+    /// successor may have let the lease expire. Renewals share rounds with linearizable reads. If this member
+    /// is the only voter, renewals are answered at once, and the shards answer most of them without the core
+    /// (see [`crate::renewals`]).
     ///
-    /// A round also waits until this member has applied the committed entries: the other members may have
-    /// committed the grant, and its client may know, while this member's disk is still busy with the entry.
+    /// A round also waits until this member has applied the committed entries: other members may have
+    /// committed the grant of the lease and told its client, while this member has not applied the entry yet.
     pub(super) fn keep_alive(&mut self, request_id: RequestId, id: LeaseId, now: Instant) {
         if !self.leadership.leads() {
             self.refuse(request_id, error::NOT_PRIMARY_LESSOR);
@@ -139,7 +141,7 @@ impl Core {
         }
     }
 
-    /// Renews a lease for a request that arrived at `since` and whose round is confirmed.
+    /// Renews a lease for a request that arrived at `since` and whose round was confirmed.
     fn renew(&mut self, request_id: RequestId, id: LeaseId, since: Instant, now: Instant) {
         let (lease, applied) = (self.machine.leases.get(id), self.machine.applied_index);
         match self.leases.renew((request_id, id), lease, applied, since, now) {
@@ -152,8 +154,9 @@ impl Core {
         }
     }
 
-    /// Proposes an entry with lease checkpoints, and remembers its index for each lease. Returns `None` if
-    /// the entry did not get into the log, where it may use the space available for this `purpose`.
+    /// Proposes an entry with lease checkpoints, and records its index for each lease. The entry may use the
+    /// disk space that is available for this `purpose`. Returns the index, or `None` if the entry was not
+    /// appended to the log.
     fn propose_note(
         &mut self,
         checkpoints: Vec<LeaseCheckpoint>,
@@ -161,7 +164,8 @@ impl Core {
         waiter: Waiter,
     ) -> Option<Index> {
         if !self.leads_now() {
-            // Forwarded, the entry would count as another leader's own.
+            // A deposed leader would forward the entry to the new leader, which would treat it as an entry of
+            // another leader.
             self.give_up(waiter, error::NOT_PRIMARY_LESSOR);
             return None;
         }
@@ -190,14 +194,15 @@ impl Core {
         }
     }
 
-    /// Ends renewals that have waited for the request timeout.
+    /// Ends renewals of expired leases that have waited for the request timeout.
     pub(super) fn sweep_renewals(&mut self, now: Instant) {
         for request_id in self.leases.sweep(now) {
             self.refuse(request_id, error::TIMEOUT);
         }
     }
 
-    /// Does the next slice of the work on leases: starting and dropping clocks, revoking, checkpointing.
+    /// Does the next slice of the work on leases: starting and dropping clocks, revoking expired leases, and
+    /// making checkpoints.
     pub(super) fn lease_slices(&mut self, now: Instant) {
         self.leases.forget_some();
         if self.leads_now() {
@@ -249,7 +254,7 @@ impl Core {
         let leases = (&self.machine.leases, self.machine.applied_index);
         let has_room = Room::takes_more(&self.log);
         if let Some(notes) = self.leases.note_some(&self.node, leases, has_room, now) {
-            // Lease checkpoints can be megabytes, which must not use the space that is reserved for ending a
+            // Lease checkpoints can take megabytes, and must not use the space that is reserved for ending a
             // shortage.
             let taken = self.propose_note(notes, Purpose::Frees, Waiter::Nobody);
             self.leases.proposed(taken);
@@ -257,22 +262,23 @@ impl Core {
     }
 }
 
-/// Interval at which a leader without pipelining checks if its last batch is applied.
+/// Interval at which a leader without pipelining checks if its last batch was applied.
 const ONE_BY_ONE_LOOK: Duration = Duration::from_micros(200);
 
-/// Proposals, and the requests that wait for their entries.
+/// Proposals, and the requests that wait for the entries of proposals.
 impl Core {
-    /// Returns how many more proposals to wait for, and how long; `None` to propose now.
+    /// Returns the number of further proposals to wait for, and the maximum time. Returns `None` if the
+    /// waiting proposals should be made now.
     pub(super) fn batching_wait(&self, now: Instant) -> Option<(usize, Duration)> {
         let one_by_one = !self.options.raft_pipeline && self.leadership.leads();
         if one_by_one && self.node.status().last > self.machine.applied_index {
-            // The end of a sync wakes the core, but a commit by acknowledgements of other members may come
-            // without one, so the wait is short.
+            // The end of a sync wakes the core, but the acknowledgement of another member can commit the
+            // batch without a sync of this member. So the wait is short.
             return Some((usize::MAX, ONE_BY_ONE_LOOK));
         }
         if self.machine.members.by_id.len() <= 1 {
-            // A write goes at once if the log's next sync is due anyway, for an entry that the core itself
-            // has proposed.
+            // If an entry proposed by the core itself is not committed yet, the log's next sync is due
+            // anyway, and the write joins it.
             let raft_status = self.node.status();
             let own = raft_status.last > raft_status.commit
                 && !self.proposals.has_gathered_through(raft_status.last);
@@ -291,7 +297,7 @@ impl Core {
         }
     }
 
-    /// Proposes the gathered commands, unless it is better to wait: for more commands, for the log, or for a
+    /// Proposes the gathered commands, unless it is better to wait for more commands, for the log or for a
     /// leader.
     pub(super) fn propose_gathered(&mut self, now: Instant) {
         self.proposals.look(self.is_proposing(), now);
@@ -316,7 +322,7 @@ impl Core {
         if !self.space.room.has_plenty(&self.log) {
             self.refuse_without_room();
         }
-        // The forwarded commands were just proposed and are not in the log's figures yet.
+        // The forwarded commands were just proposed, so the byte counts of the log do not contain them yet.
         ground.queued_bytes += forwarded_bytes;
         let batch = self.proposals.next_batch(ground);
         let count = batch.len();
@@ -341,7 +347,8 @@ impl Core {
     }
 
     /// Returns true if commands that were held back for lack of space in the queue can be proposed now,
-    /// because entries were applied. Unlike the end of a sync, applying does not wake the core.
+    /// because entries were applied. The core checks this itself, because applying, unlike the end of a sync,
+    /// does not wake it.
     pub(super) fn has_room_again(&self) -> bool {
         self.proposals.is_held_for_room() && self.queued_bytes() < self.space.room.queued_bytes_max(&self.log)
     }
@@ -351,16 +358,16 @@ impl Core {
         self.log.queued_bytes() + self.apply.queue.bytes()
     }
 
-    /// Returns the leadership under which a proposal made now is given.
+    /// Returns the leader's term to which a proposal made now belongs, and whether it is bound to that term.
     pub(super) fn given(&self) -> ProposalTerm {
         ProposalTerm { term: self.node.status().term, bound: self.node.binds_proposals() }
     }
 
-    /// Refuses the gathered commands that the disk has no space for.
+    /// Refuses the gathered commands for which the disk has no space.
     fn refuse_without_room(&mut self) {
         let (room, log) = (&self.space.room, &self.log);
-        // While a batch is being written, its space counts as used twice and may become free again: the
-        // commands wait for that.
+        // While a batch is being written, the space that it uses is subtracted twice, so there may be more
+        // space afterwards. The commands wait until then.
         let waits = log.queued_bytes() != 0 && log.space() == Space::Ample;
         let stays =
             |proposal: &Proposal| waits || room.has(log, proposal.data.len(), purpose_of(&proposal.data));
@@ -370,8 +377,8 @@ impl Core {
         }
     }
 
-    /// Proposes commands again that a lost leader did not append, once an entry of the newer `term` is
-    /// applied. See [`crate::core::proposals::Proposals::lost`].
+    /// Proposes again the commands that an earlier leader did not append. Called when the first entry of the
+    /// newer `term` is applied. See [`crate::core::proposals::Proposals::lost`].
     pub(super) fn propose_again(&mut self, term: Term) {
         for (waiter, since) in self.proposals.lost(term, |bytes| self.shared.core.proposal_again(bytes)) {
             match waiter {
@@ -381,24 +388,25 @@ impl Core {
         }
     }
 
-    /// Proposes a request of the core itself, for `waiter`.
+    /// Proposes a request of the core itself. `waiter` receives the outcome.
     pub(super) fn propose_own(&mut self, request: InternalRaftRequest, waiter: Waiter) {
         self.propose_own_for(Purpose::Own, request, waiter);
     }
 
-    /// Proposes a request of the core itself, which may use the space available for this `purpose`.
+    /// Proposes a request of the core itself, which may use the disk space that is available for this
+    /// `purpose`. `waiter` receives the outcome.
     fn propose_own_for(&mut self, purpose: Purpose, mut request: InternalRaftRequest, waiter: Waiter) {
         let id = self.shared.ids.command_id();
         let (mut username, mut auth_revision) = (String::new(), 0);
         if self.machine.auth.is_enabled() {
-            // The core's own requests are always permitted.
+            // The core proposes as root, so that its requests are always permitted.
             (username, auth_revision) = (machine::auth::ROOT.to_owned(), self.machine.auth.revision());
         }
         request.header = Some(RequestHeader { id, username, auth_revision });
         let data = Bytes::from(request.encode_to_vec());
-        // On a follower the own disk does not matter for a forwarded entry. On a leader, the rest of a
-        // segment that cannot hold the entry is lost, so its bytes count twice; an entry that may use the
-        // last byte is small.
+        // A follower forwards the entry, so its own disk does not matter. On a leader the entry may not fit
+        // into the rest of a segment, and that rest is lost. So the bytes count twice, except for entries
+        // that may use the last byte, which are small.
         let wasted = if purpose == Purpose::Own { 0 } else { data.len() };
         let full = self.leadership.leads() && !self.space.room.has(&self.log, data.len() + wasted, purpose);
         let refused = full || self.node.request(Request::Propose(vec![data])).is_err();
@@ -413,7 +421,7 @@ impl Core {
     pub(super) fn give_up(&mut self, waiter: Waiter, status: Status) {
         match waiter {
             Waiter::Client(request_id, _) | Waiter::Members(request_id, _) => self.refuse(request_id, status),
-            // The client then asks the next leader.
+            // After this refusal the client asks the next leader.
             Waiter::KeepAlive(request_id, _) => self.refuse(request_id, error::NOT_PRIMARY_LESSOR),
             Waiter::Expiry(id) => self.leases.revocation_ended(id, true, self.shared.member.clock.now()),
             Waiter::Attributes => self.attributes.were_lost(),
@@ -423,7 +431,7 @@ impl Core {
 
     /// Ends requests that have waited too long for their entries.
     pub(super) fn sweep_waiting(&mut self, now: Instant) {
-        // The shards have already answered the clients; this cleans up the remaining entries.
+        // The shards have already answered these clients; this removes what is left of their requests.
         let timeout = self.shared.member.limits.request_timeout + Duration::from_secs(1);
         let failed = &self.shared.diagnostics.metrics.server.proposals_failed;
         let given_up = self.proposals.sweep(timeout, now, |bytes| {
@@ -437,9 +445,9 @@ impl Core {
     }
 }
 
-/// Replies to requests.
+/// Publication of the state, and replies to requests.
 impl Core {
-    /// Returns true if the newest state of this member answers linearizable reads without a round.
+    /// Returns true if the newest state of this member answers linearizable reads without a ReadIndex round.
     fn reads_local(&self) -> bool {
         self.leadership.has_settled()
             && self.node.voters() == [MemberId(self.shared.member.identity.member_id)]
@@ -458,7 +466,8 @@ impl Core {
     }
 
     pub(super) fn publish(&mut self) {
-        // Updated even if nothing is applied: a leader without a quorum should show the pending proposals.
+        // The metric is updated even if nothing is applied, so that it shows the pending proposals of a
+        // leader without a quorum.
         self.shared.diagnostics.metrics.server.proposals_pending.set_u64(self.proposals.open() as u64);
         if !self.publication.is_due() && !self.apply.queue.is_unpublished() {
             return;
@@ -466,11 +475,12 @@ impl Core {
         self.publication.done();
         let view = match self.machine.is_whole() {
             true => self.publish_view(),
-            // Only data outside the view has changed, for example the leader.
+            // An entry is partly applied, so the view stays the same. Only data outside the view has changed,
+            // for example the leader.
             false => Arc::clone(&self.shared.state.load().view),
         };
         let (moment, removed_through) = (view.moment(), self.compactions.removal.through());
-        // Watches rely on this: versions that they may still have to read are present.
+        // Watches rely on this: all versions that a compaction at `removed_through` keeps are still present.
         assert!(
             view.removed_through() <= removed_through,
             "removed through {}, published {removed_through}",
@@ -504,7 +514,8 @@ impl Core {
         published.assert_follows(&self.shared.state.load());
         self.shared.state.store(Arc::new(published));
         for Compaction { previous, revision } in self.compactions.removal.take_unpublished() {
-            // The reader keeps the versions that the compaction removes, because the hash covers them.
+            // This reader keeps the versions that the compaction makes unreadable, because the hash of the
+            // compaction covers them.
             let state = self.shared.read_long_at(Reader::Hash, moment.keeping_from(previous));
             let hashes = &self.shared.data.compaction_hashes;
             if !hashes.order(&self.workers.hasher, state, previous, revision) {
@@ -515,7 +526,7 @@ impl Core {
             }
         }
         // As in etcd, a member serves clients once its first proposal is applied, which proves that it has
-        // caught up.
+        // applied all entries committed before its start.
         if self.attributes.have_caught_up() {
             self.lifecycle.serve();
         }
@@ -559,7 +570,7 @@ impl Core {
             if !replies.is_empty() {
                 shared.core.outboxes[shard].send_all(replies);
             } else if is_whole {
-                // While an entry is partly applied, nothing new is published.
+                // While an entry is partly applied, there is no new view for watches.
                 shared.core.wake_watches(shard);
             }
         });
@@ -567,14 +578,15 @@ impl Core {
 }
 
 /// Passes a received message to the raft node. A refused message is logged and dropped, as if the network had
-/// lost it; the sender repeats it if it matters.
+/// lost it; raft repeats messages that matter.
 pub(super) fn step_received(node: &mut Node, logger: &Logger, message: raftpb::Message) {
     let (kind, from) = (message.r#type.unwrap_or(0), message.from.unwrap_or(0));
     let commit = message.commit.unwrap_or(0);
     if let Err(why) = node.request(Request::Receive(message)) {
         let last = node.status().last;
         if kind == raftpb::MessageType::MsgHeartbeat as i32 && commit > last.0 {
-            // A heartbeat contains only a commit index up to which this member has acknowledged its log.
+            // A leader sends a member only commit indexes up to which that member has acknowledged its log,
+            // so entries have been lost here.
             logger.error(
                 "this member's log has lost entries that it had acknowledged: rebuild it from the others with \
                  `mainstay rebuild`",

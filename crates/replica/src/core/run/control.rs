@@ -1,4 +1,4 @@
-//! Dispatch of requests, timed work, and turns of a member out of service.
+//! Dispatch of requests, periodic work, and the turns of a member that is out of service.
 
 use std::time::Instant;
 
@@ -20,7 +20,7 @@ use crate::received::Outcome;
 
 /// Dispatch of requests to the core.
 impl Core {
-    /// Takes one request or event.
+    /// Handles one request or event.
     pub(super) fn take(&mut self, request: CoreRequest, now: Instant) -> Result<(), Fatal> {
         match request {
             CoreRequest::Client(request) => {
@@ -37,7 +37,7 @@ impl Core {
         }
     }
 
-    /// Takes a request of a client.
+    /// Handles a request of a client.
     fn take_from_client(&mut self, request: ClientRequest, now: Instant) {
         match request {
             ClientRequest::Propose { request_id, id, data, writer, wait_removed } => {
@@ -55,7 +55,8 @@ impl Core {
                 self.reads.push(RoundRequest::TimeToLive(request_id, id, detail), now);
             }
             ClientRequest::LeaseKeys(request_id, id) => self.ask(Question::LeaseKeys(request_id, id), now),
-            // Answered even while an entry is partly applied: until its end the lease may expire.
+            // This is answered even while an entry is partly applied, because the lease may expire before the
+            // entry is complete.
             ClientRequest::KeysToRenew(request_id, id) => {
                 self.ask(Question::KeysToRenew(request_id, id), now)
             }
@@ -67,7 +68,7 @@ impl Core {
         }
     }
 
-    /// Takes a request or message of another member.
+    /// Handles a request or message of another member.
     fn take_from_peer(&mut self, request: PeerRequest, now: Instant) -> Result<(), Fatal> {
         match request {
             PeerRequest::Messages(messages, charge) => self.received(messages, charge, now),
@@ -98,15 +99,16 @@ impl Core {
         Ok(())
     }
 
-    /// Takes an event of the log, the disk or the checkpointer.
+    /// Handles an event of the log, the disk or the checkpointer.
     fn take_from_storage(&mut self, request: StorageRequest, now: Instant) -> Result<(), Fatal> {
         match request {
             StorageRequest::Fetched(fetch, read) => self.fetched(fetch, read)?,
-            // The turn checks for the values anyway.
+            // The event only starts a turn, and each turn checks whether the values have arrived.
             StorageRequest::ValuesRead => {}
             StorageRequest::Checkpointed(result) => self.checkpointed(result, now)?,
             StorageRequest::Relocate(values, done) => self.relocate(values, done, now),
-            // The old locations become free once no checkpoint refers to them.
+            // Only a whole checkpoint frees the old locations, because runs of earlier checkpoints refer to
+            // them.
             StorageRequest::Relocated => {
                 if self.has_emptied() {
                     self.space.checkpoints.want_whole();
@@ -117,7 +119,7 @@ impl Core {
         Ok(())
     }
 
-    /// Takes a request of the monitor or of the process.
+    /// Handles a request of the monitor or of the process.
     fn take_from_control(&mut self, request: ControlRequest, now: Instant) -> Result<(), Fatal> {
         match request {
             ControlRequest::Corrupt(member_id) => self.raise_corrupt(member_id),
@@ -125,7 +127,7 @@ impl Core {
             ControlRequest::Downgraded(version) => self.end_downgrade(&version),
             ControlRequest::Stop => {
                 if !self.lifecycle.is_stopping() {
-                    // After a restart the leases continue with the time that they have left now.
+                    // After the restart the leases continue with the time that is left now.
                     if self.leads_now() {
                         self.leases.others_are(self.node.others());
                         self.leases.note_before_stop();
@@ -140,13 +142,13 @@ impl Core {
     }
 }
 
-/// Timed work.
+/// Work that is done at every tick.
 impl Core {
     pub(super) fn tick(&mut self, now: Instant) -> Result<(), Fatal> {
         if !self.pace.is_due(now) {
             return Ok(());
         }
-        // Missed ticks are not made up for: a process that was suspended should not campaign at once.
+        // Missed ticks are not repeated: a member that was suspended should not begin an election at once.
         self.note_late_tick(now);
         self.pace.tick_at(now + self.options.heartbeat_interval);
         self.pace.cpu.look(now);
@@ -198,9 +200,9 @@ impl Core {
     }
 }
 
-/// A member out of service.
+/// A member that is out of service.
 impl Core {
-    /// Takes the member out of service.
+    /// Takes this member out of service, because the error `fatal` prevents it from applying an entry.
     pub(super) fn park(&mut self, fatal: &machine::Fatal, now: Instant) {
         self.logger.error(
             "OUT OF SERVICE: a committed entry cannot be applied, because a value that it depends on cannot be read; rebuild this member from the others with `mainstay rebuild` or, if it is the only one, save a snapshot of what can still be read and restore from a backup",
@@ -219,7 +221,7 @@ impl Core {
             }
         }
         self.apply.queue.clear();
-        // The core no longer checks if a received state can continue or is saved, so its receiver gets the
+        // From now on the core no longer checks received states, so the thread that receives one gets the
         // error now.
         self.install.tell(Outcome::GivenUp(parked.why()));
         for request_id in self.install.take_offers() {
@@ -227,7 +229,7 @@ impl Core {
         }
         self.end_install();
         self.compactions.removal.stop();
-        // Makes this turn publish the entries applied before, and a state without a leader.
+        // This turn must publish the entries applied before the failure, and a state without a leader.
         self.publication.request();
         self.pace.tick_at(now + IDLE);
         self.lifecycle.park(parked);
@@ -239,11 +241,11 @@ impl Core {
         self.lifecycle.parked().is_some_and(OutOfService::is_complete)
     }
 
-    /// Does one turn of a member out of service. Returns true if it was asked to stop.
+    /// Runs one turn of a member that is out of service. Returns true if it was asked to stop.
     ///
     /// # Errors
     ///
-    /// The log failed.
+    /// Returns an error if the log failed.
     pub(super) fn parked_turn(&mut self, asks: &mut Vec<CoreRequest>, now: Instant) -> Result<bool, Fatal> {
         self.pace.tick_at(now + IDLE);
         let mut stops = false;

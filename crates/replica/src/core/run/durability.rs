@@ -1,4 +1,5 @@
-//! Work with the log and the disk: applying entries, checkpoints, and disk space.
+//! Work with the log and the disk: applying entries, removing versions, making checkpoints, and managing disk
+//! space.
 
 use std::sync::mpsc::SyncSender;
 use std::time::Instant;
@@ -29,7 +30,7 @@ use crate::core::room::{Purpose, Room};
 use crate::core::space::Survey;
 use crate::long_reads::Reader;
 
-/// Events of the log, applying, publishing, checkpoints and space.
+/// Events of the log.
 impl Core {
     pub(super) fn log_told(&mut self, event: LogEvent, now: Instant) -> Result<(), Fatal> {
         match event {
@@ -38,8 +39,8 @@ impl Core {
                 self.logger.info("the disk has space for the log again", &[]);
                 Ok(())
             }
-            // The space becomes free again if the received state is not installed; otherwise the next check
-            // of the disk raises the alarm.
+            // No alarm is raised yet: the space becomes free again if the received state is not installed,
+            // and otherwise the next check of the disk raises the alarm.
             LogEvent::SpaceChanged(_) if self.install.is_receiving() => Ok(()),
             LogEvent::SpaceChanged(space) => {
                 self.logger.warn(
@@ -47,7 +48,8 @@ impl Core {
                     &[("space", Value::Str(&format!("{space:?}")))],
                 );
                 self.raise_no_space(Cause::Disk, now);
-                // Done at once, because the operations that end the shortage use up the remaining space.
+                // Done at once, because the operations that are to end the shortage use up the remaining
+                // space.
                 self.have_room_kept(true);
                 Ok(())
             }
@@ -81,7 +83,8 @@ impl Core {
 
 /// Space on the disk, and the NOSPACE alarm.
 impl Core {
-    /// Checks the disk at intervals: raises and clears the alarm, and starts freeing space when it is short.
+    /// Checks the disk at intervals. Raises or clears the NOSPACE alarm, and starts to free space when it is
+    /// short.
     pub(super) fn look_at_disk(&mut self, now: Instant) {
         let Some(look) = self.space.room.look(&self.log, now) else { return };
         if look.wants_reserve {
@@ -118,7 +121,7 @@ impl Core {
         }
     }
 
-    /// Raises the NOSPACE alarm for this member.
+    /// Raises this member's NOSPACE alarm for this cause.
     pub(super) fn raise_no_space(&mut self, cause: Cause, now: Instant) {
         let present =
             AlarmContext { alarms: &self.machine.alarms, has_leader: self.leadership.leader().is_some() };
@@ -131,7 +134,7 @@ impl Core {
         }
     }
 
-    /// Handles an alarm that was raised or cleared.
+    /// Handles an applied entry that raised or cleared an alarm.
     fn alarms_changed(&mut self, raised: Option<Raised>) {
         self.space.nospace.changed(raised, &self.machine.alarms);
         self.note_cause();
@@ -152,8 +155,9 @@ impl Core {
         self.propose_own(request, Waiter::Nobody);
     }
 
-    /// Orders the cause of the NOSPACE alarm to be written to the note beside the log. Returns true if the
-    /// checkpointer took the order; it carries it out before any later order.
+    /// Orders the checkpointer to write the cause of the NOSPACE alarm to the note beside the log. Returns
+    /// true if the note is up to date or the order was accepted. An accepted order is carried out before any
+    /// later order.
     fn note_cause(&mut self) -> bool {
         let Some(cause) = self.space.nospace.unnoted() else { return true };
         if !self.workers.order(Order::Note(cause)) {
@@ -172,7 +176,7 @@ impl Core {
         !self.lifecycle.is_parked() && self.apply.queue.has_to_apply()
     }
 
-    /// Applies committed entries, up to the limit of this turn.
+    /// Applies committed entries, up to the cost that this turn may spend.
     pub(super) fn apply_some(&mut self, now: Instant) -> Result<(), Fatal> {
         let before = self.machine.applied_index;
         while !self.lifecycle.is_parked() {
@@ -201,7 +205,7 @@ impl Core {
         };
         let data = todays.as_ref().unwrap_or(&entry.data);
         let command = Command { index: entry.index, term: entry.term, data, location };
-        // The entry's bytes count in addition to the cost of its changes.
+        // The size of the entry is added to the cost of its changes.
         let bytes = 1 + entry.data.len() as u64 / 1024;
         match entry.kind {
             EntryKind::Normal => {
@@ -228,7 +232,7 @@ impl Core {
         Ok(())
     }
 
-    /// Continues the entry that was begun.
+    /// Continues the entry that was begun in an earlier turn.
     fn go_on(&mut self, now: Instant) -> Result<(), Fatal> {
         let values = AtHand::new(&self.apply.values, self.apply.queue.arrived());
         let mut left = self.apply.queue.left();
@@ -239,7 +243,7 @@ impl Core {
             Ok(Progress::More) => {}
             Ok(Progress::Waits) => self.fetch_values(&missing),
             Ok(Progress::Whole(applied)) => {
-                // The rest of the turn's budget is left to the entries after this entry.
+                // The rest of the turn's cost limit can be spent on the entries after this one.
                 self.apply.queue.set_left(left);
                 if let Some(begun) = self.apply.queue.ended() {
                     self.applied(&begun, *applied, now);
@@ -262,7 +266,7 @@ impl Core {
         Ok(())
     }
 
-    /// Records that an entry is being applied completely, or was.
+    /// Records that an entry was applied, or that a membership change is being applied.
     fn passed(&mut self, index: Index, term: Term) {
         if self.history.applied(index, term) {
             self.propose_again(term);
@@ -272,7 +276,7 @@ impl Core {
         self.space.checkpoints.entry_applied();
     }
 
-    /// Handles an entry that was applied.
+    /// Handles the outcome of an entry that was applied.
     fn applied(&mut self, begun: &OpenEntry, applied: Applied, now: Instant) {
         self.passed(begun.index, begun.term);
         let took = self.shared.member.clock.now().saturating_duration_since(begun.since);
@@ -324,14 +328,14 @@ impl Core {
             }
         }
         if self.leadership.applied(begun.term, self.node.status()) {
-            // Started only now, because all lease checkpoints of earlier terms are applied by now.
+            // The clocks start only now, because all lease checkpoints of earlier terms are applied now.
             let doubted = self.node.take_followed_etcd() || self.node.others() == OtherPrograms::SomeEtcd;
             self.leases.start(&self.machine.leases, doubted, now);
         }
     }
 
-    /// Returns the present state, which stays readable although a compaction later in this turn may remove
-    /// versions.
+    /// Returns a reader of the present state. The state stays readable for it, although a compaction later in
+    /// this turn may remove versions.
     fn as_applied(&mut self) -> AsOf {
         let moment = self.machine.store.moment();
         self.answers.state(moment, |moment| self.shared.read_long_at(Reader::Range, moment))
@@ -344,7 +348,7 @@ impl Core {
             }
             Change::LeaseRevoked(id) => self.lease_revoked(id),
             Change::Compacted(revision) => {
-                // Like etcd, a member has no hashes of compactions from before its start.
+                // As in etcd, a member computes no hashes for compactions from before its start.
                 let is_hashed = !self.history.was_replayed(self.machine.applied_index);
                 self.compactions.removal.compacted(
                     revision,
@@ -362,9 +366,10 @@ impl Core {
         }
     }
 
-    /// Handles a change of users or roles, or an authentication.
+    /// Handles an applied entry that changed users or roles, or authenticated a user.
     fn auth_changed(&mut self, change: &AuthChange) {
-        // A token from before the last stop is not created again: it may have expired long ago.
+        // The token of an authentication from before the last stop is not created again, because it may have
+        // expired long ago.
         let is_old = matches!(change, AuthChange::Authenticated { .. })
             && self.history.was_replayed(self.machine.applied_index);
         if !is_old {
@@ -395,7 +400,8 @@ impl Core {
             }
             removal::Step::Remove => {}
         }
-        // Versions of a compaction whose removal has not begun stay: watches may still need them.
+        // Only versions up to `through` are removed: watches may still need versions of a compaction whose
+        // removal has not begun.
         let wanted = self.compactions.removal.through();
         let removable = self.shared.data.long_reads.removable(wanted, now);
         if removable.overtaken > 0 {
@@ -419,7 +425,7 @@ impl Core {
             metrics.db_compaction_keys.add(removed);
             let pause = self.shared.member.clock.now().saturating_duration_since(now);
             metrics.db_compaction_pause.observe_milliseconds(pause);
-            // The removed versions leave memory with the next publications.
+            // The memory of the removed versions is freed with the next publications.
             self.publication.request();
         }
         if let Some(took) = took {
@@ -439,39 +445,40 @@ impl Core {
         self.space.survey(&self.log, &self.machine, self.kept_behind(self.machine.applied_index))
     }
 
-    /// Returns true if sealed segments hold so much garbage that a checkpoint would free some segments, or
-    /// lead to some being emptied.
+    /// Returns true if sealed segments hold so much garbage that a checkpoint is worthwhile: it frees
+    /// segments, or lets values be moved out of them.
     fn has_garbage(&self) -> bool {
         self.survey().has_garbage()
     }
 
-    /// Returns true if values were moved out of segments that are now empty; only a whole checkpoint frees
-    /// these segments.
+    /// Returns true if a segment is empty only because values were moved out of it. Such a segment is freed
+    /// only by a whole checkpoint.
     pub(super) fn has_emptied(&self) -> bool {
         self.space.checkpoints.has_emptied(|segment| self.survey().is_empty(segment))
     }
 
     /// Orders a checkpoint if one is due and may be taken.
     pub(super) fn order_checkpoint(&mut self, now: Instant) {
-        // A stopping member makes no new files: the next start replays the unsaved entries.
+        // A stopping member makes no new files; the next start applies the unsaved entries again.
         if self.lifecycle.is_stopping() {
             return;
         }
-        // While a snapshot is being received, nothing that it refers to may be freed.
+        // While a snapshot is being received, segments must stay, because the snapshot refers to values in
+        // them.
         if self.space.checkpoints.is_busy() || self.install.is_receiving() || !self.machine.is_whole() {
             return;
         }
-        // An installed state is saved by a whole checkpoint, because the runs on disk do not know the
-        // locations of its values. Until then no other checkpoint is taken, not even between two attempts: it
-        // would build on those runs and free segments that they refer to.
+        // An installed state is saved by a whole checkpoint, because the runs on disk do not contain the
+        // locations of its values. Until that checkpoint is saved, no other one is taken, not even between
+        // two attempts: it would reuse the old runs and free segments to which they refer.
         if self.install.is_unsaved() {
             if self.install.wants_checkpoint(now) {
                 self.order_install(now);
             }
             return;
         }
-        // On a full disk, the first entry of a leader's term may wait for the space that this checkpoint
-        // frees.
+        // Without a settled leader, a checkpoint is taken only on a full disk: there the first entry of the
+        // leader's term may wait for the space that this checkpoint frees.
         let leadership = &self.leadership;
         let unsettled =
             leadership.leader() == MemberId::NONE || (leadership.leads() && !leadership.has_settled());
@@ -481,7 +488,8 @@ impl Core {
         let log_bytes = self.log.figures().written_bytes();
         let usage = |segment| self.machine.usage().get(&segment).is_none_or(|usage| usage.values == 0);
         let Some(whole) = self.space.checkpoints.due(log_bytes, usage, now) else { return };
-        // The entry that raised an alarm may leave the log after the checkpoint, so its cause is noted first.
+        // After the checkpoint, the entry that raised an alarm may leave the log, so the cause of the alarm
+        // is noted before.
         if !self.note_cause() {
             return;
         }
@@ -509,7 +517,8 @@ impl Core {
     fn kept_behind(&self, applied_index: Index) -> Index {
         match self.machine.members.by_id.len() {
             0 | 1 => applied_index,
-            // A follower that lags behind then gets the whole state.
+            // On a disk that is short of space no entries are kept; a follower that lags behind then gets the
+            // whole state.
             _ if self.space.room.is_tight(&self.log) => applied_index,
             _ => {
                 let kept = applied_index.saturating_sub(self.options.snapshot_catchup_entries);
@@ -518,7 +527,7 @@ impl Core {
         }
     }
 
-    /// Handles a checkpoint that was saved, or failed.
+    /// Handles the result of a checkpoint.
     pub(super) fn checkpointed(
         &mut self,
         result: Result<Checkpointed, CheckpointError>,
@@ -544,7 +553,8 @@ impl Core {
                 self.install.failed(&why, now);
                 self.logger.warn("could not save a checkpoint", &[("error", Value::Str(&why))]);
                 if error.is_full() {
-                    // `look_at_disk` raises the alarm; the next checkpoint that is saved ends the shortage.
+                    // The next `look_at_disk` raises the alarm, and the next checkpoint that is saved ends
+                    // the shortage.
                     self.space.room.checkpointed(false);
                     self.space.checkpoints.retry(now);
                 }
@@ -554,17 +564,17 @@ impl Core {
         Ok(())
     }
 
-    /// Orders the live values of sparsely used segments to be moved.
+    /// Orders the checkpointer to move the live values out of sparsely used segments.
     fn reclaim(&mut self) {
         let segments = self.survey().worth_emptying(self.space.checkpoints.applied_index());
         if !segments.is_empty() {
-            // If the checkpointer is busy, the next checkpoint tries again.
+            // If the checkpointer is busy, the values are moved after the next checkpoint.
             let portion_bytes = self.space.room.portion_bytes(&self.log);
             let _ = self.workers.order(Order::Relocate { segments, portion_bytes });
         }
     }
 
-    /// Publishes the bytes on disk to the other threads.
+    /// Publishes the number of bytes on disk to the other threads.
     pub(super) fn measure_disk(&self) {
         let log_bytes: u64 = self.log.segments().iter().map(|s| s.used_bytes).sum();
         self.shared.data.set_disk_bytes(log_bytes + self.space.checkpoints.bytes());
@@ -592,7 +602,8 @@ impl Core {
             moving.push((value.id, value.from));
             batch.push(log::Value { id, data: value.data });
         }
-        // Values that the log does not take now stay at their locations: the next checkpoint tries again.
+        // Values for which the log has no space now stay at their locations. They are tried again after the
+        // next checkpoint.
         if self.space.room.hand_values(&mut self.log, batch, now).is_none() {
             let _ = done.try_send(());
             return;
@@ -600,7 +611,7 @@ impl Core {
         self.space.moves.begin(moving, done);
     }
 
-    /// Deletes the segments that nothing durable needs and no view refers to.
+    /// Deletes the segments that no durable file needs and to which no view refers.
     pub(super) fn delete_pending(&mut self) {
         if self.install.is_receiving() {
             return;

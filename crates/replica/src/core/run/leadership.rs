@@ -1,4 +1,4 @@
-//! Leadership: gaining it, giving it away, and members that must not have it.
+//! Leadership: gaining it, transferring it, and members that must not have it.
 
 use std::time::Instant;
 
@@ -18,14 +18,14 @@ use crate::shared::Shared;
 
 const CORRUPT: i32 = AlarmType::Corrupt as i32;
 
-/// Leadership.
+/// Gaining and transferring leadership.
 impl Core {
-    /// Returns the voter that could lead at once: the connected voter with the most entries.
+    /// Returns the voter that could take over leadership at once: the connected voter with the most entries.
     fn successor(&self) -> Option<MemberId> {
         successor(&self.node, &self.machine, &self.shared)
     }
 
-    /// Checks if the disk hangs in a sync: a member with such a disk must not lead.
+    /// Checks if a sync of the disk hangs, because a member with such a disk must not lead.
     pub(super) fn watch_disk(&mut self, now: Instant) -> Result<(), Fatal> {
         let oldest = self.space.room.oldest();
         let members = &self.machine.members;
@@ -57,7 +57,7 @@ impl Core {
         Ok(())
     }
 
-    /// Hands leadership over before this member stops, so that the cluster need not wait for an election
+    /// Transfers leadership before this member stops, so that the cluster need not wait for an election
     /// timeout.
     pub(super) fn hand_over(&mut self) {
         if !self.leadership.leads() {
@@ -69,7 +69,7 @@ impl Core {
         self.transfer_to(to);
     }
 
-    /// Asks raft to hand leadership to another member. A leader that was deposed in this turn cannot; the
+    /// Asks raft to transfer leadership to another member. This fails if the leader was deposed in this turn;
     /// callers for which it matters try again at the next tick.
     pub(super) fn transfer_to(&mut self, to: MemberId) {
         if let Err(why) = self.node.request(Request::Transfer(to)) {
@@ -82,7 +82,8 @@ impl Core {
     }
 
     pub(super) fn move_leader(&mut self, request_id: RequestId, to: MemberId, now: Instant) {
-        // The member may have been deposed in this turn, which `leads` shows only at the end of the turn.
+        // `leads` shows only at the end of the turn that a message of this turn has deposed this member, so the
+        // role in raft is checked as well.
         if !self.leadership.leads() || self.node.status().role != Role::Leader {
             self.refuse(request_id, error::NOT_LEADER);
             return;
@@ -105,7 +106,7 @@ impl Core {
         }
     }
 
-    /// Answers the clients that wait for a member to lead.
+    /// Answers the clients that wait until another member leads.
     pub(super) fn look_at_moves(&mut self, now: Instant) {
         for (request_id, leads) in self.leadership.take_moved(self.node.status().leader, now) {
             if leads {
@@ -116,7 +117,7 @@ impl Core {
         }
     }
 
-    /// Shortens the first election timeout after a start, once messages from other members arrive.
+    /// Shortens the first election timeout after a start, once another member is connected.
     pub(super) fn advance_ticks(&mut self, now: Instant) -> Result<(), Fatal> {
         let own = self.shared.member.identity.member_id;
         let (members, peers) = (&self.machine.members, self.shared.cluster.peers());
@@ -125,16 +126,17 @@ impl Core {
         if !self.leadership.advances(self.node.status(), hears, now) {
             return Ok(());
         }
-        // The first message of a slow leader may still be in flight: two ticks are left for it.
+        // Two ticks are left, because the first message of a slow leader may still be in flight.
         for _ in 2..self.election_ticks() {
             self.step(Event::Ticked)?;
         }
         Ok(())
     }
 
-    /// Handles the end of the leader's process: its host refuses connections, so waiting for its heartbeats
-    /// is useless. The election timeout counts as over, except for the random part that keeps members from
-    /// campaigning at the same time. If this is a mistake, the leader's next heartbeat corrects it.
+    /// Handles the report that the leader's process has ended: its host refuses connections, so waiting for
+    /// heartbeats is useless. The election timeout counts as over, except for its random part, which keeps
+    /// members from campaigning at the same time. If the report is wrong, the leader's next heartbeat
+    /// prevents the election.
     pub(super) fn leader_ended(&mut self, id: MemberId) -> Result<(), Fatal> {
         if !self.leadership.has_ended(id, self.node.status()) {
             return Ok(());
@@ -179,18 +181,18 @@ impl Core {
             );
         }
         self.look_at_moves(now);
-        // A start waits for this proposal.
+        // The start of this member waits for this proposal.
         self.propose_attributes(now);
     }
 }
 
-/// A member whose state differs.
+/// A member whose state differs from that of the others.
 impl Core {
     /// Raises the CORRUPT alarm for a member whose state differs from that of most others, so that all
-    /// members know it. The id 0 stands for an unknown member.
+    /// members know of the difference. The id 0 means that the differing member is not known.
     pub(super) fn raise_corrupt(&mut self, member_id: u64) {
         let raised = if member_id == 0 {
-            // The alarm may have been raised for a known member by now.
+            // If the alarm was raised for any member, an alarm for an unknown member adds nothing.
             self.machine.alarms.any(CORRUPT)
         } else {
             self.machine.alarms.is_raised(CORRUPT, member_id)
@@ -209,8 +211,8 @@ impl Core {
         self.propose_own(request, Waiter::Nobody);
     }
 
-    /// Hands leadership over if the CORRUPT alarm names this member, to a reachable member that it does not
-    /// name.
+    /// Transfers leadership if the CORRUPT alarm names this member. The new leader must be reachable and not
+    /// named by the alarm.
     pub(super) fn resign_if_corrupt(&mut self) {
         let own = self.shared.member.identity.member_id;
         if !self.leadership.leads()
@@ -227,11 +229,11 @@ impl Core {
         self.transfer_to(to);
     }
 
-    /// Counts and logs heartbeats that a leader sent late, because other members may conclude that it is
-    /// gone.
+    /// Counts and logs heartbeats that a leader sent late, because late heartbeats may make other members
+    /// begin an election.
     pub(super) fn note_late_tick(&mut self, now: Instant) {
         let late = self.pace.late(now);
-        // The tick itself is due one interval after the last.
+        // A tick becomes due one interval after the last, so only a delay beyond a further interval counts.
         if !self.leadership.leads()
             || late <= self.options.heartbeat_interval
             || self.machine.members.by_id.len() < 2
@@ -250,7 +252,7 @@ impl Core {
     }
 }
 
-/// Returns the voter that could lead at once: the connected voter with the most entries.
+/// Returns the voter that could take over leadership at once: the connected voter with the most entries.
 pub(super) fn successor(node: &Node, machine: &Machine, shared: &Shared) -> Option<MemberId> {
     let peers = shared.cluster.peers()?;
     let corrupt = AlarmType::Corrupt as i32;

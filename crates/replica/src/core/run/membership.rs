@@ -1,4 +1,4 @@
-//! Membership changes, what members publish about themselves, and the cluster version.
+//! Membership changes, the attributes that members publish, and the cluster version.
 
 use std::time::Instant;
 
@@ -19,7 +19,7 @@ use crate::core::{ChangeAttempt, Fatal, MemberChange, RequestId, membership};
 
 /// Membership changes.
 impl Core {
-    /// Calls `ask` with the state of membership changes and the facts that it needs.
+    /// Calls `ask` with the state of membership changes and the facts with which it decides.
     fn ask_membership<R>(
         &mut self,
         ask: impl FnOnce(&mut Membership, membership::ChangeContext<'_>) -> R,
@@ -39,8 +39,8 @@ impl Core {
         ask(membership, present)
     }
 
-    /// Handles a membership change of a client: refuses it if it is invalid or unsafe, and queues it
-    /// otherwise.
+    /// Handles a membership change that a client requests: refuses it if it is invalid or unsafe, and queues
+    /// it otherwise.
     pub(super) fn change_members(
         &mut self,
         request_id: RequestId,
@@ -63,8 +63,8 @@ impl Core {
         }
     }
 
-    /// Refuses a membership change. If fewer learners are allowed than the option says, the reason is logged,
-    /// because etcd's error text does not contain it.
+    /// Refuses a membership change. If the reason is that fewer learners are allowed than this member's
+    /// option says, it is also logged, because etcd's error text does not contain it.
     fn refuse_change(&mut self, request_id: RequestId, status: Status) {
         if status == error::TOO_MANY_LEARNERS && self.membership.is_held_back(&self.node) {
             let reason = "a voter runs etcd or has not reported yet, or a learner runs etcd; --max-learners has no effect";
@@ -73,7 +73,7 @@ impl Core {
         self.refuse(request_id, status);
     }
 
-    /// Handles proposals of other members to remove this member.
+    /// Handles waiting proposals of other members to remove this member.
     pub(super) fn hold_departures(&mut self, now: Instant) {
         if self.membership.has_departures() {
             let step = self.ask_membership(|membership, present| membership.next_departure(present, now));
@@ -81,7 +81,7 @@ impl Core {
         }
     }
 
-    /// Proposes the next membership change, once the one before is applied.
+    /// Proposes the next membership change, once the previous one is applied.
     pub(super) fn propose_change(&mut self, now: Instant) {
         if self.membership.has_next() && !self.lifecycle.is_stopping() {
             let step = self.ask_membership(|membership, present| membership.next_change(present, now));
@@ -115,14 +115,14 @@ impl Core {
     fn propose_next_change(&mut self) {
         let id = self.shared.ids.command_id();
         let Some((raft, data)) = self.membership.encode_next(id, &self.node) else { return };
-        // On a follower the own disk does not matter for a forwarded entry.
+        // A follower forwards the change, so its own disk does not matter.
         if self.leadership.leads() && !self.space.room.has(&self.log, data.len(), Purpose::Mends) {
             if let Some((request_id, ..)) = self.membership.take_next(None) {
                 self.refuse(request_id, error::NO_SPACE);
             }
             return;
         }
-        // Without a leader the change waits here.
+        // If there is no leader, the change stays in the queue.
         if self.node.request(Request::ProposeConfChange(raft, data)).is_ok()
             && let Some((request_id, change, since)) = self.membership.take_next(Some(id))
         {
@@ -132,7 +132,7 @@ impl Core {
         }
     }
 
-    /// Forgets changes that no request waits for any more.
+    /// Forgets membership changes for which no request waits any more.
     pub(super) fn sweep_changes(&mut self, now: Instant) {
         let proposals = &self.proposals;
         self.membership.sweep(|id| proposals.is_awaited(id), now);
@@ -145,7 +145,8 @@ impl Core {
             Ok(VoterChange::AddVoter(node)) => ConfChange { kind: ConfChangeKind::AddVoter, node: *node },
             Ok(VoterChange::AddLearner(node)) => ConfChange { kind: ConfChangeKind::AddLearner, node: *node },
             Ok(VoterChange::Remove(node)) => ConfChange { kind: ConfChangeKind::Remove, node: *node },
-            // Raft has to be told even of an update: until then it takes no other change.
+            // Raft must be notified of every applied change, even of one that does not change voters, because
+            // it accepts no other change before.
             Ok(VoterChange::Update(node)) => ConfChange { kind: ConfChangeKind::Update, node: *node },
             Err(_) => ConfChange { kind: ConfChangeKind::Update, node: MemberId::NONE },
         };
@@ -180,7 +181,7 @@ impl Core {
         }
     }
 
-    /// Passes the members to the connections with other members, and publishes them.
+    /// Passes the other members to the connections, and publishes the members.
     pub(super) fn tell_members(&mut self) {
         let others = self.membership.changed(&self.machine.members);
         self.publication.request();
@@ -190,10 +191,10 @@ impl Core {
         }
     }
 
-    /// Ends this member, which is no longer part of the cluster. If its own log contains the removal, it does
-    /// not start again. If only a peer reports it, nothing is recorded: the peer may have been turned into a
-    /// separate cluster, or belong to another cluster with the same ids, and this member may have the only
-    /// copy of the data.
+    /// Begins to end this member, which is no longer part of the cluster. If its own log contains the
+    /// removal, the member refuses later starts. If only a peer reports the removal, nothing is recorded: the
+    /// peer may have been turned into a separate cluster, or belong to another cluster with the same ids, and
+    /// this member may have the only copy of the data.
     pub(super) fn end_removed(&mut self, now: Instant) {
         if !self.membership.was_removed(now) {
             return;
@@ -229,8 +230,9 @@ impl Core {
         }
     }
 
-    /// Sets the cluster version if this is the only member of a new cluster, which has no other member to
-    /// agree with. All entries from before its last stop, one of which may have set the version, are applied.
+    /// Sets the cluster version if this is the only member of a new cluster, so that no other member has to
+    /// agree. Called after all entries from before the last stop are applied, because one of them may have
+    /// set the version.
     pub(super) fn decide_version_alone(&mut self) {
         let members = &self.machine.members;
         let own = self.shared.member.identity.member_id;
@@ -243,13 +245,13 @@ impl Core {
         }
     }
 
-    /// Sets the cluster version to the version that all members support.
+    /// Sets the cluster version to `version`, which all members support.
     pub(super) fn set_cluster_version(&mut self, version: String) {
         if !self.leadership.leads()
             || !self.leadership.has_settled()
             || self.machine.members.cluster_version == version
-            // The entry would make members before 3.5 exit. COMPAT-195: the version stays undecided until one
-            // of them leads.
+            // Members older than 3.5 exit when they apply this entry. COMPAT-195: the version stays undecided
+            // until one of these members leads.
             || self.shared.cluster.has_told_before_3_5(&self.machine.members)
         {
             return;
@@ -268,7 +270,7 @@ impl Core {
         self.propose_own(request, Waiter::Nobody);
     }
 
-    /// Ends the downgrade to this version, if it is in progress.
+    /// Ends the downgrade to this version, if that downgrade is in progress.
     pub(super) fn end_downgrade(&mut self, version: &str) {
         if !self.leadership.leads()
             || !self.leadership.has_settled()

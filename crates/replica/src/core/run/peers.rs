@@ -1,4 +1,5 @@
-//! Work with the other members: raft's messages, its effects, and entries for followers that lag behind.
+//! Work with the other members: messages of raft, the effects of the raft node, and entries for followers
+//! that lag behind.
 
 use std::time::Instant;
 
@@ -17,13 +18,13 @@ use crate::arrivals::Charge;
 use crate::core::Fatal;
 use crate::core::room::Room;
 
-/// Maximum bytes of entries kept in memory for followers; older entries are read from the log.
+/// Maximum bytes of entries that are kept in memory for followers. Older entries are read from the log.
 const TAIL_BYTES: usize = 64 << 20;
 
 /// Messages, and entries for followers that lag behind.
 impl Core {
     /// Passes a received message to the raft node. A refused message is dropped, as if the network had lost
-    /// it; the sender repeats it if it matters.
+    /// it; raft repeats messages that matter.
     pub(super) fn step_received(&mut self, message: raftpb::Message) {
         step_received(&mut self.node, &self.logger, message);
     }
@@ -32,15 +33,15 @@ impl Core {
     pub(super) fn received(&mut self, messages: Vec<raftpb::Message>, mut charge: Charge, now: Instant) {
         for mut message in messages {
             let (kind, from) = (message.r#type.unwrap_or(0), message.from.unwrap_or(0));
-            // A snapshot message takes another way, together with its state.
+            // A snapshot message is ignored here, because it arrives together with its state by another path.
             let snapshot = kind == MessageType::MsgSnap as i32;
             let proposed = kind == MessageType::MsgProp as i32;
             let entries = !message.entries.is_empty() && kind != MessageType::MsgReadIndex as i32;
             if proposed && self.leadership.leads() {
                 self.space.room.thin_out(&self.log, &mut message);
             }
-            // Entries that the log cannot take, because the disk is full or hangs, are treated as lost by the
-            // network: they are sent again.
+            // Entries for which the log has no space, because the disk is full or hangs, are treated as lost
+            // by the network; the leader sends them again.
             let full = entries
                 && if proposed {
                     message.entries.is_empty()
@@ -63,7 +64,7 @@ impl Core {
         }
     }
 
-    /// Sends raft's messages. A snapshot message is set aside, to be sent with the published state.
+    /// Sends raft's messages. A snapshot message is kept, to be sent with the next published state.
     fn send(&mut self, messages: Vec<raftpb::Message>) {
         if messages.is_empty() {
             return;
@@ -80,7 +81,7 @@ impl Core {
         peers.send(rest);
     }
 
-    /// Orders entries to be read that a follower needs and that are no longer in memory.
+    /// Orders the reading of entries that a follower needs and that are no longer in memory.
     fn fetch(&mut self, fetch: Fetch) -> Result<(), Fatal> {
         match self.workers.fetch(fetch) {
             Ok(()) => Ok(()),
@@ -88,8 +89,8 @@ impl Core {
         }
     }
 
-    /// Handles entries that were read for a follower, or could not be read. Damaged entries count as released
-    /// from the log: followers that need them get a snapshot instead.
+    /// Handles entries that were read for a follower, or the error of reading them. Damaged entries count as
+    /// no longer in the log, so followers that need them get a snapshot instead.
     pub(super) fn fetched(&mut self, fetch: Fetch, read: Fetched) -> Result<(), Fatal> {
         let entries = match read {
             Ok(entries) => entries,
@@ -107,8 +108,8 @@ impl Core {
         self.step(Event::Fetched { fetch, entries })
     }
 
-    /// Lets entries leave memory: a single member needs none, other members keep the newest for followers
-    /// that lag behind.
+    /// Drops old entries from memory. A single member keeps none; a member of a cluster keeps the newest for
+    /// followers that lag behind.
     pub(super) fn forget(&mut self) -> Result<(), Fatal> {
         let applied = self.machine.applied_index;
         if self.machine.members.by_id.len() <= 1 {
@@ -118,7 +119,7 @@ impl Core {
         let last = self.node.status().last;
         let keep = self.options.snapshot_catchup_entries;
         let entries = entries as u64;
-        // The limit is exceeded by an eighth first, so that this is not done for every entry.
+        // The limit may be exceeded by an eighth, so that entries are dropped many at a time.
         if entries > keep + keep / 8 {
             self.step(Event::Forgotten(applied.min(last.saturating_sub(keep))))?;
         } else if bytes > TAIL_BYTES {
@@ -127,7 +128,8 @@ impl Core {
         Ok(())
     }
 
-    /// Reports to raft which entries the log has released.
+    /// Reports the index of the log's first entry to raft, so that raft knows which entries are no longer in
+    /// the log.
     pub(super) fn look_at_log(&mut self, now: Instant) -> Result<(), Fatal> {
         match self.history.first_index(now) {
             Some(first) => self.step(Event::Discarded(first)),
@@ -136,10 +138,11 @@ impl Core {
     }
 }
 
-/// Carrying out the raft node's effects.
+/// Events for the raft node, and carrying out its effects.
 impl Core {
-    /// Reports an event of this member to the raft node. Input of clients and peers must not go this way: it
-    /// is a [`consensus::Request`], whose refusal does not end the member.
+    /// Reports an event of this member to the raft node. A refused event ends the member as a bug. Therefore
+    /// input of clients and peers is passed as a [`consensus::Request`] instead, whose refusal has no such
+    /// effect.
     pub(super) fn step(&mut self, event: Event) -> Result<(), Fatal> {
         Ok(self.node.step(event)?)
     }
@@ -153,8 +156,8 @@ impl Core {
                 self.follow(effects, now)?;
                 self.campaign_alone();
             }
-            // Their effects are carried out in this turn, because the next turn may come only with the next
-            // tick.
+            // The campaign and the first proposals of a leader have effects. They are carried out in this
+            // turn, because the next turn may come only with the next tick.
             if !self.campaign_alone() && !self.begin_to_lead(now) {
                 return Ok(());
             }
@@ -163,10 +166,10 @@ impl Core {
 
     fn follow(&mut self, effects: Effects, now: Instant) -> Result<(), Fatal> {
         if !self.leads_now() {
-            // Done before a vote for another member is sent.
+            // The shards' permission to renew leases must end before a vote for another member is sent.
             self.leases.open_to_shards(false);
         }
-        // Messages go first: sending and the member's own disk then work in parallel.
+        // Messages are sent first, so that the network and the member's own disk work in parallel.
         self.send(effects.messages);
         if let Some(raft_status) = effects.status {
             self.stands(raft_status, now);
@@ -187,8 +190,8 @@ impl Core {
         self.apply_some(now)
     }
 
-    /// Campaigns at once if this member is the only voter, because no other member could win. Returns true if
-    /// it has campaigned.
+    /// Begins an election at once if this member is the only voter, because no other member could win.
+    /// Returns true if it did.
     fn campaign_alone(&mut self) -> bool {
         if self.lifecycle.is_parked() {
             return false;
@@ -198,19 +201,19 @@ impl Core {
         if raft_status.role != Role::Follower || !alone || self.machine.applied_index < raft_status.commit {
             return false;
         }
-        // Refused while the log is not synced; the end of the sync causes another turn.
+        // Raft refuses while the log is not synced; the end of the sync causes another turn.
         let taken = self.node.request(Request::Campaign);
         assert!(taken.is_ok() || !planted::is(Bug::RefusalFatal), "a campaign was refused");
         taken.is_ok()
     }
 
-    /// Makes the first proposals of a leader that has just applied the first entry of its term; a start waits
-    /// for them. Returns false if that has not just happened.
+    /// Makes the first proposals of a leader that has just applied the first entry of its term. The start of
+    /// the member waits for them. Returns false if this member has not just settled as the leader.
     fn begin_to_lead(&mut self, now: Instant) -> bool {
         if self.lifecycle.is_parked() || !self.leadership.take_settled() {
             return false;
         }
-        // In this order: a member that is ready to serve knows the cluster version.
+        // The version is proposed first, so that a member that is ready to serve knows the cluster version.
         self.decide_version_alone();
         self.propose_attributes(now);
         true
@@ -221,7 +224,7 @@ impl Core {
         self.append_behind(None, append, now)
     }
 
-    /// Hands a batch to the log; with `reset` the log restarts after a snapshot.
+    /// Gives a batch of raft to the log. With `reset`, the log first restarts after a snapshot.
     pub(super) fn append_behind(
         &mut self,
         reset: Option<log::Reset>,

@@ -1,4 +1,4 @@
-//! State of a member's core for tests that check a member from outside.
+//! A summary of the core's state, for tests that check a member from outside.
 
 use consensus::Role;
 use machine::StateTrail;
@@ -6,36 +6,36 @@ use numbers::{Index, Revision, Term};
 
 use super::Core;
 
-/// State of a member's core between two turns, for simulation and tests.
+/// State of a member's core between two turns, for the simulation and for tests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Probe {
     /// Id of the member.
     pub id: u64,
-    /// Raft role in the present term.
+    /// Raft role of the member in the term [`Self::term`].
     pub role: Role,
-    /// Present raft term.
+    /// Present raft term of the member.
     pub term: Term,
-    /// Id of the member that it voted for in that term; 0 for none.
+    /// Id of the member for which it voted in the present term; 0 for none.
     pub vote: u64,
-    /// Id of the leader that it knows; 0 for none.
+    /// Id of the leader that the member knows; 0 for none.
     pub leader: u64,
-    /// True if it leads and has applied an entry of its own term.
+    /// True if the member leads and has applied an entry of its own term.
     pub settled: bool,
-    /// Index of the newest entry it knows to be committed.
+    /// Index of the newest entry that the member knows to be committed.
     pub commit: Index,
-    /// Index of the last entry it has applied.
+    /// Index of the last entry that the member has applied.
     pub applied: Index,
     /// Raft term of the entry at `applied`.
     pub applied_term: Term,
-    /// Index of the first entry that it can still send to others.
+    /// Index of the first entry that the member can still send to others.
     pub first_index: Index,
-    /// Index of the last entry of its log, synced or not.
+    /// Index of the last entry of the member's log, synced or not.
     pub last_index: Index,
-    /// Index up to which its log is on disk, as far as it counts for a quorum.
+    /// Index up to which the member's log is on disk, as far as it counts for a quorum.
     pub synced_index: Index,
     /// Index of the last entry on disk; above `synced_index` while entries on disk are being replaced.
     pub stored_index: Index,
-    /// Ids of the voters as its raft node counts them, in ascending order.
+    /// Ids of the voters in the configuration of the raft node, in ascending order.
     pub voters: Vec<u64>,
     /// Ids of the learners, in ascending order.
     pub learners: Vec<u64>,
@@ -47,32 +47,32 @@ pub struct Probe {
     pub state_hash: Option<u64>,
     /// Applied index of the newest durable checkpoint that this run knows of.
     pub checkpoint: Index,
-    /// True if it is receiving another member's state, or has not yet saved a checkpoint of one that it
-    /// installed.
+    /// True if the member is receiving another member's state, or has installed one and not yet saved a
+    /// checkpoint of it.
     pub installing: bool,
-    /// Log bytes written since the newest checkpoint was ordered, and the limit from which on the next
-    /// checkpoint is due however few entries they contain.
+    /// Log bytes written since the newest checkpoint was ordered, and the limit at which the next checkpoint
+    /// is due even if these bytes contain few entries.
     pub unsaved_bytes: (u64, u64),
     /// Number of readers that read a state slice by slice and have not ended.
     pub long_readers: usize,
-    /// Number of segments that nothing durable needs and that wait to be deleted, because views or a state
-    /// being received may need them.
+    /// Number of segments that wait to be deleted: no durable file needs them, but views or a state being
+    /// received may.
     pub pending_delete: usize,
-    /// Number of replaced or useless states, complete or partial, that are not yet given to the checkpointer
-    /// to be dropped.
+    /// Number of states, complete or partial, that were replaced or are useless and were not given to the
+    /// checkpointer to be dropped.
     pub discarded: usize,
     /// Number of leases.
     pub leases: usize,
     /// Number of leases whose clocks run on this member.
     pub lease_clocks: usize,
-    /// Number of ReadIndex rounds that are begun and not answered, and number of all reads and renewals that
-    /// wait, in a round or for one.
+    /// Number of ReadIndex rounds that were begun and are not answered, and number of all requests that wait
+    /// in a round or for one.
     pub reads: (usize, usize),
     /// Bytes of the index, including those that wait to be freed.
     pub index_bytes: u64,
-    /// Number of versions that are superseded or tombstones, and not removed yet.
+    /// Number of versions that will be removable by a compaction: superseded versions and tombstones.
     pub removable: usize,
-    /// True if it knows that it is no longer part of its cluster, and is about to end.
+    /// True if the member knows that it is no longer part of its cluster, and is about to end.
     pub is_removed: bool,
 }
 
@@ -114,12 +114,12 @@ impl Core {
         }
     }
 
-    /// Returns the term of an entry that is in the log, or right before its first one; `None` for others.
+    /// Returns the term of an entry in the log, or of the entry just before the first one; `None` for others.
     pub fn entry_term(&self, index: Index) -> Option<Term> {
         self.node.term_of(index)
     }
 
-    /// Returns the hashes of the state after each entry from this index on, as far as they are kept.
+    /// Returns the hashes of the state after each entry from this index on, as far as they are still stored.
     pub fn state_trail(&self, from: Index) -> StateTrail {
         self.machine.state_trail(from)
     }

@@ -1,4 +1,4 @@
-//! Answers to [`Question`]s, as many in a turn as its budget allows.
+//! Answers to [`Question`]s. One turn answers as many as its budget allows.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,13 +16,14 @@ use crate::core::{LeaseDetail, ReplyBody, RequestId};
 use crate::inbox::OPEN_REQUESTS_PER_SHARD_MAX;
 use crate::long_reads::Reader;
 
-/// Minimum number of entries of a shared table for which copying the table copies one pointer.
+/// Minimum number of entries of a shared table that are copied by copying one pointer.
 const ENTRIES_PER_POINTER: usize = 128;
 
-/// Puts of an unfinished transaction that can be searched at the cost of one unit.
+/// Number of puts of an unfinished transaction that are searched at the cost of one unit.
 const PUTS_PER_UNIT: u64 = 64;
 
-/// Parts that answers of one turn share. No entry is applied between two of these answers.
+/// Data that the answers of one turn share. It stays valid during the turn, because no entry is applied
+/// between two answers.
 #[derive(Default)]
 struct Common {
     list: Option<List>,
@@ -36,12 +37,12 @@ type Keys = Arc<SharedMap<Bytes, ()>>;
 /// A list of all leases.
 #[derive(Clone)]
 enum List {
-    /// Ids of the leases, soonest to expire first.
+    /// Ids of the leases, ordered by remaining time, shortest first.
     Few(Arc<[LeaseId]>),
     Many(Arc<Leases>),
 }
 
-/// Returns the cost of copying a shared table with this many entries.
+/// Returns the cost, in units of the budget, of copying a shared table with this many entries.
 fn copied(entries: usize) -> u64 {
     (entries / ENTRIES_PER_POINTER) as u64
 }
@@ -49,7 +50,7 @@ fn copied(entries: usize) -> u64 {
 impl Core {
     /// Queues a question until a turn answers it.
     pub(super) fn ask(&mut self, question: Question, since: Instant) {
-        // One more than the number of shards, because questions of other members arrive in addition.
+        // The limit allows for the shards and, with one further share, for questions of other members.
         let max = (self.shared.core.outboxes.len() + 1) * OPEN_REQUESTS_PER_SHARD_MAX;
         if let Some(refused) = self.questions.push(question, since, max) {
             self.refuse(refused.request_id(), error::TOO_MANY_REQUESTS);
@@ -57,7 +58,7 @@ impl Core {
     }
 
     /// Answers the next questions. Called right after a publication, so that the newest view and the state
-    /// match.
+    /// are the same.
     pub(super) fn answer_questions(&mut self, now: Instant) {
         if self.questions.is_empty() {
             return;
@@ -73,7 +74,8 @@ impl Core {
             } else if let Question::TimeToLive(request_id, id, detail) = question
                 && !(self.leadership.leads() && self.leadership.has_settled())
             {
-                // Leadership was lost while the question waited here, and with it the lease clocks.
+                // This member stopped leading, or began to lead again, while the question waited, so its
+                // lease clocks do not run.
                 if self.leadership.leads() {
                     self.reads.push(RoundRequest::TimeToLive(request_id, id, detail), since);
                 } else {
@@ -87,7 +89,7 @@ impl Core {
         }
     }
 
-    /// Answers a question. Returns the cost of the answer.
+    /// Answers a question. Returns the cost of the answer in units of the budget.
     fn answer_question(&mut self, question: Question, common: &mut Common, now: Instant) -> u64 {
         let (body, cost) = match question {
             Question::KeysToRenew(_, id) => {
@@ -133,7 +135,8 @@ impl Core {
         cost
     }
 
-    /// Returns the keys of a lease, and the cost of copying them.
+    /// Returns the keys of a lease, and the cost of copying them, which is 0 if an earlier answer of this
+    /// turn has copied them.
     fn keys_of(&self, id: LeaseId, common: &mut Common) -> (Keys, u64) {
         if let Some((_, keys)) = common.keys.as_ref().filter(|(of, _)| *of == id) {
             return (Arc::clone(keys), 0);
@@ -144,7 +147,8 @@ impl Core {
         (keys, cost)
     }
 
-    /// Returns all leases, and the cost of listing them.
+    /// Returns all leases, and the cost of listing them, which is 0 if an earlier answer of this turn has
+    /// listed them.
     fn list_of_leases(&self, common: &mut Common, now: Instant) -> (List, u64) {
         if let Some(list) = &common.list {
             return (list.clone(), 0);
@@ -158,8 +162,9 @@ impl Core {
         (list, cost)
     }
 
-    /// Replies with the present state. Called right after its publication and between two entries. Returns
-    /// the cost. `known` is the head of the state, if it was already built in this turn.
+    /// Replies with the whole present state. Called right after the state was published, while no entry is
+    /// partly applied. Returns the cost. `known` is the head of the state, if it was already built in this
+    /// turn.
     pub(super) fn image(&mut self, request_id: RequestId, known: &mut Option<Arc<Head>>) -> u64 {
         let (head, cost) = match known {
             Some(head) => (Arc::clone(head), 0),

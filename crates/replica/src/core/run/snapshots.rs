@@ -1,4 +1,5 @@
-//! Whole states: another member's, which this member receives and installs, and its own, which it sends.
+//! Whole states: those of other members, which this member receives and installs, and its own, which it
+//! sends.
 
 use std::sync::mpsc::TrySendError;
 use std::time::Instant;
@@ -17,16 +18,17 @@ use crate::core::{Fatal, Placement, ReplyBody, RequestId, SnapshotAttempt};
 use crate::long_reads::Reader;
 use crate::received::{Outcome, ReceivedState};
 
-/// Installing another member's state, and sending this member's state.
+/// Receiving and installing another member's state, and sending this member's state.
 impl Core {
-    /// Answers if a whole state that is offered would be taken now: its sender leads, and no other one is
-    /// being received. While an earlier one is being saved, the answer waits.
+    /// Replies whether a whole state that is offered would be accepted now: its sender must lead, and no
+    /// other state may be in the process of being received. While an installed state is being saved, the
+    /// reply waits.
     pub(super) fn look_at_offer(&mut self, request_id: RequestId, attempt: SnapshotAttempt, now: Instant) {
         let raft_status = self.node.status();
         if (raft_status.leader, raft_status.term) != (attempt.from, attempt.term) {
             self.refuse(request_id, error::NOT_LEADER);
         } else if !self.lifecycle.is_stopping() && self.install.hold_offer(request_id, now) {
-            // A later tick answers the offer.
+            // The offer waits, and a later tick answers it.
         } else if self.install.is_under_way() || self.lifecycle.is_stopping() {
             self.refuse(request_id, error::TOO_MANY_REQUESTS);
         } else {
@@ -34,9 +36,10 @@ impl Core {
         }
     }
 
-    /// Begins to receive another member's state. Refused while values of the present state are being moved.
+    /// Begins to receive another member's state. Refuses while values of the present state are being moved or
+    /// a checkpoint is being written.
     pub(super) fn begin_install(&mut self, request_id: RequestId, attempt: SnapshotAttempt) {
-        // Only the current leader may send. A leader that this member does not know yet tries again.
+        // Only the current leader may send. A leader that is still unknown to this member will try again.
         let raft_status = self.node.status();
         if (raft_status.leader, raft_status.term) != (attempt.from, attempt.term) {
             self.refuse(request_id, error::NOT_LEADER);
@@ -59,7 +62,7 @@ impl Core {
         self.answers.want_image(request_id);
     }
 
-    /// Resumes a snapshot whose stream broke off, if its sender leads.
+    /// Resumes the receipt of a snapshot whose stream broke off, if the sender leads.
     pub(super) fn resume_install(&mut self, request_id: RequestId, attempt: SnapshotAttempt) {
         let raft_status = self.node.status();
         if (raft_status.leader, raft_status.term) != (attempt.from, attempt.term) {
@@ -76,15 +79,16 @@ impl Core {
     /// Writes values of a snapshot to the log.
     pub(super) fn place(&mut self, placement: Placement, now: Instant) {
         let Placement { claim, values, is_whole, done } = placement;
-        // Dropping the sender tells the receiving thread that it cannot continue.
+        // The values are not accepted. Returning drops `done`, which tells the receiving thread that it
+        // cannot continue.
         if !self.install.may_place(claim) || values.is_empty() {
             return;
         }
-        // Values that a full disk cannot take must not wait in the log's queue before the member's own
-        // entries.
+        // Values for which a full disk has no space must not wait in the log's queue in front of the member's
+        // own entries.
         let bytes = Room::bytes_of(values.iter().map(|value| value.data.len()));
         if is_whole && let Some(shortage) = self.space.room.shortage_of_state(&self.log, bytes as u64) {
-            // The receiver may have given up; then there is nobody to answer.
+            // The receiving thread may have ended; then there is nobody to answer.
             let _ = done.send(Err(shortage));
             return;
         }
@@ -96,14 +100,14 @@ impl Core {
         }
     }
 
-    /// Handles a state that has arrived completely: raft decides if it is still needed.
+    /// Handles a state that was received completely. Raft decides if the state is still needed.
     pub(super) fn snapshot_received(
         &mut self,
         claim: u64,
         received: Box<ReceivedState>,
         now: Instant,
     ) -> Result<(), Fatal> {
-        // A state that was built on the present one is useless if that one has changed.
+        // A received state that builds on the present one is useless if the present one has changed since.
         let current = received.base_applied.is_none_or(|applied| applied == self.machine.applied_index);
         let message = received.message.clone();
         let is_past = self.node.status().term.0 > message.term();
@@ -112,7 +116,8 @@ impl Core {
             return Ok(());
         }
         if is_past {
-            // Raft would drop the message of an older term silently.
+            // Raft would ignore a message of an older term without an answer, so the sender gets the error
+            // here.
             self.install.tell(Outcome::GivenUp(error::LEADER_CHANGED));
         } else if current && let Err(why) = self.node.request(Request::Receive(message)) {
             let why = why.to_string();
@@ -124,26 +129,27 @@ impl Core {
         Ok(())
     }
 
-    /// Ends this attempt to receive a state.
+    /// Ends the attempt `claim` to receive a state.
     pub(super) fn give_up_install(&mut self, claim: u64) {
         if self.install.is_of(claim) {
             self.end_install();
         }
     }
 
-    /// Gives up an attempt that broke off and was not resumed in time, and answers offers that have waited.
+    /// Ends an attempt whose stream broke off and was not resumed in time, and refuses offers that have
+    /// waited too long.
     pub(super) fn look_at_install(&mut self, now: Instant) {
         if self.install.is_over(now) {
             self.end_install();
         }
-        // Refused even if the state has been saved in the meantime: the leader most likely still has the
-        // entries after it.
+        // The offers are refused even if the installed state was saved in the meantime, because the leader
+        // most likely still has the entries after that state and can send those.
         for request_id in self.install.offers_over(now) {
             self.refuse(request_id, error::TOO_MANY_REQUESTS);
         }
     }
 
-    /// Gives up receiving, unless raft has accepted the received state.
+    /// Ends the receipt of a state, unless raft has accepted the received state.
     pub(super) fn end_install(&mut self) {
         self.install.give_up();
         if !self.install.is_busy() {
@@ -172,7 +178,8 @@ impl Core {
         self.answers.replaced();
         self.shared.diagnostics.metrics.long_reads.overtaken.add(overtaken as u64);
         let replaced = std::mem::replace(&mut self.machine, *machine);
-        // The new state contains the partly applied entry, and the entries that waited after it.
+        // The new state already includes the entry that was partly applied and the entries that waited after
+        // it.
         self.apply.queue.clear();
         self.apply.queue.applied();
         if !planted::is(Bug::ProposedAgainAfterSnapshot) {
@@ -198,13 +205,14 @@ impl Core {
             self.install.saving();
             self.space.checkpoints.begun(self.log.figures().written_bytes(), now);
             if planted::is(Bug::SnapshotAcknowledgedEarly) {
-                // The held batches are this member's own entries and cannot be refused.
+                // The batches that waited are this member's own entries, which the log cannot refuse.
                 let _ = self.install_saved(self.machine.applied_index, now);
             }
         }
     }
 
-    /// Handles a durable checkpoint. If it covers an installed state, the log restarts after that state.
+    /// Handles a durable checkpoint. If the checkpoint is that of an installed state, the log restarts after
+    /// that state.
     pub(super) fn install_saved(&mut self, applied_index: Index, now: Instant) -> Result<(), Fatal> {
         let Some((reset, held)) = self.install.saved(applied_index) else { return Ok(()) };
         self.shared.diagnostics.metrics.server.snapshot_apply_in_progress.set_u64(0);
@@ -215,7 +223,7 @@ impl Core {
         Ok(())
     }
 
-    /// Passes objects whose drop takes long to the checkpointer.
+    /// Gives objects whose drop takes long to the checkpointer.
     pub(super) fn release_discarded(&mut self) {
         let orders = &self.workers.checkpointer;
         self.install.release(|what| match orders.try_send(Order::Drop(what)) {
@@ -226,10 +234,10 @@ impl Core {
         });
     }
 
-    /// Sends the state just published to the members that need a snapshot.
+    /// Sends the state that was just published to the members that need a snapshot.
     pub(super) fn send_snapshots(&mut self, view: &mvcc::View) {
         for mut message in self.outgoing.take_wanted() {
-            // The message may have waited until an entry was complete, and its term may be over.
+            // The message may have waited until an entry was complete, and its term may have ended since.
             if message.term != Some(self.node.status().term.0) {
                 continue;
             }
