@@ -50,7 +50,7 @@ impl<'b, S: Source> Cursor<'b, S> {
         Cursor { bolt, start: Some(start), stack: Vec::new(), spare: None, trail: None }
     }
 
-    /// Returns the next item; `None` after the last one. After an error the walk is over.
+    /// Returns the next item; `None` after the last one. After an error the cursor must not be used any more.
     ///
     /// # Errors
     ///
