@@ -119,7 +119,7 @@ impl Plan {
         sampling::sample(client, self.sample_keys).await
     }
 
-    /// Returns the members that answer at the endpoints, and those in the cluster's member list.
+    /// Returns the members that answer at the endpoints, and those that the cluster's member list names.
     async fn targets(&self, client: &Client) -> Targets {
         let endpoints = &self.connection.settings.endpoints;
         let mut asked = Vec::new();

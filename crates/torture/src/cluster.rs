@@ -28,9 +28,9 @@ const PEER_PORT: u16 = 2380;
 pub const RECOVERY_TIME_MAX: Duration = Duration::from_secs(60);
 /// Time that a clean shutdown may take.
 const STOP_TIME_MAX: Duration = Duration::from_secs(30);
-/// Time within which a killed process must be gone.
-const KILL_TIME_MAX: Duration = Duration::from_secs(30);
 /// Time within which a killed process must have ended.
+const KILL_TIME_MAX: Duration = Duration::from_secs(30);
+/// Time that a call of the operator may take.
 const CALL_TIME_MAX: Duration = Duration::from_secs(5);
 /// Client number of the operator.
 const OPERATOR: u64 = 7000;
