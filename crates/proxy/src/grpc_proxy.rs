@@ -39,8 +39,7 @@ const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 const MESSAGE_BYTES_MAX: usize = 4 << 20;
 /// Maximum memory in bytes that the front may use for all clients together.
 const BUDGET_BYTES: usize = 1 << 30;
-/// Number of file descriptors that are reserved for other purposes than connections. The next constant is the
-/// part of the rest that is reserved for connections to members.
+/// Number of file descriptors that are reserved for other purposes than connections of clients.
 const OTHER_FILES: usize = 64;
 
 /// Pause before the next attempt to read the revision from which on reads are ordered. Source: etcd's proxy.

@@ -12,8 +12,7 @@ use api::{Code, Kind, METHODS};
 pub(crate) struct Metrics {
     /// Number of watchers that share another watcher's watch on a member.
     pub(crate) watchers_coalescing: AtomicI64,
-    /// Number of events that were sent to watchers, not counting for each event the first watcher that got
-    /// it.
+    /// Sum over all responses with events: number of watchers that shared the response, minus one.
     pub(crate) events_coalescing: AtomicU64,
     /// Number of responses in the cache.
     pub(crate) cache_keys: AtomicU64,

@@ -8,9 +8,9 @@ use api::Status;
 use bytes::Bytes;
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 
-/// Number of queued bytes from which on events are refused.
+/// Maximum size of the queued responses in bytes. Events that would exceed it are refused.
 const BYTES_MAX: usize = 4 << 20;
-/// Number of queued responses from which on events are refused.
+/// Maximum number of queued responses. Further events are refused.
 const RESPONSES_MAX: usize = 4096;
 /// Number of queued answers from which on no more requests of the client are read.
 const ANSWERS_MAX: usize = 128;

@@ -155,8 +155,8 @@ pub(crate) struct Watches {
     last_broadcast: BroadcastId,
     last_serial: u64,
     effects: Vec<Effect>,
-    /// Number of events sent to watchers, not counting for each event the first watcher that got it, since
-    /// this number was last taken.
+    /// Sum over all responses with events since this number was last taken: number of watchers that shared
+    /// the response, minus one.
     pub(crate) coalesced: u64,
     /// Number of watchers that belong to a broadcast.
     attached: usize,
@@ -468,7 +468,7 @@ impl Watches {
         let mut fitting = standing.clone().filter(|(_, open)| open.next <= wanted);
         let mut found = fitting.clone().find(|(_, open)| open.live).or_else(|| fitting.next());
         if found.is_none() && watcher.next == 0 {
-            // The member that answered the read is ahead of or behind the watched member. The revision of the
+            // The member that answered the read lags behind the watched member, so the revision of the
             // watched member counts as the current one.
             found = standing.clone().find(|(_, open)| open.is_present());
         }
