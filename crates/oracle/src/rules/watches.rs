@@ -166,7 +166,7 @@ impl Judge<'_> {
             return self.find(Kind::WatchSplit, text);
         }
         if self.late.contains(&revision) {
-            return; // An event that comes after a progress notification for its revision was already reported as a violation.
+            return; // Already reported as a violation.
         }
         let text = if revision > self.told {
             // A progress notification said that this revision has no events for the watch, and the store
