@@ -29,8 +29,8 @@ pub(super) const LOCK: Command<Run> = Command {
     ..Command::EMPTY
 };
 
-/// Runs the command. At the end it revokes the lease of the lock or candidate, so that nothing remains;
-/// etcdctl lets the lease expire.
+/// Runs the command. At the end it revokes the lock's lease, so that nothing remains; etcdctl lets the lease
+/// expire.
 pub(super) async fn lock(call: &Call) -> Result<(), Failure> {
     let Some((name, program)) = call.args().split_first() else {
         return Err(Failure::bad_args("lock takes a lock name argument and an optional command to execute"));

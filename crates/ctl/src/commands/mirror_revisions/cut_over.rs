@@ -291,8 +291,8 @@ impl Replay<'_> {
             return Err(status.into());
         }
         *locked(stopped) = Some(Stopped { id, is_certain: true });
-        // Another cut-over may have raised an alarm after the alarms were listed above. Two cut-overs of one
-        // source must not both continue.
+        // Another cut-over may have raised its own alarm since the alarms were listed. Neither of the two
+        // knows the other's destination, so this one gives up.
         if let Some(other) = raised(&self.source).await?.into_iter().find(|other| other.member_id != id) {
             return Err(Failure::error(format!(
                 "the source has another CORRUPT alarm ({:x}), possibly from a cut-over to another destination in progress",
