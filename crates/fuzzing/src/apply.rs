@@ -43,7 +43,7 @@ impl Default for Twins {
 }
 
 impl Twins {
-    /// Applies an entry to both machines. Returns false if both machines refuse it.
+    /// Applies an entry to both machines. Returns false if both machines fail to apply it.
     pub fn entry(&mut self, data: &Bytes) -> bool {
         self.apply(data).is_some()
     }
@@ -52,7 +52,7 @@ impl Twins {
     ///
     /// # Panics
     ///
-    /// Panics if one of the machines cannot apply the entry, or the outcomes differ.
+    /// Panics if the machines fail to apply the entry.
     pub fn outcome(&mut self, data: &Bytes) -> Result<(), Status> {
         self.apply(data).expect("it can be applied")
     }
@@ -88,7 +88,7 @@ impl Twins {
         }
     }
 
-    /// Applies a membership change to both machines. Returns false if both machines refuse it.
+    /// Applies a membership change to both machines. Returns false if both machines fail to apply it.
     pub fn conf_change(&mut self, data: &Bytes) -> bool {
         if let Ok(change) = ConfChange::decode(data.clone()) {
             let before = self.first.members.clone();
