@@ -42,7 +42,7 @@ pub struct Group {
 pub struct Row {
     /// A cell for each column. The first cell is the name of the row.
     pub cells: Vec<Cell>,
-    /// Time in seconds that the charts mark when this row is selected.
+    /// Time in seconds that the charts mark for this row; `None` for no mark.
     pub mark: Option<f64>,
 }
 

@@ -596,7 +596,7 @@ mod tests {
             let other = ["--name=m", "--initial-advertise-peer-urls=http://two.d.example:1", by_name[2]];
             let missing = found(&resolver, &config(&other), "").await.expect_err("has another port");
             assert_eq!(missing, "cannot find local etcd member \"m\" in SRV records");
-            // Without that member, the cluster would be smaller than the records say.
+            // Without the member that has no address, the cluster would be smaller than the records say.
             let smaller = found(&resolver, &config(&by_name), "gap").await.expect_err("has no address");
             assert!(smaller.contains("lookup three.d.example: no such host"), "{smaller}");
         });
@@ -617,7 +617,7 @@ mod tests {
                     answer[7] = 255;
                     answer
                 },
-                // A name whose compression pointer points to itself.
+                // A DNS name with a compression pointer that points to itself.
                 |mut answer| {
                     let len = answer.len();
                     answer[len - 2..].copy_from_slice(&[0xc0, (len - 2) as u8]);

@@ -49,8 +49,8 @@ bugs! {
     SyncErrorIgnored = "sync-error-ignored";
     /// log: a segment is used although its directory entry was never made durable.
     DirectoryNotSynced = "directory-not-synced";
-    /// log: the identity of a segment can be computed from ids that clients know, so that a value can be
-    /// forged that is taken for records.
+    /// log: the identity of a segment can be computed from ids that clients know, so a client can forge a
+    /// value that recovery takes for log records.
     SegmentGuessable = "segment-guessable";
     /// log: the vote is left out of the hard state, so a restarted member may vote twice in a term.
     VoteForgotten = "vote-forgotten";
@@ -93,7 +93,8 @@ bugs! {
     /// machine: whether a put is refused for lack of space depends on the progress of this member's physical
     /// compaction.
     ApplyDependsOnMember = "apply-depends-on-member";
-    /// machine: apply cannot decode the deepest nesting that a shard accepts, since an entry adds a level.
+    /// machine: apply cannot decode the deepest nesting that a shard accepts, because a log entry adds one
+    /// level of nesting.
     ApplyCountsLevels = "apply-counts-levels";
     /// machine: a revoked lease loses its keys, but continues to exist.
     LeaseRevived = "lease-revived";
@@ -113,7 +114,7 @@ bugs! {
     MovedValueNotCounted = "moved-value-not-counted";
     /// server: the applied index of a checkpoint is one higher than that of its state.
     AppliedIndexEarly = "applied-index-early";
-    /// machine: a long read continues at the newest revision instead of at its own.
+    /// machine: a long read continues at the newest revision instead of at the revision where it began.
     LongReadMixesRevisions = "long-read-mixes-revisions";
     /// server: a segment is deleted although a view may still read it.
     SegmentDeletedUnderView = "segment-deleted-under-view";
@@ -135,11 +136,11 @@ bugs! {
     /// server: a read is answered once the leader has confirmed it, although this member has not applied up
     /// to its index.
     ReadBeforeApplied = "read-before-applied";
-    /// server: waiting commands are proposed again as soon as a new leader exists, which may have them in its
-    /// log already.
+    /// server: waiting commands are proposed again as soon as there is a new leader, although the log of that
+    /// leader may already contain them.
     ProposedAgainEarly = "proposed-again-early";
-    /// machine: a new learner is checked against each member's own option, not against the limit in the
-    /// entry.
+    /// machine: a new learner is checked against the limit of each member's own option, and not against the
+    /// limit in the log entry.
     LearnersByMember = "learners-by-member";
     /// server: a campaign that the raft node refuses stops the member.
     RefusalFatal = "refusal-fatal";
@@ -151,8 +152,7 @@ bugs! {
     UnreadableValueIsFatal = "unreadable-value-is-fatal";
     /// machine: a deletion that runs in slices ends after the first slice.
     SlicedDeletionCutShort = "sliced-deletion-cut-short";
-    /// machine: the cost of entries that are applied in one step is not subtracted from the budget of the
-    /// step.
+    /// machine: entries that are applied together in one step do not use up the budget of that step.
     EntriesAtOnceAreFree = "entries-at-once-are-free";
     /// core: a partly applied entry counts as applied, so that linearizable reads are answered without it.
     HalfWayCountsAsApplied = "half-way-counts-as-applied";
@@ -188,7 +188,8 @@ bugs! {
     /// server: the ids of a member's commands depend only on the time of day at its start, so that they
     /// repeat if the clock was set back.
     IdsByTheClock = "ids-by-the-clock";
-    /// server: a renewal answers that a lease does not exist before its revocation is committed.
+    /// server: a renewal returns that a lease does not exist although the revocation of the lease is not
+    /// committed yet.
     ExpiredRenewedEarly = "expired-renewed-early";
     /// server: a watch silently skips events that a compaction has removed.
     WatchLostAtCompaction = "watch-lost-at-compaction";
@@ -252,8 +253,8 @@ pub enum Measure {
     Questions,
     /// Number of keys that a shard visits in one step for the comparisons of a read-only transaction.
     Compared,
-    /// Number of expired leases that a leader revokes too late: entries in its log that are not applied yet
-    /// already revoke them, and grant other leases with the same ids.
+    /// Number of expired leases that a leader revokes although entries of its log that are not applied yet
+    /// revoke them and grant other leases with their ids.
     GrantedAhead,
 }
 
