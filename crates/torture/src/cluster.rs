@@ -34,7 +34,7 @@ const KILL_TIME_MAX: Duration = Duration::from_secs(30);
 const CALL_TIME_MAX: Duration = Duration::from_secs(5);
 /// Client number of the operator.
 const OPERATOR: u64 = 7000;
-/// Time that a check if a member accepts a client may take.
+/// Time that a check of a member's access control may take.
 const GLANCE_TIME_MAX: Duration = Duration::from_secs(2);
 /// Time that a process may take from its start until it listens.
 const LISTEN_TIME_MAX: Duration = Duration::from_secs(30);

@@ -52,7 +52,7 @@ pub(super) const REPORT_INTERVAL: Duration = Duration::from_secs(30);
 /// Largest number of transactions in flight. If a destination applies transactions in another order than they
 /// were sent, as etcd does, fewer are used, because most of them would arrive too early.
 const WINDOW: usize = 64;
-/// Pause before transactions are sent again because their outcome is unknown or they arrived too early.
+/// Pause before transactions are sent again whose outcome is unknown, or which arrived too early.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Number of rounds without progress and without a failed connection after which the command assumes that
 /// another client writes to the destination.
