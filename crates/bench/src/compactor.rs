@@ -1,4 +1,4 @@
-//! Compactions during a load (`--compact-interval`).
+//! Compacts at intervals while a load runs (`--compact-interval`).
 
 use std::time::Duration;
 
@@ -16,7 +16,8 @@ pub struct Compactor {
 }
 
 impl Compactor {
-    /// Connects, and after each interval compacts to `delta` revisions before the current one.
+    /// Connects to the server, and starts a thread that compacts after each interval, to `delta` revisions
+    /// below the current revision.
     pub fn start(target: Target, interval: Duration, delta: i64) -> Result<Self, Failure> {
         let mut asker = Asker::new(target).map_err(Failure::error)?;
         let (stop, stopped) = std::sync::mpsc::channel();
@@ -35,7 +36,7 @@ impl Compactor {
         Ok(Self { stop, thread })
     }
 
-    /// Stops the thread, and returns the error of a compaction, if any.
+    /// Stops the thread. Returns the error of a compaction, if one failed.
     pub fn stop(self) -> Result<(), Failure> {
         drop(self.stop);
         match self.thread.join() {

@@ -11,7 +11,7 @@ pub enum Error {
     Load(crate::loadgen::Error),
     /// A put failed during a watch load.
     Put(crate::loadgen::Error),
-    /// Like [`Error::Put`], for `watch-latency`, whose message in etcd's tool is different.
+    /// A put of `watch-latency` failed. The error has its own text, because etcd's tool also has one.
     LatencyPut(crate::loadgen::Error),
     /// The server canceled a watch, with this reason.
     WatchCanceled(String),
@@ -21,7 +21,7 @@ pub enum Error {
     NoEvent,
     /// An event arrived for a watch that was not created.
     UnknownWatch,
-    /// The key index refused a range.
+    /// The key index cannot read at the requested revision.
     Index(mvcc::RevisionError),
     /// A file, a directory or a server could not be used.
     At {
@@ -52,9 +52,10 @@ pub enum Error {
     Tls(TlsError),
     /// The named thread panicked.
     ThreadGone(&'static str),
-    /// Number of operations that failed in the load beside the measured one.
+    /// Operations failed in the load that runs beside the measured one; the variant contains their number.
     BesideFailed(u64),
-    /// The workload would change settings of a server that other clients may use.
+    /// The workload would change settings of a server that was not started for the comparison, and that
+    /// others may use.
     NotOurs,
 }
 
@@ -85,7 +86,7 @@ pub enum TlsError {
     },
     /// The file contains no certificate.
     NoCertificate(String),
-    /// The certificate could not be generated.
+    /// A certificate for the comparison could not be generated.
     Made(rcgen::Error),
 }
 
@@ -159,7 +160,7 @@ impl From<TlsError> for Error {
     }
 }
 
-/// Exit code 1 with the error's text.
+/// Converts an error to a failure with its text and exit code 1.
 impl From<Error> for cli::Failure {
     fn from(error: Error) -> cli::Failure {
         cli::Failure::error(error)

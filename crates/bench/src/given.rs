@@ -1,4 +1,5 @@
-//! Shared flags, and the conversion of their values into this crate's types, with validation.
+//! Flags that several commands share, and functions that check their values and convert them to this crate's
+//! types.
 
 use std::io::IsTerminal as _;
 use std::time::Duration;
@@ -67,7 +68,7 @@ pub(crate) static GLOBALS: &[FlagRow] = &[
     PID.row(),
 ];
 
-// Flags of several commands.
+// Flags that several commands have.
 pub(crate) const DURATION: Flag<Duration> = Flag::duration(
     "duration",
     "0s",
@@ -85,8 +86,8 @@ pub(crate) const WARMUP: Flag<Duration> =
     Flag::duration("warmup", "0s", "Warm-up time of the load before it is measured");
 
 /// Flags of every command that measures single operations: duration, repetitions, schedule, and number of
-/// threads. Such a command also has a `--total` and a `--rate` flag with its own help text; see [`total`] and
-/// [`rate`].
+/// threads. Such a command also has flags `--total` and `--rate`, whose help text differs from command to
+/// command; see [`total`] and [`rate`].
 pub(crate) const RUN_FLAGS: &[FlagRow] =
     &[DURATION.row(), REPEAT.row(), SCHEDULE.row(), THREADS.row(), WARMUP.row()];
 
@@ -122,14 +123,14 @@ pub fn natural(matches: &Matches, flag: Flag<i64>) -> Result<u64, Failure> {
 
 /// Returns a flag's value as a size in bytes.
 pub fn size(matches: &Matches, flag: Flag<i64>) -> Result<usize, Failure> {
-    // More than a gigabyte in one request is surely a typing error.
+    // A size of more than a gigabyte in one request is probably a typing error, so it is refused.
     match natural(matches, flag)? {
         bytes if bytes <= 1 << 30 => Ok(bytes as usize),
         bytes => Err(Failure::error(format!("--{} of {bytes} is more than any server accepts", flag.name()))),
     }
 }
 
-/// Returns the heading for the value of `--consistency`, and true if reads are serializable.
+/// Returns the heading for the consistency that `--consistency` selects, and true if reads are serializable.
 pub fn consistency(matches: &Matches) -> Result<(&'static str, bool), Failure> {
     match matches.get(CONSISTENCY) {
         "l" => Ok(("bench with linearizable range\n", false)),
@@ -138,7 +139,7 @@ pub fn consistency(matches: &Matches) -> Result<(&'static str, bool), Failure> {
     }
 }
 
-/// Returns endpoints and TLS settings as the flags request, without a login.
+/// Returns the endpoints and TLS settings that the flags request, without logging in.
 pub fn open_target(matches: &Matches) -> Result<Target, Failure> {
     let endpoints = matches.get(ENDPOINTS);
     let files = tls::Files {
@@ -174,7 +175,7 @@ pub fn connections(matches: &Matches) -> Result<(usize, usize), Failure> {
     }
 }
 
-/// Splits `name:password`; asks for the password if it is missing.
+/// Splits `name:password`. If the password is missing, asks the user for it.
 pub fn credentials(user: &str, io: &Io) -> Result<(String, String), Failure> {
     if let Some((name, password)) = user.split_once(':') {
         return Ok((name.to_owned(), password.to_owned()));
@@ -184,12 +185,12 @@ pub fn credentials(user: &str, io: &Io) -> Result<(String, String), Failure> {
     Ok((user.to_owned(), password))
 }
 
-/// Reads a line from standard input, with the terminal's echo turned off.
+/// Reads a line from standard input, while the terminal does not show the typed text.
 fn password(io: &Io) -> std::io::Result<String> {
     io.err.notice("Password: ");
     let hidden = io.is_process && std::io::stdin().is_terminal();
     let echo = |word: &str| {
-        // If `stty` fails, the terminal shows the typed text; that is no reason to refuse.
+        // If `stty` fails, the terminal shows the typed password. This is no reason to fail.
         let _ = std::process::Command::new("stty").arg(word).status();
     };
     if hidden {
@@ -209,7 +210,7 @@ pub fn style(matches: &Matches) -> Style {
     Style { precise: matches.get(PRECISE), sample: matches.get(SAMPLE) }
 }
 
-/// Returns the plan of a load; the flag `total` gives the number of operations.
+/// Returns the plan of a load. `total` is the flag with the number of operations.
 pub fn plan(matches: &Matches, total: Flag<i64>) -> Result<Plan, Failure> {
     let rate = natural(matches, rate(""))? as f64;
     let schedule = match (matches.get(SCHEDULE), rate) {

@@ -1,4 +1,4 @@
-//! Formats numbers as Go does, for etcd's report.
+//! Formats numbers as Go does, for the report of etcd's tool.
 
 /// Formats like `%g`: the shortest digits that identify the number, with an exponent below 1e-4 and from 1e6
 /// on.

@@ -1,4 +1,4 @@
-//! HTML report in one page: conclusions, bars for each load, warnings, and all figures.
+//! HTML report on a single page: conclusions, bars for each load, warnings, and all figures.
 
 use html_report::{
     Axis, Bar, Bars, Chart, Column, Fill, Group, Line, Lines, Page, Row as TableRow, Scale, Table,
@@ -50,7 +50,7 @@ pub fn html(document: &Document) -> String {
     page.html()
 }
 
-/// Returns the distinct names of the servers, in row order.
+/// Returns the distinct names of the servers, in the order of the rows.
 fn servers(document: &Document) -> Vec<&str> {
     let mut names: Vec<&str> = Vec::new();
     for row in &document.rows {
@@ -66,7 +66,7 @@ fn place(servers: &[&str], row: &Row) -> usize {
     servers.iter().position(|name| *name == row.server).unwrap_or(0)
 }
 
-/// Returns the distinct names of the loads, in execution order.
+/// Returns the distinct names of the loads, in the order in which they ran.
 pub fn workloads(document: &Document) -> Vec<&str> {
     let mut names: Vec<&str> = Vec::new();
     for row in &document.rows {
@@ -77,7 +77,7 @@ pub fn workloads(document: &Document) -> Vec<&str> {
     names
 }
 
-/// Returns the ratio of a row's value to that of another server with the same load.
+/// Returns the ratio between a row's value and the value of the server `other` with the same load.
 pub fn ratio(
     document: &Document,
     row: &Row,
@@ -92,7 +92,7 @@ pub fn ratio(
     (of > 0.0).then_some(value / of)
 }
 
-/// Returns the explanation of the bars' marks.
+/// Returns the text that explains the marks on the bars.
 fn said_of_bars(document: &Document) -> String {
     let mut said = "Medians.".to_owned();
     if let Some(reference) = &document.reference {
@@ -122,8 +122,8 @@ fn bars_of(document: &Document, servers: &[&str], workload: &str) -> Vec<Bars> {
     .collect()
 }
 
-/// Returns a bar for each server, scaled to the longest one. `about` is the title, the unit, and which values
-/// are good. Returns `None` if there is no figure.
+/// Returns a bar for each server, scaled to the longest bar. `about` contains the title, the unit, and a text
+/// that says which values are good. Returns `None` if there is no figure to show.
 fn bars(
     document: &Document,
     servers: &[&str],
@@ -253,13 +253,13 @@ fn plots_of(document: &Document, servers: &[&str], workload: &str, page: &mut Pa
     }
 }
 
-/// Returns the line of a row in a chart. A row without a server's name belongs to the only server.
+/// Returns the line of a row in a chart. A row that names no server belongs to the only server.
 fn line((colour, row): &(usize, &Row), values: Vec<Option<f64>>) -> Line {
     let name = if row.server.is_empty() { &row.workload } else { &row.server };
     Line { name: name.clone(), colour: *colour, values }
 }
 
-/// Returns the values of a row for each position on the axis.
+/// Returns the values of a row at each position of the axis; `None` where the row has no value.
 fn at_each<T>(
     x: &[f64],
     points: &[T],
@@ -277,7 +277,7 @@ fn sorted(places: impl Iterator<Item = f64>) -> Vec<f64> {
     places
 }
 
-/// Returns the chart of latency by percentile; `None` if there are no latencies.
+/// Returns the chart of latency by percentile; `None` if the rows contain no latencies.
 fn distribution(rows: &[(usize, &Row)]) -> Option<Chart> {
     let all = || rows.iter().flat_map(|(_, row)| &row.distribution);
     if !all().any(|(_, ms)| *ms > 0.0) {
@@ -300,7 +300,7 @@ fn distribution(rows: &[(usize, &Row)]) -> Option<Chart> {
     }))
 }
 
-/// Returns a chart of a figure over the seconds of the run; `None` if the figure is zero throughout.
+/// Returns a chart of a figure over the seconds of the run; `None` if the figure is always zero.
 fn over_time(
     title: &str,
     unit: &'static str,

@@ -1,16 +1,17 @@
-//! Loads and measures servers with etcd's API: etcd's `benchmark`, command for command, and more.
+//! Loads and measures servers with etcd's API. It has all commands of etcd's `benchmark`, and more.
 //!
-//! Contents: the workloads of etcd's tool and their reports, word for word ([`loads`], [`report`]), executed
-//! by [`loadgen`]; comparisons of servers in turn, with the resources that each one used; and reports as JSON,
-//! CSV and one HTML page.
+//! Contents: the workloads of etcd's tool and its reports, word for word ([`loads`], [`report`]), which
+//! [`loadgen`] runs; comparisons of several servers in turn, with the resources that each server used; and
+//! reports as JSON, CSV and one HTML page.
 //!
-//! Outside its scope: how the servers work inside. It talks to them as any client does, and reads `/proc` and
-//! metrics.
+//! Outside of its scope: how the servers work inside. The tool talks to servers as any client does, and reads
+//! `/proc` and metrics.
 //!
 //! Invariants, and the tests that check them (`tests/it`):
-//! * an open schedule keeps its rate whatever the server does, and latency counts from when an operation was
-//!   due (`open_loop`);
-//! * reports of given samples equal those of etcd's tool, byte for byte (`reports`: recorded from it);
+//! * an open schedule begins operations at the given rate whatever the server does, and latency counts from
+//!   the time at which an operation was due (`open_loop`);
+//! * from the same samples, reports equal those of etcd's tool, byte for byte (`reports`, with reports
+//!   recorded from that tool);
 //! * whatever a server sends, the engine continues or closes the connection, and every call ends (`engine`);
 //! * no flag is accepted and then ignored (`tool`).
 //!

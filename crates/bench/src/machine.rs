@@ -1,10 +1,10 @@
-//! Facts about the machine of a measurement, and conditions that may distort the figures.
+//! Describes the machine of a measurement, and finds conditions that may distort the figures.
 
 use std::fs;
 
 use crate::outcome::Row;
 
-/// Returns facts about this machine, as pairs of name and value.
+/// Returns a description of this machine, as pairs of name and value.
 pub fn facts() -> Vec<(String, String)> {
     let read = |file: &str| fs::read_to_string(file).unwrap_or_default().trim().to_owned();
     let cpus = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -57,8 +57,7 @@ pub fn checks() -> Vec<String> {
     warnings
 }
 
-/// Returns a warning if TCP segments are much smaller than usual, which means a tunnel or a misconfigured
-/// MTU.
+/// Returns a warning if TCP segments are much smaller than usual. The usual cause is a tunnel or a wrong MTU.
 pub fn path_check(server: &str, segment_bytes: Option<u32>) -> Option<String> {
     let bytes = segment_bytes.filter(|bytes| *bytes < 1400)?;
     Some(format!(
@@ -78,13 +77,13 @@ pub fn rate_check(row: &Row, wanted: f64) -> Option<String> {
     })
 }
 
-/// Returns the fraction of time, 0 to 1, that the load generator waited for a CPU in the worst run, if it was
-/// above a fifth.
+/// Returns the fraction of time, from 0 to 1, for which the load generator waited for a CPU in the worst run.
+/// Returns `None` if it is at most a fifth.
 pub fn starved(row: &Row) -> Option<f64> {
     Some(row.runs.iter().map(|run| run.client_starved).fold(0.0, f64::max)).filter(|part| *part > 0.2)
 }
 
-/// Returns a warning if the load generator waited for a CPU too long.
+/// Returns a warning if the load generator waited for a CPU for too long.
 pub fn starved_check(row: &Row) -> Option<String> {
     starved(row).map(|part| {
         format!(
@@ -96,7 +95,7 @@ pub fn starved_check(row: &Row) -> Option<String> {
     })
 }
 
-/// Returns warnings from the runs themselves: failures, and a load generator that was the limit.
+/// Returns warnings about the runs: that operations failed, or that the load generator was the bottleneck.
 pub fn run_checks(row: &Row) -> Vec<String> {
     let name = if row.server.is_empty() {
         row.workload.clone()

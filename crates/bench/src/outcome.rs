@@ -46,8 +46,8 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// Computes the figures of a series. The `all` operations of the run share the resources that the server
-    /// and the generator used.
+    /// Computes the figures of a series. The server's and the generator's resources are divided by `all`, the
+    /// number of operations of all series of the run.
     pub fn new(
         series: &Series,
         elapsed_s: f64,
@@ -80,7 +80,7 @@ impl Figures {
         }
     }
 
-    /// Returns the median over the runs, separately for each figure.
+    /// Returns the median over the runs, computed separately for each figure.
     pub fn median(runs: &[Self]) -> Self {
         let of = |get: &dyn Fn(&Self) -> f64| median(runs.iter().map(get).collect()).unwrap_or(0.0);
         let maybe = |get: &dyn Fn(&Self) -> Option<f64>| median(runs.iter().filter_map(get).collect());
@@ -108,7 +108,7 @@ impl Figures {
         }
     }
 
-    /// Returns the latency at a percentile by its name.
+    /// Returns the latency at the percentile with this name.
     pub fn percentile(&self, name: &str) -> f64 {
         let at = PERCENTILES.iter().position(|(_, known)| *known == name);
         at.and_then(|at| self.percentiles_ms.get(at)).copied().unwrap_or(0.0)
@@ -134,9 +134,11 @@ pub struct Row {
     pub runs: Vec<Figures>,
     /// Medians of the runs.
     pub median: Figures,
-    /// Percent and latency in milliseconds, over all runs together, for the plot.
+    /// Pairs of a percentage and the latency in milliseconds that this percentage of operations does not
+    /// exceed, over all runs together; for the chart.
     pub distribution: Vec<(f64, f64)>,
-    /// Seconds of the run with the median rate: second, operations, p50 and p99 in milliseconds.
+    /// For each second of the run with the median rate: the second, its number of operations, and its p50 and
+    /// p99 in milliseconds.
     pub seconds: Vec<(f64, u64, f64, f64)>,
     /// Failures by text, over all runs.
     pub errors: Vec<(String, u64)>,
@@ -158,8 +160,8 @@ impl Row {
         row.median = Figures::median(&row.runs);
         let histogram = all.histogram();
         if histogram.count() > 0 {
-            // The steps are even on a logarithmic scale: 0 %, 50 %, 75 % and so on, up to the last one that
-            // the samples reach.
+            // The percentages are evenly spaced on a logarithmic scale: 0 %, 50 %, 75 % and so on, as far as
+            // the number of samples allows.
             let steps = ((histogram.count() as f64).log2() * 4.0).ceil() as u32;
             row.distribution = (0..=steps.min(100))
                 .map(|step| 100.0 * (1.0 - 0.5_f64.powf(f64::from(step) / 4.0)))
@@ -198,8 +200,8 @@ pub struct Document {
     pub rows: Vec<Row>,
     /// Sentences about the figures.
     pub conclusions: Vec<String>,
-    /// Server that ratios refer to; `None` with a single server.
+    /// Name of the server to which ratios refer; `None` if there is only one server.
     pub reference: Option<String>,
-    /// Server that does no work, if it takes part.
+    /// Name of the server that does no work; `None` if it does not take part.
     pub baseline: Option<String>,
 }

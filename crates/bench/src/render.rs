@@ -7,7 +7,7 @@ pub use html_report::short;
 
 use crate::outcome::{Document, Figures, PERCENTILES, Row};
 
-/// Formats a number as JSON; NaN and infinity, which JSON lacks, become `null`.
+/// Formats a number as JSON. NaN and infinity become `null`, because JSON has no such numbers.
 fn number(value: f64) -> String {
     if value.is_finite() { format!("{value}") } else { "null".to_owned() }
 }
@@ -61,7 +61,7 @@ fn figures(figures: &Figures) -> String {
     ])
 }
 
-/// Returns the whole document as one JSON object and a line feed.
+/// Returns the whole document as one JSON object, followed by a line feed.
 pub fn json(document: &Document) -> String {
     let row = |row: &Row| {
         map(&[
@@ -165,12 +165,12 @@ fn quoted(text: &str) -> String {
     }
 }
 
-/// Formats a number with [`short`]; an unknown value gives an empty string.
+/// Formats a number with [`short`]. Returns an empty string for an unknown value.
 pub fn short_or_blank(value: Option<f64>) -> String {
     value.map_or_else(String::new, short)
 }
 
-/// Returns figures that etcd's report lacks, for a terminal.
+/// Returns the figures that etcd's report does not contain, as text for a terminal.
 pub fn details(row: &Row) -> String {
     let median = &row.median;
     let mut text = String::new();

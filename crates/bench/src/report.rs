@@ -27,7 +27,7 @@ impl Style {
 /// The percentiles of etcd's report.
 pub const PERCENTILES: [f64; 8] = [10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9];
 
-/// Figures of the report, before they become text. Times are in seconds.
+/// Figures of the report, before they are formatted. Times are in seconds.
 #[derive(Clone, Debug)]
 pub struct Stats {
     /// Duration of the run.
@@ -47,7 +47,7 @@ impl Stats {
     /// Computes the figures; `weight` is the number of requests per operation (1 except for `mvcc put`).
     pub fn new(series: &Series, total: Duration, weight: f64) -> Self {
         let total = total.as_secs_f64();
-        // etcd's tool divides the duration, in whole nanoseconds, by the weight.
+        // The latency is divided by the weight in whole nanoseconds, as in etcd's tool.
         let latencies: Vec<(f64, u64)> = series
             .sorted()
             .into_iter()
@@ -79,11 +79,11 @@ impl Stats {
     }
 
     /// Returns a percentile as etcd's report defines it: the first latency whose position reaches the
-    /// percentile; 0 if there are too few samples.
+    /// percentile. Returns 0 if there are too few samples.
     pub fn percentile(&self, percent: f64) -> f64 {
         let mut before = 0;
         for (latency, count) in &self.latencies {
-            // First position, counted from 0, that reaches the percentile.
+            // The position is counted from 0 over all samples.
             let place = self.place(percent);
             if place < before + count {
                 return *latency;
@@ -111,7 +111,7 @@ pub fn report(style: Style, series: &Series, total: Duration) -> String {
     weighted(style, series, total, 1.0)
 }
 
-/// Like [`report`], if each operation stands for `weight` requests.
+/// Returns a report like [`report`], if each operation stands for `weight` requests.
 pub fn weighted(style: Style, series: &Series, total: Duration, weight: f64) -> String {
     let mut text = String::new();
     if series.count() > 0 {
@@ -180,7 +180,7 @@ fn samples(series: &Series, text: &mut String) {
         return;
     };
     for second in *first..=*last {
-        // A second without operations has a line too.
+        // A second without operations also gets a line.
         let (min, mean, max, count) = series.seconds.get(&second).map_or((0, 0, 0, 0), |second| {
             let all = &second.latencies;
             (all.min(), all.mean() as u64, all.max(), all.count())
@@ -191,7 +191,7 @@ fn samples(series: &Series, text: &mut String) {
     *text += "\n";
 }
 
-/// Returns the text that `--report-perfdash` writes, after the file's name.
+/// Returns the name of the file that `--report-perfdash` writes, and its contents.
 pub fn perfdash(operation: &str, series: &Series, total: Duration, now: SystemTime) -> (String, String) {
     let stats = Stats::new(series, total, 1.0);
     let ms = |percent| {
@@ -216,7 +216,8 @@ fn general_json(value: f64) -> String {
     format!("{value}")
 }
 
-/// Writes the perfdash file where etcd's tool does, and returns a message about it.
+/// Writes the perfdash file to the directory that etcd's tool uses. Returns a message that says where, or why
+/// this failed.
 pub fn write_perfdash(operation: &str, series: &Series, total: Duration, artifacts: Option<&str>) -> String {
     let (name, text) = perfdash(operation, series, total, SystemTime::now());
     let folder = PathBuf::from(artifacts.filter(|dir| !dir.is_empty()).unwrap_or("./_artifacts"));
@@ -224,7 +225,7 @@ pub fn write_perfdash(operation: &str, series: &Series, total: Duration, artifac
     if let Err(error) = std::fs::create_dir_all(&folder) {
         let _ = writeln!(said, "Error creating artifacts directory: {error}");
     }
-    // Go's filepath.Join drops a leading "./".
+    // Go's `filepath.Join` removes a leading "./", and so does this path.
     let path = folder.join(name);
     let path = path.strip_prefix("./").unwrap_or(&path).to_path_buf();
     match std::fs::write(&path, text) {

@@ -1,5 +1,5 @@
-//! Servers of a comparison: started here in their own directories and on their own ports, already running
-//! elsewhere, or the responder in a thread.
+//! Servers of a comparison: a program that is started in its own directory and on its own ports, a server
+//! that already runs, or the responder in a thread.
 
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
@@ -19,10 +19,10 @@ use cli::Failure;
 use crate::usage::Meter;
 use crate::{Error, tls};
 
-/// Origin of a server.
+/// Where a server comes from.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Source {
-    /// Program to start, and flags in addition to those that every server gets.
+    /// Program to start, and its additional flags.
     Program(PathBuf, Vec<String>),
     /// Server that already runs.
     Running {
@@ -40,9 +40,9 @@ pub enum Source {
 pub struct Contestant {
     /// Name in the table.
     pub name: String,
-    /// Origin of the server.
+    /// Where the server comes from.
     pub source: Source,
-    /// True if the server uses TLS with certificates made for it.
+    /// True if the server uses TLS, with a certificate that is generated for it.
     pub tls: bool,
 }
 
@@ -98,7 +98,7 @@ fn named(flag: &str, word: &str, form: &str) -> Result<(String, String), Failure
     }
 }
 
-/// Server that is ready for requests. If it was started here, dropping it stops it and removes its data.
+/// Server that answers requests. If it was started here, a drop stops it and removes its data.
 pub struct Server {
     /// Address and settings for clients.
     pub target: Target,
@@ -107,14 +107,14 @@ pub struct Server {
     /// Version of the server; empty if unknown.
     pub version: String,
     child: Option<Child>,
-    /// Directory of the server, removed after the process has ended.
+    /// Directory of the server, which is removed after the process has ended.
     directory: Option<Place>,
     responder: Option<(Arc<AtomicBool>, JoinHandle<()>)>,
 }
 
 impl Server {
-    /// Starts the server, or connects to it, and waits until it answers. `place` is the parent directory for
-    /// the data of a started server; `given` are the TLS settings for servers that already run.
+    /// Starts the server, or connects to it, and waits until it answers. `place` is the directory in which a
+    /// started server gets its own directory; `given` contains the TLS settings for servers that already run.
     pub fn start(contestant: &Contestant, place: &Path, given: &tls::Files) -> Result<Self, Error> {
         let said = Error::at(&contestant.name);
         let place = Place(place.join(format!("mainstay-bench-{}-{}", file_name(&contestant.name), unique())));
@@ -167,7 +167,8 @@ impl Server {
             .name("responder".to_owned())
             .spawn(move || {
                 let _ = tell.send(std::fs::read_link("/proc/thread-self").unwrap_or_default());
-                // The responder runs until `stop` is set. If it fails earlier, the calls fail and report it.
+                // The responder runs until `stop` is set. If it fails earlier, the calls to it fail and
+                // report an error, so its own error is ignored.
                 let _ = responder.run(&seen);
             })
             .map_err(&said)?;
@@ -205,7 +206,8 @@ impl Server {
         if let Some((cert, key)) = certificates {
             command.args(["--cert-file", cert, "--key-file", key]);
         }
-        // All fallible steps come before the start, so that no process is left behind.
+        // All steps that may fail come before the start of the process, so that no process is left running
+        // after an error.
         let endpoint = endpoint_of(&url)?;
         let child = command
             .args(flags)
@@ -259,7 +261,7 @@ impl Server {
                 let last: Vec<&str> = last.into_iter().rev().collect();
                 return Err(Error::NotReady { name: name.to_owned(), error, log: last.join("\n") });
             }
-            // A starting server needs some time between two attempts.
+            // Give the starting server some time before the next attempt.
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -268,7 +270,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         if let Some(mut child) = self.child.take() {
-            // The data is removed anyway, so a clean shutdown is not needed.
+            // The process is killed instead of shut down, because its data is removed anyway.
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -284,12 +286,13 @@ fn scheme(contestant: &Contestant) -> &'static str {
     if contestant.tls { "https" } else { "http" }
 }
 
-/// Directory of one server, which may not exist yet; removed on drop.
+/// Directory of one server. It need not exist yet, and is removed on drop.
 struct Place(PathBuf);
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // The directory may not exist, and one that cannot be removed is only temporary.
+        // If the directory does not exist, there is nothing to remove. If it cannot be removed, it stays as a
+        // temporary directory.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }

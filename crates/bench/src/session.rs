@@ -51,19 +51,19 @@ pub fn run_in(args: &[OsString], io: &Io) -> u8 {
         }
         Err(error) => {
             io.err.notice(format!("Error: {error}\n{}\n", PROGRAM.usage(&error.path)));
-            // etcd's tool exits with -1 here.
+            // The exit code is 255, because etcd's tool exits with -1 here.
             255
         }
     }
 }
 
 fn help(io: &Io, text: &str) -> u8 {
-    // A closed standard output is no error: the reader has read enough.
+    // A closed standard output is no error: its reader does not want more.
     io.out.notice(text);
     0
 }
 
-/// Returns the command line in a form that can be executed again, with passwords hidden.
+/// Returns the command line as text that a user can run again. Passwords are replaced.
 fn shown(args: &[OsString]) -> String {
     let mut words = vec!["mainstay bench".to_owned()];
     let mut secret = false;
@@ -98,7 +98,7 @@ pub(crate) struct Session {
 impl Session {
     fn carry_out(&self, command: Command) -> Result<(), Failure> {
         let matches = &self.matches;
-        // etcd's tool ignores extra words after a command; this tool refuses them.
+        // etcd's tool ignores extra words after a command, but this tool refuses them.
         if !command.takes_words && !matches.args.is_empty() {
             let word = matches.arg_text(0).unwrap_or_default();
             return Err(Failure::usage(format!(
@@ -149,8 +149,9 @@ impl Session {
         Ok(target)
     }
 
-    /// Runs a load of single operations, and writes its results. `names` are the names of its series; in
-    /// `layout`, `%s` stands for a series' report and `%d` for its number of operations.
+    /// Runs a load of single operations, and writes its results. `names` are the names of its series;
+    /// `layout` is the text around the reports, in which `%s` stands for the report of a series, and `%d` for
+    /// its number of operations.
     pub(crate) fn unary<W: Workload>(
         &self,
         names: &[&str],
@@ -159,12 +160,14 @@ impl Session {
         make: impl Fn(u64) -> Result<W, Failure>,
     ) -> Result<(), Failure> {
         let plan = plan(&self.matches, total)?;
-        // A wrong argument is refused before any connection is made.
+        // Create the first workload before any connection is made, so that a wrong argument is refused at
+        // once.
         let mut first = Some(make(0)?);
         let target = self.target()?;
         let mut watch = Watcher::new(&self.matches, &target, &plan);
         let before = machine::checks();
-        // If the first workload can be created, the others can as well.
+        // All workloads have the same arguments, so if the first one could be created, the others can be,
+        // too.
         let others: Vec<W> = (1..plan.threads as u64).map(&make).collect::<Result<_, _>>()?;
         let mut others = others.into_iter();
         let mut workloads: Vec<Option<W>> = vec![first.take()];
@@ -227,9 +230,9 @@ impl Session {
     }
 
     /// Runs a load with several measured parts, repeated as `--repeat` requests, and writes its results.
-    /// `names` are the names of the parts; `%s` in `layout` stands for a part's report, taken from the run
-    /// with the median rate of the last part. `run` calls its argument between two parts that follow each
-    /// other; parts that run at the same time share the server's resource usage.
+    /// `names` are the names of the parts. In `layout`, `%s` stands for the report of a part; the reports are
+    /// those of the run in which the last part had the median rate. `run` must call its argument between two
+    /// parts that follow each other. Parts that run at the same time share the server's resource usage.
     pub(crate) fn in_parts<const N: usize>(
         &self,
         names: [&str; N],
@@ -286,7 +289,7 @@ impl Session {
         (series, elapsed): (Series, Duration),
     ) -> Result<(), Failure> {
         let said = if self.matches.get(REPORT_PERFDASH) {
-            // The operation is named after the last word of the command.
+            // In the perfdash file the operation has the name of the command's last word.
             let operation = self.matches.path.last().copied().unwrap_or(name);
             report::write_perfdash(operation, &series, elapsed, self.artifacts.as_deref())
         } else {
@@ -309,15 +312,16 @@ impl Session {
         self.write(&(said + text), &document)
     }
 
-    /// Writes the text, and the requested files.
+    /// Prints the text, and writes the files that the flags request.
     pub(crate) fn write(&self, text: &str, document: &Document) -> Result<(), Failure> {
         for warning in &document.warnings {
             self.warn(warning);
         }
-        // The text comes first, so that an unwritable file does not lose the measurement.
+        // Print the text first, so that the measurement is not lost if a file cannot be written.
         if self.matches.get(JSON) != "-" {
             self.say(text)?;
-            // Programs that parse etcd's report get no additional text, unless a flag requests it.
+            // Programs may parse the report of etcd's tool, so additional text is printed only if a flag
+            // requests it.
             let ours = [DURATION.row(), REPEAT.row(), SCHEDULE.row(), THREADS.row(), WARMUP.row(), PID.row()];
             let asked = ours.iter().any(|flag| self.matches.is_given(*flag));
             if self.matches.path != ["compare"] && (asked || self.io.is_terminal) {
@@ -341,8 +345,9 @@ impl Session {
     }
 }
 
-/// Returns the resources that the tool and the server used for part number `part` of `parts`, which took
-/// `elapsed`. `stages` has one entry per part if the parts followed each other, otherwise one for all.
+/// Returns the resources that the tool and the server used for part number `part` of `parts`; the part took
+/// `elapsed`. `stages` has one entry for each part if the parts followed each other, otherwise one entry for
+/// all parts together.
 fn attributed(
     stages: &[(Duration, Generator)],
     used: &[Option<Usage>],
@@ -351,14 +356,15 @@ fn attributed(
 ) -> (Generator, Option<Usage>) {
     let stage = if stages.len() == parts { part } else { 0 };
     let (took, whole) = stages.get(stage).copied().unwrap_or_default();
-    // The usage of the tool is known only for all parts together, so each part gets its share by time.
+    // The tool's own resource usage is known only for all parts together, so each part gets a share in
+    // proportion to its duration.
     let share = (elapsed.as_secs_f64() / took.as_secs_f64().max(1e-9)).min(1.0);
     let generator =
         Generator { cpu: whole.cpu.mul_f64(share), starved: whole.starved.mul_f64(share), ..whole };
     (generator, used.get(stage).copied().flatten())
 }
 
-/// Returns the index of the run whose rate is closest to the median of its row.
+/// Returns the index of the run whose rate is closest to the median rate of its row.
 fn closest(runs: &[Run], row: Option<&Row>) -> Option<usize> {
     let row = row?;
     let apart = |at: usize| row.runs.get(at).map_or(f64::MAX, |run| (run.rate - row.median.rate).abs());

@@ -1,4 +1,4 @@
-//! TLS settings from files, and certificates generated for a comparison.
+//! TLS settings read from files, and certificates that are generated for a comparison.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -25,8 +25,8 @@ pub struct Files {
 }
 
 impl Files {
-    /// Returns TLS settings if any TLS file is given, or if an endpoint's scheme requires TLS (`wanted`).
-    /// Errors name the file.
+    /// Returns TLS settings if a TLS file is given, or if `wanted` is true because the scheme of an endpoint
+    /// requires TLS. An error names the file that cannot be used.
     pub fn client(&self, wanted: bool) -> Result<Option<Arc<ClientConfig>>, TlsError> {
         if !wanted && self.cacert.is_empty() && self.cert.is_empty() && self.key.is_empty() {
             return Ok(None);
@@ -58,7 +58,7 @@ fn key(file: &str) -> Result<PrivateKeyDer<'static>, TlsError> {
     PrivateKeyDer::from_pem_file(file).map_err(|error| TlsError::Pem { file: file.to_owned(), error })
 }
 
-/// Returns a server's TLS settings from its certificate and key files.
+/// Reads a server's certificate and key from files, and returns its TLS settings.
 pub fn server(cert_file: &str, key_file: &str) -> Result<Arc<ServerConfig>, TlsError> {
     let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
@@ -70,8 +70,8 @@ pub fn server(cert_file: &str, key_file: &str) -> Result<Arc<ServerConfig>, TlsE
     Ok(Arc::new(config))
 }
 
-/// Generates a self-signed certificate for the loopback names and its key, in files of a directory. Returns
-/// the paths of both.
+/// Generates a key, and a self-signed certificate for the names of the loopback interface. Stores both as
+/// files in a directory and returns their paths.
 pub fn make(directory: &Path) -> Result<(String, String), Error> {
     let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
     let made = rcgen::generate_simple_self_signed(names).map_err(TlsError::Made)?;

@@ -1,4 +1,5 @@
-//! Resource usage of a server: from `/proc` if it runs on this machine, else from its metrics.
+//! Measures the resources that a server uses: from `/proc` if the server runs on this machine, otherwise from
+//! its metrics.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -8,7 +9,7 @@ use std::time::Duration;
 
 use crate::loadgen::socket::Endpoint;
 
-/// Resource counters of a server at one time; unknown counters are `None`.
+/// Resource counters of a server at one point in time. A counter that is unknown is `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Usage {
     /// CPU time, user and system, in seconds.
@@ -22,7 +23,8 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// Returns the difference from `before`; the memory is the current value.
+    /// Returns the increase of the counters since `before`. The memory is not a difference but the current
+    /// value.
     pub fn since(self, before: Self) -> Self {
         Self {
             cpu_s: self.cpu_s.zip(before.cpu_s).map(|(now, then)| (now - then).max(0.0)),
@@ -36,7 +38,7 @@ impl Usage {
     }
 }
 
-/// Source of a server's resource counters.
+/// Where the resource counters of a server are read.
 #[derive(Clone, Debug)]
 pub struct Meter {
     pid: Option<u32>,
@@ -45,19 +47,20 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// Creates a meter for the given process, or for the one that listens at the endpoint on this machine,
-    /// and for the endpoint's metrics.
+    /// Creates a meter that uses the endpoint's metrics and a process: the given process, or the one that
+    /// listens at the endpoint if it is on this machine.
     pub fn new(endpoint: &Endpoint, pid: Option<u32>) -> Self {
         let pid = pid.or_else(|| is_local(endpoint).then(|| listener(endpoint)).flatten());
         Self { pid, task: None, endpoint: Some(endpoint.clone()) }
     }
 
-    /// Creates a meter for one thread of this process, which measures only CPU time.
+    /// Creates a meter for one thread of this process. It measures only CPU time.
     pub fn thread(task: &str) -> Self {
         Self { pid: None, task: Some(format!("/proc/{task}/schedstat")), endpoint: None }
     }
 
-    /// Returns the counters before a load. The metrics are read first, so that serving them is not counted.
+    /// Reads the counters before a load. The metrics are read before `/proc`, so that the work of serving
+    /// them is not counted.
     pub fn before(&self) -> Usage {
         let metrics = self.metrics();
         self.counters(&metrics)
@@ -69,7 +72,7 @@ impl Meter {
         let metrics = self.metrics();
         let from_metrics = self.counters(&metrics);
         Usage {
-            // Metrics are used only for values that `/proc` does not provide.
+            // A metric is used only if `/proc` does not provide the value.
             cpu_s: told.cpu_s.or(from_metrics.cpu_s),
             rss_bytes: told.rss_bytes.or(from_metrics.rss_bytes),
             written_bytes: told.written_bytes,
@@ -104,10 +107,11 @@ impl Meter {
 
 fn cpu_s(stat: &str) -> Option<f64> {
     let text = fs::read_to_string(stat).ok()?;
-    // The process name, in parentheses, may contain any character.
+    // The process name, which is in parentheses, may contain any character, so the fields are read from after
+    // the last parenthesis.
     let fields: Vec<&str> = text.rsplit_once(')')?.1.split_ascii_whitespace().collect();
     let ticks: u64 = fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?;
-    // Linux shows 100 ticks per second (USER_HZ) to programs on every architecture.
+    // Linux reports CPU time in ticks of 1/100 s (USER_HZ) on every architecture.
     Some(ticks as f64 / 100.0)
 }
 
@@ -123,15 +127,16 @@ fn written_bytes(pid: u32) -> Option<u64> {
 }
 
 fn is_local(endpoint: &Endpoint) -> bool {
-    // Only loopback addresses are recognized; the machine's other addresses would be local as well, but are
-    // harder to identify.
+    // Only loopback addresses count as local. Other addresses of this machine would be local too, but they
+    // are harder to recognize.
     endpoint.unix
         || (endpoint.address.as_str())
             .to_socket_addrs()
             .is_ok_and(|mut all| all.any(|address| address.ip().is_loopback()))
 }
 
-/// Returns the id of the process that listens on the endpoint's port, if it is visible.
+/// Returns the id of the process that listens on the endpoint's port. Returns `None` if no such process is
+/// visible.
 fn listener(endpoint: &Endpoint) -> Option<u32> {
     let port: u16 = endpoint.address.rsplit_once(':')?.1.parse().ok()?;
     let mut inodes = Vec::new();
@@ -162,7 +167,7 @@ fn metric(text: &str, name: &str) -> Option<f64> {
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
 }
 
-/// Returns the body of a GET request to an endpoint; fails after five seconds.
+/// Sends a GET request to an endpoint and returns the body of the response. Fails after five seconds.
 pub fn get(endpoint: &Endpoint, path: &str) -> io::Result<String> {
     if endpoint.unix {
         return Err(io::Error::other("metrics over a Unix socket are not asked for"));
@@ -186,7 +191,8 @@ pub fn get(endpoint: &Endpoint, path: &str) -> io::Result<String> {
             let client = rustls::ClientConnection::new(Arc::new(tls), name).map_err(io::Error::other)?;
             let mut stream = rustls::StreamOwned::new(client, stream);
             stream.write_all(request.as_bytes())?;
-            // A missing close_notify alert does not matter here.
+            // An error at the end of the stream, such as a missing close_notify alert, is ignored, because
+            // the response is checked later.
             let _ = stream.read_to_end(&mut answer);
         }
     }

@@ -1,4 +1,5 @@
-//! Observer of a running load: measures the server's resource usage, and shows progress on a terminal.
+//! Observes a running load: measures the resources that the server uses, and shows the progress on a
+//! terminal.
 
 use std::time::{Duration, Instant};
 
@@ -11,18 +12,19 @@ use crate::loadgen::histogram::Histogram;
 use crate::render::short;
 use crate::usage::{Meter, Usage};
 
-/// Measures the server's resource usage in each run, and draws progress on a terminal.
+/// Measures the resources that the server uses in each run, and draws the progress on a terminal.
 pub struct Watcher {
     meter: Option<Meter>,
     before: Usage,
-    /// Server's resource usage in each run, if known.
+    /// Resources that the server used in each run; `None` if they are unknown.
     pub usages: Vec<Option<Usage>>,
     progress: cli::Progress,
     total: Option<u64>,
     repeat: usize,
     times: (Duration, Duration),
     began: Instant,
-    /// Duration of each run, and this thread's own resource usage, for loads that run in this thread.
+    /// Duration of each run, and the resources that this thread used in it, for loads that run in this
+    /// thread.
     pub own: Vec<(Duration, Generator)>,
 }
 
@@ -54,7 +56,8 @@ impl Observer for Watcher {
     }
 
     fn ends(&mut self, _: usize) {
-        // Loads that run in this thread have no other measure of their own cost.
+        // Loads that run in this thread have no other measure of their own cost, so the thread's CPU time is
+        // read here.
         let (cpu, starved) = thread_times();
         let cpu = cpu.saturating_sub(self.times.0);
         let took = self.began.elapsed();

@@ -50,15 +50,15 @@ pub struct Sender {
     session: Arc<Session>,
     place: usize,
     finished: bool,
-    /// True while a message is being sent. It stays true if the caller dropped the future of `send` before
-    /// the message was complete.
+    /// True while a message is being sent. If the caller drops the future of `send` before the message is
+    /// complete, this stays true.
     is_cut: bool,
     message_bytes_max: usize,
 }
 
 impl Sender {
-    /// Sends one message as far as the flow-control window of the server allows, and waits for more window.
-    /// If the future is dropped before it is ready, part of the message may have been sent; the next `send`
+    /// Sends one message. If the flow-control window of the server is too small, waits for more window. If
+    /// the future is dropped before it is ready, a part of the message may have been sent; the next `send`
     /// then cancels the call.
     ///
     /// # Errors
@@ -95,7 +95,8 @@ impl Sender {
         if std::mem::replace(&mut self.is_cut, true) {
             self.cancel();
         }
-        // If the server answered early or reset the stream, the receiver returns the status of the call.
+        // If the server has responded early or reset the stream, the rest of the message is not needed; the
+        // receiver returns the status of the call.
         let sent = poll_fn(|cx| self.session.poll_send(cx, self.place, &mut rest, is_last)).await;
         self.is_cut = false;
         self.finished |= sent && is_last;
@@ -116,23 +117,23 @@ impl Drop for Sender {
 pub struct Receiver {
     session: Arc<Session>,
     place: usize,
-    /// True if the server said that it did not process the call.
+    /// True if the server has confirmed that it did not process the call.
     unprocessed: bool,
 }
 
 impl Receiver {
-    /// Returns true if the call failed and the server said that it did not process the call. Even a write may
-    /// then be retried.
+    /// Returns true if the call failed and the server has confirmed that it did not process the call. Then
+    /// even a write may be retried.
     pub(crate) fn is_unprocessed(&self) -> bool {
         self.unprocessed
     }
 
-    /// Returns the next message, or `None` when the call ended with status OK. The future may be dropped and
-    /// the method called again without loss.
+    /// Returns the next message, or `None` when the call ended with status OK. If the future is dropped, no
+    /// message is lost; the method may be called again.
     ///
     /// # Errors
-    /// Returns the status that the server sent, or a status of the client for a broken connection or a
-    /// malformed response.
+    /// Returns the status that the server sent. For a broken connection or a malformed response, returns a
+    /// status that the client creates.
     pub async fn next(&mut self) -> Result<Option<Bytes>, Status> {
         poll_fn(|cx| self.session.poll_next(cx, self.place)).await.map_err(|failed| {
             self.unprocessed = failed.is_unprocessed;

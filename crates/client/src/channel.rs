@@ -29,7 +29,7 @@ pub struct Channel {
     receive_bytes_max: usize,
 }
 
-/// Keeps a connection without calls open. Shared by all clones of a [`Channel`].
+/// Keeps the connection open while there are no calls. All clones of a [`Channel`] share this value.
 struct Held(Arc<Session>);
 
 impl Drop for Held {
@@ -91,7 +91,7 @@ impl Channel {
     ) -> io::Result<(Channel, JoinHandle<()>)> {
         let options = http2::Options {
             stream_window_bytes: transport.window_bytes,
-            // Zero turns off the automatic growth of the window: the caller chose the size.
+            // Zero turns off the automatic growth of the window, because the caller has chosen its size.
             stream_window_bytes_max: 0,
             connection_window_bytes,
             ..http2::Options::default()
@@ -101,8 +101,8 @@ impl Channel {
         let driver = Driver::new(session.clone(), wire);
         let (watched, keepalive) = (session.clone(), transport.keepalive);
         let driver = tokio::spawn(async move {
-            // The result of the driver is not needed: every open call gets its own error when the connection
-            // breaks.
+            // The result of the driver is not needed, because every open call gets its own error when the
+            // connection breaks.
             match keepalive {
                 None => driver.await,
                 Some(keepalive) => _ = race(driver, watch_over(&watched, keepalive)).await,
@@ -118,7 +118,7 @@ impl Channel {
         self.peer.as_deref()
     }
 
-    /// Returns true if the connection accepts no more calls: it is closed, or a call found that the server is
+    /// Returns true if the connection accepts no more calls: it is closed, or the server has said that it is
     /// shutting down (GOAWAY).
     pub fn is_closed(&self) -> bool {
         *self.held.0.closed().borrow()
@@ -127,7 +127,8 @@ impl Channel {
     /// Waits until the connection accepts no more calls. The future does not keep the connection open.
     pub fn closed(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut closed = self.held.0.closed().subscribe();
-        // An error means that every handle of the connection was dropped, which also closes it.
+        // If waiting fails, every handle of the connection was dropped, and then the connection is closed
+        // too.
         async move { _ = closed.wait_for(|closed| *closed).await }
     }
 
@@ -153,8 +154,7 @@ impl Channel {
         self.attempt(path, options, message).await.map_err(|failure| failure.status)
     }
 
-    /// Makes a unary call. A [`Failure`] also says if it is certain that the server did not act on the
-    /// request.
+    /// Makes a unary call. The [`Failure`] also says if the server has certainly not acted on the request.
     pub(crate) async fn attempt(
         &self,
         path: &str,
@@ -162,7 +162,7 @@ impl Channel {
         message: Bytes,
     ) -> Result<Bytes, Failure> {
         let call = async {
-            // If no stream could be opened, no part of the request was sent.
+            // If no stream could be opened, no part of the request has been sent.
             let (mut sender, mut receiver) =
                 self.stream_with(path, options).await.map_err(Failure::unsent)?;
             sender.send_last(message).await.map_err(Failure::sent)?;
@@ -202,7 +202,7 @@ impl Channel {
     pub async fn stream_with(&self, path: &str, options: &CallOptions) -> Result<(Sender, Receiver), Status> {
         let timeout = options.timeout.map(grpc_timeout);
         let timeout = timeout.as_ref().map(|timeout| (&b"grpc-timeout"[..], timeout.as_bytes()));
-        // HTTP/2 does not allow white space at either end of a header value.
+        // HTTP/2 does not allow white space at the beginning or end of a header value, so it is removed.
         let metadata = options
             .metadata
             .iter()
@@ -219,7 +219,7 @@ impl Channel {
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) status: Status,
-    /// True if it is certain that the server did not act on the request.
+    /// True if the server has certainly not acted on the request.
     pub(crate) unsent: bool,
 }
 

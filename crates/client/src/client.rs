@@ -1,6 +1,6 @@
 //! Client of a cluster. [`Client`] keeps one connection to each endpoint, distributes calls round robin over
-//! the open connections, authenticates users, and retries calls by the rules in `retry`. Of the API's
-//! methods, it knows only which are safe to retry.
+//! the open connections, authenticates users, and retries calls by the rules in `retry`. It knows nothing
+//! about the API's methods except which of them are safe to retry.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -34,7 +34,7 @@ use crate::transport::Transport;
 #[derive(Clone)]
 pub struct Client {
     cluster: Arc<Cluster>,
-    /// The only endpoint to use, if this client was created by [`Client::at`].
+    /// The only endpoint to use, if [`Client::at`] has created this client.
     bound: Option<Arc<Link>>,
     require_leader: bool,
     timeout: Option<Duration>,
@@ -48,7 +48,8 @@ struct Cluster {
     user: Option<(String, String)>,
     given_token: Option<HeaderValue>,
     token: Mutex<Token>,
-    /// Locked while a token is requested, so that one authentication serves all waiting calls.
+    /// Mutex that is locked while a token is requested, so that all waiting calls use the token of one
+    /// authentication.
     authenticating: tokio::sync::Mutex<()>,
     zone: Option<String>,
     zones: RwLock<HashMap<String, String>>,
@@ -103,9 +104,9 @@ impl Client {
         Ok(client)
     }
 
-    /// Gets a token if the client has a user; otherwise does nothing. The time limit is the dial timeout. A
-    /// call gets a token itself if the client has none; etcd's tools authenticate first and exit with the
-    /// error.
+    /// Gets a token if the client has a user; otherwise does nothing. The time limit is the dial timeout.
+    /// This is optional, because a call gets a token itself if the client has none. But etcd's tools
+    /// authenticate first, and exit with the error if that fails.
     ///
     /// # Errors
     /// Returns the status of Authenticate. It is not an error if authentication is disabled on the server.
@@ -212,8 +213,8 @@ impl Client {
             let options = CallOptions { metadata: self.metadata(rpc).1, ..CallOptions::default() };
             match channel.stream_with(rpc.path(), &options).await {
                 Ok((sender, receiver)) => return Ok(Stream::new(sender, receiver)),
-                // The connection broke after it was chosen. The task that keeps the connection will notice
-                // soon.
+                // The connection broke after it was chosen. The task that maintains the connection will soon
+                // open another one.
                 Err(status) if status.code == Code::Unavailable => sleep(pause(1, 1)).await,
                 Err(status) => return Err(status),
             }
@@ -246,15 +247,15 @@ impl Client {
         Ok(self.channel(deadline).await?.peer().cloned())
     }
 
-    /// Returns endpoint and last error of each endpoint that could not be reached, or whose last connection
-    /// broke and whose new one is not stable yet.
+    /// Returns the endpoints without a stable connection, with their last errors: endpoints that could not be
+    /// reached, and those whose last connection broke and whose new one has not lasted long enough.
     pub fn dial_errors(&self) -> Vec<(String, String)> {
         let links = self.links().into_iter();
         links.filter_map(|link| Some((link.endpoint.text.clone(), link.error()?))).collect()
     }
 
-    /// Returns true if a connection is open and has been stable for a while, so that the server is not one
-    /// that hangs up immediately.
+    /// Returns true if a connection is open and has been open for a while. A server that closes every
+    /// connection at once does not count.
     pub fn is_connected(&self) -> bool {
         self.links().iter().any(|link| link.channel().is_some() && link.error().is_none())
     }
@@ -295,7 +296,8 @@ impl Client {
                 Verdict::Final => return Err(failure.status),
                 Verdict::Repeat => {}
                 Verdict::Authenticate if self.cluster.user.is_some() => {
-                    // Boxed, because getting a token is itself a call through this function.
+                    // The future is boxed, because getting a token is itself a call through this function, so
+                    // the function is recursive.
                     Box::pin(self.renew_token(token, deadline)).await?;
                 }
                 Verdict::Authenticate => {}
@@ -308,14 +310,15 @@ impl Client {
     fn credentials(&self, rpc: Rpc) -> Credentials {
         match (&self.cluster.user, &self.cluster.given_token) {
             (_, Some(_)) => Credentials::Token,
-            // If Authenticate itself fails, a new token does not help.
+            // A failure of Authenticate itself must not lead to another authentication.
             (Some(_), None) if rpc != Rpc::Authenticate => Credentials::User,
             (Some(_), None) => Credentials::Token,
             (None, None) => Credentials::None,
         }
     }
 
-    /// Gets a new token, unless another call has already received one whose number is above `seen`.
+    /// Gets a new token. Does nothing if another call has already received a token whose number is above
+    /// `seen`.
     async fn renew_token(&self, seen: u64, deadline: Option<Instant>) -> Result<(), Status> {
         let Some((name, password)) = &self.cluster.user else { return Ok(()) };
         let _one = until(deadline, self.cluster.authenticating.lock()).await?;
@@ -363,7 +366,8 @@ impl Client {
         }
     }
 
-    /// Waits for an open connection and returns it. Successive calls get the connections in turn.
+    /// Waits for an open connection and returns it. Successive calls of this function return the connections
+    /// in turn.
     pub(crate) async fn channel(&self, deadline: Option<Instant>) -> Result<Channel, Status> {
         let mut changes = self.cluster.changes.subscribe();
         loop {
@@ -411,7 +415,7 @@ impl Cluster {
     }
 }
 
-/// Returns one of the open connections, round robin by `turn`.
+/// Returns one of the open connections; `turn` selects it round robin.
 fn standing(links: &[Arc<Link>], turn: usize) -> Option<Channel> {
     let channels: Vec<Channel> = links.iter().filter_map(|link| link.channel()).collect();
     let at = turn.checked_rem(channels.len())?;

@@ -17,19 +17,19 @@ use crate::retry::random;
 /// DNS resolver settings: name servers, search domains, timeout and number of attempts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resolver {
-    /// Name servers, in the order in which they are asked.
+    /// Name servers, in the order in which they are queried.
     pub servers: Vec<SocketAddr>,
     /// Domains that are appended to a name that does not resolve by itself.
     pub search: Vec<String>,
     /// Time limit for the response of one server.
     pub timeout: Duration,
-    /// Number of rounds through all servers.
+    /// Number of times that all servers are tried.
     pub attempts: u32,
 }
 
 impl Default for Resolver {
-    /// Returns a resolver that asks the local host's name server, as `resolv.conf` without a `nameserver`
-    /// line does.
+    /// Returns a resolver that queries a name server on this machine, which is also the meaning of a
+    /// `resolv.conf` without a `nameserver` line.
     fn default() -> Resolver {
         Resolver {
             servers: vec![SocketAddr::from(([127, 0, 0, 1], 53))],
@@ -175,7 +175,7 @@ impl Resolver {
         Err(DiscoveryError(format!("lookup {name}{on}: {why}")))
     }
 
-    /// Asks the servers in turn until one returns records or says that the name has none.
+    /// Queries the servers in turn, until one returns records or says that the name has none.
     async fn ask_all(&self, name: &str) -> Result<Vec<Service>, (Option<SocketAddr>, String)> {
         let asked = Name::new(name.trim_end_matches('.')).map_err(|_| (None, "no such host".to_owned()))?;
         let mut fault = (None, "no such host".to_owned());
@@ -205,7 +205,7 @@ impl Resolver {
         Err(fault)
     }
 
-    /// Sends a query to one server over UDP, and over TCP if the response was truncated.
+    /// Sends a query to one server over UDP. If the response is truncated, sends the query again over TCP.
     async fn ask(&self, server: SocketAddr, name: &Name<'_>) -> io::Result<Answer> {
         #[allow(clippy::cast_possible_truncation, reason = "any 16 of its bits do")]
         let mut query = Packet::new_query(random() as u16);
@@ -264,7 +264,7 @@ async fn by_udp(server: SocketAddr, query: &Packet<'_>, bytes: &[u8]) -> io::Res
     let mut buffer = vec![0; 4096];
     loop {
         let len = socket.recv(&mut buffer).await?;
-        // Any other datagram, perhaps a forged one, is skipped: the response may still arrive.
+        // Any other datagram, which may be forged, is ignored, because the real response may still arrive.
         if let Some(answer) = Answer::read(query, &buffer[..len]) {
             return Ok(answer);
         }
@@ -298,9 +298,9 @@ fn ordered(mut services: Vec<Service>, mut random: impl FnMut() -> u64) -> Vec<S
     ordered
 }
 
-/// Splits endpoints into those to use and those to ignore because they are not encrypted. For each ignored
-/// endpoint, etcd's tools print ``ignoring discovered insecure endpoint "http://…"``. With
-/// `insecure_allowed`, none is ignored.
+/// Splits endpoints into those to use, and those to ignore because they are not encrypted. For each ignored
+/// endpoint, etcd's tools print ``ignoring discovered insecure endpoint "http://…"``. If `insecure_allowed`
+/// is true, none is ignored.
 pub fn part_insecure(endpoints: Vec<String>, insecure_allowed: bool) -> (Vec<String>, Vec<String>) {
     endpoints.into_iter().partition(|endpoint| insecure_allowed || !endpoint.starts_with("http://"))
 }

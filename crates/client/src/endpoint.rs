@@ -30,7 +30,8 @@ pub enum Address {
     Unix(PathBuf),
 }
 
-/// Rule for TLS that follows from the scheme of an endpoint. Source: `client/v3/internal/endpoint` of etcd.
+/// Rule that decides from the scheme of an endpoint if TLS is used. Source: `client/v3/internal/endpoint` of
+/// etcd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Security {
     /// `https` and `unixs`: always TLS. Without configured certificates, the system's root certificates are
@@ -47,8 +48,8 @@ impl Endpoint {
     pub fn new(text: impl Into<String>) -> Endpoint {
         let text = text.into();
         if let Some((scheme, rest)) = unix(&text) {
-            // `unix:///a` is an absolute path; `unix://a` and `unix:a` are relative paths. Cutting `//`
-            // handles all three.
+            // `unix:///a` is an absolute path; `unix://a` and `unix:a` are relative paths. Removing `//`
+            // gives the right path in all three cases.
             let path = PathBuf::from(rest.strip_prefix("//").unwrap_or(rest));
             let host = path.file_name().map_or(String::new(), |name| name.to_string_lossy().into_owned());
             let security = if scheme == "unixs" { Security::Tls } else { Security::AsConfigured };

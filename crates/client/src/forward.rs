@@ -1,5 +1,5 @@
-//! Calls that a proxy makes on behalf of its own callers. Messages stay opaque bytes, and the caller's token
-//! and deadline are passed with each call. The user and the token of the [`Client`] itself are not used.
+//! Calls that a proxy makes on behalf of its own callers. Messages stay opaque bytes. The caller's token and
+//! deadline are passed on with each call, and the user and the token of the [`Client`] itself are not used.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::channel::Channel;
 use crate::client::Client;
 use crate::retry::{ATTEMPTS, Credentials, Verdict, pause, verdict};
 
-/// Time limit for waiting for a connection, including calls without a deadline. Source: the dial timeout of
+/// Maximum time that a call waits for a connection, even without a deadline. Source: the dial timeout of
 /// etcd's proxy.
 const CONNECTION_WAIT: Duration = Duration::from_secs(5);
 
@@ -61,8 +61,8 @@ impl Client {
             sleep_unless_zero(pause(attempt, endpoints)).await;
             let channel = self.reachable(deadline).await?;
             match channel.stream_with(rpc.path(), options).await {
-                // The connection broke after `reachable` returned it. The task that keeps the connection will
-                // notice soon.
+                // The connection broke after `reachable` had returned it. The task that maintains the
+                // connection will soon open another one.
                 Err(status) if status.code == Code::Unavailable => last = status,
                 opened => return opened,
             }
@@ -70,7 +70,7 @@ impl Client {
         Err(last)
     }
 
-    /// Returns an open connection. Waits until the deadline, but at most for [`CONNECTION_WAIT`].
+    /// Returns an open connection. Waits for one until the deadline, but at most for [`CONNECTION_WAIT`].
     async fn reachable(&self, deadline: Option<Instant>) -> Result<Channel, Status> {
         match timeout(CONNECTION_WAIT, self.channel(deadline)).await {
             Ok(found) => found,

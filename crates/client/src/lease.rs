@@ -67,8 +67,9 @@ pub(crate) fn is_passing(status: &Status) -> bool {
     matches!(status.code, Code::Unavailable | Code::Internal)
 }
 
-/// Keeps a lease alive. A task renews the lease every third of its TTL, over broken connections, until this
-/// object is dropped, the lease no longer exists, or no response arrived within the TTL.
+/// Keeps a lease alive. A task renews the lease every third of its TTL, and connects again if the connection
+/// breaks. The task ends when this object is dropped, the lease no longer exists, or no response has arrived
+/// within the TTL.
 pub struct KeepAlive {
     answers: mpsc::Receiver<LeaseKeepAliveResponse>,
     keeper: JoinHandle<Status>,
@@ -76,8 +77,8 @@ pub struct KeepAlive {
 }
 
 impl KeepAlive {
-    /// Starts to renew the lease. The first response, which contains the TTL, may take `first_answer`; etcd's
-    /// client uses its dial timeout plus one second.
+    /// Starts to renew the lease. The first response contains the TTL, so `first_answer` is the time limit
+    /// for it; etcd's client uses its dial timeout plus one second.
     pub fn start(client: &Client, id: i64, first_answer: Duration) -> KeepAlive {
         let (sender, answers) = mpsc::channel(ANSWERS_MAX);
         let keeper = tokio::spawn(keep(client.clone(), id, first_answer, sender));
@@ -85,7 +86,7 @@ impl KeepAlive {
     }
 
     /// Returns the next renewal, or `None` when the lease is no longer kept alive; [`KeepAlive::ended`] then
-    /// returns the reason. The future may be dropped and the method called again without loss.
+    /// returns the reason. If the future is dropped, no response is lost; the method may be called again.
     pub async fn next(&mut self) -> Option<LeaseKeepAliveResponse> {
         let answer = self.answers.recv().await;
         if answer.is_none() && self.ended.is_none() {
@@ -95,9 +96,9 @@ impl KeepAlive {
         answer
     }
 
-    /// Returns the reason of the end after [`KeepAlive::next`] returned `None`: `etcdserver: requested lease
-    /// not found` if the lease does not exist, `DeadlineExceeded` if the lease may have expired, or another
-    /// status from the server.
+    /// Returns the reason why the lease is no longer kept alive, after [`KeepAlive::next`] has returned
+    /// `None`: `etcdserver: requested lease not found` if the lease does not exist, `DeadlineExceeded` if the
+    /// lease may have expired, or another status from the server.
     pub fn ended(&self) -> Option<&Status> {
         self.ended.as_ref()
     }
@@ -156,11 +157,11 @@ async fn renew(
         let Some(ttl) = u64::try_from(answer.ttl).ok().filter(|ttl| *ttl > 0) else {
             return error::LEASE_NOT_FOUND;
         };
-        // A server that answers with more is broken; a time so far ahead may not exist.
+        // A longer TTL can come only from a broken server, and the computed time might not be representable.
         let ttl = Duration::from_secs(ttl.min(TTL_SECONDS_MAX));
         *expires = Instant::now() + ttl;
-        // If the queue is full, the response is dropped. If the receiver was dropped, this task is aborted
-        // soon.
+        // If the queue is full, the response is dropped. If the receiver was dropped, this task will soon be
+        // aborted.
         let _ = answers.try_send(answer);
         sleep(ttl / 3).await;
     }

@@ -12,9 +12,9 @@
 //! Invariants:
 //! * Dropping a call cancels it at the server. The size of a response is limited by both the call and the
 //!   transport.
-//! * A write is sent a second time only if it is certain that no server acted on the first request.
-//! * No call waits for a dead endpoint while a connection to another endpoint is open.
-//! * Every task that this crate starts ends together with the object for which it was started.
+//! * A write is sent a second time only if certainly no server has acted on the first request.
+//! * While a connection to another endpoint is open, no call waits for an endpoint that cannot be reached.
+//! * Every task that this crate starts ends when the object for which it was started is dropped.
 //!
 //! Start reading with [`Client::call`] and [`Channel`]. Tests: `tests/it` runs against a small gRPC server that
 //! belongs to the tests; `tests/it` of `mainstay-front` uses [`Channel`] for every kind of call.

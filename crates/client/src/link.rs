@@ -14,18 +14,18 @@ use crate::transport::Transport;
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
 /// One endpoint and the connection to it. The connection is opened at first use and then kept open by a
-/// background task. Calls therefore choose among connections that are ready, and no call waits for a dead
-/// endpoint while another endpoint is connected.
+/// background task. Calls therefore choose among open connections. No call waits for an endpoint that cannot
+/// be reached while another endpoint is connected.
 pub(crate) struct Link {
     pub(crate) endpoint: Endpoint,
     shown: Arc<Shown>,
     keeper: OnceLock<AbortHandle>,
 }
 
-/// State that the task which keeps the connection publishes.
+/// State that is published by the task which keeps the connection open.
 struct Shown {
     state: Mutex<State>,
-    /// Value that changes with every change of any link of the client.
+    /// Counter that changes with every change of any link of the client.
     changes: watch::Sender<u64>,
 }
 
@@ -34,9 +34,9 @@ struct State {
     channel: Option<Channel>,
     /// True once the first attempt to connect has ended, with or without success.
     tried: bool,
-    /// Reason why the last attempt to connect failed or the last connection broke. Kept after a reconnect
-    /// until the new connection has lasted for a while: a server that speaks another protocol accepts every
-    /// connection and then closes it.
+    /// Reason why the last attempt to connect failed or the last connection broke. The reason is kept after a
+    /// reconnect until the new connection has been open for a while, because a server of another protocol
+    /// accepts every connection and then closes it.
     error: Option<String>,
 }
 
@@ -71,7 +71,7 @@ impl Link {
         Link { endpoint, shown: Arc::new(shown), keeper: OnceLock::new() }
     }
 
-    /// Starts to connect, unless that was started before.
+    /// Starts the task that connects, unless it was started before.
     pub(crate) fn wake(&self, transport: &Transport) {
         self.keeper.get_or_init(|| {
             let kept = keep(self.endpoint.clone(), transport.clone(), self.shown.clone());
@@ -89,7 +89,8 @@ impl Link {
         self.shown.lock().tried
     }
 
-    /// Returns the reason why there is no connection, or none that has lasted.
+    /// Returns the reason why there is no connection, or none that has been open for a while; otherwise
+    /// `None`.
     pub(crate) fn error(&self) -> Option<String> {
         self.shown.lock().error.clone()
     }
@@ -110,7 +111,8 @@ async fn keep(endpoint: Endpoint, transport: Transport, shown: Arc<Shown>) {
             Ok(channel) => {
                 let closed = channel.closed();
                 shown.show(channel);
-                // A server that closes the connection at once is treated like one that cannot be reached.
+                // A server that closes the connection soon after it was opened is treated like one that
+                // cannot be reached.
                 let mut closed = pin!(closed);
                 let lasted = timeout(pause, &mut closed).await.is_err();
                 if lasted {

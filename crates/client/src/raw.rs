@@ -10,8 +10,8 @@ use crate::endpoint::Endpoint;
 use crate::tls::PeerCertificates;
 use crate::transport::{HTTP2, Transport};
 
-/// Connection to an endpoint on which no bytes were exchanged yet (apart from the TLS handshake), for
-/// protocols other than gRPC.
+/// Connection to an endpoint for a protocol other than gRPC. No bytes have been exchanged on it yet, except
+/// for the TLS handshake.
 pub struct RawConnection {
     wire: Wire<Stream>,
     /// Certificates that the server sent in the TLS handshake; `None` without TLS.
@@ -35,8 +35,8 @@ impl RawConnection {
 }
 
 impl Channel {
-    /// Starts gRPC on a TCP connection that the caller opened, with TLS if the endpoint requires it. For
-    /// callers that need to keep access to the socket, for example to inspect it.
+    /// Starts gRPC on a TCP connection that the caller opened, with TLS if the endpoint requires it. This is
+    /// for callers that need access to the socket, for example to inspect it.
     ///
     /// # Errors
     /// Returns the errors of [`Channel::open`], except those of opening the connection.

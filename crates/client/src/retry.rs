@@ -10,8 +10,8 @@ use crate::channel::Failure;
 pub(crate) const ATTEMPTS: u32 = 100;
 
 /// Unary methods that may be retried after `Unavailable`. Source: `retry.go` of clientv3. Granting and
-/// revoking a lease are in that list too: a second lease expires by itself, and a second revocation finds no
-/// lease.
+/// revoking a lease may be retried as well: a second lease expires by itself, and a second revocation finds
+/// no lease.
 const REPEATABLE: &[Rpc] = &[
     Rpc::KvRange,
     Rpc::LeaseTimeToLive,
@@ -41,12 +41,13 @@ pub(crate) enum Verdict {
     Authenticate,
 }
 
-/// Text that etcd 3.4 and 3.5 send in maintenance calls instead of the text of [`error::INVALID_AUTH_TOKEN`].
+/// Text that etcd 3.4 and 3.5 return from maintenance calls in place of the text of
+/// [`error::INVALID_AUTH_TOKEN`].
 const UNKNOWN_TOKEN: &str = "auth: invalid auth token";
 
-/// Decides whether a failed attempt is retried. Source: `retry_interceptor.go` of clientv3, which however
-/// does not retry after [`UNKNOWN_TOKEN`]: with several endpoints, its call fails at every member that did
-/// not issue the token.
+/// Decides whether a failed attempt is retried. Source: `retry_interceptor.go` of clientv3, except that
+/// clientv3 does not retry after [`UNKNOWN_TOKEN`]. With several endpoints, a call of clientv3 therefore
+/// fails at every member that did not issue the token.
 pub(crate) fn verdict(rpc: Rpc, failure: &Failure, endpoints: usize, credentials: Credentials) -> Verdict {
     let status = &failure.status;
     if matches!(status.code, Code::DeadlineExceeded | Code::Canceled) {
@@ -55,8 +56,8 @@ pub(crate) fn verdict(rpc: Rpc, failure: &Failure, endpoints: usize, credentials
     let is = |known: &Status| status.message == known.message;
     match credentials {
         Credentials::User if is(&error::USER_EMPTY) => return Verdict::Authenticate,
-        // A call without a user also fails with `AUTH_OLD_REVISION` when users change concurrently. It only
-        // has to be retried.
+        // A call without a user also fails with `AUTH_OLD_REVISION` if users change at the same time. Then a
+        // retry without a new token is enough.
         Credentials::User | Credentials::None
             if is(&error::INVALID_AUTH_TOKEN)
                 || is(&error::AUTH_OLD_REVISION)
@@ -72,7 +73,7 @@ pub(crate) fn verdict(rpc: Rpc, failure: &Failure, endpoints: usize, credentials
     if elsewhere || repeatable || unsent { Verdict::Repeat } else { Verdict::Final }
 }
 
-/// Credentials of a client.
+/// Credentials with which a client makes calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Credentials {
     None,
@@ -80,8 +81,8 @@ pub(crate) enum Credentials {
     Token,
 }
 
-/// Returns the pause before an attempt; attempts are counted from 0. Only the first attempt after each round
-/// through a quorum of the endpoints has a pause.
+/// Returns the pause before an attempt; attempts are counted from 0. There is a pause only before the first
+/// attempt of each round through a quorum of the endpoints.
 pub(crate) fn pause(attempt: u32, endpoints: usize) -> Duration {
     let quorum = u32::try_from(endpoints / 2 + 1).unwrap_or(u32::MAX);
     if attempt == 0 || !attempt.is_multiple_of(quorum) {

@@ -1,6 +1,6 @@
 //! HTTP/2 connection of a [`crate::Channel`]. [`Session`] is the state that the calls share with the task
-//! that drives the connection; [`Driver`] is that task. This module handles the bytes of messages. Deadlines,
-//! endpoints and retries are handled elsewhere.
+//! that drives the connection; [`Driver`] is that task. This module handles only the bytes of messages, and
+//! not deadlines, endpoints and retries.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -23,9 +23,9 @@ use crate::messages::Messages;
 
 /// Maximum number of slices of output in one vectored write.
 const PIECES_MAX: usize = 64;
-/// Number of bytes of unsent output from which on no new call is started.
+/// Number of bytes of unsent output. If there are more, no new call is started.
 const OUTPUT_BYTES_MAX: usize = 64 << 10;
-/// Maximum number of reads in one turn of the driver; then other tasks get their turn.
+/// Maximum number of reads in one turn of the driver. After them, other tasks get a turn.
 const READS_PER_TURN: usize = 16;
 /// Maximum number of paths whose request header templates are cached. A client uses a few dozen methods.
 const HEADS_MAX: usize = 128;
@@ -34,7 +34,7 @@ const HEADS_MAX: usize = 128;
 enum End {
     /// The server sent a gRPC status, in trailers or in a response that consists of headers only.
     Told(Result<(), Status>),
-    /// The server ended the response without a gRPC status.
+    /// The server ended the response without sending a gRPC status.
     Untold,
     Reset {
         reason: Reason,
@@ -44,13 +44,13 @@ enum End {
     Broken(Status),
 }
 
-/// State of a call. Kept until both the sender and the receiver are dropped.
+/// State of a call. It is kept until both the sender and the receiver are dropped.
 struct Call {
     key: Key,
     /// True once the response headers have arrived.
     has_head: bool,
     messages: Messages,
-    /// Number of received bytes that were not returned to the flow-control window yet.
+    /// Number of received bytes that were not given back to the flow-control window yet.
     unreleased: usize,
     end: Option<End>,
     receiver: Option<Waker>,
@@ -71,28 +71,28 @@ struct State {
     driver: Option<Waker>,
     /// True once the server has sent GOAWAY.
     is_leaving: bool,
-    /// Status of all further calls, once the connection has ended.
+    /// Status that all further calls return; set when the connection has ended.
     over: Option<Status>,
-    /// Text of the server's GOAWAY, if its reason was an error.
+    /// Text of the server's GOAWAY frame, if its reason was an error.
     farewell: Option<String>,
-    /// Number of the last PING sent. `ponged` is the number of the last PING answered.
+    /// Number of the last PING that was sent. `ponged` is the number of the last PING that was answered.
     pinged: u64,
     ponged: u64,
 }
 
 /// State that the calls of a connection share with the task that drives it.
 ///
-/// A mutex and a waker suffice: calls may move between threads, and each command or event holds the mutex for
-/// some hundred nanoseconds. The alternative, a channel of commands to the task, would cost one allocation
-/// and two wake-ups per message.
+/// Calls may move between threads, so the state is protected by a mutex, and a waker wakes the task. Each
+/// command or event holds the mutex for only some hundred nanoseconds. The alternative, a channel of commands
+/// to the task, would cost one allocation and two wake-ups per message.
 pub(crate) struct Session {
     state: Mutex<State>,
-    /// False once the last [`crate::Channel`] is dropped; then no call can be started any more.
+    /// False once the last [`crate::Channel`] is dropped. After that, no call can be started.
     has_channels: AtomicBool,
     /// Total number of bytes received.
     received: AtomicU64,
     ponged: Notify,
-    /// Wakes the tasks in [`Session::open`], which then try again to start their call.
+    /// Wakes the tasks that wait in [`Session::open`], so that they try again to start their call.
     freed: Notify,
     /// True once the connection accepts no more calls.
     closed: watch::Sender<bool>,
@@ -131,7 +131,7 @@ impl Session {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // No code panics while it holds this mutex, except for a bug in this crate. Then the calls fail
+        // Code panics while it holds this mutex only because of a bug in this crate. The calls then fail
         // anyway, so poisoning is ignored.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -142,7 +142,8 @@ impl Session {
         &self.closed
     }
 
-    /// Called when the last [`crate::Channel`] is dropped. The connection then ends with its last call.
+    /// Called when the last [`crate::Channel`] is dropped. From then on the connection ends with its last
+    /// call.
     pub(crate) fn let_go(&self) {
         self.has_channels.store(false, Ordering::Release);
         self.lock().wake_driver();
@@ -178,7 +179,7 @@ impl Session {
     }
 
     /// Starts a call and returns its index. Waits until the server allows one more stream and the unsent
-    /// output is below its limit. `more` are header fields in addition to those that every call has.
+    /// output is below its limit. `more` contains header fields in addition to those of every call.
     ///
     /// # Errors
     ///
@@ -191,7 +192,8 @@ impl Session {
         message_bytes_max: usize,
     ) -> Result<usize, Status> {
         loop {
-            // Created before the attempt, so that a notification during the attempt is not lost.
+            // The future is created before the attempt, so that a notification during the attempt is not
+            // lost.
             let freed = self.freed.notified();
             if let Poll::Ready(opened) = self.try_open(path, more, message_bytes_max) {
                 return opened;
@@ -210,8 +212,8 @@ impl Session {
         if let Some(why) = &state.over {
             return Poll::Ready(Err(why.clone()));
         }
-        // Header frames are not subject to flow control. Without this limit, a server that stops reading
-        // would make the headers of new calls fill the memory.
+        // Header frames are not subject to flow control. Without this limit, the headers of new calls could
+        // fill the memory if a server stops reading.
         if state.http2.output().len() >= OUTPUT_BYTES_MAX {
             state.wake_driver();
             return Poll::Pending;
@@ -248,7 +250,8 @@ impl Session {
     }
 
     /// Sends the rest of a message as far as the server's flow-control window allows. Ready when all of
-    /// `rest` is sent. With `is_last`, also ends the request body. Returns false if the call is over.
+    /// `rest` is sent. If `is_last` is true, also ends the request body. Returns false if the call has
+    /// already ended.
     pub(crate) fn poll_send(
         &self,
         cx: &mut Context<'_>,
@@ -259,7 +262,8 @@ impl Session {
         let mut state = self.lock();
         let key = state.calls[place].key;
         loop {
-            // A server may send its response before it has received the whole request.
+            // The call may have ended already, because a server may send its response before it has received
+            // the whole request.
             if !state.http2.is_open(key) || state.calls[place].end.is_some() {
                 return Poll::Ready(false);
             }
@@ -284,12 +288,12 @@ impl Session {
     pub(crate) fn finish(&self, place: usize) {
         let mut state = self.lock();
         let key = state.calls[place].key;
-        // The call may be over already; then there is nothing to end.
+        // An error means that the call has already ended, so there is nothing to finish.
         let _ = state.http2.send_data(key, Payload::from(Bytes::new()), true);
         state.wake_driver();
     }
 
-    /// Cancels a call. Does nothing if the call is over.
+    /// Cancels a call. Does nothing if the call has already ended.
     pub(crate) fn cancel(&self, place: usize) {
         let mut state = self.lock();
         state.cancel(place);
@@ -333,8 +337,8 @@ impl Session {
             return Poll::Ready(call.result(end));
         }
         call.receiver = Some(cx.waker().clone());
-        // A message may be longer than the flow-control window, so the window must be opened before the
-        // message is complete.
+        // A message may be longer than the flow-control window, so the window must grow before the message is
+        // complete.
         state.release(place, usize::MAX);
         Poll::Pending
     }
@@ -343,7 +347,7 @@ impl Session {
 /// Failure of a call.
 pub(crate) struct Failed {
     pub(crate) status: Status,
-    /// True if the server said that it did not process the call (RFC 9113, sections 6.8 and 8.7).
+    /// True if the server has confirmed that it did not process the call (RFC 9113, sections 6.8 and 8.7).
     pub(crate) is_unprocessed: bool,
 }
 
@@ -365,8 +369,8 @@ impl Call {
                 };
                 let who = if *by_peer { "by the server" } else { "here" };
                 let text = format!("connection error: the stream was reset {who}: {reason}");
-                // If the server has begun to answer, it has processed the call, even if it refuses the stream
-                // later.
+                // If the server has begun to respond, it has processed the call, even if it resets the stream
+                // with REFUSED_STREAM later.
                 let refused = *by_peer && *reason == Reason::REFUSED_STREAM;
                 (Status::with(code, text), refused && !self.has_head)
             }
@@ -418,7 +422,8 @@ impl State {
         call.end(End::Reset { reason: Reason::CANCEL, by_peer: false });
     }
 
-    /// Removes a call whose sender and receiver are both dropped. Cancels the call if it is not over.
+    /// Removes a call after both its sender and its receiver were dropped. Cancels the call if it has not
+    /// ended.
     fn drop_unused(&mut self, place: usize) {
         let call = &self.calls[place];
         if call.has_sender || call.has_receiver {
@@ -433,7 +438,8 @@ impl State {
         self.wake_driver();
     }
 
-    /// Returns received bytes to the call's flow-control window: `bytes`, but at most those not returned yet.
+    /// Gives received bytes back to the call's flow-control window: `bytes`, but at most as many as were not
+    /// given back yet.
     fn release(&mut self, place: usize, bytes: usize) {
         let call = &mut self.calls[place];
         let bytes = bytes.min(call.unreleased);
@@ -507,7 +513,7 @@ impl State {
         let call = &mut self.calls[place];
         call.has_head = true;
         if let Some(result) = status_of(fields) {
-            // A status in the headers ends the call, so anything that follows is ignored.
+            // A status in the headers ends the call, so all that follows is ignored.
             call.end(End::Told(result));
         } else if fields.status() != Some(200) {
             let code = http::StatusCode::from_u16(fields.status().unwrap_or_default());
@@ -531,14 +537,14 @@ impl State {
     }
 }
 
-/// Task that drives a connection: passes received data to the calls and writes their output. Ends with the
-/// connection, which it closes when no [`crate::Channel`] and no call is left.
+/// Task that drives a connection: passes received data to the calls and writes their output. The task closes
+/// the connection when no [`crate::Channel`] and no call is left, and then ends.
 pub(crate) struct Driver {
     session: Arc<Session>,
     wire: Wire<Stream>,
     input: Input,
-    /// True if the connection was blocked after the last read. Frames left in `input` are then processed
-    /// before more is read.
+    /// True if the connection was blocked after the last read. The frames that are left in `input` must then
+    /// be processed before more is read.
     was_blocked: bool,
 }
 
@@ -612,11 +618,12 @@ impl Driver {
         state.http2.begin_turn(Instant::now());
         for _ in 0..READS_PER_TURN {
             let was_blocked = state.http2.is_blocked();
-            // After a protocol error in the input, the GOAWAY is still written, if the socket accepts it
+            // Even after a protocol error in the input, the GOAWAY frame is written, if the socket accepts it
             // without waiting.
             let read = self.poll_read(state, cx);
             let written = self.poll_write(state, cx);
-            // An event, a command of a call, or the last write may have made room for another call.
+            // An event, a command of a call, or the last write may have made it possible to start another
+            // call.
             if state.http2.output().len() < OUTPUT_BYTES_MAX && (state.http2.may_open() || state.is_leaving) {
                 self.session.freed.notify_waiters();
             }
@@ -631,8 +638,8 @@ impl Driver {
             if is_unused && written.is_ready() {
                 return self.poll_close(state, cx);
             }
-            // A blocked connection was not read, so no wake-up for its input is registered. When it is
-            // unblocked, another round is needed.
+            // A blocked connection is not read, so no wake-up for new input is registered. If it was
+            // unblocked in this round, another round is needed to read.
             let goes_on = is_read || was_blocked && !state.http2.is_blocked();
             if !goes_on {
                 return Poll::Pending;
@@ -657,7 +664,8 @@ impl Future for Driver {
         let this = &mut *self;
         let session = Arc::clone(&this.session);
         let mut state = session.lock();
-        // Wake-ups are not needed while the driver runs. Its waker is stored again before it waits.
+        // The driver is running, so no call needs to wake it. The waker is stored again before the driver
+        // waits.
         state.driver = None;
         match this.poll_turn(&mut state, cx) {
             Poll::Ready(ended) => {
@@ -682,7 +690,7 @@ fn shown(error: &io::Error) -> String {
 }
 
 impl Drop for Driver {
-    /// Also runs when the task is aborted. Every call then fails because its connection has ended.
+    /// This also runs when the task is aborted. Every call then fails, because its connection has ended.
     fn drop(&mut self) {
         self.session.lock().fail("the connection was closed");
         self.session.closed.send_replace(true);

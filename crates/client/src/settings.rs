@@ -22,19 +22,19 @@ pub struct Settings {
     pub send_bytes_max: usize,
     /// Size limit of a response in bytes.
     pub receive_bytes_max: usize,
-    /// TLS settings for `https` endpoints and for endpoints without a scheme. `None`: no TLS is configured.
+    /// TLS settings for `https` endpoints and for endpoints without a scheme; `None` if TLS is not
+    /// configured.
     pub tls: Option<Tls>,
     /// User name and password. No user is configured if either is empty.
     pub user: Option<(String, String)>,
     /// Token that the caller supplies, such as a JWT. Cannot be combined with a user.
     pub token: Option<String>,
-    /// Zone of the client: endpoints of members in this zone are used first; see
-    /// [`crate::Client::set_zones`].
+    /// Zone of the client, whose members' endpoints are used first; see [`crate::Client::set_zones`].
     pub zone: Option<String>,
 }
 
 impl fmt::Debug for Settings {
-    /// The output contains neither the password nor the token.
+    /// The formatted text must contain neither the password nor the token.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Settings")
             .field("endpoints", &self.endpoints)
@@ -66,7 +66,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Returns settings with these endpoints and default values for all else.
+    /// Returns settings with these endpoints, and default values for all other fields.
     pub fn of<T: Into<String>>(endpoints: impl IntoIterator<Item = T>) -> Settings {
         Settings { endpoints: endpoints.into_iter().map(Into::into).collect(), ..Settings::default() }
     }

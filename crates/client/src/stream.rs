@@ -54,7 +54,7 @@ pub struct StreamSender<Req> {
 }
 
 impl<Req: Message> StreamSender<Req> {
-    /// Sends a request as far as the server's flow-control window allows, and waits for more window.
+    /// Sends a request. If the server's flow-control window is too small, waits for more window.
     ///
     /// # Errors
     /// Returns `ResourceExhausted` for a request above the size limit. The end of the call is not an error
@@ -76,8 +76,8 @@ pub struct StreamReceiver<Resp> {
 }
 
 impl<Resp: Message + Default> StreamReceiver<Resp> {
-    /// Returns the next response, or `None` when the call ended with status OK. The future may be dropped and
-    /// the method called again without loss.
+    /// Returns the next response, or `None` when the call ended with status OK. If the future is dropped, no
+    /// response is lost; the method may be called again.
     ///
     /// # Errors
     /// Returns the status that the server sent, or `Unavailable` if the connection broke.

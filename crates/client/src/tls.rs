@@ -19,7 +19,7 @@ use crate::certificate;
 /// client certificate is sent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// File with the certificates of the authorities that are trusted, instead of the system's root
+    /// File with the certificates of the authorities that are trusted in place of the system's root
     /// certificates.
     pub cacert: Option<PathBuf>,
     /// File with the client certificate, followed by the intermediate certificates up to its authority.
@@ -63,8 +63,8 @@ impl TlsFiles {
         *self != TlsFiles::default()
     }
 
-    /// Reads the files. Certificate and key are read only once, which suits command-line tools that run for a
-    /// short time.
+    /// Reads the files. Certificate and key are read only once, which is enough for command-line tools that
+    /// run for a short time.
     ///
     /// # Errors
     /// Returns an error if a file cannot be read or contains nothing usable, if only one of certificate and
@@ -105,7 +105,7 @@ impl TlsFiles {
 
     /// Reads the files as [`TlsFiles::load`] does, and reads certificate and key again for each connection.
     /// `accepts` is called with the contents of the certificate file. If `accepts` returns false or the files
-    /// are not usable, the pair that was read before stays in use.
+    /// are not usable, the connection uses the last pair that was usable.
     ///
     /// # Errors
     /// Returns the errors of [`TlsFiles::load`], and an error if certificate and key are not usable now.
@@ -118,7 +118,8 @@ impl TlsFiles {
                 OwnCertificate { cert: cert.clone(), key: key.clone(), accepts, provider, last: None.into() };
             own.current().ok_or_else(|| TlsError(format!("{}: it cannot be used", cert.display())))?;
             config.client_auth_cert_resolver = Arc::new(own);
-            // A resumed session would keep the certificate of its first handshake.
+            // Sessions are not resumed, because a resumed session would keep the certificate of its first
+            // handshake.
             config.resumption = Resumption::disabled();
             tls.config = Arc::new(config);
         }
@@ -135,8 +136,8 @@ impl TlsFiles {
                         .map_err(|error| TlsError(format!("{}: {error}", path.display())))?;
                 }
             }
-            // Without system root certificates, no server is trusted. The handshake then fails, as it does
-            // with an empty file.
+            // If the system has no root certificates, no server is trusted, and the handshake fails as with
+            // an empty file.
             None => _ = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs),
         }
         Ok(roots)
@@ -152,10 +153,10 @@ impl Tls {
     /// Returns the name that the server's certificate must contain.
     pub(crate) fn name_of(&self, host: &str) -> ServerName<'static> {
         let name = self.server_name.as_deref().unwrap_or(host);
-        // Host names in SRV records end with the dot of the root domain; names in certificates do not.
+        // A host name in an SRV record ends with the dot of the root domain, but a name in a certificate does
+        // not.
         let name = name.strip_suffix('.').unwrap_or(name).to_owned();
-        // The path of a Unix socket is not a host name. The verification then fails, unless it is switched
-        // off.
+        // The path of a Unix socket is not a host name, so the verification fails unless it is switched off.
         ServerName::try_from(name)
             .unwrap_or_else(|_| ServerName::try_from("invalid.invalid").expect("a constant that is a name"))
     }

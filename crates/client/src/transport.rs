@@ -1,6 +1,6 @@
 //! Connecting to a server and keeping the connection alive. [`Transport`] connects over TCP or a Unix socket,
-//! with or without TLS, within time limits. [`Keepalive`] configures pings. Of HTTP/2, this module uses only
-//! pings.
+//! with or without TLS, within time limits. [`Keepalive`] configures pings. The only part of HTTP/2 that this
+//! module uses is pings.
 
 use std::io;
 use std::sync::Arc;
@@ -18,11 +18,11 @@ use crate::tls::{PeerCertificates, Tls, TlsFiles};
 /// Settings for connecting to a server, and size limits for messages.
 #[derive(Clone, Debug)]
 pub struct Transport {
-    /// TLS settings, for endpoints that use TLS always or if it is configured.
+    /// TLS settings, used for endpoints that always use TLS or that use TLS if it is configured.
     pub tls: Option<Tls>,
     /// Time limit for connecting, including the TLS handshake.
     pub dial_timeout: Option<Duration>,
-    /// Pings on a connection that receives nothing. `None`: no pings.
+    /// Settings for pings on a connection that receives nothing; `None` for no pings.
     pub keepalive: Option<Keepalive>,
     /// Size limit of a sent message in bytes.
     pub send_bytes_max: usize,
@@ -33,8 +33,8 @@ pub struct Transport {
 }
 
 impl Default for Transport {
-    /// Returns the limits of etcd's client: 2 MiB for requests, 2 GiB for responses. No TLS, no pings, and no
-    /// time limit for connecting except that of the operating system.
+    /// Returns the limits of etcd's client: 2 MiB for requests, 2 GiB for responses. There is no TLS, there
+    /// are no pings, and only the operating system limits the time for connecting.
     fn default() -> Transport {
         Transport {
             tls: None,
@@ -48,9 +48,9 @@ impl Default for Transport {
 }
 
 impl Transport {
-    /// Receive window of a connection in bytes. A stream whose receiver does not read occupies one stream
-    /// window of it. The connection window has room for hundreds of such streams, so that other calls are not
-    /// delayed.
+    /// Receive window of a connection in bytes. A stream whose receiver does not read uses up one stream
+    /// window of it. The connection window has space for hundreds of such streams, so that they do not delay
+    /// other calls.
     pub(crate) fn connection_window_bytes(&self) -> u32 {
         self.window_bytes.saturating_mul(512)
     }
@@ -84,7 +84,7 @@ const READ_BYTES: usize = 64 * 1024;
 /// ALPN protocol name of HTTP/2.
 pub(crate) const HTTP2: &[u8] = b"h2";
 
-/// Open connection on which HTTP/2 has not started yet.
+/// Open connection on which HTTP/2 was not started yet.
 pub(crate) struct Dialled {
     pub(crate) wire: Wire<Stream>,
     pub(crate) peer: Option<PeerCertificates>,
@@ -101,7 +101,7 @@ impl Transport {
         self.bounded(endpoint, self.dial_unbounded(endpoint, protocol)).await
     }
 
-    /// Runs `dialling` with the dial timeout.
+    /// Runs `dialling`, which may take at most the dial timeout.
     pub(crate) async fn bounded<T>(
         &self,
         endpoint: &Endpoint,
@@ -162,8 +162,8 @@ impl Transport {
             io::Error::new(error.kind(), format!("authentication handshake failed: {error}"))
         })?;
         let connection = stream.connection();
-        // ALPN is required only for gRPC. Servers of other protocols may ignore ALPN, because the client
-        // offers only one protocol.
+        // gRPC requires that the server selects HTTP/2 by ALPN. Servers of other protocols may ignore ALPN,
+        // because the client offers only one protocol.
         if protocol == HTTP2 && connection.alpn_protocol() != Some(HTTP2) {
             let text = "authentication handshake failed: credentials: cannot check peer: missing selected ALPN property";
             return Err(io::Error::other(text));
@@ -177,7 +177,7 @@ async fn dial_tcp(address: &str) -> io::Result<TcpStream> {
     let malformed = |why: String| io::Error::new(io::ErrorKind::InvalidInput, format!("dial tcp: {why}"));
     let (host, port) = split_host_port(address).map_err(|error| malformed(error.to_string()))?;
     let number: u16 = port.parse().map_err(|_| malformed(format!("lookup tcp/{port}: unknown port")))?;
-    // As in Go, an empty host means the local host.
+    // An empty host means the local host, as in Go.
     let host = if host.is_empty() { "localhost" } else { host };
     let found = tokio::net::lookup_host((host, number))
         .await
@@ -195,8 +195,8 @@ async fn dial_tcp(address: &str) -> io::Result<TcpStream> {
     Err(last)
 }
 
-/// Returns an error that consists of the attempted action and the reason, in Go's words where they differ
-/// from Rust's.
+/// Returns an error whose text consists of the attempted action and the reason; the reason has Go's words
+/// where they differ from Rust's.
 fn said(error: &io::Error, tried: &str) -> io::Error {
     let why = match error.kind() {
         io::ErrorKind::ConnectionRefused => "connection refused".to_owned(),

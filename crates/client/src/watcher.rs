@@ -18,8 +18,8 @@ use crate::stream::Stream;
 /// First and longest pause before a broken stream is opened again.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
 
-/// Receives the events of a key or a range across broken connections. After a reconnect, the watch resumes
-/// right after the last revision seen, so that no event is lost or delivered twice.
+/// Receives the events of a key or a range, even if connections break. After a reconnect, the watch resumes
+/// directly after the last revision that was received, so that no event is lost or delivered twice.
 pub struct Watcher {
     client: Client,
     request: WatchCreateRequest,
@@ -28,7 +28,7 @@ pub struct Watcher {
     id: Option<i64>,
     /// True if [`WatchUpdate::Created`] was returned to the caller.
     announced: bool,
-    /// Response of which more fragments are expected.
+    /// Response whose further fragments have not arrived yet.
     partial: Option<WatchResponse>,
     pause: Duration,
     over: bool,
@@ -43,14 +43,14 @@ pub enum WatchUpdate {
     Events(WatchResponse),
     /// All events up to the header's revision were delivered.
     Progress(ResponseHeader),
-    /// The server ended the watch: the requested revision is compacted (`compact_revision` is above 0), or
-    /// for the reason in `cancel_reason`. No update follows.
+    /// The server has ended the watch: either the requested revision is compacted (`compact_revision` is
+    /// above 0), or the reason is in `cancel_reason`. No update follows.
     Canceled(WatchResponse),
 }
 
 impl Watcher {
-    /// Returns a watcher whose watch is created by the first [`Watcher::next`]. The `watch_id` of the request
-    /// must be 0.
+    /// Returns a watcher. The first [`Watcher::next`] creates the watch. The `watch_id` of the request must
+    /// be 0.
     pub fn new(client: &Client, request: WatchCreateRequest) -> Watcher {
         Watcher {
             client: client.clone(),
@@ -64,13 +64,13 @@ impl Watcher {
         }
     }
 
-    /// Returns the next update, or `None` after the end. The future may be dropped and the method called
-    /// again without loss.
+    /// Returns the next update, or `None` after the end. If the future is dropped, no update is lost; the
+    /// method may be called again.
     ///
     /// # Errors
     ///
-    /// Returns the server's status if it refuses the watch permanently, for example because a permission is
-    /// missing, or if the server has no leader and the client requires one. No update follows.
+    /// Returns the server's status if it refuses the watch permanently (for example because a permission is
+    /// missing), or if the client requires a leader and the server has none. No update follows.
     pub async fn next(&mut self) -> Result<Option<WatchUpdate>, Status> {
         while !self.over {
             match self.step().await {
@@ -82,8 +82,8 @@ impl Watcher {
                 Err(status) => {
                     self.stream = None;
                     self.id = None;
-                    // The revision of the partial response was not delivered; the server sends all of it
-                    // again.
+                    // The revision of the incomplete response was not delivered to the caller. The server
+                    // will send all of this revision again.
                     self.partial = None;
                     if !is_passing(&status) || status.message == error::NO_LEADER.message {
                         self.over = true;
@@ -99,8 +99,8 @@ impl Watcher {
         Ok(None)
     }
 
-    /// Asks the server for its progress. [`WatchUpdate::Progress`] follows when all events up to the current
-    /// revision were delivered. Does nothing if no stream is open.
+    /// Requests a progress report from the server. [`WatchUpdate::Progress`] follows once all events up to
+    /// the current revision were delivered. Does nothing if no stream is open.
     ///
     /// # Errors
     /// Returns the same errors as [`crate::StreamSender::send`].
@@ -139,7 +139,8 @@ impl Watcher {
         let header = response.header.unwrap_or_default();
         let refused = response.canceled && response.compact_revision == 0;
         if refused && is_token_fault(&response.cancel_reason) && self.client.has_user() {
-            // The client authenticates again when it opens the stream again.
+            // The stream was ended because of the token. When the client opens the next stream, it
+            // authenticates again.
             return Err(Status::with(Code::Unavailable, response.cancel_reason));
         }
         if response.canceled {
@@ -149,18 +150,19 @@ impl Watcher {
             self.pause = PAUSE.0;
             self.id = Some(response.watch_id);
             if self.request.start_revision == 0 {
-                // Events during a later reconnect must not be lost, even if no event was received before it.
+                // Store the start revision even if no event was received. Otherwise events that happen during
+                // a later reconnect would be lost.
                 self.request.start_revision = header.revision + 1;
             }
             let first = !std::mem::replace(&mut self.announced, true);
             return Ok(first.then_some(WatchUpdate::Created(header)));
         }
         if self.partial.is_some() && self.id != Some(response.watch_id) {
-            // A progress report between two fragments covers the whole stream, but not the fragments that are
-            // still missing.
+            // A progress report between two fragments covers all watches of the stream, but not the fragments
+            // that have not arrived yet.
             return Ok(None);
         }
-        // A progress report on request has the watch id -1 and covers all watches of the stream.
+        // A progress report that was requested has the watch id -1, and covers all watches of the stream.
         if response.events.is_empty() && !response.fragment && self.partial.is_none() {
             if header.revision >= self.request.start_revision {
                 self.request.start_revision = header.revision + 1;

@@ -1,10 +1,11 @@
-//! Source of a member's time: the machine's clocks, or a clock that is moved by hand.
+//! Source of a member's time: either the clocks of the machine, or clocks that a test moves by hand.
 //!
-//! All code that makes a decision by time asks the member's [`Clock`] (invariant I17). Durations that are only
-//! counted for metrics may be measured with `Instant::now()`. Raft and leases use monotonic time only. The
-//! time of day is used for tokens (JWT), certificates, the id of an added member and log lines; it may jump.
+//! All code whose decisions depend on time must read the member's [`Clock`] (invariant I17). Durations that
+//! are only counted for metrics may be measured with `Instant::now()`. Raft and leases use monotonic time
+//! only. The time of day is used for tokens (JWT), certificates, the id of an added member and log lines; it
+//! may jump.
 //!
-//! The crate does not know what time is needed for. Start reading with [`Clock`] and [`HandClock`]. Tests:
+//! The crate does not know for what the time is used. Start reading with [`Clock`] and [`HandClock`]. Tests:
 //! beside the code, and `server/tests/it/stepped.rs`.
 
 #![forbid(unsafe_code)]
@@ -75,20 +76,21 @@ fn nanoseconds(time: Duration) -> u64 {
 
 /// Clocks that stand still until they are moved, with the timers that wait for them.
 ///
-/// Timers that are due fire in the order of their times, and of their registration if the times are equal.
+/// Timers that are due fire in the order of their times. Timers with equal times fire in the order in which
+/// they were registered.
 #[derive(Debug)]
 pub struct HandClock {
     epoch: Instant,
-    /// Nanoseconds since the epoch.
+    /// Monotonic time, in nanoseconds since the epoch.
     now_ns: AtomicU64,
-    /// Nanoseconds of the time of day since 1970.
+    /// Time of day, in nanoseconds since 1970.
     wall_ns: AtomicU64,
     timers: Mutex<Timers>,
 }
 
 #[derive(Debug, Default)]
 struct Timers {
-    /// Wakers by time in nanoseconds and timer number.
+    /// Wakers of the timers, by time in nanoseconds and timer number.
     waiting: BTreeMap<(u64, u64), Waker>,
     next: u64,
 }
@@ -156,7 +158,7 @@ impl HandClock {
                 return;
             };
             let waker = first.remove();
-            // The lock is released first, because a waker may call this clock again.
+            // The lock is released before wakers are called, because a waker may call this clock again.
             drop(timers);
             waker.wake();
         }
@@ -182,7 +184,7 @@ struct HandSleep {
 }
 
 impl Sleep {
-    /// Restarts the wait: it resolves after this time from now.
+    /// Restarts the wait: the future resolves after this time, counted from now.
     pub fn reset(&mut self, time: Duration) {
         match &mut self.0 {
             Kind::Real(sleep) => sleep.as_mut().reset(tokio::time::Instant::now() + time),

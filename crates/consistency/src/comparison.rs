@@ -1,5 +1,6 @@
-//! Comparison with other members: this member's hashes, and the requests for the hashes of others.
-//! `corruption` and `divergence` decide what a difference means; the server answers the requests of others.
+//! Comparison with other members: computes the hashes of this member, and requests the hashes of the others.
+//! `corruption` and `divergence` decide what a difference means; the crate `server` answers the requests of
+//! other members.
 
 use std::fmt::{self, Write as _};
 use std::io;
@@ -22,26 +23,27 @@ use replica::shared::Shared;
 use storage::kv_hash::KvHash;
 use storage::values::LogValues;
 
-/// HTTP path of the hash of a member's store, as on etcd's members.
+/// HTTP path of the hash of a member's store, the same as on members of etcd.
 pub const HASH_KV: &str = "/members/hashkv";
-/// HTTP path of the hashes of a member's state after its last entries.
+/// HTTP path of the hashes of a member's state after each of its last entries.
 pub const STATE_HASHES: &str = "/mainstay/state-hashes";
 
-/// Version of the state hash: hashes of different versions are not compared. Version 1 included remaining
+/// Version of the state hash. Hashes of different versions are not compared. Version 1 included the remaining
 /// times of leases.
 const ALGORITHM: u64 = 2;
-/// Number of versions hashed at a time.
+/// Number of key versions that are hashed in one slice.
 const HASHED_PER_SLICE: usize = 4096;
 
-/// HTTP header with the id of the cluster that a request or an answer is about, in hexadecimal.
+/// Name of the HTTP header with the id of the cluster, in hexadecimal, to which a request or response
+/// belongs.
 pub const CLUSTER_ID: &str = "x-etcd-cluster-id";
-/// etcd's error texts for a revision without a hash, by which members recognize the reason.
+/// etcd's error texts for a revision that has no hash. Members recognize the reason by them.
 const COMPACTED: &str = "mvcc: required revision has been compacted";
 const FUTURE: &str = "mvcc: required revision is a future revision";
 /// etcd's error text for a request that names another cluster.
 pub const OTHER_CLUSTER: &str = "cluster ID mismatch";
 
-/// A hash of all data up to a revision, as HashKV returns it.
+/// A hash of all data up to a revision, as the call HashKV returns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hashed {
     /// The hash.
@@ -54,7 +56,7 @@ pub struct Hashed {
     pub current_revision: Revision,
 }
 
-/// Error for which the state of this member cannot be hashed. The texts about revisions are etcd's.
+/// Reason why the state of this member cannot be hashed. The texts about revisions are etcd's.
 #[derive(Debug)]
 pub enum HashError {
     /// The revision was compacted, or is in the future.
@@ -63,7 +65,7 @@ pub enum HashError {
     Overtaken(Overtaken),
     /// A value cannot be read.
     Read(Status),
-    /// The hashing was ended early.
+    /// The computation was ended early by its caller.
     Stopped,
     /// The thread for the hashing cannot be started.
     NoThread(io::Error),
@@ -97,7 +99,7 @@ impl std::error::Error for HashError {
     }
 }
 
-/// Another member's answer to a request for its hash.
+/// The response of another member to a request for its hash.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HashAnswer {
     /// The member's hash.
@@ -108,21 +110,22 @@ pub enum HashAnswer {
     Future,
     /// The member belongs to another cluster.
     OtherCluster,
-    /// No usable answer; the text gives the reason.
+    /// The member returned nothing usable; the text is the reason.
     Nothing(String),
 }
 
-/// Returns the id of this member's cluster as the header [`CLUSTER_ID`] has it.
+/// Returns the id of this member's cluster, in the form of the header [`CLUSTER_ID`].
 pub fn cluster_id(shared: &Shared) -> String {
     format!("{:x}", shared.member.identity.cluster_id)
 }
 
-/// Hashes the present state up to a revision; 0 is the newest. Takes long, so it must not run on a thread
-/// that serves others; `stop` ends it early.
+/// Hashes the current state up to a revision; 0 means the newest one. This takes long, so it must not run on
+/// a thread that serves clients. Setting `stop` ends it early.
 ///
 /// # Errors
 ///
-/// The revision was compacted or is in the future, a value cannot be read, or `stop` was set.
+/// Returns an error if the revision was compacted or is in the future, a value cannot be read, or `stop` was
+/// set.
 pub fn hash_of(shared: &Arc<Shared>, revision: Revision, stop: &AtomicBool) -> Result<Hashed, HashError> {
     let began = Instant::now();
     let (state, published) = shared.read_long(Reader::Hash);
@@ -154,12 +157,12 @@ pub fn hash_of(shared: &Arc<Shared>, revision: Revision, stop: &AtomicBool) -> R
     Ok(Hashed { hash: hash.finish(), compact_revision, revision, current_revision })
 }
 
-/// Returns the hash at a revision, for another member; 0 is the newest. It is known for the last compactions,
-/// and is computed on a separate thread otherwise.
+/// Returns the hash at a revision for another member; 0 means the newest revision. The hashes of the last
+/// compactions are known; any other hash is computed on a separate thread.
 ///
 /// # Errors
 ///
-/// The revision was compacted or is in the future, or a value cannot be read.
+/// Returns an error if the revision was compacted or is in the future, or a value cannot be read.
 pub async fn hash_at(shared: &Arc<Shared>, revision: Revision) -> Result<Hashed, HashError> {
     match hash_of_compaction(shared, revision).await {
         Some(hashed) => Ok(hashed),
@@ -176,7 +179,7 @@ async fn hash_of_compaction(shared: &Shared, revision: Revision) -> Option<Hashe
     Some(Hashed { hash, compact_revision, revision, current_revision })
 }
 
-/// Hashes on a separate thread, because the calling thread serves others.
+/// Computes a hash on a separate thread, because the calling thread serves clients.
 async fn hash_elsewhere(shared: &Arc<Shared>, revision: Revision) -> Result<Hashed, HashError> {
     if !shared.member.threads {
         return hash_of(shared, revision, &AtomicBool::new(false));
@@ -193,7 +196,8 @@ async fn hash_elsewhere(shared: &Arc<Shared>, revision: Revision) -> Result<Hash
     receiver.await.unwrap_or(Err(HashError::ThreadEnded))
 }
 
-/// Asks all other members for their hash at a revision, in parallel.
+/// Requests the hash at a revision from all other members, in parallel. Returns each member's id with its
+/// response.
 pub async fn hashes_of_others(shared: &Shared, revision: Revision) -> Vec<(u64, HashAnswer)> {
     let cluster = cluster_id(shared);
     let body = Bytes::from(json!({ "revision": revision.0 }).to_string());
@@ -207,7 +211,7 @@ pub async fn hashes_of_others(shared: &Shared, revision: Revision) -> Vec<(u64, 
     answers.into_iter().map(|(id, answer)| (id, read_hash(answer))).collect()
 }
 
-/// Decodes a member's answer, which may come from etcd.
+/// Decodes the response of a member, which may run etcd.
 pub fn read_hash(answer: Result<Response<Bytes>, RequestError>) -> HashAnswer {
     let response = match answer {
         Ok(response) => response,
@@ -224,7 +228,7 @@ pub fn read_hash(answer: Result<Response<Bytes>, RequestError>) -> HashAnswer {
     let Ok(told) = serde_json::from_str::<Value>(&text) else {
         return HashAnswer::Nothing("the answer is not JSON".to_owned());
     };
-    // Go omits fields that are 0.
+    // Go omits fields whose value is 0.
     let hash = told.get("hash").map_or(Some(0), Value::as_u64).and_then(|hash| u32::try_from(hash).ok());
     let number = |value: &Value| if value.is_null() { Some(0) } else { value.as_i64() };
     match (
@@ -245,7 +249,7 @@ pub fn read_hash(answer: Result<Response<Bytes>, RequestError>) -> HashAnswer {
     }
 }
 
-/// Sends a request to all other members in parallel, and waits for their answers.
+/// Sends a request to all other members in parallel, and waits for their responses.
 async fn ask_others(
     shared: &Shared,
     timeout: Duration,
@@ -280,7 +284,8 @@ async fn ask_others(
 pub fn write_trail(trail: &StateTrail) -> String {
     let newest = &trail.points[trail.points.len().saturating_sub(STATE_TRAIL_POINTS_MAX)..];
     let mut body = String::with_capacity(64 + newest.len() * 48);
-    // Written by hand for speed: it is requested every two seconds. Writing to a string does not fail.
+    // The JSON is written by hand for speed, because it is requested every two seconds. Writing to a string
+    // cannot fail.
     let _ =
         write!(body, "{{\"algorithm\":{ALGORITHM},\"applied_index\":{},\"points\":[", trail.applied_index);
     for (point, at) in newest.iter().zip(0..) {
@@ -291,7 +296,8 @@ pub fn write_trail(trail: &StateTrail) -> String {
     body
 }
 
-/// Decodes the output of [`write_trail`]; `None` for anything else, and for hashes of another version.
+/// Decodes the output of [`write_trail`]. Returns `None` for any other text, and for hashes of another
+/// version.
 pub fn read_trail(text: &[u8]) -> Option<StateTrail> {
     let told: Value = serde_json::from_slice(text).ok()?;
     if told["algorithm"].as_u64()? != ALGORITHM {
@@ -311,14 +317,15 @@ pub fn read_trail(text: &[u8]) -> Option<StateTrail> {
     trail.points.is_sorted_by(|a, b| a.index < b.index).then_some(trail)
 }
 
-/// Asks all other members, in parallel, for their hashes from the log index on that `from` returns for each.
-/// Members that return none, such as etcd's, are left out.
+/// Requests the state hashes of all other members, in parallel. `from` returns for each member the log index
+/// at which the hashes should begin. Members that return no hashes, such as etcd's, are left out.
 pub async fn trails_of_others(
     shared: &Shared,
     timeout: Duration,
     from: impl Fn(u64) -> Index,
 ) -> Vec<(u64, StateTrail)> {
-    // The address of a member may by mistake belong to another cluster, whose state is no cause for alarm.
+    // By a wrong configuration, the address of a member may belong to another cluster. A difference from that
+    // cluster is no reason for an alarm.
     let cluster = cluster_id(shared);
     let question = |id| {
         Request::get(format!("{STATE_HASHES}?from={}", from(id)))

@@ -1,6 +1,6 @@
 //! etcd's checks that all members hold the same data, by the hash of HashKV: once when a member starts, and
-//! regularly on the leader. The compared data and the member to which a difference is attributed are the same
-//! as in etcd.
+//! regularly on the leader. The compared data is the same as in etcd, and so is the choice of the member that
+//! is blamed for a difference.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,27 +18,27 @@ use storage::block_on::block_on;
 use storage::compaction_hash::KnownHash;
 use telemetry::logging::{Logger, Value};
 
-/// Result of comparing another member's hash with this member's hash at the start.
+/// Result of comparing another member's hash with this member's hash when this member starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Initial {
     /// The hashes are equal.
     Same,
-    /// The hashes differ, with equal compact revisions: this is a corruption.
+    /// The hashes differ although the compact revisions are equal, so the data is corrupt.
     Differs,
-    /// The hashes differ, but so do the compact revisions.
+    /// The hashes differ, but the compact revisions differ as well, so this proves nothing.
     NotComparable,
     /// The other member has no hash at this revision.
     Unknown,
 }
 
-/// Error for which a member does not start with its state. The texts are etcd's.
+/// Reason why a member does not start with its state. The texts are etcd's.
 #[derive(Debug)]
 pub enum InitialCheckError {
     /// This member's state cannot be hashed.
     NoHash {
         /// Id of this member.
         member_id: u64,
-        /// Reason for which it cannot be hashed.
+        /// Reason why the state cannot be hashed.
         error: HashError,
     },
     /// Another member has different data.
@@ -70,12 +70,12 @@ impl std::error::Error for InitialCheckError {
     }
 }
 
-/// Error for which the leader could not compare the members' states.
+/// Reason why the leader could not compare the states of the members.
 #[derive(Debug)]
 enum CheckError {
     /// This member's state cannot be hashed.
     Hash(HashError),
-    /// This member cannot do a linearizable read.
+    /// This member cannot make a linearizable read.
     Read(Status),
     /// The member is stopping.
     Stopping,
@@ -107,7 +107,7 @@ impl std::error::Error for CheckError {
     }
 }
 
-/// Compares another member's answer with this member's hash at the start.
+/// Compares the response of another member with this member's hash, when this member starts.
 pub fn compare_initially(own: &Hashed, answer: &HashAnswer) -> Initial {
     match answer {
         HashAnswer::Hashed(theirs) if theirs.hash == own.hash => Initial::Same,
@@ -117,12 +117,12 @@ pub fn compare_initially(own: &Hashed, answer: &HashAnswer) -> Initial {
     }
 }
 
-/// Compares the state with which this member starts with the states of all others. Takes as long as reading
-/// all values and waiting for the slowest member, up to the request timeout.
+/// Compares the state with which this member starts with the states of all others. This reads all values and
+/// then waits for the slowest member, for up to the request timeout.
 ///
 /// # Errors
 ///
-/// Another member has different data, or this member's data cannot be read.
+/// Returns an error if another member has different data, or this member's data cannot be read.
 pub fn check_initially(shared: &Arc<Shared>, logger: &Logger) -> Result<(), InitialCheckError> {
     let id = shared.member.identity.member_id;
     let timeout = shared.member.limits.request_timeout;
@@ -170,11 +170,11 @@ pub fn check_initially(shared: &Arc<Shared>, logger: &Logger) -> Result<(), Init
     Ok(())
 }
 
-/// Returns the findings of the leader's periodic check, in order: the member to name in the alarm, and the
-/// reason. etcd names only the first.
+/// Returns the findings of the leader's periodic check, in order. Each consists of the member that the alarm
+/// should name, and the reason. etcd's alarm names only the member of the first finding.
 ///
-/// `first` was computed before the other members were asked, `second` after a linearizable read that followed
-/// their answers.
+/// `first` is this member's hash from before it asked the other members. `second` is its hash after a
+/// linearizable read that followed their responses.
 pub fn compare_periodically(
     leader: u64,
     first: &Hashed,
@@ -201,9 +201,10 @@ pub fn compare_periodically(
     found
 }
 
-/// Returns the members to name in the alarm when members hold different data. The members of each group hold
-/// the same data. Named are the members outside the majority of all members; 0, for an unknown member, if no
-/// group is a majority; none if only one group exists.
+/// Returns the members that the alarm should name if members have different data. The members of one group
+/// have the same data; `members` is the number of all members. If one group is a majority of all members,
+/// returns the members of the other groups. If no group is a majority, returns 0, which stands for an unknown
+/// member. If there is only one group, returns an empty list.
 pub fn minority(groups: &[Vec<u64>], members: usize) -> Vec<u64> {
     if groups.len() < 2 {
         return Vec::new();
@@ -218,9 +219,9 @@ pub fn minority(groups: &[Vec<u64>], members: usize) -> Vec<u64> {
 pub enum OfCompaction {
     /// All members have the same hash.
     Same,
-    /// The members that could be compared have the same hash; the number counts them.
+    /// Only some members could be compared, and they have the same hash; contains their number.
     Incomplete(usize),
-    /// The hashes differ; the alarm should name these members, see [`minority`].
+    /// The hashes differ; contains the members that the alarm should name, see [`minority`].
     Differs(Vec<u64>),
 }
 
@@ -271,7 +272,8 @@ impl Timer {
     }
 }
 
-/// The leader's checks. Each runs on a separate thread, one at a time, because it may read all data.
+/// The checks that the leader makes. Each of them runs on a separate thread, because it may read all data.
+/// Only one runs at a time.
 pub struct CorruptionChecks {
     checker: Arc<Checker>,
     periodic: Option<Timer>,
@@ -283,7 +285,7 @@ struct Checker {
     shared: Arc<Shared>,
     logger: Arc<Logger>,
     stop: AtomicBool,
-    /// Revision up to which compactions were found equal on all members.
+    /// Highest revision of a compaction whose hash was found to be equal on all members.
     checked_through: AtomicI64,
 }
 
@@ -314,21 +316,22 @@ impl CorruptionChecks {
         }
     }
 
-    /// Returns which checks are due, if this member leads: the periodic check, and the check of compactions.
+    /// Returns `None` if no check is due. Otherwise returns if the periodic check is due, and if the check of
+    /// compactions is due. Only the leader has checks that are due.
     fn due(&mut self, leads: bool, now: Instant) -> Option<(bool, bool)> {
         let periodic = self.periodic.as_mut().is_some_and(|timer| timer.is_due(now));
         let compactions = self.of_compactions.as_mut().is_some_and(|timer| timer.is_due(now));
         (leads && (periodic || compactions)).then_some((periodic, compactions))
     }
 
-    /// Does the checks that are due, if this member leads, on the calling thread.
+    /// Makes the checks that are due on the calling thread, if this member is the leader.
     pub async fn turn_here(&mut self, leads: bool, now: Instant) {
         if let Some((periodic, compactions)) = self.due(leads, now) {
             self.checker.run(periodic, compactions).await;
         }
     }
 
-    /// Starts the checks that are due, if this member leads. Does not block.
+    /// Starts the checks that are due, if this member is the leader. Does not block.
     pub fn turn(&mut self, leads: bool, now: Instant) {
         if self.running.as_ref().is_some_and(|running| !running.is_finished()) {
             return;
@@ -347,7 +350,8 @@ impl CorruptionChecks {
         }
     }
 
-    /// Ends a running check early, without waiting for it, because it may be waiting for other members.
+    /// Ends a running check early. Does not wait for its end, because the check may be waiting for other
+    /// members.
     pub fn stop(&self) {
         self.checker.stop.store(true, Ordering::Relaxed);
     }
@@ -410,7 +414,7 @@ impl Checker {
         Ok(())
     }
 
-    /// Searches for a compaction, newest first, whose hash all members know.
+    /// Looks for the newest compaction whose hash all members know, and compares that hash.
     async fn check_compactions(&self) {
         let leader = self.shared.member.identity.member_id;
         let checked_through = self.checked_through.load(Ordering::Relaxed);

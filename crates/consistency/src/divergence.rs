@@ -1,10 +1,11 @@
-//! The leader's continuous comparison: every two seconds it requests the hashes of the other members' states
-//! after their last entries, and finds the first entry after which a member's state differs.
+//! Continuous comparison by the leader. Every two seconds, the leader requests from the other members the
+//! hashes of their states after each of their last entries. So it finds the first entry after which a
+//! member's state differs.
 //!
-//! A difference raises etcd's CORRUPT alarm, with etcd's meaning: while it is raised, for whichever member,
-//! no member takes writes. That is stricter than necessary, because the majority is known to be correct; but
-//! clients and operators know the alarm in this form. Beyond etcd, the named member answers no reads any more
-//! (COMPAT-20), and does not lead.
+//! A difference raises etcd's CORRUPT alarm, with etcd's meaning: while the alarm is raised, no member
+//! accepts writes, whichever member it names. This is stricter than necessary, because the majority is known
+//! to be correct, but clients and operators know the alarm in this form. Unlike in etcd, the named member
+//! also stops answering reads (COMPAT-20), and does not lead.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,24 +22,25 @@ use telemetry::logging::{Logger, Value};
 
 /// Interval between two comparisons.
 pub const INTERVAL: Duration = Duration::from_secs(2);
-/// Time to wait for the other members' answers.
+/// Time to wait for the responses of the other members.
 const TIMEOUT: Duration = Duration::from_secs(1);
-/// Number of rounds for which the alarm waits for a member to reach the entry that decides which member
-/// differs.
+/// Number of rounds for which the alarm is delayed while a lagging member has not yet reached the entry that
+/// decides which member differs.
 const PATIENCE_ROUNDS: u32 = 5;
 
 /// The result of one round of comparisons.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Verdict {
-    /// Result of the comparison with each member that could be compared.
+    /// Members that could be compared, each with the result.
     pub compared: Vec<(u64, TrailComparison)>,
-    /// Ids of the members to name in the alarm; 0 if the differing member cannot be determined.
+    /// Ids of the members that the alarm should name; 0 if it cannot be determined which member differs.
     pub named: Vec<u64>,
-    /// True if members that lag behind will decide which member differs once they have applied more.
+    /// True if lagging members will decide which member differs, once they have applied more entries.
     pub awaited: bool,
 }
 
-/// Compares this member's trail with those of others; `members` is the number of members in the cluster.
+/// Compares the hashes of this member with those of others. `members` is the number of members in the
+/// cluster.
 pub fn judge(own: u64, ours: &StateTrail, others: &[(u64, StateTrail)], members: usize) -> Verdict {
     let mut verdict = Verdict::default();
     let mut first: Option<Index> = None;
@@ -52,14 +54,16 @@ pub fn judge(own: u64, ours: &StateTrail, others: &[(u64, StateTrail)], members:
         }
     }
     let Some(first) = first else { return verdict };
-    // Members that differ from this member may agree with each other.
+    // Group the members by their states, because members that differ from this member may agree with each
+    // other.
     let mut groups: Vec<(Option<&StateTrail>, Vec<u64>)> = vec![(None, vec![own])];
     for ((id, comparison), theirs) in verdict.compared.iter().filter_map(|(id, comparison)| {
         let (_, theirs) = others.iter().find(|(other, _)| other == id)?;
         Some(((*id, *comparison), theirs))
     }) {
         match comparison {
-            // The member has not reached the first differing entry.
+            // The member has not reached the first entry that differs, so it cannot be assigned to a group
+            // yet.
             TrailComparison::Same { through } if through < first => verdict.awaited = true,
             TrailComparison::Same { .. } => groups[0].1.push(id),
             TrailComparison::Different { .. } => {
@@ -79,13 +83,14 @@ pub fn judge(own: u64, ours: &StateTrail, others: &[(u64, StateTrail)], members:
     verdict
 }
 
-/// State that the leader keeps between two rounds.
+/// State that is kept from one round to the next.
 pub struct Divergence {
     shared: Arc<Shared>,
     logger: Arc<Logger>,
-    /// Log index up to which each member was found equal.
+    /// Log index up to which each member was last found equal.
     through: BTreeMap<u64, Index>,
-    /// First differing entry of each member that differs, so that the difference is logged once.
+    /// First entry that differs, for each member that differs; needed so that the difference is logged only
+    /// once.
     differing: BTreeMap<u64, Index>,
     rounds_awaited: u32,
 }
@@ -102,7 +107,7 @@ impl Divergence {
         }
     }
 
-    /// Runs one round of comparisons. Takes up to twice the timeout.
+    /// Runs one round of comparisons. This may take twice the timeout.
     pub async fn compare(&mut self) {
         let members = Arc::clone(&self.shared.state.load().members);
         self.through.retain(|id, _| members.by_id.contains_key(id));
@@ -111,8 +116,8 @@ impl Divergence {
             return;
         }
         let Some(mut verdict) = self.ask(members.by_id.len()).await else { return };
-        // A member that was found equal before and is not any more, for example because it was restarted with
-        // other data, is asked for all its hashes, to find the first difference.
+        // If a member was equal before and is no longer, for example because it restarted with other data,
+        // request all its hashes in order to find the first difference.
         let lost = |(id, comparison): &(u64, TrailComparison)| {
             let known = self.through.get(id).is_some_and(|through| *through > Index(0));
             (known && matches!(comparison, TrailComparison::Different { at_first: true, .. })).then_some(*id)
@@ -129,8 +134,8 @@ impl Divergence {
 
     async fn ask(&self, members: usize) -> Option<Verdict> {
         let known = |id: u64| self.through.get(&id).copied().unwrap_or_default();
-        // The other members are asked first: the member asked last has applied the most entries, and this
-        // member has to know the entries that the others know.
+        // Ask the other members before reading this member's own hashes. The hashes that are read last
+        // include the most entries, and this member must have hashes for the entries that the others report.
         let others = trails_of_others(&self.shared, TIMEOUT, known).await;
         let from = others.iter().map(|(id, _)| known(*id)).min()?;
         let reply = self.shared.core.ask(move |request_id| PeerRequest::StateTrail(request_id, from)).await;
@@ -148,7 +153,8 @@ impl Divergence {
                     self.differing.remove(id);
                 }
                 TrailComparison::Different { index, revision, at_first } => {
-                    // Later rounds see the same difference, perhaps at a later entry.
+                    // In later rounds the same difference is found again, perhaps at a later entry, so it is
+                    // not logged again.
                     if self.differing.contains_key(id) {
                         continue;
                     }

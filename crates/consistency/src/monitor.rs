@@ -1,5 +1,5 @@
-//! The leader's regular checks, on a separate thread ([`Monitor`]): the versions of the members, the end of a
-//! downgrade, and that all members hold the same data.
+//! The checks that the leader makes regularly, on a separate thread ([`Monitor`]): which versions the members
+//! run, if a downgrade has ended, and if all members have the same data.
 
 use std::io;
 use std::sync::Arc;
@@ -22,14 +22,14 @@ use replica::shared::Shared;
 use storage::block_on::block_on;
 use telemetry::logging::{Logger, Value};
 
-/// Interval at which the monitor checks what is due.
+/// Interval at which the monitor looks for checks that are due.
 pub const TURN: Duration = Duration::from_millis(200);
-/// Interval at which the members are asked for their versions, as in etcd.
+/// Interval at which the leader asks the members for their versions, as in etcd.
 const VERSION_INTERVAL: Duration = Duration::from_secs(4);
-/// Minimum interval between two log lines about connections that were closed because of the memory limit for
-/// clients.
+/// Minimum time between two log lines which report that connections were closed because of the memory limit
+/// for clients.
 const SHED_INTERVAL: Duration = Duration::from_secs(10);
-/// Time to wait for the answer of one member.
+/// Time to wait for the response of a member.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The thread that runs the leader's checks.
@@ -38,29 +38,29 @@ pub struct Monitor {
     thread: JoinHandle<()>,
 }
 
-/// The leader's regular checks, and the time at which each is next due.
+/// The checks that the leader makes regularly, each with the time at which it is next due.
 pub struct LeaderChecks {
     shared: Arc<Shared>,
     next_versions: Instant,
-    /// Time of the next check if a downgrade has ended; `None` if that check is off.
+    /// Time of the next check if a downgrade has ended; `None` if this check is switched off.
     next_downgrade: Option<Instant>,
     downgrade_interval: Duration,
     divergence: Divergence,
     next_comparison: Instant,
     checks: CorruptionChecks,
     logger: Arc<Logger>,
-    /// Number of connections closed for memory that the log has reported. `next_shed` is the time from which
-    /// on more may be reported.
+    /// Number of connections closed because of the memory limit that the log has already reported.
+    /// `next_shed` is the time from which on it may report more.
     shed: u64,
     next_shed: Instant,
 }
 
 impl Monitor {
-    /// Starts the thread.
+    /// Starts the thread of the monitor.
     ///
     /// # Errors
     ///
-    /// The thread cannot be started.
+    /// Returns an error if the thread cannot be started.
     pub fn start(shared: &Arc<Shared>, logger: &Arc<Logger>, options: &Options) -> io::Result<Monitor> {
         let (stop, stopped) = sync_channel::<()>(1);
         let mut leader_checks = LeaderChecks::new(shared, logger, options);
@@ -74,16 +74,16 @@ impl Monitor {
         Ok(Monitor { stop, thread })
     }
 
-    /// Ends the thread, after waiting for its current work.
+    /// Ends the thread. Waits until its current work is done.
     pub fn stop(self) {
         drop(self.stop);
-        // A panic of the thread was reported when it happened.
+        // If the thread has panicked, the panic was reported when it happened.
         let _ = self.thread.join();
     }
 }
 
 impl LeaderChecks {
-    /// Returns the checks, all of which are due at once.
+    /// Returns the checks. All of them are due at once.
     pub fn new(shared: &Arc<Shared>, logger: &Arc<Logger>, options: &Options) -> LeaderChecks {
         let now = shared.member.clock.now();
         LeaderChecks {
@@ -100,8 +100,8 @@ impl LeaderChecks {
         }
     }
 
-    /// Does the checks that are due, if this member leads. Called every [`TURN`]; waits for the other
-    /// members' answers.
+    /// Makes the checks that are due, if this member is the leader. Must be called every [`TURN`]; may wait
+    /// for the responses of other members.
     pub async fn turn(&mut self, now: Instant) {
         self.tell_of_shed_connections(now);
         let (leads, undecided) = {
@@ -146,7 +146,7 @@ impl LeaderChecks {
         }
     }
 
-    /// Returns the version that a member runs, if it answers.
+    /// Returns the version that a member runs; `None` if the member does not answer.
     async fn version_of(&self, id: u64) -> Option<Minor> {
         if id == self.shared.member.identity.member_id {
             return minor(self.shared.member.api_version);
@@ -157,7 +157,7 @@ impl LeaderChecks {
         minor(&read_versions(response.body()).ok()?.0)
     }
 
-    /// Returns the lowest and the highest version that any member runs; `None` if a member does not answer.
+    /// Returns the lowest and the highest version that members run; `None` if any member does not answer.
     async fn extremes(&self, members: &Members) -> Option<(Minor, Minor)> {
         let mut extremes: Option<(Minor, Minor)> = None;
         for id in members.by_id.keys() {
@@ -168,11 +168,11 @@ impl LeaderChecks {
         extremes
     }
 
-    /// Adapts the cluster version to the members' versions, and to a downgrade in progress.
+    /// Changes the cluster version if the members' versions, or a downgrade in progress, require this.
     async fn versions(&self) {
         let members = Arc::clone(&self.shared.state.load().members);
         let lowest = self.extremes(&members).await.map(|(lowest, _)| lowest);
-        // A target that is not a version cannot be reached.
+        // A downgrade target that is not a version is treated as 0.0, which no downgrade can reach.
         let target = members.downgrade_target.as_deref().map(|target| minor(target).unwrap_or(Minor(0, 0)));
         match decide(minor(&members.cluster_version), lowest, target) {
             Ok(None) => {}
@@ -190,7 +190,7 @@ impl LeaderChecks {
         }
     }
 
-    /// Ends the downgrade in progress, once all members run its target.
+    /// Ends the downgrade in progress once all members run its target version.
     async fn end_downgrade(&self) {
         let members = Arc::clone(&self.shared.state.load().members);
         let Some(target) = &members.downgrade_target else { return };
@@ -201,13 +201,13 @@ impl LeaderChecks {
     }
 }
 
-/// Returns the version to which the cluster version should change, if it should, as etcd decides: the lowest
-/// version that any member runs; while that is not known and no version is set, the lowest possible version.
-/// It decreases only by a downgrade, and by one release at a time.
+/// Returns the new cluster version, by etcd's rules; `None` if the cluster version should not change. It is
+/// the lowest version that any member runs. If this is not known, and no cluster version is set, it is the
+/// lowest possible version. The cluster version decreases only during a downgrade, and only by one release.
 ///
 /// # Errors
 ///
-/// The version, of the cluster or of a member, from which a downgrade cannot reach the target.
+/// Returns the version, of the cluster or of a member, from which a downgrade to the target is not possible.
 fn decide(
     cluster: Option<Minor>,
     lowest: Option<Minor>,

@@ -13,7 +13,7 @@ use crate::printer::{Answer, Format, Page, Printer};
 use crate::process::Interruption;
 
 /// One run of a command: its arguments, its input and output, and its connection to the cluster. Clones share
-/// the state.
+/// all of this.
 #[derive(Clone)]
 pub(crate) struct Call(Arc<Parts>);
 
@@ -22,7 +22,7 @@ pub(crate) struct Parts {
     pub(crate) io: Io,
     interruption: Option<Interruption>,
     globals: OnceCell<Globals>,
-    /// Connection errors that were printed already; each is printed only once.
+    /// Connection errors that were already printed, so that each of them is printed only once.
     unreached: Mutex<HashSet<String>>,
 }
 
@@ -34,7 +34,7 @@ impl std::ops::Deref for Call {
     }
 }
 
-/// Returns the failure for a closed standard output: nothing is printed, since no one reads it.
+/// Returns the failure for a closed standard output. It prints nothing, because no one reads the output.
 fn unread(_: std::io::Error) -> Failure {
     Failure::said(Failure::ERROR)
 }
@@ -45,17 +45,18 @@ impl Call {
         Call(Arc::new(Parts { matches, io, interruption, globals, unreached }))
     }
 
-    /// Returns the flags that every command has. They are read when they are first needed, after a command
-    /// has checked its arguments, so that a wrong argument is reported before a wrong flag, and before a
-    /// password is asked for.
+    /// Returns the values of the flags that every command has. They are read at the first call, after the
+    /// command has checked its arguments. So a wrong argument is reported before a wrong flag, and before the
+    /// user is asked for a password.
     ///
     /// # Errors
-    /// Like [`Globals::read`].
+    /// Returns the errors of [`Globals::read`].
     pub(crate) async fn globals(&self) -> Result<&Globals, Failure> {
         self.globals.get_or_try_init(|| Globals::read(&self.matches, &self.io)).await
     }
 
-    /// Returns the printer for the output format; the format is simple until [`Call::globals`] has read the flag.
+    /// Returns the printer for the output format. Until [`Call::globals`] has read the flag, this is the
+    /// simple format.
     pub(crate) fn printer(&self) -> Printer {
         let globals = self.globals.get();
         Printer {
@@ -65,8 +66,8 @@ impl Call {
         }
     }
 
-    /// Returns the source of interruptions: the signals of the process, unless a test supplies another. The
-    /// signals of the process must be taken over before another thread starts.
+    /// Returns the source of interruptions: the signals of the process, unless a test supplies another. With
+    /// the signals of the process, this must be called before another thread starts.
     pub(crate) fn interruption(&self) -> Interruption {
         self.interruption.clone().unwrap_or_else(Interruption::of_process)
     }
@@ -76,42 +77,43 @@ impl Call {
         &self.matches.args
     }
 
-    /// Returns a client of the given or discovered endpoints; with a user, the client is authenticated.
+    /// Returns a client of the given or discovered endpoints. If a user is given, the client is
+    /// authenticated.
     ///
     /// # Errors
-    /// The output format or a TLS file is not valid, or the user is refused.
+    /// Returns an error if the output format or a TLS file is not valid, or the user is refused.
     pub(crate) async fn connect(&self) -> Result<Client, Failure> {
         let globals = self.globals().await?;
         globals.connect(globals.endpoints.clone()).await
     }
 
-    /// Connects like [`Call::connect`], but only to this endpoint.
+    /// Connects like [`Call::connect`], but only to the endpoint `endpoint`.
     ///
     /// # Errors
     ///
-    /// Like [`Call::connect`].
+    /// Returns the errors of [`Call::connect`].
     pub(crate) async fn connect_to(&self, endpoint: &str) -> Result<Client, Failure> {
         self.globals().await?.connect(vec![endpoint.to_owned()]).await
     }
 
-    /// Returns the deadline that `--command-timeout` gives if it starts now.
+    /// Returns the deadline that `--command-timeout` sets if the time starts now.
     pub(crate) fn deadline(&self) -> Instant {
         Instant::now() + self.matches.get(COMMAND_TIMEOUT)
     }
 
-    /// Waits for the result of `work`, at most for `--command-timeout`.
+    /// Waits for the result of `work`, at most for the time of `--command-timeout`.
     ///
     /// # Errors
-    /// The error of `work`, or that the time has passed.
+    /// Returns the error of `work`, or `DeadlineExceeded` if the time has passed.
     pub(crate) async fn limit<T>(&self, work: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
         self.limit_at(self.deadline(), work).await
     }
 
-    /// Waits like [`Call::limit`], but until a given deadline.
+    /// Waits like [`Call::limit`], but until the given deadline.
     ///
     /// # Errors
     ///
-    /// Like [`Call::limit`].
+    /// Returns the errors of [`Call::limit`].
     pub(crate) async fn limit_at<T>(
         &self,
         deadline: Instant,
@@ -130,8 +132,8 @@ impl Call {
         outcome
     }
 
-    /// Prints, while the command runs, why no endpoint can be reached: a command without a time limit waits
-    /// for an endpoint.
+    /// While the command runs, prints the reasons why no endpoint can be reached. This is for commands
+    /// without a time limit, which may wait for an endpoint forever.
     pub(crate) async fn watch_unreached(&self) {
         let pause = self.matches.get(DIAL_TIMEOUT).max(Duration::from_millis(50));
         loop {
@@ -140,7 +142,7 @@ impl Call {
         }
     }
 
-    /// Prints to standard error why endpoints cannot be reached, once for each reason.
+    /// Prints to standard error the reasons why endpoints cannot be reached, each reason only once.
     pub(crate) fn tell_unreached(&self, of: impl Fn(&Client) -> bool) {
         let Some(globals) = self.globals.get() else { return };
         for (endpoint, error) in
@@ -153,11 +155,11 @@ impl Call {
         }
     }
 
-    /// Waits like [`Call::limit`], with the failure that ends a command.
+    /// Waits like [`Call::limit`], but returns the failure that ends a command.
     ///
     /// # Errors
     ///
-    /// Like [`Call::limit`].
+    /// Returns the errors of [`Call::limit`].
     pub(crate) async fn limited<T>(
         &self,
         work: impl Future<Output = Result<T, Status>>,
@@ -168,16 +170,16 @@ impl Call {
     /// Prints a response.
     ///
     /// # Errors
-    /// The format cannot show it, or standard output is closed.
+    /// Returns an error if the output format cannot show the response, or standard output is closed.
     pub(crate) fn show(&self, answer: &Answer<'_>) -> Result<(), Failure> {
         self.show_with(answer, false)
     }
 
-    /// Prints like [`Call::show`], optionally with values only.
+    /// Prints a response like [`Call::show`]. If `value_only` is true, prints only values.
     ///
     /// # Errors
     ///
-    /// Like [`Call::show`].
+    /// Returns the errors of [`Call::show`].
     pub(crate) fn show_with(&self, answer: &Answer<'_>, value_only: bool) -> Result<(), Failure> {
         let Page { out, err } = Printer { value_only, ..self.printer() }.page(answer)?;
         if !err.is_empty() {
@@ -189,7 +191,7 @@ impl Call {
     /// Prints a line to standard output.
     ///
     /// # Errors
-    /// Standard output is closed.
+    /// Returns an error if standard output is closed.
     pub(crate) fn line(&self, text: impl AsRef<[u8]>) -> Result<(), Failure> {
         self.io.out.line(text).map_err(unread)
     }
@@ -197,19 +199,20 @@ impl Call {
     /// Writes bytes to standard output.
     ///
     /// # Errors
-    /// Standard output is closed.
+    /// Returns an error if standard output is closed.
     pub(crate) fn write(&self, bytes: &[u8]) -> Result<(), Failure> {
         self.io.out.write(bytes).map_err(unread)
     }
 
     /// Prints a line to standard error.
     pub(crate) fn warn(&self, text: impl AsRef<[u8]>) {
-        // A closed standard error cannot be reported anywhere.
+        // If standard error is closed, this cannot be reported anywhere.
         let _ = self.io.err.line(text);
     }
 }
 
-/// Returns a hint at the cause of a connection error, if its text does not name the cause.
+/// Returns a hint at the likely cause of a connection error, if the error's text does not name the cause;
+/// otherwise an empty text.
 fn hint(error: &str) -> &'static str {
     if error.contains("InvalidContentType") {
         " (the server does not use TLS at this port: try http://, or another port)"
@@ -220,10 +223,10 @@ fn hint(error: &str) -> &'static str {
     }
 }
 
-/// Converts an argument for a field that holds text.
+/// Converts an argument to text, for a field that must be UTF-8.
 ///
 /// # Errors
-/// The argument is not UTF-8, which such a field requires.
+/// Returns an error if the argument is not UTF-8.
 pub(crate) fn utf8(argument: &[u8]) -> Result<String, Failure> {
     std::str::from_utf8(argument).map(str::to_owned).map_err(|_| {
         let shown = cli::go::quote(argument);

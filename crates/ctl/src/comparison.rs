@@ -9,12 +9,12 @@ use crate::unquote::quoted;
 
 /// Parses one condition.
 ///
-/// COMPAT-50: etcdctl 3.7 crashes at an unknown operator, and at every comparison of a lease. Here an unknown
-/// operator is refused like any malformed line, and a lease is compared by its hexadecimal id, as in etcdctl
-/// 3.8.
+/// COMPAT-50: etcdctl 3.7 crashes at an unknown operator, and at every comparison of a lease. This function
+/// refuses an unknown operator like any malformed line, and compares a lease by its hexadecimal id, as
+/// etcdctl 3.8 does.
 ///
 /// # Errors
-/// The reason why the line is not valid, with the exit code of invalid input.
+/// Returns the reason why the line is not valid, with the exit code of invalid input.
 pub fn comparison(line: &[u8]) -> Result<Compare, Failure> {
     let shown = String::from_utf8_lossy(line);
     let Some(at) = line.iter().position(|b| *b == b'(') else {
@@ -67,8 +67,8 @@ pub fn comparison(line: &[u8]) -> Result<Compare, Failure> {
     })
 }
 
-/// The parts of `"key") op "value"` that were parsed: Go's Sscanf keeps what precedes the first mistake, and
-/// the error shows it.
+/// The parts of `"key") op "value"` that were parsed. Like Go's Sscanf, this keeps the parts before the first
+/// mistake, and the error shows them.
 #[derive(Default)]
 struct Parts {
     key: Vec<u8>,

@@ -66,11 +66,11 @@ const DISCOVERY_SRV: Flag<String> =
         .short('d');
 const DISCOVERY_SRV_NAME: Flag<String> =
     Flag::text("discovery-srv-name", "", "service name to query when using DNS discovery");
-// This flag is not in etcd's etcdctl; it is hidden, so that the list of options equals etcdctl's.
+// etcd's etcdctl does not have this flag. It is hidden, so that the list of options equals that of etcdctl.
 const ZONE: Flag<String> =
     Flag::text("zone", "", "use endpoints of members in this zone as long as one of them answers").hidden();
 
-/// The rows of the flags that every command has.
+/// The rows for the flags that every command has, in the table of flags.
 pub(crate) static FLAGS: &[FlagRow] = &[
     ENDPOINTS.row(),
     DEBUG.row(),
@@ -101,7 +101,7 @@ const REQUEST_BYTES_MAX: usize = 2 * 1024 * 1024;
 
 /// Values of the flags that every command has.
 pub(crate) struct Globals {
-    /// Endpoints of the cluster, discovered by DNS or given.
+    /// Endpoints of the cluster, either given or discovered by DNS.
     pub(crate) endpoints: Vec<String>,
     /// Value of `--endpoints`, for commands that query each given endpoint.
     pub(crate) given_endpoints: Vec<String>,
@@ -115,13 +115,13 @@ pub(crate) struct Globals {
     insecure_transport: bool,
     files: TlsFiles,
     login: Login,
-    /// Zone whose members are preferred; empty for none.
+    /// Zone whose members are preferred; empty if no zone is given.
     zone: String,
-    /// All clients that were created; their connection errors are printed when a command waits or fails.
+    /// All clients that were created. When a command waits or fails, their connection errors are printed.
     clients: Mutex<Vec<Client>>,
 }
 
-/// Credentials of the tool.
+/// Credentials with which the tool logs in.
 #[derive(Clone, Default)]
 pub(crate) enum Login {
     /// No credentials.
@@ -134,10 +134,11 @@ pub(crate) enum Login {
 }
 
 impl Login {
-    /// Reads `--user` and `--password`: the password follows the user's colon, is in its own flag, or is asked for.
+    /// Reads `--user` and `--password`. The password follows a colon in the value of `--user`, or is in its
+    /// own flag; otherwise the user is asked for it.
     ///
     /// # Errors
-    /// The password cannot be asked for.
+    /// Returns an error if the password cannot be read.
     pub(crate) fn of_user(user: &str, password: &str, prompt: &str, io: &Io) -> Result<Login, Failure> {
         if user.is_empty() {
             return Ok(Login::None);
@@ -157,7 +158,7 @@ impl Globals {
     /// Reads the flags, discovers endpoints by DNS if requested, and asks for a missing password.
     ///
     /// # Errors
-    /// A flag's value is not valid, or DNS has no endpoints.
+    /// Returns an error if a flag has an invalid value, or DNS has no endpoints.
     pub(crate) async fn read(matches: &Matches, io: &Io) -> Result<Globals, Failure> {
         if matches.get(DEBUG) {
             io.err.notice(shown_flags(matches));
@@ -210,10 +211,10 @@ impl Globals {
         })
     }
 
-    /// Returns the settings of a client of these endpoints.
+    /// Returns the settings for a client of these endpoints.
     ///
     /// # Errors
-    /// A TLS file is not valid.
+    /// Returns an error if a TLS file is not valid.
     pub(crate) fn settings(&self, endpoints: Vec<String>) -> Result<Settings, Failure> {
         let zone = Some(self.zone.clone()).filter(|zone| !zone.is_empty());
         let settings = self.settings_of(endpoints, &self.files, self.insecure_transport, &self.login)?;
@@ -224,7 +225,7 @@ impl Globals {
     ///
     /// # Errors
     ///
-    /// Like [`Globals::settings`].
+    /// Returns the errors of [`Globals::settings`].
     pub(crate) fn settings_of(
         &self,
         endpoints: Vec<String>,
@@ -254,7 +255,7 @@ impl Globals {
     /// Returns an authenticated client of these endpoints.
     ///
     /// # Errors
-    /// Like [`Globals::settings`], or the user is refused: exit code 2.
+    /// Returns the errors of [`Globals::settings`], or an error with exit code 2 if the user is refused.
     pub(crate) async fn connect(&self, endpoints: Vec<String>) -> Result<Client, Failure> {
         let client = self.connected(self.settings(endpoints)?).await?;
         if !self.zone.is_empty() {
@@ -266,7 +267,8 @@ impl Globals {
     /// Returns an authenticated client with these settings.
     ///
     /// # Errors
-    /// The settings contradict each other, or the user is refused: exit code 2.
+    /// Returns an error if the settings contradict each other, or an error with exit code 2 if the user is
+    /// refused.
     pub(crate) async fn connected(&self, settings: Settings) -> Result<Client, Failure> {
         let client = Client::new(settings)
             .map_err(|error| Failure::new(Failure::BAD_CONNECTION, error.to_string()))?;
@@ -281,8 +283,8 @@ impl Globals {
         self.clients.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Returns the zones that the endpoints' members report. A member that does not respond soon, or reports
-    /// none, is left out.
+    /// Returns the zones of the endpoints' members, as the members report them. A member that does not
+    /// respond soon, or reports no zone, is left out.
     async fn zones(&self, client: &Client) -> HashMap<String, String> {
         let mut asked = JoinSet::new();
         for endpoint in client.endpoints() {
@@ -298,7 +300,7 @@ impl Globals {
     }
 }
 
-/// Returns every global flag with its value, in the form of the environment variable that would set it.
+/// Returns every global flag with its value, in the form of the environment variable that would set the flag.
 /// Secrets are hidden.
 fn shown_flags(matches: &Matches) -> String {
     let mut lines: Vec<String> = FLAGS
@@ -323,7 +325,8 @@ fn bytes(matches: &Matches, flag: Flag<i64>) -> Option<usize> {
     usize::try_from(matches.get(flag)).ok().filter(|bytes| *bytes > 0)
 }
 
-/// Returns the endpoints that DNS has for the domain of `--discovery-srv`; empty without a domain.
+/// Returns the endpoints that DNS has for the domain of `--discovery-srv`; an empty list if no domain is
+/// given.
 async fn discovered(matches: &Matches, io: &Io, insecure: bool) -> Result<Vec<String>, Failure> {
     let domain = matches.get(DISCOVERY_SRV);
     if domain.is_empty() {

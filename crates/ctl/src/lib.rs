@@ -1,11 +1,11 @@
 //! `etcdctl`: a command-line client of a cluster, with etcd's commands, flags, outputs and exit codes.
 //!
 //! Structure: one file per family of commands ([`commands`]) with its flags and the functions that run it,
-//! and one printer per output format ([`printer`]). The output equals that of etcdctl 3.7, byte for byte;
-//! where etcdctl crashes, this tool reports an error.
+//! and one printer per output format ([`printer`]). The output is equal to that of etcdctl 3.7, byte for
+//! byte. In cases where etcdctl crashes, this tool reports an error.
 //!
-//! The crate does not handle the transport of messages (`client`), the syntax of flags (`cli`), or snapshot
-//! files beyond their checksum (`utl`).
+//! Not in this crate: the transport of messages (`client`), the syntax of flags (`cli`), and the contents of
+//! snapshot files except their checksum (`utl`).
 //!
 //! Invariants:
 //! * Data goes to standard output, everything else to standard error.
@@ -14,9 +14,9 @@
 //!
 //! Start reading with [`run_in`], `commands/get.rs` and `call.rs`.
 //!
-//! Tests: `tests/it`, whole outputs of etcdctl 3.7 for every command and format against a scripted server,
-//! with the requests that each sends; beside the code; and `interop/etcdctl_same.py`, both tools against real
-//! servers.
+//! Tests: `tests/it` compares the whole output of every command and format with that of etcdctl 3.7, against
+//! a scripted server, and the requests that each command sends; further tests are beside the code;
+//! `interop/etcdctl_same.py` runs both tools against real servers.
 
 mod call;
 pub mod commands;

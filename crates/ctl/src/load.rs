@@ -1,4 +1,4 @@
-//! The load of `check`: many writing clients, and their results.
+//! The load that `check` generates: many clients that write, and the results of their writes.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -63,7 +63,7 @@ impl Outcome {
     }
 }
 
-/// Clients that take writes from one bounded queue, each with its own connection.
+/// Clients that take writes from one bounded queue. Each client has its own connection.
 pub(crate) struct Clients {
     queue: Option<mpsc::Sender<pb::PutRequest>>,
     running: JoinSet<()>,
@@ -72,7 +72,7 @@ pub(crate) struct Clients {
 }
 
 impl Clients {
-    /// Starts one client per connection.
+    /// Starts a client for each connection.
     pub(crate) fn start(connections: Vec<Client>) -> Clients {
         let (queue, requests) = mpsc::channel(connections.len().max(1));
         let requests = Arc::new(tokio::sync::Mutex::new(requests));
@@ -98,10 +98,11 @@ impl Clients {
         Clients { queue: Some(queue), running, seen, started: Instant::now() }
     }
 
-    /// Queues a write; waits while all clients are busy and the queue is full.
+    /// Queues a write. Waits while the queue is full because all clients are busy.
     pub(crate) async fn offer(&self, request: pb::PutRequest) {
         if let Some(queue) = &self.queue {
-            // A closed queue means that all clients have panicked: the outcome will lack their writes.
+            // If the queue is closed, all clients have panicked, and the outcome will not contain their
+            // writes.
             let _ = queue.send(request).await;
         }
     }
@@ -116,7 +117,7 @@ impl Clients {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).latencies.len() as u64
     }
 
-    /// Waits until the queued writes are finished.
+    /// Waits until all queued writes are finished, and returns their results.
     pub(crate) async fn finish(mut self) -> Outcome {
         self.queue = None;
         while self.running.join_next().await.is_some() {}
@@ -126,7 +127,7 @@ impl Clients {
     }
 }
 
-/// Opens separate connections to the cluster.
+/// Opens this number of separate connections to the cluster.
 pub(crate) async fn connections(call: &Call, count: usize) -> Result<Vec<Client>, Failure> {
     let mut connections = Vec::with_capacity(count);
     for _ in 0..count {
@@ -135,7 +136,7 @@ pub(crate) async fn connections(call: &Call, count: usize) -> Result<Vec<Client>
     Ok(connections)
 }
 
-/// Refuses a prefix with existing keys, since all keys below it are deleted at the end.
+/// Returns an error if keys with this prefix exist, because all keys with the prefix are deleted at the end.
 pub(crate) async fn refuse_if_used(connection: &Client, prefix: &str, quoted: &str) -> Result<(), Failure> {
     let request = pb::RangeRequest {
         key: prefix.to_owned().into(),
@@ -154,7 +155,7 @@ pub(crate) async fn refuse_if_used(connection: &Client, prefix: &str, quoted: &s
     ))
 }
 
-/// Deletes all keys that were written; returns the revision of the deletion.
+/// Deletes all keys that were written. Returns the revision of the deletion.
 pub(crate) async fn delete_all(connection: &Client, prefix: &str) -> Result<i64, api::Status> {
     let request = pb::DeleteRangeRequest {
         key: prefix.to_owned().into(),
@@ -166,7 +167,7 @@ pub(crate) async fn delete_all(connection: &Client, prefix: &str) -> Result<i64,
     Ok(answer.header.unwrap_or_default().revision)
 }
 
-/// Compacts the history, and waits until it is removed.
+/// Compacts the history, and waits until the compacted data is removed.
 pub(crate) async fn compact(call: &Call, connection: &Client, revision: i64) -> Result<(), Failure> {
     call.line(format!("Compacting with revision {revision}"))?;
     let request = pb::CompactionRequest { revision, physical: true };
@@ -203,7 +204,7 @@ impl RandomKeys {
 
     pub(crate) fn next(&mut self) -> Vec<u8> {
         let mut key = self.prefix.clone();
-        // Like Go's PutVarint, which doubles a positive number.
+        // The number is even, because Go's PutVarint doubles positive numbers.
         let mut number = (self.random.number() >> 1) << 1;
         while number >= 0x80 {
             key.push(number.to_le_bytes()[0] | 0x80);

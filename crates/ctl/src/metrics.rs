@@ -11,7 +11,7 @@ const NAME: &str = "process_resident_memory_bytes";
 /// Timeout of reading a metrics page.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Largest accepted page, in bytes.
+/// Maximum size of a page in bytes.
 const PAGE_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
 /// Reason why a value of a metrics page is not known.
@@ -53,7 +53,7 @@ impl fmt::Display for MetricsError {
 ///
 /// # Errors
 ///
-/// The metrics page cannot be read, or does not contain the value.
+/// Returns an error if the metrics page cannot be read or does not contain the value.
 pub(crate) async fn resident_bytes(endpoint: &str) -> Result<f64, MetricsError> {
     let address = endpoint.strip_prefix("http://").unwrap_or(endpoint).trim_end_matches('/');
     if address.contains("://") {

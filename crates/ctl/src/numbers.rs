@@ -1,14 +1,14 @@
-//! Numbers in arguments, with the errors of Go's strconv.
+//! Parses numbers in arguments, with the errors of Go's strconv.
 
 use std::fmt;
 use std::num::IntErrorKind;
 
 use cli::go::quote;
 
-/// Reason why a text is not a number. It displays as in Go's strconv.
+/// Reason why a text is not a number. The error text is that of Go's strconv.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NumberError {
-    /// Name of the strconv function.
+    /// Name of the function of strconv that would return this error.
     function: &'static str,
     /// The quoted text.
     text: String,
@@ -26,16 +26,16 @@ impl fmt::Display for NumberError {
 /// Parses a signed number.
 ///
 /// # Errors
-/// The text of Go's `strconv.ParseInt`.
+/// Returns an error with the text of Go's `strconv.ParseInt`.
 pub fn signed(text: &[u8], radix: u32) -> Result<i64, NumberError> {
     let number = std::str::from_utf8(text).ok().map(|text| i64::from_str_radix(text, radix));
     parsed("ParseInt", text, number)
 }
 
-/// Parses an unsigned number, without a sign.
+/// Parses an unsigned number. A sign is not allowed.
 ///
 /// # Errors
-/// The text of Go's `strconv.ParseUint`.
+/// Returns an error with the text of Go's `strconv.ParseUint`.
 pub fn unsigned(text: &[u8], radix: u32) -> Result<u64, NumberError> {
     let plain = std::str::from_utf8(text).ok().filter(|text| !text.starts_with('+'));
     parsed("ParseUint", text, plain.map(|text| u64::from_str_radix(text, radix)))

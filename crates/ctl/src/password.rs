@@ -6,10 +6,10 @@ use cli::Io;
 
 use crate::process;
 
-/// Prints the prompt and reads a line, which a terminal does not echo.
+/// Prints the prompt and reads a line. A terminal does not show the typed characters.
 ///
 /// # Errors
-/// Standard input cannot be read, or the line is not UTF-8.
+/// Returns an error if standard input cannot be read, or the line is not UTF-8.
 pub fn ask(io: &Io, prompt: &str) -> io::Result<String> {
     io.out.write(prompt.as_bytes())?;
     let line = {

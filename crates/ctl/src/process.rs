@@ -1,20 +1,21 @@
-//! Operating system functions for this process: the terminal's echo, and signals that end a command.
+//! Operating system functions for this process: switching off the terminal's echo, and the signals that end a
+//! command.
 
 use std::sync::OnceLock;
 
 use tokio::sync::watch;
 
-/// Signals that end a waiting command. SIGHUP is sent when the terminal closes, unless `nohup` has set it to
-/// be ignored.
+/// Signals that end a waiting command. SIGHUP is sent when the terminal closes. It is left out if `nohup` has
+/// made the process ignore it.
 const ENDING: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 
-/// While this value lives, the terminal at standard input does not echo typed characters.
+/// While this value exists, the terminal at standard input does not show typed characters.
 pub struct EchoOff {
     before: Option<libc::termios>,
 }
 
 impl EchoOff {
-    /// Switches the echo off if standard input is a terminal.
+    /// Switches the echo off, if standard input is a terminal.
     pub fn new() -> EchoOff {
         // SAFETY: termios is plain data; tcgetattr fills it or fails, and the result is checked.
         let before = unsafe {
@@ -50,7 +51,7 @@ impl Drop for EchoOff {
 pub struct Interruption(watch::Receiver<bool>);
 
 impl Interruption {
-    /// Takes the signals over, once for the whole process. Must be called before other threads start, since
+    /// Takes over the signals, once for the whole process. Must be called before other threads start, because
     /// each thread has its own signal mask.
     pub fn of_process() -> Interruption {
         static ONLY: OnceLock<watch::Receiver<bool>> = OnceLock::new();
@@ -76,15 +77,15 @@ impl Interruption {
         )
     }
 
-    /// Creates an interruption that a test triggers.
+    /// Creates an interruption that a test triggers through this channel.
     pub fn from_channel(receiver: watch::Receiver<bool>) -> Interruption {
         Interruption(receiver)
     }
 
-    /// Waits for a signal; returns at once if one has arrived already.
+    /// Waits for a signal. Returns at once if one has already arrived.
     pub async fn came(&mut self) {
         if self.0.wait_for(|came| *came).await.is_err() {
-            // All senders are dropped, so no signal can arrive any more.
+            // All senders were dropped, so no signal can arrive any more, and the wait never ends.
             std::future::pending::<()>().await;
         }
     }
@@ -112,7 +113,8 @@ fn ending() -> libc::sigset_t {
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&mut set);
-        // An ignored signal would be delivered if it were blocked.
+        // A blocked signal is delivered to the process even if it was ignored, so an ignored SIGHUP must not
+        // be blocked.
         for signal in ENDING.into_iter().filter(|signal| *signal != libc::SIGHUP || !is_ignored(*signal)) {
             libc::sigaddset(&mut set, signal);
         }

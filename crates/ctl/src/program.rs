@@ -64,10 +64,11 @@ impl Program {
         self.variables.push((name, value));
     }
 
-    /// Runs the program to its end, with an empty standard input; its output is copied to the output of this process.
+    /// Runs the program to its end. Its standard input is empty, and its output is copied to the output of
+    /// this process.
     ///
     /// # Errors
-    /// The program could not be started, or did not end with code 0.
+    /// Returns an error if the program could not be started or did not exit with code 0.
     pub(crate) async fn run(self, io: &Io) -> Result<(), ProgramError> {
         let io = io.clone();
         let ended = tokio::task::spawn_blocking(move || self.run_blocking(&io)).await;
@@ -93,7 +94,7 @@ impl Program {
             command.status().map_err(not_started)?
         } else {
             let output = command.output().map_err(not_started)?;
-            // A closed output has no reader that could miss the data.
+            // If the output is closed, nothing reads it, so the error is ignored.
             let _ = io.out.write(&output.stdout);
             let _ = io.err.write(&output.stderr);
             output.status

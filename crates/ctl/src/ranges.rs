@@ -1,6 +1,6 @@
 //! Range ends as etcd's Go client computes them.
 
-/// Range end for all keys from a key on: the zero byte, which etcd reads as "no end".
+/// Range end that means all keys from the given key on: the zero byte, which etcd reads as "no end".
 pub const OPEN_END: &[u8] = b"\0";
 
 /// Returns the end of the range of all keys with this prefix; [`OPEN_END`] if the prefix is empty or has only

@@ -7,13 +7,13 @@ use crate::call::Call;
 use crate::commands::{HINT, PROGRAM, Runner};
 use crate::process::Interruption;
 
-/// Runs the tool in this process, with the arguments that follow its name.
+/// Runs the tool in this process. `args` are the arguments after the tool's name.
 pub fn run(args: &[OsString]) -> ExitCode {
     ExitCode::from(run_in(args, &Io::of_process(), None))
 }
 
-/// Runs the tool with caller-supplied streams and environment. A waiting command is interrupted by the
-/// signals of the process, or by `interruption` if given. Returns the exit code.
+/// Runs the tool with caller-supplied streams and environment. A waiting command is interrupted by
+/// `interruption` if given, otherwise by the signals of the process. Returns the exit code.
 pub fn run_in(args: &[OsString], io: &Io, interruption: Option<Interruption>) -> u8 {
     match ran(args, io, interruption) {
         Ok(()) => 0,
@@ -59,7 +59,8 @@ fn ran(args: &[OsString], io: &Io, interruption: Option<Interruption>) -> Result
     if outcome.as_ref().is_err_and(is_late) {
         call.tell_unreached(|_| true);
     }
-    // Threads that still wait for a line of standard input, or for a name look-up, are not joined.
+    // Threads that still wait for a line of standard input or for a name look-up are not joined, because they
+    // may never end.
     runtime.shutdown_background();
     outcome
 }
@@ -67,24 +68,24 @@ fn ran(args: &[OsString], io: &Io, interruption: Option<Interruption>) -> Result
 /// Prints to standard output.
 ///
 /// # Errors
-/// Standard output is closed.
+/// Returns an error if standard output is closed.
 pub(crate) fn say(io: &Io, text: &str) -> Result<(), Failure> {
     io.out.write(text.as_bytes()).map_err(|_| Failure::said(Failure::ERROR))
 }
 
-/// Text of the failure when the time limit has passed.
+/// Text of the failure of a command whose time limit has passed.
 const LATE: &str = "context deadline exceeded";
 
 const ROOT_FLAGS: &str = "\nFlags:\n  -h, --help   help for etcdctl\n";
 
-/// Returns the help text of the command at `path`. The text of the whole tool lists no flags: its only flag
-/// is `--help`.
+/// Returns the help text of the command at `path`. The text for the whole tool lists no flags, because its
+/// only flag is `--help`.
 pub(crate) fn help(path: &[&str]) -> String {
     let text = PROGRAM.help(path);
     if path.is_empty() { text.replace(ROOT_FLAGS, "") } else { text }
 }
 
-/// Reports a refused command line: the error, and the correct usage.
+/// Reports that a command line is not valid: prints the error and the correct usage, and returns the failure.
 fn refused(io: &Io, error: &UsageError) -> Failure {
     if error.is_env {
         return Failure::error(error.message.clone());
@@ -101,7 +102,7 @@ pub(crate) fn refused_as(io: &Io, error: &str, path: &[&str]) -> Failure {
     Failure::said(Failure::ERROR)
 }
 
-/// Returns the usage that follows an error: without the hint of the help texts.
+/// Returns the usage text that is printed after an error. It lacks the hint at the end of the help texts.
 pub(crate) fn plain_usage(path: &[&str]) -> String {
     let usage = PROGRAM.usage(path);
     let kept: Vec<&str> = usage.lines().filter(|line| *line != HINT).collect();

@@ -1,4 +1,4 @@
-//! Quoted strings in Go's syntax.
+//! Parses quoted strings in Go's syntax.
 
 /// Reason why a quoted string could not be parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,11 +21,11 @@ impl std::fmt::Display for QuoteError {
     }
 }
 
-/// Parses the quoted string (`"…"` with escapes, or `` `…` `` without) at the beginning of `text`; also
-/// returns the rest of the text. The rules are those of `%q` in Go's Sscanf and of `strconv.Unquote`.
+/// Parses the quoted string at the beginning of `text`: `"…"` with escapes, or `` `…` `` without escapes.
+/// Also returns the rest of the text. The rules are those of `%q` in Go's Sscanf and of `strconv.Unquote`.
 ///
 /// # Errors
-/// [`QuoteError`].
+/// Returns a [`QuoteError`] if the text does not begin with a valid quoted string.
 pub fn quoted(text: &[u8]) -> Result<(Vec<u8>, &[u8]), QuoteError> {
     match text.split_first() {
         None => Err(QuoteError::UnexpectedEnd),

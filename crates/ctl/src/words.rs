@@ -4,11 +4,11 @@ use cli::Failure;
 
 use crate::unquote::{QuoteError, quoted};
 
-/// Splits a line into words: `"…"` with Go's escapes, `'…'` without escapes, anything else up to white space.
-/// An unclosed quote is ignored, as in etcdctl.
+/// Splits a line into words: `"…"` with Go's escapes, `'…'` without escapes, and any other text up to the
+/// next white space. A quote that is not closed is ignored, as in etcdctl.
 ///
 /// # Errors
-/// A double-quoted string contains an escape that Go does not know: exit code 3.
+/// Returns an error with exit code 3 if a double-quoted string contains an escape that Go does not know.
 pub fn words(line: &[u8]) -> Result<Vec<Vec<u8>>, Failure> {
     let mut words = Vec::new();
     let mut rest = line;

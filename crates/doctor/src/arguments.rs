@@ -1,8 +1,8 @@
-//! Arguments of commands that take only flags.
+//! Checks the arguments of commands that accept only flags.
 
 use cli::{Failure, Matches};
 
-/// Returns an error if an argument is neither a command nor a flag.
+/// Returns an error if there is an argument that is neither a command nor a flag.
 pub(crate) fn no_arguments(matches: &Matches) -> Result<(), Failure> {
     match matches.arg_text(0) {
         Some(extra) => Err(Failure::error(format!("unknown argument {}", cli::go::quote(extra)))),

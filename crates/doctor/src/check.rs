@@ -24,7 +24,8 @@ pub(crate) const PROGRAM: Program<Run> = Program {
     globals_hint: "",
 };
 
-/// Checks of etcdctl, which `ctl` runs; they are here only to appear in the list of commands.
+/// Checks of etcdctl, which `ctl` runs. This table contains them only so that the list of commands is
+/// complete.
 const PERF: Command<Run> = of_etcdctl("perf", "Check the performance of the etcd cluster (etcdctl's)");
 const DATASCALE: Command<Run> = of_etcdctl(
     "datascale",
@@ -36,7 +37,7 @@ const fn of_etcdctl(name: &'static str, about: &'static str) -> Command<Run> {
     Command { name, about, run: Some(run), ..Command::EMPTY }
 }
 
-/// Returns the shell completions for `doctor` and for `check`, without the checks of etcdctl.
+/// Returns the shell completions for `doctor` and for `check`, without the checks that belong to etcdctl.
 pub fn completion() -> [Tree; 2] {
     let mut doctor = Tree::of(&crate::doctor::PROGRAM);
     doctor.below.push(Tree { name: "migrate", ..Tree::of(&crate::migrate::PROGRAM) });
@@ -50,7 +51,7 @@ pub fn check(args: &[OsString]) -> ExitCode {
     ExitCode::from(check_in(args, &Io::of_process()))
 }
 
-/// Runs like [`check`], with caller-supplied streams and environment. Returns the exit code.
+/// Runs a check like [`check`], with caller-supplied streams and environment. Returns the exit code.
 pub fn check_in(args: &[OsString], io: &Io) -> u8 {
     launch(&PROGRAM, args, io)
 }

@@ -43,11 +43,11 @@ Exit codes: 0 passed; 1 failed, or could not be measured.",
                 ..Command::EMPTY
             };
 
-/// Record size in bytes of the usual recipe for testing disks for etcd.
+/// Record size in bytes that the usual recipe for testing disks for etcd uses.
 const RECORD_BYTES: usize = 2300;
-/// Largest record size accepted, in bytes; no request is larger.
+/// Largest record size accepted, in bytes; no request to a member is larger.
 const RECORD_BYTES_MAX: u64 = 16 * 1024 * 1024;
-/// Least number of fsyncs for which a p99 is reported.
+/// Smallest number of fsyncs for which a p99 is reported.
 const SYNCS_MIN: usize = 100;
 
 async fn run(matches: &Matches, io: &Io) -> Result<(), Failure> {
@@ -108,7 +108,8 @@ async fn record_size(matches: &Matches) -> Result<(usize, &'static str), Failure
     Err(Failure::error(format!("the size of a member's records is unknown ({why}): give --size")))
 }
 
-/// Returns the average bytes per write of the log; `None` if there are too few writes.
+/// Returns the average number of bytes per write of a member's log; `None` if its metrics count too few
+/// writes.
 fn observed_size(page: &Exposition) -> Option<usize> {
     let bytes = page.sum("etcd_disk_wal_write_bytes_total", &[])?;
     let writes =

@@ -65,7 +65,7 @@ pub struct NetworkReport {
     pub endpoints: Vec<NetworkResult>,
     /// Links between members.
     pub links: Vec<PeerLink>,
-    /// Endpoints whose member does not report its links, with the reason.
+    /// Endpoints whose member does not report its links, each with the reason.
     pub silent: Vec<(String, String)>,
 }
 
@@ -74,13 +74,13 @@ pub struct NetworkReport {
 pub struct NetworkLimits {
     /// p99 of a round trip, in seconds.
     pub rtt: f64,
-    /// Share of segments that are sent again.
+    /// Share of segments that are retransmitted.
     pub loss: f64,
 }
 
 const RTT: &str = "etcd_network_peer_round_trip_time_seconds";
 const FAILURES: &str = "etcd_network_peer_sent_failures_total";
-/// The minimum MTU of IPv6, which every common network exceeds.
+/// Minimum MTU of IPv6 in bytes; every common network has a larger one.
 const MTU_USUAL: u32 = 1280;
 
 async fn run(matches: &Matches, io: &Io) -> Result<(), Failure> {
@@ -96,7 +96,8 @@ async fn run(matches: &Matches, io: &Io) -> Result<(), Failure> {
     for member in list.map(|list| list.members).unwrap_or_default() {
         names.push((member.id, member.name));
         let others = member.client_urls.into_iter().filter(|_| matches.get(CLUSTER));
-        // `host:port` and `http://host:port` are the same endpoint if TLS was not requested.
+        // If TLS was not requested, `host:port` and `http://host:port` are the same endpoint, so it is listed
+        // only once.
         let scheme = if connection.is_secure { "https://" } else { "http://" };
         let full =
             |text: &str| if text.contains("://") { text.to_owned() } else { format!("{scheme}{text}") };
@@ -114,7 +115,7 @@ async fn run(matches: &Matches, io: &Io) -> Result<(), Failure> {
         time: matches.get(FOR),
     };
     let mut report = NetworkReport::default();
-    // Endpoints are measured one after the other, since they share the bandwidth of this machine.
+    // Measure the endpoints one after the other, since they share the bandwidth of this machine.
     for text in endpoints {
         let endpoint = Endpoint::new(&*text);
         let result = trial.run(&endpoint, &client.at(&text)).await;
@@ -127,7 +128,8 @@ async fn run(matches: &Matches, io: &Io) -> Result<(), Failure> {
             Ok(answer) => {
                 let page = Exposition::read(&String::from_utf8_lossy(&answer.body));
                 for link in peer_links(&page, &text, &names) {
-                    // A member with several URLs reports the same links at each.
+                    // A member with several URLs reports the same links at each URL, so add each link only
+                    // once.
                     if !report.links.iter().any(|known| (&known.from, &known.to) == (&link.from, &link.to)) {
                         report.links.push(link);
                     }

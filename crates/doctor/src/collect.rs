@@ -28,9 +28,10 @@ use crate::sampling;
 pub struct Plan {
     /// Settings for connections to the members.
     pub connection: Connection,
-    /// URLs of the metrics of each endpoint, in the endpoints' order; if empty, the endpoints serve them.
+    /// URLs of the metrics of each endpoint, in the endpoints' order; if empty, the endpoints themselves
+    /// serve the metrics.
     pub metrics_endpoints: Vec<String>,
-    /// True if members that the endpoints do not name are examined, too.
+    /// True if all members of the cluster are examined, even those that no endpoint names.
     pub whole_cluster: bool,
     /// Time during which rates are measured.
     pub window: Duration,
@@ -38,21 +39,21 @@ pub struct Plan {
     pub sample_keys: usize,
 }
 
-/// Number of round trips that are measured during the time for rates.
+/// Number of round trips that are measured during the time window for rates.
 const ROUND_TRIPS: u32 = 10;
 /// Largest number of members that are examined.
 const MEMBERS_MAX: usize = 100;
-/// Seconds by which a server's `Date` header may lag, in addition to its rounding down to a second: some
-/// servers update it only once a second.
+/// Seconds by which a server's `Date` header may lag, in addition to the lost fraction of a second, because
+/// some servers update the header only once a second.
 const DATE_LATE_SECONDS: f64 = 1.0;
 
 /// The members of a cluster.
 struct Targets {
     /// Members to examine.
     seen: Vec<Target>,
-    /// Members of which only the name is known.
+    /// Members that cannot be examined, because only their names are known.
     unseen: Vec<Member>,
-    /// `Ok` if there are no other members; otherwise the reason why some may be missing.
+    /// `Ok` if no member is missing in the lists; otherwise the reason why some may be missing.
     complete: Result<(), Unseen>,
 }
 
@@ -69,7 +70,7 @@ impl Plan {
     /// Examines the cluster.
     ///
     /// # Errors
-    /// The reason why nothing can be examined.
+    /// Returns the reason why nothing can be examined.
     pub async fn collect(&self) -> Result<Evidence, Unseen> {
         let client = Client::new(self.connection.settings.clone()).map_err(Unseen::because)?;
         let client = client.within(self.connection.within);
@@ -118,7 +119,7 @@ impl Plan {
         sampling::sample(client, self.sample_keys).await
     }
 
-    /// Returns the members that answer at the endpoints, and those in the cluster's member list.
+    /// Returns the members that answer at the endpoints, and those that the cluster's member list names.
     async fn targets(&self, client: &Client) -> Targets {
         let endpoints = &self.connection.settings.endpoints;
         let mut asked = Vec::new();
@@ -126,7 +127,7 @@ impl Plan {
             let at = client.at(endpoint);
             let (endpoint, transport) = (Endpoint::new(&**endpoint), self.connection.transport.clone());
             asked.push(tokio::spawn(async move {
-                // Connects once, since a client would retry until the request times out.
+                // Try to connect only once, since the client would retry until the request times out.
                 Channel::open(&endpoint, &transport).await.ok()?;
                 status_of(&at).await.ok().map(|answer| answer.1)
             }));
@@ -137,7 +138,7 @@ impl Plan {
             let metrics_endpoint = self.metrics_endpoints.get(at).unwrap_or(endpoint).clone();
             targets.push(Target { endpoint: endpoint.clone(), metrics_endpoint, name: String::new(), id });
         }
-        // Two endpoints of one member count as one member.
+        // Two endpoints with the same member id count as one member.
         let mut seen: Vec<u64> = Vec::new();
         targets.retain(|target| {
             let is_new = target.id == 0 || !seen.contains(&target.id);
@@ -145,7 +146,8 @@ impl Plan {
             is_new
         });
         let mut unseen = Vec::new();
-        // If only the given members are to be examined, the list is needed for names only.
+        // If only the members at the given endpoints are examined, the member list only provides names, so it
+        // is no problem if the list is incomplete.
         let incomplete = |why: String| match self.whole_cluster {
             true => Err(Unseen::from(why)),
             false => Ok(()),
@@ -253,14 +255,14 @@ pub(crate) async fn list_alarms(client: &Client) -> Result<Vec<Alarm>, Unseen> {
     Ok(alarms.map(|alarm| Alarm { member_id: alarm.member_id, kind: kind(alarm.alarm) }).collect())
 }
 
-/// Collects all evidence about one member. Takes the plan's time window.
+/// Collects all evidence about one member. This takes as long as the time window for rates.
 async fn look(plan: Plan, client: Client, target: Target) -> Member {
     let mut member = Member::unseen(&target.endpoint, &target.name, target.id, "not reached");
     let endpoint = Endpoint::new(&*target.endpoint);
     let pages = Endpoint::new(&*target.metrics_endpoint);
     let (transport, within) = (&plan.connection.transport, plan.connection.within);
-    // This connection only shows why connecting fails, and the server's certificate; the client opens
-    // connections of its own.
+    // This connection only shows why connecting fails, and which certificate the server has. The client opens
+    // its own connections.
     let opened = Channel::open(&endpoint, transport).await;
     member.certificate = certificate(&plan.connection, &endpoint, opened.as_ref().ok()).await;
     if let Err(error) = &opened {
@@ -293,7 +295,7 @@ async fn look(plan: Plan, client: Client, target: Target) -> Member {
         }
         match &status {
             Ok(_) => round_trips.call.push(asked.elapsed().as_secs_f64()),
-            // Each failure may take as long as the timeout of a request.
+            // A failed request may take as long as its timeout, so give up after the second failure.
             Err(_) if turn > 1 => break,
             Err(_) => {}
         }
@@ -340,8 +342,8 @@ async fn look(plan: Plan, client: Client, target: Target) -> Member {
     member
 }
 
-/// Returns the certificate shown on this connection; if it failed, on another connection that accepts any
-/// certificate.
+/// Returns the certificate that the server showed on this connection. If connecting failed, opens another
+/// connection that accepts any certificate.
 async fn certificate(
     connection: &Connection,
     endpoint: &Endpoint,
@@ -389,15 +391,15 @@ fn metrics(first: &Result<Answer, GetError>, second: &Result<Answer, GetError>) 
     }
 }
 
-/// Returns the clock of the server that wrote the `Date` header, as an offset bounded by the times of request
-/// and response.
+/// Returns the offset of the server's clock that follows from the `Date` header, with bounds that follow from
+/// the times of request and response.
 fn by_date(answer: &Answer) -> Option<Clock> {
     let date = answer.date_unix? as f64;
     Some(Clock { low: date - answer.answered_unix, high: date + 1.0 + DATE_LATE_SECONDS - answer.asked_unix })
 }
 
-/// Returns the offset that all measurements allow; if they contradict each other because a clock was set, the
-/// last one.
+/// Returns the range of offsets on which all measurements agree. If they contradict each other, because a
+/// clock was set in between, returns the last measurement.
 fn meet(clocks: &[Clock]) -> Option<Clock> {
     let last = *clocks.last()?;
     let low = clocks.iter().map(|clock| clock.low).fold(f64::MIN, f64::max);

@@ -32,7 +32,8 @@ const WRITE_OUT: Flag<String> =
     Flag::text("write-out", "simple", "set the output format (simple, json)").short('w');
 const JSON: Flag<bool> = Flag::bool("json", "short for --write-out=json");
 
-/// Errors with which a member with authentication refuses an unknown caller, or a caller without permission.
+/// Errors with which a member refuses a caller without a user, or without permission, if authentication is
+/// enabled.
 pub(crate) const REFUSALS: &[api::Status] = &[
     api::error::USER_EMPTY,
     api::error::AUTH_FAILED,
@@ -40,12 +41,12 @@ pub(crate) const REFUSALS: &[api::Status] = &[
     api::error::INVALID_AUTH_TOKEN,
 ];
 
-/// Advice if a member returns one of [`REFUSALS`].
+/// Advice that is printed if a member returns one of [`REFUSALS`].
 pub(crate) const WITH_USERS: &str = "authentication is on (auth enable): give a user, preferably root: \
     --user=root:PASSWORD (or --user=root --password=PASSWORD), --auth-jwt-token=TOKEN, or --cert and --key \
     of a certificate whose common name is a user";
 
-/// Longest response in bytes; allows a list of some millions of leases.
+/// Maximum size of a response in bytes, which is enough for a list of some millions of leases.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
 /// The flags for connections, with etcdctl's names.
@@ -75,7 +76,7 @@ pub struct Connection {
     pub settings: Settings,
     /// Transport of single connections.
     pub transport: Transport,
-    /// TLS files, also used to fetch a certificate that is not trusted.
+    /// TLS files. They are also needed for fetching a certificate that is not trusted.
     pub files: TlsFiles,
     /// Timeout of a request.
     pub within: Duration,
@@ -87,7 +88,7 @@ impl Connection {
     /// Builds the settings from the flags; queries DNS if the flags ask for discovery.
     ///
     /// # Errors
-    /// No endpoint is given or found, or a TLS file is not valid.
+    /// Returns an error if no endpoint is given or found, or a TLS file is not valid.
     pub async fn of(matches: &Matches) -> Result<Connection, Failure> {
         let path =
             |flag: Flag<String>| Some(matches.get(flag)).filter(|text| !text.is_empty()).map(PathBuf::from);
@@ -139,8 +140,8 @@ impl Connection {
         Ok(Connection { settings, transport, files, within, is_secure })
     }
 
-    /// Returns [`Connection::transport`] changed to accept any certificate: used to inspect a certificate
-    /// that is not trusted, without sending data.
+    /// Returns [`Connection::transport`] changed to accept any certificate. It is used to inspect an
+    /// untrusted certificate, and sends no data.
     pub(crate) fn unverified(&self) -> Option<Transport> {
         let files = TlsFiles { cacert: None, insecure_skip_verify: true, ..self.files.clone() };
         Some(Transport { tls: Some(files.load().ok()?), ..self.transport.clone() })
@@ -150,7 +151,7 @@ impl Connection {
 /// Returns true if the output is to be JSON.
 ///
 /// # Errors
-/// The flag names an unknown format.
+/// Returns an error if the flag names an unknown format.
 pub(crate) fn wants_json(matches: &Matches) -> Result<bool, Failure> {
     match matches.get(WRITE_OUT) {
         "simple" => Ok(matches.get(JSON)),

@@ -10,15 +10,15 @@ use disk::{Disk as _, File, RealDisk, Reservation};
 
 use crate::quantiles::Quantiles;
 
-/// Size in bytes of the file that is overwritten in a loop: that of a segment of etcd's log.
+/// Size in bytes of the file that is overwritten in a loop. It is the size of a segment of etcd's log.
 const FILE_BYTES: u64 = 64_000_000;
 /// Number of time windows that are compared.
 const WINDOWS: u32 = 10;
 /// Block size in bytes of the bandwidth trial, and its longest duration.
 const BLOCK_BYTES: usize = 1024 * 1024;
 const BANDWIDTH_TIME: Duration = Duration::from_secs(5);
-/// If the rate of later windows falls below this share of the first windows' rate, the disk has become
-/// slower; usually its burst credit was used up.
+/// If the write rate of the last windows falls below this share of the first windows' rate, the disk counts
+/// as having become slower. The usual cause is a burst credit that was used up.
 const SLOWER: f64 = 0.6;
 
 /// Parameters of a disk trial.
@@ -45,19 +45,19 @@ pub struct DiskResult {
     pub windows: Vec<DiskWindow>,
     /// Rate of large sequential writes with one fsync at the end, in bytes per second.
     pub bandwidth: f64,
-    /// Effect of reserving space on this file system.
+    /// Result of reserving space for the log on this file system.
     pub reserved: ReservedRoom,
 }
 
-/// Effect of reserving space for a full disk on a file system.
+/// Result of reserving space on a file system, which a member needs in case the disk becomes full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReservedRoom {
-    /// The file system keeps the reserved space.
+    /// The file system can reserve space and keeps the reserved space.
     #[default]
     Kept,
     /// The member has to write zeros to reserve space.
     Zeros,
-    /// This file system cannot reserve space.
+    /// This file system cannot reserve space, for this reason.
     Nowhere(&'static str),
 }
 
@@ -79,12 +79,12 @@ fn nameless_file(dir: &Path) -> io::Result<Arc<dyn File>> {
 }
 
 impl DiskTrial {
-    /// Runs the trial in this directory. `told` is called periodically with the elapsed time in seconds.
+    /// Runs the trial in this directory. Calls `told` periodically with the elapsed time in seconds.
     ///
     /// # Errors
-    /// The directory cannot be written to, or lacks space.
+    /// Returns an error if the directory cannot be written to, or lacks space.
     pub fn run(&self, dir: &Path, mut told: impl FnMut(f64)) -> io::Result<DiskResult> {
-        // Random bytes, which no disk can compress.
+        // The record contains random bytes, which no disk can compress.
         let record = Random::new(1).bytes(self.record_bytes.max(1));
         let file_bytes = FILE_BYTES.max(record.len() as u64);
         let room = RealDisk.space(dir)?.free_bytes;
@@ -124,7 +124,8 @@ impl DiskTrial {
         }
         let seconds = begun.elapsed().as_secs_f64();
         let window_seconds = self.time.as_secs_f64() / f64::from(WINDOWS);
-        // If the run ended by the number of records, its last window is incomplete.
+        // If the trial ended because of the number of records, its last window is incomplete and not
+        // reported.
         let whole = (seconds / window_seconds.max(1e-9)).floor() as usize;
         let windows = windows.into_iter().take(whole).map(|times| DiskWindow {
             rate: times.len() as f64 / window_seconds,
@@ -179,7 +180,7 @@ impl DiskResult {
 
     /// Compares the rates of the first and the last fifth of the time.
     pub fn pace(&self) -> Pace {
-        /// Least duration in seconds: shorter runs do not exhaust most burst credits.
+        /// Minimum duration in seconds, since a shorter trial does not use up the burst credit of most disks.
         const SECONDS_MIN: f64 = 30.0;
         let (Some(first), Some(last)) = (self.windows.first_chunk::<2>(), self.windows.last_chunk::<2>())
         else {
@@ -203,8 +204,9 @@ impl DiskResult {
         );
         let heartbeat = up_to((2.0 * p99).max(100.0), 50.0);
         let election = up_to((10.0 * heartbeat).max(5.0 * longest), 100.0).min(50_000.0);
-        // Batching writes for the length of an fsync halves their number at most. A fast disk does not need
-        // it, and on a disk whose burst credit is used up, large batches cause bursts.
+        // Batching the writes of the time that one fsync takes at most halves the number of fsyncs. A fast
+        // disk does not need this, and on a disk whose burst credit is used up, large batches make the delays
+        // worse.
         let window = match self.pace() {
             Pace::Slower { .. } => 0.0,
             _ if p50 < 0.5 => 0.0,

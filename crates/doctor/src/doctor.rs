@@ -26,13 +26,13 @@ pub(crate) const COULD_NOT_LOOK: u8 = 1;
 const ERRORS: u8 = 5;
 /// Exit code if only warnings were found.
 const WARNINGS: u8 = 6;
-/// Exit code if no errors were found, but not everything could be read.
+/// Exit code if no errors were found, but a part of the evidence could not be read.
 const UNKNOWN: u8 = 7;
 
-/// Name of the subcommand of [`migrate`], which has flags of its own.
+/// Name of the subcommand `doctor migrate`, which has its own flags ([`migrate`]).
 const MIGRATE: &str = "migrate";
 
-/// Shortest time between the two readings that rates need.
+/// Shortest time between two readings of the metrics from which rates are computed.
 const WINDOW_MIN: Duration = Duration::from_millis(10);
 
 const FOR: Flag<Duration> =
@@ -83,7 +83,7 @@ const EXAMPLE: &str = "  mainstay doctor --endpoints=10.0.0.1:2379,10.0.0.2:2379
 
 const ALL_FLAGS_COUNT: usize = OWN_FLAGS.len() + connection::FLAGS.len() + limits::FLAGS.len();
 
-/// The flags of all parts in one table.
+/// The flags of all parts of the command, in one table.
 const ALL_FLAGS: [FlagRow; ALL_FLAGS_COUNT] = {
     let mut all = [CLUSTER.row(); ALL_FLAGS_COUNT];
     let (own, shared) = (OWN_FLAGS.len(), connection::FLAGS.len());
@@ -117,7 +117,7 @@ pub(crate) const PROGRAM: Program<Run> = Program {
     globals_hint: "",
 };
 
-/// Runs a command: prints its result, and fails with the exit code that stands for the findings.
+/// Function of a command. It prints the result, and fails with the exit code that stands for the findings.
 #[derive(Clone, Copy)]
 pub(crate) struct Run(pub(crate) for<'c> fn(&'c Matches, &'c Io) -> Running<'c>);
 
@@ -129,7 +129,7 @@ pub fn run(args: &[OsString]) -> ExitCode {
     ExitCode::from(run_in(args, &Io::of_process()))
 }
 
-/// Runs like [`run`], with caller-supplied streams and environment. Returns the exit code.
+/// Runs the doctor like [`run`], with caller-supplied streams and environment. Returns the exit code.
 pub fn run_in(args: &[OsString], io: &Io) -> u8 {
     match args.split_first() {
         Some((word, rest)) if word == MIGRATE => launch(&migrate::PROGRAM, rest, io),
@@ -165,13 +165,13 @@ pub(crate) fn launch(program: &Program<Run>, args: &[OsString], io: &Io) -> u8 {
     }
 }
 
-/// Prints to standard output. A closed reader is no error, since it does not want more output.
+/// Prints to standard output. A closed standard output is no error, because its reader does not want more.
 pub(crate) fn print(io: &Io, text: &str) -> Result<(), Failure> {
     io.out.notice(text);
     Ok(())
 }
 
-/// Prints a result. The command succeeds if the exit code is 0.
+/// Prints a result. Returns an error with this exit code if the code is not 0.
 pub(crate) fn concluded(io: &Io, output: &str, code: u8) -> Result<(), Failure> {
     print(io, output)?;
     if code == 0 { Ok(()) } else { Err(Failure::said(code)) }
@@ -207,7 +207,8 @@ async fn examine(matches: &Matches, io: &Io) -> Result<(), Failure> {
     let plan = Plan { connection, metrics_endpoints, whole_cluster, window, sample_keys };
     let evidence = plan.collect().await.map_err(Failure::error)?;
     let report = Report::of(&evidence, &Limits::of(matches), window.as_secs_f64(), &rules);
-    // A certificate alone may be a finding worth a report, even if no member was reached.
+    // Even if no member was reached, there may be findings, such as an expired certificate; then they are
+    // reported.
     let is_told = report.findings.iter().any(|finding| finding.name != "unreachable");
     if !is_told && evidence.members.iter().all(|member| member.reached.is_err()) {
         return Err(no_member_answers(&evidence));
@@ -218,7 +219,7 @@ async fn examine(matches: &Matches, io: &Io) -> Result<(), Failure> {
         Health::Warnings => WARNINGS,
         Health::Unknown => UNKNOWN,
     };
-    // The output comes first: if the file cannot be written, the result must not be lost.
+    // Print the report before writing the file, so that the result is not lost if the file cannot be written.
     print(io, &if is_json { report.json() } else { report.text() })?;
     let file = matches.get(HTML);
     let taken = format!("{}Z", stdx::calendar::Utc::from_unix(evidence.taken_unix as u64));
@@ -226,7 +227,7 @@ async fn examine(matches: &Matches, io: &Io) -> Result<(), Failure> {
     match (written, code) {
         (Ok(()), 0) => Ok(()),
         (Ok(()), code) => Err(Failure::said(code)),
-        // The exit code for findings takes precedence over the failure to write the file.
+        // The exit code that stands for the findings takes precedence over the failure to write the file.
         (Err(error), code) => {
             let code = if code == 0 { Failure::ERROR } else { code };
             Err(Failure::new(code, format!("cannot write {file}: {error}")))
@@ -234,7 +235,7 @@ async fn examine(matches: &Matches, io: &Io) -> Result<(), Failure> {
     }
 }
 
-/// Writes a page, which names keys and clients: readable by this user only, atomically, and without following
+/// Writes a page atomically, readable only by this user, because it names keys and clients. Does not follow
 /// symbolic links.
 fn write_page(file: &Path, page: &str) -> io::Result<()> {
     let name = file.file_name().ok_or(io::ErrorKind::IsADirectory)?;
@@ -245,7 +246,7 @@ fn write_page(file: &Path, page: &str) -> io::Result<()> {
     making.push(name);
     making.push(format!(".{}", std::process::id()));
     let making = file.with_file_name(making);
-    // A killed run may have left this file: processes in containers often have the same number.
+    // A killed run with the same process id may have left this file; in containers, process ids often repeat.
     if let Err(error) = fs::remove_file(&making)
         && error.kind() != io::ErrorKind::NotFound
     {
@@ -255,16 +256,18 @@ fn write_page(file: &Path, page: &str) -> io::Result<()> {
     let written =
         new.write_all(page.as_bytes()).and_then(|()| new.sync_all()).and_then(|()| fs::rename(&making, file));
     if written.is_err() {
-        // The partial file is useless; a failure to remove it does not matter beside the error that is returned.
+        // The partial file is useless. If it cannot be removed, the error that is returned below is still the
+        // important one.
         let _ = fs::remove_file(&making);
     }
     written
 }
 
-/// Returns the URLs of each endpoint's metrics, in the endpoints' order; empty if the endpoints serve them.
+/// Returns the URLs of each endpoint's metrics, in the endpoints' order; empty if the endpoints themselves
+/// serve the metrics.
 ///
 /// # Errors
-/// The two lists have different lengths.
+/// Returns an error if the two lists have different lengths.
 pub(crate) fn metrics_endpoints(matches: &Matches, connection: &Connection) -> Result<Vec<String>, Failure> {
     let given = matches.get(METRICS_ENDPOINTS).to_vec();
     if !given.is_empty() && given.len() != connection.settings.endpoints.len() {
@@ -273,7 +276,7 @@ pub(crate) fn metrics_endpoints(matches: &Matches, connection: &Connection) -> R
     Ok(given)
 }
 
-/// Returns the error that no member can be reached, with the reasons.
+/// Returns an error that says that no member can be reached, with the reason for each member.
 pub(crate) fn no_member_answers(evidence: &Evidence) -> Failure {
     let whys: Vec<String> = evidence
         .members

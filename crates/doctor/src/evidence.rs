@@ -6,21 +6,23 @@ use crate::exposition::Exposition;
 use crate::histogram::Histogram;
 use crate::page::Page;
 
-/// Reason why a part of the evidence is missing, as a text for the report.
+/// Reason why a part of the evidence is missing, as text for the report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unseen {
     why: String,
-    /// True if the attempt failed or was refused; false if there was nothing to examine, or it was not wanted.
+    /// True if the attempt to get the evidence failed or was refused; false if the server has no such data,
+    /// or the user does not want it.
     is_failure: bool,
 }
 
 impl Unseen {
-    /// Creates the reason for an attempt that failed. A cluster with such a failure is not called healthy.
+    /// Creates the reason for a failed attempt. A cluster with such a failure is never called healthy.
     pub fn because(why: impl fmt::Display) -> Unseen {
         Unseen { why: why.to_string(), is_failure: true }
     }
 
-    /// Creates the reason for an attempt that was omitted: the server has no such page, or the user does not want it.
+    /// Creates the reason for an attempt that was not made, because the server has no such page or the user
+    /// does not want it.
     pub fn left_out(why: impl fmt::Display) -> Unseen {
         Unseen { why: why.to_string(), is_failure: false }
     }
@@ -51,14 +53,14 @@ impl fmt::Display for Unseen {
 
 impl std::error::Error for Unseen {}
 
-/// All evidence about a cluster. Each part that is missing holds the reason instead.
+/// All evidence about a cluster. A missing part contains the reason why it is missing.
 #[derive(Clone, Debug)]
 pub struct Evidence {
     /// Time of the collection, in seconds since 1970 by this machine's clock.
     pub taken_unix: f64,
     /// Evidence about each member.
     pub members: Vec<Member>,
-    /// `Ok` if all members to be examined are in `members`; otherwise the reason why some may be missing.
+    /// `Ok` if `members` contains all members to be examined; otherwise the reason why some may be missing.
     pub complete: Result<(), Unseen>,
     /// Raised alarms.
     pub alarms: Result<Vec<Alarm>, Unseen>,
@@ -75,7 +77,7 @@ pub struct Member {
     pub name: String,
     /// Id of the member; 0 if unknown.
     pub id: u64,
-    /// `Ok` if any connection to the member worked; otherwise the reason.
+    /// `Ok` if at least one connection to the member worked; otherwise the reason.
     pub reached: Result<(), Unseen>,
     /// Response to Maintenance.Status.
     pub status: Result<Status, Unseen>,
@@ -116,7 +118,7 @@ pub struct Status {
     pub applied: u64,
     /// Time of the response, in seconds since 1970 by this machine's clock.
     pub at_unix: f64,
-    /// Commit index at the first reading, and the time of that reading.
+    /// Commit index at the first reading, and the time of that reading in seconds since 1970.
     pub earlier: Option<(u64, f64)>,
     /// True if the member is a learner.
     pub is_learner: bool,
@@ -147,9 +149,9 @@ pub struct Clock {
 /// Round-trip times from this machine, in seconds.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RoundTrips {
-    /// Times to open a TCP connection: one packet each way.
+    /// Times to open a TCP connection, which takes one packet in each direction.
     pub connect: Vec<f64>,
-    /// Times of a call that a member answers from memory.
+    /// Times of a call that the member answers from memory.
     pub call: Vec<f64>,
 }
 
@@ -180,7 +182,7 @@ pub enum AlarmKind {
     Other(i32),
 }
 
-/// A sample of keys: not all keys, and not chosen at random.
+/// A sample of the keys. The keys are not chosen at random, so the sample is not representative.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sample {
     /// Number of sampled keys.
@@ -200,24 +202,25 @@ pub struct Metrics {
     pub seconds: f64,
 }
 
-/// Observations of a histogram, and the period they are from.
+/// Observations of a histogram, and the period in which they were made.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Observed {
     /// The observations.
     pub histogram: Histogram,
-    /// True if the observations are from the member's whole life, because too few were made between the readings.
+    /// True if the histogram contains all observations since the member started, because too few were made
+    /// between the readings.
     pub of_life: bool,
 }
 
-/// Least number of observations between the readings that is enough for a judgement.
+/// Minimum number of observations between the two readings for a judgement.
 const OBSERVATIONS_MIN: f64 = 20.0;
-/// Least number of observations since the start that is enough: the first ones are not typical.
+/// Minimum number of observations since the member's start for a judgement. It is higher, because the first
+/// observations are not typical.
 pub(crate) const OBSERVATIONS_OF_LIFE_MIN: f64 = 200.0;
-/// Least number of observations between the readings that is enough for probes, which are made only every few
-/// seconds.
+/// Minimum number of probes between the two readings for a judgement. Probes are made only every few seconds.
 const PROBES_MIN: f64 = 2.0;
-/// Least number of probes since the start that is enough: etcd makes two in half a minute, and before version
-/// 3.6 its smoothed round trip starts at 0.
+/// Minimum number of probes since the member's start for a judgement: etcd makes two in half a minute, and
+/// before version 3.6 its smoothed round-trip time starts at 0.
 pub(crate) const PROBES_OF_LIFE_MIN: f64 = 10.0;
 
 impl Metrics {
@@ -226,16 +229,16 @@ impl Metrics {
         Metrics { before: Exposition::read(before), after: Exposition::read(after), seconds }
     }
 
-    /// Returns the latest value of a metric, summed over all series.
+    /// Returns the value of a metric at the second reading, summed over all series.
     pub fn now(&self, name: &str) -> Option<f64> {
         self.after.sum(name, &[])
     }
 
     /// Returns the increase of a counter between the readings. If the server restarted in between, the
-    /// counter started at 0.
+    /// increase is counted from 0.
     pub fn grown(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
         let after = self.after.sum(name, labels)?;
-        // The series may have appeared between the readings.
+        // The first reading may lack the series, if it appeared between the readings.
         let before = self.before.sum(name, labels).unwrap_or(0.0);
         Some(if after < before { after } else { after - before })
     }
@@ -254,8 +257,8 @@ impl Metrics {
         })
     }
 
-    /// Returns the observations between the readings if they are enough, otherwise those since the start if
-    /// these are enough.
+    /// Returns the observations between the readings if there are enough; otherwise the observations since
+    /// the member's start if those are enough; otherwise `None`.
     pub fn observed(&self, name: &str, labels: &[(&str, &str)]) -> Option<Observed> {
         self.enough(name, labels, OBSERVATIONS_MIN, OBSERVATIONS_OF_LIFE_MIN)
     }
@@ -299,7 +302,8 @@ impl Metrics {
 }
 
 impl Observed {
-    /// Describes the observations: `(240 in 10 s)`, `(4,000 since the start)`.
+    /// Returns the number of observations and their period as text: `(240 in 10 s)`, `(4,000 since the
+    /// start)`.
     pub fn span(&self, metrics: &Metrics) -> String {
         let count = crate::show::count(self.histogram.count);
         match self.of_life {
@@ -310,12 +314,13 @@ impl Observed {
 }
 
 impl Status {
-    /// Estimates the commit index at this time, by the member's two readings.
+    /// Estimates the member's commit index at the time `unix` from its two readings.
     pub fn index_at(&self, unix: f64) -> f64 {
         let last = self.index as f64;
         let Some((index, at)) = self.earlier.filter(|(_, at)| *at < self.at_unix) else { return last };
         let rate = (last - index as f64).max(0.0) / (self.at_unix - at);
-        // The rate of commits after the last reading is not known, so no increase is assumed.
+        // For a time after the last reading no increase is assumed, because the rate of commits is not known
+        // for it.
         last - rate * (self.at_unix - unix).max(0.0)
     }
 }
@@ -371,7 +376,7 @@ impl Evidence {
         self.members.iter().filter_map(|member| Some((member, member.metrics.as_ref().ok()?)))
     }
 
-    /// Returns the members that serve Mainstay's page.
+    /// Returns the members that serve Mainstay's own page.
     pub fn pages(&self) -> impl Iterator<Item = (&Member, &Page)> {
         self.members.iter().filter_map(|member| Some((member, member.page.as_ref().ok()?)))
     }

@@ -1,10 +1,12 @@
-//! Prometheus' text format, as far as servers use it. Lines that cannot be parsed are counted and skipped.
+//! Parses Prometheus' text format, as far as servers of etcd's API use it. Lines that cannot be parsed are
+//! counted and skipped.
 
 use std::collections::BTreeMap;
 
 use crate::histogram::Histogram;
 
-/// Largest number of samples kept of one page. A server with more is treated like a broken server.
+/// Largest number of samples kept of one page. Further samples are ignored, because only a broken server has
+/// more.
 const SAMPLES_MAX: usize = 200_000;
 
 /// One page of metrics.
@@ -36,7 +38,7 @@ impl Sample {
 }
 
 impl Exposition {
-    /// Parses a page. Every text is accepted; an invalid line affects only itself.
+    /// Parses a page. Accepts any text; an invalid line has no effect on other lines.
     pub fn read(text: &str) -> Exposition {
         let mut page = Exposition::default();
         let mut kept = 0;
@@ -65,8 +67,8 @@ impl Exposition {
         self.samples.contains_key(name) || self.samples.contains_key(&format!("{name}_count"))
     }
 
-    /// Returns the sum over the series with these labels; `None` if there are none, or the sum is not a
-    /// finite number.
+    /// Returns the sum over the series that have these labels; `None` if there is no such series, or the sum
+    /// is not a finite number.
     pub fn sum(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
         let mut found = self.samples(name).iter().filter(|sample| sample.bears(labels)).peekable();
         found.peek()?;
@@ -108,14 +110,15 @@ fn sample(line: &str) -> Option<(&str, Sample)> {
     };
     let mut words = rest.split_whitespace();
     let value = number(words.next()?)?;
-    // Only a timestamp may follow.
+    // After the number, only a timestamp may follow.
     if let Some(timestamp) = words.next() {
         timestamp.parse::<f64>().ok()?;
     }
     words.next().is_none().then_some((name, Sample { labels, value }))
 }
 
-/// Parses a number; Go and Rust spell numbers alike here, including infinities, in any case.
+/// Parses a number. Go and Rust write numbers in the same way here, including infinities, in upper or lower
+/// case.
 fn number(word: &str) -> Option<f64> {
     word.parse().ok()
 }

@@ -33,7 +33,7 @@ mod version_skew;
 
 use crate::rule::Rule;
 
-/// All rules, in order of danger: those about a cluster that stops come first.
+/// All rules, in order of danger: rules about a cluster that stops working come first.
 pub const RULES: &[Rule] = &[
     unreachable::RULE,
     no_leader::RULE,

@@ -1,4 +1,4 @@
-//! Evidence for tests of the findings: a healthy cluster, into which the tests plant problems.
+//! Evidence for tests of the findings: a healthy cluster, which the tests change to have problems.
 
 use crate::evidence::{Certificate, Clock, Evidence, Member, Metrics, RoundTrips, Sample, Status, Versions};
 use crate::finding::{Finding, Severity};

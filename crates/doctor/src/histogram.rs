@@ -1,9 +1,10 @@
-//! Distributions over fixed buckets, as in Prometheus.
+//! Distributions in fixed buckets, as in Prometheus.
 
 /// A histogram: observations counted in buckets.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Histogram {
-    /// Upper bound, and number of observations up to it, in ascending order; the last bound is infinite.
+    /// For each bucket, its upper bound, and the number of observations up to this bound; in ascending order,
+    /// the last bound is infinite.
     buckets: Vec<(f64, f64)>,
     /// Number of all observations.
     pub count: f64,
@@ -12,8 +13,8 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// Creates a histogram from cumulative buckets in any order. Counts that decrease between bounds, as
-    /// broken servers report them, are raised.
+    /// Creates a histogram from cumulative buckets in any order. A broken server may report a count that is
+    /// lower than that of a smaller bound; it is raised to the count of that bound.
     pub fn new(mut buckets: Vec<(f64, f64)>, count: f64, sum: f64) -> Histogram {
         let count = count.max(0.0);
         buckets.retain(|(bound, below)| !bound.is_nan() && below.is_finite());
@@ -30,8 +31,8 @@ impl Histogram {
         Histogram { buckets, count, sum }
     }
 
-    /// Returns the observations made after an earlier reading of the same histogram; all observations if the
-    /// server restarted in between.
+    /// Returns the observations made after an earlier reading of the same histogram. If the server restarted
+    /// in between, these are all observations.
     #[must_use]
     pub fn since(&self, earlier: &Histogram) -> Histogram {
         if earlier.count > self.count || earlier.buckets.len() != self.buckets.len() {
@@ -43,7 +44,8 @@ impl Histogram {
     }
 
     /// Returns the value below which this share of the observations lies, interpolated linearly within its
-    /// bucket as Prometheus does; the last finite bound for larger values. `None` without observations.
+    /// bucket as Prometheus does. A value above the last finite bound is returned as that bound. Returns
+    /// `None` without observations.
     pub fn quantile(&self, share: f64) -> Option<f64> {
         if self.count <= 0.0 {
             return None;

@@ -1,4 +1,4 @@
-//! Requests for small pages over HTTP/1.1, with limits on size and time.
+//! Requests small pages over HTTP/1.1, with limits on size and time.
 
 use std::fmt;
 use std::io;
@@ -22,7 +22,7 @@ use tokio::time::timeout;
 
 /// Longest accepted head of a response, in bytes.
 const HEAD_BYTES_MAX: usize = 64 * 1024;
-/// Largest accepted body of a response, in bytes; a member's metrics are some 200 kB.
+/// Maximum size of a response body in bytes; the metrics of a member have about 200 kB.
 const BODY_BYTES_MAX: usize = 32 * 1024 * 1024;
 /// Bytes read from the connection at once.
 const READ_BYTES: usize = 16 * 1024;
@@ -30,7 +30,7 @@ const READ_BYTES: usize = 16 * 1024;
 /// Reason why a page could not be fetched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GetError {
-    /// The connection failed or broke; holds the error text of the library.
+    /// The connection failed or broke. The variant contains the error text of the library.
     Connection(String),
     /// The response did not arrive within this time.
     Late(Duration),
@@ -42,7 +42,7 @@ pub enum GetError {
     HungUp,
     /// The response is not HTTP/1.1.
     NotHttp,
-    /// The response is incomplete.
+    /// The connection ended before the response was complete.
     BrokenOff,
     /// The body of the response is too large.
     TooLarge,
@@ -94,7 +94,8 @@ pub fn unix_now() -> f64 {
 /// Fetches a page.
 ///
 /// # Errors
-/// The connection fails, the response is not HTTP, too large or too late, or its status is not 200.
+/// Returns an error if the connection fails, the response is not HTTP, too large or too late, or its status
+/// is not 200.
 pub async fn get(
     endpoint: &Endpoint,
     transport: &Transport,
@@ -168,7 +169,8 @@ async fn exchange(
         }
         Ok(Answer { status: head.status.as_u16(), date_unix, body, asked_unix, answered_unix })
     };
-    // An error that ends the connection is also reported to the request, so only the request's result matters.
+    // If the connection ends with an error, the request fails as well, so only the result of the request is
+    // used.
     let driven = async {
         let _ = connection.await;
         std::future::pending::<()>().await;
@@ -179,7 +181,7 @@ async fn exchange(
     }
 }
 
-/// Returns the reason why a body is incomplete: the error of the operating system, if reading failed.
+/// Returns the reason why a body is incomplete; if reading failed, this is the error of the operating system.
 fn broken_off(error: &hyper::Error) -> GetError {
     let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<io::Error>());
     match cause {
@@ -188,7 +190,7 @@ fn broken_off(error: &hyper::Error) -> GetError {
     }
 }
 
-/// Returns the text of an error of hyper; the cause is more precise if there is one.
+/// Returns the text of an error of hyper, or the text of its cause, which is more precise.
 fn text(error: &hyper::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
@@ -196,7 +198,7 @@ fn text(error: &hyper::Error) -> String {
 /// A connection in the form in which hyper reads and writes it.
 struct Wire<'s, S> {
     stream: &'s mut S,
-    /// Becomes true when the first byte has arrived.
+    /// Set to true when the first byte of the response has arrived.
     has_read: Arc<AtomicBool>,
 }
 
@@ -215,8 +217,8 @@ impl<S: AsyncRead + Unpin> hyper::rt::Read for Wire<'_, S> {
         }
         into.put_slice(buffer.filled());
         match polled {
-            // Some servers end a TLS connection without close_notify. HTTP itself shows whether the response
-            // is complete.
+            // Some servers end a TLS connection without a close_notify alert. This is accepted, because HTTP
+            // itself shows whether the response is complete.
             Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => Poll::Ready(Ok(())),
             polled => polled,
         }

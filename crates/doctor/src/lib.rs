@@ -1,21 +1,21 @@
 //! Examines running clusters and their machines: `mainstay doctor`, `mainstay check disk`, `mainstay check
-//! network`, and `mainstay doctor migrate`, which accompanies a cluster on its way from etcd to Mainstay, or
+//! network`, and `mainstay doctor migrate`, which checks each step of a migration from etcd to Mainstay or
 //! back.
 //!
-//! Structure: [`Plan::collect`] examines a cluster of Mainstay or etcd and records an [`Evidence`], plain
-//! data; each [`Rule`] judges the evidence without further requests, and may return a [`Finding`]; a
+//! Structure: [`Plan::collect`] examines a cluster of Mainstay or etcd and records an [`Evidence`], which is
+//! plain data; each [`Rule`] judges this evidence without further requests, and may return a [`Finding`]; a
 //! [`Report`] prints the findings.
 //!
-//! The doctor does not depend on how the members work: it sees what any client sees, and Mainstay's own page
-//! if there is one.
+//! The doctor does not depend on how the members work inside. It uses only what any client can read, and
+//! Mainstay's own page if the member serves it.
 //!
 //! Invariants:
-//! * The cluster is only read, and never by an expensive request except HashKV, which `doctor migrate` needs.
-//! * What could not be examined is reported with the reason; it never counts as healthy.
-//! * Nothing that a server sends ends the program or grows without bound.
+//! * The cluster is only read. The only expensive request is HashKV, which only `doctor migrate` sends.
+//! * Everything that could not be examined is reported with the reason, and never counts as healthy.
+//! * No response of a server can end the program or make its memory grow without bound.
 //!
-//! Start reading with [`Plan::collect`], [`RULES`] and `migrate/survey.rs`. Tests: a planted case and its near
-//! miss beside each rule; `tests/it` for whole outputs and for a scripted member.
+//! Start reading with [`Plan::collect`], [`RULES`] and `migrate/survey.rs`. Tests: beside each rule, a case
+//! that it must find and a similar one that it must not; in `tests/it`, whole outputs and a scripted member.
 
 mod arguments;
 mod check;

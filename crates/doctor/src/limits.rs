@@ -15,7 +15,7 @@ pub struct Limits {
     pub stall: f64,
     /// Limit of the p99 of the round trip between members, in seconds.
     pub peer_rtt: f64,
-    /// Limit of leader changes within a quarter of an hour.
+    /// Limit of the number of leader changes within a quarter of an hour.
     pub leader_changes: f64,
     /// Limit of the number of keys of a single range.
     pub range_keys: f64,
@@ -37,15 +37,16 @@ pub struct Limits {
     pub watches: f64,
     /// Limit of leases of one client.
     pub leases: f64,
-    /// Limit of the busiest member's share, in multiples of an even share.
+    /// Limit of the share of requests that the busiest member serves, as a multiple of an even share.
     pub imbalance: f64,
-    /// Requests per second above which their balance is judged.
+    /// Number of requests per second above which their distribution over the members is judged.
     pub imbalance_rate: f64,
     /// Limit of the difference between clocks, in seconds.
     pub clock: f64,
     /// Remaining time of a certificate below which a finding is reported, in seconds.
     pub certificate: f64,
-    /// Limit of committed entries that are not applied, and of waiting proposals.
+    /// Limit of the number of committed entries that are not applied yet, and of the number of waiting
+    /// proposals.
     pub backlog: f64,
     /// Limit of the share of the processors in use.
     pub cpu: f64,
@@ -53,7 +54,7 @@ pub struct Limits {
     pub descriptors: f64,
     /// Limit of the entries by which a member may lag behind the leader.
     pub behind: f64,
-    /// Limit of the median time of a call that needs no work, without the network's own time, in seconds.
+    /// Limit of the median time of a call that needs no work, minus the network's own time, in seconds.
     pub answer: f64,
 }
 

@@ -1,8 +1,8 @@
 //! `doctor migrate`: checks whether a cluster can be moved from etcd to Mainstay, or back, and shows the next step.
 //!
-//! It collects the doctor's evidence and a few more facts ([`survey`]), judged by some of the doctor's rules
-//! and by those of [`findings`]. The command is the same before the first step and after each step:
-//! [`next_step()`] depends only on which members run which product.
+//! The command collects the doctor's evidence and some more facts ([`survey`]). Some of the doctor's rules
+//! and the rules in [`findings`] judge them. The command is the same before the first step and after each
+//! step, because [`next_step()`] depends only on which members run which product.
 
 mod command;
 mod directory;

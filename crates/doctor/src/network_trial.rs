@@ -23,7 +23,7 @@ pub struct NetworkTrial {
     pub within: Duration,
     /// Number of round trips.
     pub round_trips: usize,
-    /// Time to send data, and time to receive data.
+    /// Duration of sending data, and also of receiving data.
     pub time: Duration,
 }
 
@@ -40,37 +40,40 @@ pub struct NetworkResult {
     pub handshake: f64,
     /// Times of calls that need no work, in seconds.
     pub call: Quantiles,
-    /// Bytes sent per second, or the reason why this was not measured; `None` if not attempted.
+    /// Bytes sent per second, or the reason why they could not be measured; `None` if this was not attempted.
     pub upload: Option<Result<f64, Unseen>>,
-    /// Bytes received per second, or the reason why this was not measured; `None` if not attempted.
+    /// Bytes received per second, or the reason why they could not be measured; `None` if this was not
+    /// attempted.
     pub download: Option<Result<f64, Unseen>>,
-    /// The kernel's figures of the connection after the upload.
+    /// The kernel's figures about the connection after the upload.
     pub figures: TcpFigures,
     /// MTU of the route.
     pub mtu: Option<u32>,
-    /// True if large segments vanish on the path while small ones arrive.
+    /// True if large segments are lost on the path while small ones arrive.
     pub is_black_hole: bool,
     /// Reason why the trial ended early.
     pub error: Option<Unseen>,
 }
 
-/// Size of an upload message in bytes, below any server's limit. Uploads use the health service, which needs
-/// no user and ignores the data.
+/// Size of an upload message in bytes, below any server's limit. Uploads are requests to the health service,
+/// which needs no user and ignores the data.
 const SENT_BYTES: usize = 1024 * 1024;
 /// Number of concurrent uploading calls, so that data flows while responses return.
 const SENDERS: usize = 4;
-/// Most bytes that each of these calls sends; a fast network is measured long before.
+/// Maximum number of bytes that each of the concurrent calls sends. A fast network is measured after much
+/// less.
 const SENT_BYTES_MAX: usize = 128 * 1024 * 1024;
 /// Number of connections whose opening is timed.
 const CONNECTIONS: usize = 20;
-/// Most bytes requested per read, and least bytes for which a rate is meaningful.
+/// Two sizes in bytes: the minimum size of a response for which a rate is meaningful, and the size up to
+/// which the number of keys per read grows.
 const READ_BYTES: (usize, usize) = (64 * 1024, 1024 * 1024);
-/// Smallest segment size in bytes that every path carries.
+/// Segment size in bytes that every path carries.
 const SMALL_SEGMENT: i32 = 536;
 
 impl NetworkResult {
-    /// Returns the share of segments that were sent again; `None` if the kernel does not count them or little
-    /// was sent.
+    /// Returns the share of segments that were retransmitted; `None` if the kernel does not count them, or
+    /// only few segments were sent.
     pub fn loss(&self) -> Option<f64> {
         let sent = self.figures.data_segments_sent;
         (sent >= 20).then(|| f64::from(self.figures.resent) / f64::from(sent))
@@ -78,7 +81,7 @@ impl NetworkResult {
 }
 
 impl NetworkTrial {
-    /// Runs the trial. The client is used for reading, and may have a user.
+    /// Runs the trial. The client `client`, which may have a user, is used only for reads.
     pub async fn run(&self, endpoint: &Endpoint, client: &Client) -> NetworkResult {
         let mut result = NetworkResult { endpoint: endpoint.text.clone(), ..NetworkResult::default() };
         if let Err(why) = self.measure(endpoint, client, &mut result).await {
@@ -139,7 +142,8 @@ impl NetworkTrial {
 
     /// Returns the bytes per second sent in large messages that the server reads and discards.
     async fn upload(&self, channel: &Channel) -> Result<f64, Unseen> {
-        // A request of the health service for a name, in field 1, that no service has.
+        // The message asks the health service for the status of a service with a very long name, which does
+        // not exist. The name is field 1.
         let mut message = Vec::new();
         api::wire::put_field_head(&mut message, 1, SENT_BYTES);
         message.resize(message.len() + SENT_BYTES, b'x');
@@ -166,8 +170,8 @@ impl NetworkTrial {
         Ok(sent as f64 / begun.elapsed().as_secs_f64())
     }
 
-    /// Returns the bytes per second received: reads the same few keys repeatedly, serializable, so that only
-    /// this member works.
+    /// Returns the bytes received per second. Reads the same few keys repeatedly; the reads are serializable,
+    /// so that no other member takes part.
     async fn download(&self, client: &Client) -> Result<f64, Unseen> {
         let mut request = RangeRequest {
             key: vec![0].into(),
@@ -183,7 +187,8 @@ impl NetworkTrial {
             let answer: RangeResponse = client.call(Rpc::KvRange, &request).await.map_err(said)?;
             page_bytes = answer.kvs.iter().map(|kv| kv.key.len() + kv.value.len()).sum();
             if page_bytes * 2 > READ_BYTES.1 || !answer.more {
-                // With a range end, etcd counts keys only up to it.
+                // A range end directly after the last key makes each read cheap: without it, etcd would also
+                // count all later keys.
                 if let Some(last) = answer.kvs.last() {
                     request.range_end = [&last.key[..], &[0]].concat().into();
                 }
@@ -204,8 +209,8 @@ impl NetworkTrial {
         Ok(received as f64 / begun.elapsed().as_secs_f64())
     }
 
-    /// Returns true if small segments pass where large ones did not: then a device on the path drops large
-    /// segments silently.
+    /// Returns true if small segments arrive although large ones did not, which means that a device on the
+    /// path drops large segments without an error.
     async fn passes_in_small_segments(&self, endpoint: &Endpoint, to: std::net::SocketAddr) -> bool {
         let passes = async {
             let stream = connect_with_segments(to, SMALL_SEGMENT).await.ok()?;

@@ -4,7 +4,7 @@ use crate::evidence::Unseen;
 
 use serde_json::Value;
 
-/// The parsed page; lists that a server leaves out are `None`.
+/// The parsed page. A list that the server left out is `None`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Page {
     /// Version of the server.
@@ -21,7 +21,7 @@ pub struct Page {
     pub large_values: Option<Vec<LargeValue>>,
     /// Clients, by address.
     pub clients: Option<Vec<ClientUse>>,
-    /// Times when the disk delayed the log.
+    /// Times at which a sync of the log took unusually long.
     pub fsync_stalls: Option<Vec<FsyncStall>>,
 }
 
@@ -87,7 +87,7 @@ pub struct FsyncStall {
     pub seconds: f64,
 }
 
-/// Largest number of entries that are read of each list.
+/// Maximum number of entries that are read from each list.
 const ENTRIES_MAX: usize = 10_000;
 /// Longest text kept, in characters; a key may be as long as a request.
 const TEXT_MAX: usize = 120;
@@ -96,7 +96,7 @@ impl Page {
     /// Parses the page.
     ///
     /// # Errors
-    /// The text is not a JSON object.
+    /// Returns an error if the text is not a JSON object.
     pub fn read(text: &[u8]) -> Result<Page, Unseen> {
         let value: Value = serde_json::from_slice(text).map_err(|error| format!("not JSON: {error}"))?;
         if !value.is_object() {

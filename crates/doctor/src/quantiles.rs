@@ -18,7 +18,8 @@ impl Quantiles {
         self.sorted.len()
     }
 
-    /// Returns the smallest time that this share of all times does not exceed (nearest rank); 0 if there are none.
+    /// Returns the smallest time such that at least this share of all times is not longer (nearest rank); 0
+    /// if there are no times.
     pub fn at(&self, share: f64) -> f64 {
         let rank = (share * self.sorted.len() as f64).ceil() as usize;
         self.sorted.get(rank.saturating_sub(1)).or(self.sorted.last()).copied().unwrap_or(0.0)

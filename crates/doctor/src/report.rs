@@ -23,7 +23,7 @@ pub struct Report {
     pub rules: usize,
     /// Findings, the most severe first.
     pub findings: Vec<Finding>,
-    /// Facts that could not be examined.
+    /// Reports of what could not be examined.
     pub blind: Vec<Blind>,
 }
 
@@ -87,7 +87,8 @@ impl Report {
         self.findings.iter().map(|finding| finding.severity).max()
     }
 
-    /// Returns the overall result. A failed request counts for more than warnings: it may hide an error.
+    /// Returns the overall result. A failed request counts as worse than warnings, because it may hide an
+    /// error.
     pub fn health(&self) -> Health {
         match (self.severity(), self.blind.iter().any(|blind| blind.is_failure)) {
             (Some(Severity::Error), _) => Health::Errors,
@@ -150,7 +151,7 @@ impl Report {
         out
     }
 
-    /// Returns the remedies for what could not be read, so that the next run can.
+    /// Returns advice on how to make readable what could not be read, for the next run.
     fn sight_remedies(&self) -> Vec<&'static str> {
         let failed = || self.blind.iter().filter(|blind| blind.is_failure);
         let members = || self.members.iter().map(|(_, about)| about).filter(|_| failed().next().is_some());
@@ -169,7 +170,7 @@ impl Report {
         remedies
     }
 
-    /// Returns one sentence with the number of errors and warnings, and whether requests failed.
+    /// Returns one sentence with the number of errors and warnings, which also says if requests failed.
     fn summary(&self) -> String {
         let of = |severity| self.findings.iter().filter(|finding| finding.severity == severity).count();
         let summary = match (of(Severity::Error), of(Severity::Warning)) {
@@ -187,8 +188,8 @@ impl Report {
         }
     }
 
-    /// Returns one line for each reason why something could not be examined, or did not exist, with all rules
-    /// that it affects.
+    /// Returns one line for each reason why something was not examined, with all rules that the reason
+    /// affects. `is_failure` selects failed requests; otherwise, data that does not exist or is not wanted.
     fn not_looked_at(&self, is_failure: bool) -> Vec<String> {
         let mut told: Vec<(&Blind, Vec<&str>)> = Vec::new();
         for blind in self.blind.iter().filter(|blind| blind.is_failure == is_failure) {
@@ -282,8 +283,8 @@ impl Report {
         out
     }
 
-    /// Returns the members `findings`, `not_looked_at` and `remedies` of a JSON object. The remedies are for
-    /// what could not be read.
+    /// Returns the fields `findings`, `not_looked_at` and `remedies` of a JSON object. The remedies say how
+    /// to make readable what could not be read.
     pub(crate) fn json_body(&self) -> String {
         let strings = |texts: &[String]| {
             let quoted: Vec<String> = texts.iter().map(json::string).collect();

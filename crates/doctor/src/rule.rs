@@ -1,4 +1,4 @@
-//! Rules: the judgement that makes a finding, and the evidence that it needs.
+//! Rules: each has a judgement that may result in a finding, and a list of the evidence that it needs.
 
 use crate::evidence::{Evidence, Member, Metrics, OBSERVATIONS_OF_LIFE_MIN, PROBES_OF_LIFE_MIN, Unseen};
 use crate::finding::Finding;
@@ -11,7 +11,8 @@ pub struct Rule {
     pub name: &'static str,
     /// Description of the rule in one line.
     pub about: &'static str,
-    /// Facts that are needed of each member; an entry is met by any of its alternatives.
+    /// Facts that the rule needs about each member. Each entry is a list of alternatives, one of which is
+    /// enough.
     pub needs: &'static [&'static [Need]],
     /// Judges the evidence; returns a finding if the rule applies.
     pub judge: fn(&Evidence, &Limits) -> Option<Finding>,
@@ -24,13 +25,13 @@ pub enum Need {
     Status,
     /// A family of the member's metrics.
     Metric(&'static str),
-    /// Enough observations of probes, which exist only if there are other members.
+    /// Enough probes of other members; needed only if there are other members.
     Probes(&'static str),
     /// Enough observations in a histogram.
     Observations(&'static str),
     /// A list of Mainstay's page.
     Page(&'static str),
-    /// Needed of etcd only: for Mainstay the rule does not apply.
+    /// A fact that is needed only from etcd; for Mainstay the rule does not apply.
     OnlyEtcd(&'static str),
     /// Response at `/version`.
     Versions,
@@ -56,12 +57,12 @@ pub struct Blind {
     /// Reason why the fact could not be examined.
     pub because: String,
     /// True if a request failed or was refused, so that the cluster must not be called healthy; false if
-    /// there was nothing to examine yet.
+    /// there was only nothing to examine yet.
     pub is_failure: bool,
 }
 
 impl Rule {
-    /// Returns the facts that this rule could not examine, at members that were reached.
+    /// Returns the facts that this rule could not examine at the members that were reached.
     pub fn blind(&self, evidence: &Evidence) -> Vec<Blind> {
         let mut found: Vec<Blind> = Vec::new();
         for member in evidence.members.iter().filter(|member| member.reached.is_ok()) {
@@ -102,7 +103,8 @@ impl Rule {
     }
 }
 
-/// Returns the members that were not reached, or are not known: no rule could examine them.
+/// Returns an entry for each member that was not reached, and one if some members may be unknown. No rule
+/// could examine these members.
 pub fn out_of_sight(evidence: &Evidence) -> Vec<Blind> {
     let at = |member: String, because: String| Blind {
         name: "everything",
@@ -123,7 +125,7 @@ fn too_few(family: &str, count: f64, least: f64, what_to_do: &str) -> Unseen {
     ))
 }
 
-/// Returns the reason with these words before it, of the same kind.
+/// Returns the same reason with `words` before its text.
 fn behind(words: &str, why: &Unseen) -> Unseen {
     let text = format!("{words}: {why}");
     if why.is_failure() { Unseen::because(text) } else { Unseen::left_out(text) }
@@ -144,7 +146,7 @@ impl Need {
                 of_metrics(&|metrics| (!metrics.after.has(family)).then(|| absent(family)))
             }
             Need::Probes(family) => of_metrics(&|metrics| {
-                // Nothing needs to be known about a peer that is no longer a member.
+                // A peer that is no longer a member is ignored.
                 let is_member = |peer: &String| {
                     u64::from_str_radix(peer, 16)
                         .is_ok_and(|id| evidence.members.iter().any(|member| member.id == id))

@@ -8,21 +8,21 @@ use crate::evidence::{Sample, Unseen};
 
 /// Largest number of requests.
 const REQUESTS_MAX: usize = 12;
-/// Largest number of bytes read, not counting the last response.
+/// Number of bytes of values after which no further request is made.
 const BYTES_MAX: usize = 4 * 1024 * 1024;
 /// Number of the largest keys that are kept.
 const LARGEST_MAX: usize = 20;
-/// Number of keys above which even a short page makes etcd walk its whole index, because it counts the
-/// remaining keys.
+/// Number of keys above which no sample is taken: even for a short page, etcd walks its whole index to count
+/// the remaining keys.
 pub(crate) const KEYS_MAX: f64 = 1e6;
 
-/// Samples up to `keys_max` keys in a few small, serializable ranges. It goes from one directory (the part of
-/// a key before the last `/`) to the next, since keys of one directory are alike.
+/// Samples up to `keys_max` keys in a few small, serializable ranges. The sample skips from one directory
+/// (the part of a key before the last `/`) to the next, since the keys of one directory are similar.
 pub(crate) async fn sample(client: &Client, keys_max: usize) -> Result<Sample, Unseen> {
     let mut sample = Sample::default();
     let mut from: Vec<u8> = vec![0];
     let mut bytes = 0;
-    // A single value comes first: all values may be large.
+    // The first page has only one key, because all values may be large.
     let mut page = 1;
     for _ in 0..REQUESTS_MAX {
         if sample.keys >= keys_max || bytes >= BYTES_MAX {
@@ -55,7 +55,8 @@ pub(crate) async fn sample(client: &Client, keys_max: usize) -> Result<Sample, U
         if !answer.more {
             break;
         }
-        // About a quarter of the remaining bytes, if all values were as large as the largest here.
+        // The next page would take about a quarter of the remaining bytes if all its values were as large as
+        // the largest value of this page.
         page = ((BYTES_MAX.saturating_sub(bytes)) / 4 / largest_here.max(64))
             .clamp(1, keys_max.div_ceil(4).max(1));
     }

@@ -1,4 +1,5 @@
-//! Linux' figures about a TCP connection. Contains the only unsafe code of this crate: `getsockopt` and `setsockopt`.
+//! Reads Linux' figures about a TCP connection. The calls of `getsockopt` and `setsockopt` are the only
+//! unsafe code of this crate.
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,8 +14,8 @@ pub struct Observer {
     is_v6: bool,
 }
 
-/// Figures of a connection, as far as the kernel provides them. Source: `struct tcp_info` of linux/tcp.h,
-/// which only grows.
+/// Figures of a connection, as far as the kernel provides them. They come from `struct tcp_info` of
+/// linux/tcp.h, to which new kernels only add fields.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TcpFigures {
     /// Largest segment sent, in bytes of payload.
@@ -23,9 +24,10 @@ pub struct TcpFigures {
     pub path_mtu: u32,
     /// Smoothed round trip time, in microseconds.
     pub rtt_micros: u32,
-    /// Number of segments sent again.
+    /// Number of segments that were retransmitted.
     pub resent: u32,
-    /// Number of segments with data sent, including those sent again; 0 from old kernels.
+    /// Number of segments with data that were sent, including retransmitted ones; old kernels do not report
+    /// it, then it is 0.
     pub data_segments_sent: u32,
 }
 
@@ -34,7 +36,7 @@ impl Observer {
     ///
     /// # Errors
     ///
-    /// The process has no free file descriptor.
+    /// Returns an error if the process has no free file descriptor.
     pub fn of(stream: &TcpStream) -> io::Result<Observer> {
         let is_v6 = stream.local_addr()?.is_ipv6();
         Ok(Observer { socket: stream.as_fd().try_clone_to_owned()?, is_v6 })
@@ -43,7 +45,7 @@ impl Observer {
     /// Returns the present figures.
     ///
     /// # Errors
-    /// The kernel provides none.
+    /// Returns an error if the kernel does not provide any figures.
     pub fn figures(&self) -> io::Result<TcpFigures> {
         let mut bytes = [0u8; 256];
         let filled = option(self.socket.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, &mut bytes)?;
@@ -53,7 +55,7 @@ impl Observer {
     /// Returns the MTU of the route, which the kernel lowers when it learns that the path's MTU is smaller.
     ///
     /// # Errors
-    /// The kernel does not provide it.
+    /// Returns an error if the kernel does not provide the MTU.
     pub fn mtu(&self) -> io::Result<u32> {
         let (level, name) = match self.is_v6 {
             true => (libc::IPPROTO_IPV6, libc::IPV6_MTU),
@@ -68,7 +70,7 @@ impl Observer {
 /// Connects with segments of at most this many bytes.
 ///
 /// # Errors
-/// The connection fails.
+/// Returns an error if the connection fails.
 pub async fn connect_with_segments(to: SocketAddr, segment_bytes: i32) -> io::Result<TcpStream> {
     let socket = if to.is_ipv6() { TcpSocket::new_v6()? } else { TcpSocket::new_v4()? };
     let value = segment_bytes.to_ne_bytes();

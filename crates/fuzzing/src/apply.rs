@@ -1,5 +1,5 @@
-//! Applies log entries of arbitrary content to two state machines: the state machine must accept any bytes
-//! and be deterministic.
+//! Applies log entries of arbitrary content to two state machines. A state machine must accept any bytes, and
+//! must be deterministic.
 
 use api::Status;
 use api::etcdserverpb::InternalRaftRequest;
@@ -18,7 +18,7 @@ use crate::state::{RULES, assert_same, through_image, through_snapshot, through_
 /// Largest number of entries of one input.
 const ENTRIES_MAX: usize = 64;
 
-/// Step numbers of a script.
+/// Numbers of the steps in a script.
 const ENTRY: u8 = 0;
 const CONF_CHANGE: u8 = 1;
 const COMPACT: u8 = 2;
@@ -27,8 +27,9 @@ const SNAPSHOT: u8 = 4;
 const TRANSFER: u8 = 5;
 const STEPS: u8 = 6;
 
-/// Two state machines that get the same entries under different conditions: the first produces responses; the
-/// second does not, does its physical compaction at other times, and is saved and restored in between.
+/// Two state machines that apply the same entries under different conditions. The first one produces
+/// responses. The second one does not, compacts physically at other times, and is saved and restored in
+/// between.
 pub struct Twins {
     journal: Journal,
     first: Machine,
@@ -42,7 +43,7 @@ impl Default for Twins {
 }
 
 impl Twins {
-    /// Applies an entry to both machines. Returns false if both fail.
+    /// Applies an entry to both machines. Returns false if both machines fail to apply it.
     pub fn entry(&mut self, data: &Bytes) -> bool {
         self.apply(data).is_some()
     }
@@ -51,7 +52,7 @@ impl Twins {
     ///
     /// # Panics
     ///
-    /// Panics if the entry cannot be applied.
+    /// Panics if the machines fail to apply the entry.
     pub fn outcome(&mut self, data: &Bytes) -> Result<(), Status> {
         self.apply(data).expect("it can be applied")
     }
@@ -87,13 +88,13 @@ impl Twins {
         }
     }
 
-    /// Applies a membership change to both machines. Returns false if both fail.
+    /// Applies a membership change to both machines. Returns false if both machines fail to apply it.
     pub fn conf_change(&mut self, data: &Bytes) -> bool {
         if let Ok(change) = ConfChange::decode(data.clone()) {
             let before = self.first.members.clone();
             let allowed = machine::validate(&self.first.members, &change, RULES.learners_max);
             assert_eq!(before, self.first.members);
-            // Both machines must give the same answer, and the check must not change the members.
+            // Both machines must return the same result, and the check must not change the members.
             assert_eq!(allowed, machine::validate(&self.second.members, &change, RULES.learners_max));
         }
         let location = self.journal.append(data);
@@ -126,7 +127,7 @@ impl Twins {
         self.second = through_transfer(&mut self.second, &self.journal);
     }
 
-    /// Asserts that both machines are observably equal.
+    /// Asserts that no difference between the two machines can be observed.
     pub fn finish(mut self) {
         assert_same(&mut self.first, &mut self.second);
     }
@@ -167,7 +168,7 @@ pub fn run(data: &[u8]) {
     twins.finish();
 }
 
-/// Returns seeds with every kind of request and membership change, each one alone and all in a row.
+/// Returns seeds with every kind of request and membership change: each one alone, and all of them in a row.
 pub fn seeds() -> Vec<Vec<u8>> {
     let requests: Vec<InternalRaftRequest> = commands::examples();
     let changes = commands::conf_changes();

@@ -1,5 +1,5 @@
 //! Fuzzes users, roles and permissions: changes them, sends requests of these users about a few keys, and
-//! compares the answers with those of a simple model.
+//! compares the results with those of a simple model.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,8 +31,8 @@ const KEYS: [&[u8]; 9] = [b"a", b"aa", b"b", b"b\0", b"c", b"\0", b"\xff", b"m",
 const ENDS: [&[u8]; 9] = [b"", b"", b"", b"\0", b"b", b"c", b"\xff\xff", b"a", b"aa\0"];
 const KINDS: [i32; 4] =
     [permission::Type::Read as i32, permission::Type::Write as i32, permission::Type::Readwrite as i32, 17];
-/// Password hash for all users: computing `bcrypt` would be slow, and no check reads the hash, so any base64
-/// text is valid.
+/// Password hash of all users. Computing `bcrypt` would be slow, and no check reads the hash, so any base64
+/// text will do.
 const HASH: &str = "aGFzaA==";
 
 /// Permission of a role: kind, key and range end.
@@ -44,7 +44,7 @@ struct User {
     roles: BTreeSet<&'static str>,
 }
 
-/// Users and roles in the simplest form, by etcd's rules.
+/// A simple model of users and roles, with etcd's rules.
 #[derive(Default)]
 struct Model {
     is_enabled: bool,
@@ -72,8 +72,8 @@ impl Model {
         self.changes + 1
     }
 
-    /// Returns true if the permissions cover the request: every point between its first key and its end at
-    /// which permissions may change must be allowed.
+    /// Returns true if the permissions cover the request. Permissions may change only at certain points; each
+    /// of these points that is in the requested range must be allowed.
     fn covers(&self, user: &User, allows: &[i32], key: &[u8], end: &[u8]) -> bool {
         let granted: Vec<&Granted> = user
             .roles
@@ -83,7 +83,7 @@ impl Model {
             .filter(|(kind, ..)| allows.contains(kind))
             .collect();
         if !end.is_empty() && end != [0] && key >= end {
-            // The answer for a range without keys depends on the shape of etcd's tree.
+            // For a range that contains no keys, the result depends on the shape of etcd's tree.
             return PermissionTree::of(granted.iter().map(|(_, key, end)| match *end {
                 [] => (key.to_vec(), [key, &[0][..]].concat()),
                 [0] => (key.to_vec(), Vec::new()),
@@ -134,7 +134,7 @@ impl Model {
         }
     }
 
-    /// Makes a change. Returns true if it changed anything.
+    /// Makes a change in the model. Returns true if it changed anything.
     fn change(&mut self, change: &Change) -> Result<bool, Status> {
         let is_enabled = self.is_enabled;
         let user = |users: &mut BTreeMap<_, User>, name| match users.contains_key(name) {
@@ -216,7 +216,7 @@ impl Model {
                     return Err(error::INVALID_AUTH_MGMT);
                 }
                 let all = self.roles.get_mut(role).ok_or(error::ROLE_NOT_FOUND)?;
-                // Like etcd, this considers only the first permission of the key: a later permission of the
+                // Only the first permission of the key is considered, as in etcd. A later permission with the
                 // same range stays, whatever its kind.
                 match all.iter_mut().find(|(_, key, _)| *key == granted.1) {
                     Some(first) if first.2 == granted.2 => first.0 = granted.0,
@@ -329,7 +329,7 @@ impl Change {
     }
 }
 
-/// Draws a caller, mostly at the current auth revision, sometimes at another or at none.
+/// Draws a caller, mostly with the current auth revision, sometimes with another one or without a token.
 fn caller(script: &mut Script<'_>, revision: u64) -> Caller<'static> {
     let user = script.pick(&USERS);
     let revision = match script.below(8) {
@@ -345,7 +345,7 @@ fn header(caller: Caller<'_>) -> RequestHeader {
     RequestHeader { id: 1, username: caller.user.to_owned(), auth_revision: caller.revision }
 }
 
-/// Compares the gate's answers with the model for every range of the alphabet.
+/// Compares the results of the gate with the model, for every range that the test's keys can form.
 fn ask(twins: &Twins, cache: &mut RightsCache, model: &Model, caller: Caller<'_>) {
     let gate = Gate::new(twins.auth(), caller, cache);
     assert_eq!(gate.admin(), model.admin(caller));
@@ -362,7 +362,7 @@ fn ask(twins: &Twins, cache: &mut RightsCache, model: &Model, caller: Caller<'_>
     }
 }
 
-/// Draws a write request of a user, and returns it with the model's verdict.
+/// Draws a write request of a user. Returns the request, and the result that the model expects.
 fn write(
     script: &mut Script<'_>,
     model: &Model,
@@ -408,7 +408,7 @@ fn write(
                 range_end: Bytes::from_static(end),
                 ..Default::default()
             };
-            // Permissions are checked for both branches, taken or not.
+            // Permissions are checked for both branches, even for the one that is not executed.
             request.txn = Some(TxnRequest {
                 success: vec![op(Request::RequestRange(range)), op(Request::RequestTxn(nested))],
                 failure: vec![op(Request::RequestPut(put(second, false)))],
@@ -439,7 +439,7 @@ pub fn run(data: &[u8]) {
                 let caller = caller(&mut script, model.revision());
                 let change = Change::read(&mut script);
                 let expected = match model.admin(caller) {
-                    // Every auth change needs root, also disabling authentication that is not enabled.
+                    // Every change of auth requires root, even disabling authentication that is not enabled.
                     Err(refused) => Err(refused),
                     Ok(()) => model.change(&change).map(drop),
                 };
@@ -468,7 +468,8 @@ pub fn run(data: &[u8]) {
                 let outcome = twins.outcome(&Bytes::from(request.encode_to_vec()));
                 match allowed {
                     Err(refused) => assert_eq!(outcome, Err(refused), "{request:?}"),
-                    // The request may still be refused for two puts of one key in one transaction.
+                    // The request may still be refused because a transaction contains two puts of the same
+                    // key.
                     Ok(()) => assert!(
                         outcome.as_ref().err().is_none_or(|why| *why == error::DUPLICATE_KEY),
                         "{request:?}: {outcome:?}"

@@ -1,4 +1,5 @@
-//! Certificate, key and revocation files, and certificate chains of peers, all of arbitrary content.
+//! Files with certificates, keys and revocation lists, and certificate chains of peers, all with arbitrary
+//! content.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -35,8 +36,8 @@ impl TimeProvider for Still {
     }
 }
 
-/// PEM labels that wrap a file's bytes, so that mutations reach the content inside PEM. The empty label
-/// leaves the bytes unwrapped.
+/// PEM labels with which a file's bytes are wrapped, so that mutations reach the content inside PEM. With the
+/// empty label the bytes are not wrapped.
 const WRAPS: [&str; 6] = ["", "CERTIFICATE", "PRIVATE KEY", "EC PRIVATE KEY", "RSA PRIVATE KEY", "X509 CRL"];
 const CERTIFICATE: u8 = 1;
 const PRIVATE_KEY: u8 = 2;
@@ -55,7 +56,7 @@ fn file(script: &mut Script<'_>) -> Vec<u8> {
     if label.is_empty() { bytes.to_vec() } else { pem(label, bytes) }
 }
 
-/// Asserts that the text contains no base64 line of the key file.
+/// Asserts that an error text contains no line of the key file.
 fn assert_keeps(text: &str, key: &[u8]) {
     let is_base64 = |byte: u8| byte.is_ascii_alphanumeric() || b"+/=".contains(&byte);
     for line in key.split(|byte| *byte == b'\n').filter_map(|line| std::str::from_utf8(line).ok()) {
@@ -65,7 +66,7 @@ fn assert_keeps(text: &str, key: &[u8]) {
     }
 }
 
-/// Loads the fixed authority and server certificate.
+/// Loads the fixed certificate authority and the fixed server certificate.
 pub(crate) fn sound(settings: Settings) -> Tls {
     let (own, key) = (pem("CERTIFICATE", SERVER), pem("PRIVATE KEY", SERVER_KEY));
     let authority = pem("CERTIFICATE", AUTHORITY);
@@ -78,7 +79,8 @@ pub(crate) fn sound(settings: Settings) -> Tls {
     load(settings, files, Arc::new(Still), None).expect("sound files")
 }
 
-/// Checks a peer's chain with every check of a listener. Returns true if the chain is accepted.
+/// Checks a peer's certificate chain with every check that a listener makes. Returns true if the chain is
+/// accepted.
 fn show(tls: &Tls, chain: &[CertificateDer<'_>], remote: IpAddr) -> bool {
     let Some(server) = tls.server() else { return false };
     let _ = PeerNames::of(Some(chain));
@@ -104,8 +106,8 @@ fn show(tls: &Tls, chain: &[CertificateDer<'_>], remote: IpAddr) -> bool {
     admitted.is_ok()
 }
 
-/// Fuzz target: loads the files of a script, and shows its chain to the resulting listener and to a fixed
-/// one.
+/// Fuzz target: loads the files of a script, and presents its certificate chain to the resulting listener and
+/// to a fixed one.
 pub fn run(data: &[u8]) {
     let mut script = Script::new(data);
     let flags = script.u8();
@@ -140,12 +142,12 @@ pub fn run(data: &[u8]) {
             let said = format!("{:?} {:?} {:?} {:?}", tls, tls.describe(), tls.warnings(), tls.expiries());
             assert_keeps(&said, &key);
             show(tls, &chain, remote);
-            // Loading again without earlier settings must succeed as well.
+            // Files that can be loaded after earlier settings must also load without them.
             assert!(load(settings, files, Arc::new(Still), None).is_ok());
         }
     }
-    // The fixed listener must refuse every chain that the fixed authority has not signed. The authority's own
-    // certificate is accepted from the holder of its key, as in Go.
+    // The fixed listener must refuse every chain that the fixed authority has not signed. A client that has
+    // the authority's key may also present the authority's own certificate, as in Go.
     let is_known = |der: &CertificateDer<'_>| [SERVER, ALICE, AUTHORITY].contains(&der.as_ref());
     if show(&before, &chain, remote) {
         assert!(chain.first().is_some_and(is_known), "somebody else was let in");
@@ -169,7 +171,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let both = [pem("CERTIFICATE", AUTHORITY), pem("CERTIFICATE", STRANGER)].concat();
     let plain = Scribe::default().u8(1).u8(0).run(&text).u8(0).run(&key).u8(0).run(&both);
     seeds.push(plain.u8(0).run(REVOCATIONS).run(ALICE).run(STRANGER).run(AUTHORITY).done());
-    // Certificate and key are swapped; the key belongs to another certificate.
+    // Swaps certificate and key, and combines a key with a certificate to which it does not belong.
     seeds.push(Scribe::default().u8(0).u8(PRIVATE_KEY).run(SERVER_KEY).u8(CERTIFICATE).run(SERVER).done());
     seeds.push(rest(begin(0, (PRIVATE_KEY, ALICE_KEY))).done());
     seeds

@@ -1,4 +1,4 @@
-//! Requests over few keys, leases and members, so that each request depends on the effects of others.
+//! Requests over few keys, leases and members, so that many requests depend on the effects of earlier ones.
 
 use api::etcdserverpb::alarm_request::AlarmAction;
 use api::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
@@ -358,7 +358,7 @@ pub fn conf_changes() -> Vec<ConfChange> {
     ]
 }
 
-/// Returns scripts of arbitrary bytes, since any bytes are a valid script.
+/// Returns scripts of arbitrary bytes, because any bytes are a valid script.
 pub fn seeds() -> Vec<Vec<u8>> {
     (0..12u32)
         .map(|seed| {

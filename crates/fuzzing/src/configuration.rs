@@ -7,8 +7,9 @@ use config::{Invocation, Url, parse};
 
 use crate::script::Script;
 
-/// Fuzz target: lines up to the first empty one are arguments, the rest are environment variables. A line
-/// that begins with a byte below 32 means the flag with that number, followed by the rest of the line.
+/// Fuzz target: the lines before the first empty line are arguments, the lines after it are environment
+/// variables. A line that begins with a byte below 32 stands for the flag with that number, followed by the
+/// rest of the line.
 pub fn run(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let mut lines = text.split('\n');
@@ -20,7 +21,7 @@ pub fn run(data: &[u8]) {
     let read = parse(&args, &env);
     let Ok(Invocation::Serve(parsed)) = read else { return };
     let config = &parsed.config;
-    // These properties are documented for every accepted configuration.
+    // The documentation promises these properties for every configuration that is accepted.
     assert!(!config.listen.peer_urls.is_empty() && !config.listen.client_urls.is_empty());
     assert!(
         !config.cluster.initial_advertise_peer_urls.is_empty()

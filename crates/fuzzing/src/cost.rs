@@ -1,8 +1,9 @@
-//! Bounds on the cost of requests of limited size, whatever their content.
+//! Checks that requests of limited size have limited cost, whatever their content.
 //!
-//! The time budget is a multiple of the time that decoding the same bytes takes in the same run on the same
-//! machine, plus a constant far above the need of any valid request. Work that is linear in the request stays
-//! far below it; quadratic work exceeds it. The memory budget is a multiple of the request's bytes.
+//! The time budget is a multiple of the time for decoding the same bytes in the same run on the same machine,
+//! plus a constant far above the time that any valid request needs. Work that is linear in the size of the
+//! request stays far below the budget; quadratic work exceeds it. The memory budget is a multiple of the
+//! request's bytes.
 
 use std::time::Duration;
 
@@ -23,13 +24,14 @@ use crate::meter::{Cost, measure};
 use crate::script::{Scribe, Script};
 use crate::state::RULES;
 
-/// Largest number of operations of one request: as many as fit into etcd's limit of 1.5 MiB.
+/// Largest number of operations of one request. This many fit into etcd's limit of 1.5 MiB.
 const OPS_MAX: usize = 60_000;
 /// Largest number of groups of operations of one input.
 const GROUPS_MAX: usize = 64;
 /// Default of etcd's `--max-txn-ops`.
 const USUAL_OPS_MAX: usize = 128;
-/// Number of keys in the store that transactions are applied to, and the size of their values in bytes.
+/// Number of keys in the store to which transactions are applied. The next constant is the size of their
+/// values in bytes.
 const STORED_KEYS: usize = 2_000;
 const STORED_VALUE_BYTES: usize = 500;
 
@@ -130,7 +132,7 @@ fn txn(script: &mut Script<'_>) -> TxnRequest {
     }
 }
 
-/// Fails if the processor time exceeds `factor` times the decoding time plus `constant`, or the memory
+/// Fails if the processor time exceeds `factor` times the decoding time plus `constant`, or if the memory
 /// exceeds `bytes`.
 fn hold(what: &str, cost: Cost, decoding: Duration, factor: u32, constant: Duration, bytes: usize) {
     let cpu_max = decoding * factor + constant;
@@ -162,7 +164,8 @@ fn stored(journal: &Journal) -> Machine {
     machine
 }
 
-/// Fuzz target for transactions: checks one as before a proposal, and applies it without a response.
+/// Fuzz target for transactions: checks a transaction as before a proposal, and then applies it without a
+/// response.
 pub fn run_transactions(data: &[u8]) {
     let txn = txn(&mut Script::new(data));
     let request = InternalRaftRequest {
@@ -191,19 +194,20 @@ pub fn run_transactions(data: &[u8]) {
     let command = Command { index: machine.applied_index + 1, term: Term(1), data: &encoded, location };
     let (applied, cost) = measure(|| machine.apply(command, &journal, false).map(drop));
     assert!(applied.is_ok(), "what passed the check can be applied: {applied:?}");
-    // Deleting everything writes a version of every key. Without a response, the values of the ranges are not
-    // held.
+    // Deleting all keys writes a version of each key. Because no response is made, the values of ranges take
+    // no memory.
     let held = held + STORED_KEYS * 1000;
     hold("applying", cost, decoding.cpu, 60, Duration::from_millis(500), held);
 }
 
-/// Returns puts beside deletes in both branches, nested chains, and ranges of all keys.
+/// Returns seeds with puts and deletes in both branches, deep nesting, and ranges of all keys.
 pub fn seeds_transactions() -> Vec<Vec<u8>> {
     let group = |scribe: Scribe, kind: u8, keys: u8, count: u8, ending: u8| {
         scribe.u8(kind).u8(keys).u8(count).raw(&[0, 0]).u8(ending)
     };
     let begin = || Scribe::default().u8(0).u8(1);
-    // Kinds: 0 put, 2 delete, 3 range, 4 nested, 5 end of a branch. Keys: 1 rising, 3 scattered.
+    // Numbers in a script. Kinds: 0 put, 2 delete, 3 range, 4 nested transaction, 5 end of a branch. Keys: 1
+    // rising, 3 scattered.
     let puts_and_deletes = |keys: u8| {
         let then = group(group(begin(), 0, 1, 14, 0), 2, keys, 14, 3).u8(5).u8(0);
         group(group(then, 0, 3, 14, 0), 2, keys, 14, 3).done()
@@ -231,7 +235,7 @@ pub fn run_connections(data: &[u8]) {
     hold("a connection", cost, Duration::ZERO, 1, Duration::from_millis(800), bytes);
 }
 
-/// Returns the seeds of the HTTP/2 target, and connections with long sequences of frames.
+/// Returns the seeds of the HTTP/2 target, and seeds with long sequences of frames.
 pub fn seeds_connections() -> Vec<Vec<u8>> {
     let mut seeds = front_port::seeds_http2();
     let frames = |kind: u8, flags: u8, payload: &[u8], count: usize| {

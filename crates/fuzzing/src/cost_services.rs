@@ -1,8 +1,9 @@
-//! Bounds on the cost of requests to a single-member cluster: its shard, its core and its log together.
+//! Checks the cost of requests to a single-member cluster: the work of its shard, its core and its log
+//! together.
 //!
 //! The time budget of a request is a time per byte of request and response, a time per key that it may visit,
 //! and a constant. The memory budget is proportional to the bytes of request and response. Work that grows
-//! faster exceeds the budget.
+//! faster than that exceeds the budget.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -34,15 +35,16 @@ use telemetry::logging::{Format, Level, Logger};
 use crate::meter::{Cost, measure};
 use crate::script::{Scribe, Script};
 
-/// Number of keys that the member holds, and the size of their values in bytes.
+/// Number of keys that the member has. The next constant is the size of their values in bytes.
 const KEYS: usize = 400;
 const VALUE_BYTES: usize = 300;
-/// Largest number of requests of one input, operations of a transaction, and watches of a stream.
+/// Largest number of requests of one input. The next constants are the largest number of operations of a
+/// transaction, and of watches on a stream.
 const REQUESTS_MAX: usize = 10;
 const OPS_MAX: u8 = 24;
 const WATCHES_MAX: usize = 4096;
 
-/// Peer links of a member without peers.
+/// Links to peers, for a member that has no peers.
 struct Nobody;
 
 impl PeerLinks for Nobody {
@@ -71,7 +73,7 @@ impl PeerLinks for Nobody {
     fn close(&self) {}
 }
 
-/// Member of a single-member cluster, with its clock.
+/// Member of a single-member cluster, together with its clock.
 struct World {
     member: Stepped,
     clock: Arc<HandClock>,
@@ -113,7 +115,7 @@ impl World {
         world
     }
 
-    /// Does all pending work of the member; if there is none, advances the clock.
+    /// Does all pending work of the member. If there is no work, advances the clock.
     fn go_on(&mut self) {
         let mut any = false;
         for _ in 0..4 {
@@ -170,7 +172,7 @@ fn put(n: usize, value_bytes: usize) -> PutRequest {
     PutRequest { key: key(n), value: vec![7; value_bytes].into(), ..PutRequest::default() }
 }
 
-/// Draws a range: one key, some keys, or all keys.
+/// Draws a range of keys: one key, some keys, or all keys.
 fn keys(script: &mut Script<'_>) -> (Bytes, Bytes) {
     let first = usize::from(script.u16()) % (KEYS + 50);
     match script.below(4) {
@@ -215,7 +217,8 @@ fn operation(script: &mut Script<'_>) -> Request {
     }
 }
 
-/// Fails if some work cost more than the bytes of request and response and the visited keys justify.
+/// Fails if the work cost more than its budget, which follows from the bytes of request and response, and
+/// from the number of keys that it may visit.
 fn hold(what: &str, cost: Cost, bytes: usize, looks: usize) {
     let cpu_max = Duration::from_millis(150) + Duration::from_nanos((300 * bytes + 4000 * looks) as u64);
     assert!(cost.cpu <= cpu_max, "{what} took {:?} for {bytes} bytes and {looks} keys", cost.cpu);
@@ -296,7 +299,7 @@ fn watches(world: &mut World, script: &mut Script<'_>) {
         let mut serving =
             world.member.watch(false, stream.clone(), stream.clone(), std::future::pending::<()>());
         let mut rest = |world: &mut World| {
-            // Runs until no response has arrived for a while.
+            // Runs the member until no response has arrived for a while.
             let mut quiet = 0;
             while quiet < 20 {
                 let before = *stream.heard.borrow();
@@ -312,7 +315,7 @@ fn watches(world: &mut World, script: &mut Script<'_>) {
         drop(serving);
     });
     let (responses, heard) = *stream.heard.borrow();
-    // History is scanned once for every 256 watches.
+    // The history is read once for each 256 watches.
     hold("a stream of watches", cost, asked + heard, 8 * (count + responses) + KEYS * (1 + count / 64));
 }
 
@@ -352,7 +355,7 @@ pub fn run(data: &[u8]) {
         };
         let asked = request.len();
         let (answered, cost) = measure(|| world.call(rpc, request.into()).map_or(0, |answer| answer.len()));
-        // Old versions of keys may be visited as well.
+        // Old versions of the keys may be visited as well, so the number is multiplied.
         hold(rpc.path(), cost, asked + answered, ops * 4 * KEYS);
     }
 }

@@ -1,7 +1,8 @@
-//! Bounds on the cost of the watch index, for any watched ranges and any order of inserts and removals.
+//! Checks the cost of the watch index, for any watched ranges, and any order of insertions and removals.
 //!
-//! An insert or a removal costs O(log n); finding the watches of a key costs O(log n) for each found watch.
-//! The budget is a generous time per such step; work that is linear in the number of watches far exceeds it.
+//! An insert or a removal costs O(log n); finding the watches of a key costs O(log n) for each watch that is
+//! found. The budget is a generous time per such step. Work that is linear in the number of watches far
+//! exceeds this budget.
 
 use std::time::Duration;
 
@@ -17,33 +18,34 @@ const WATCHES_MAX: usize = 30_000;
 const GROUPS_MAX: usize = 32;
 /// Largest number of watches that one lookup of a key finds.
 const FOUND_MAX: usize = 4096;
-/// Time budget of one step down the index: several times what a step takes without compiler optimisations.
+/// Time budget of one step down the index: several times the duration of a step in a build without
+/// optimisations.
 const STEP: Duration = Duration::from_nanos(1500);
 const CONSTANT: Duration = Duration::from_millis(60);
 
-/// Returns the n-th range of a group.
+/// Returns range number `n` of a group with this shape.
 fn range(shape: u8, n: usize, salt: u8) -> (Bytes, Bytes) {
     let scattered = |n: usize| (n as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(salt);
     let key = |n: u64| Bytes::from(format!("{n:020}"));
     let middle = 1 << 40;
     match shape {
-        // All ranges are the same single key, or the same range.
+        // All ranges are the same single key, or all are the same range.
         0 => (key(0), Bytes::new()),
         1 => (key(0), key(middle)),
         // Scattered single keys.
         2 => (key(scattered(n)), Bytes::new()),
-        // Rising and falling starts, without an end.
+        // The starts rise or fall, and the ranges have no end.
         3 => (key(n as u64), Bytes::from_static(b"\0")),
         4 => (key(middle - n as u64), Bytes::from_static(b"\0")),
-        // Each range is inside the one before, or around it.
+        // Each range is inside the range before it, or contains it.
         5 => (key(n as u64), key(2 * middle - n as u64)),
         6 => (key(middle - n as u64), key(middle + n as u64 + 1)),
         // Disjoint neighbours.
         7 => (key(2 * n as u64), key(2 * n as u64 + 1)),
-        // Many starts with few ends, and few starts with many ends.
+        // Many different starts with few ends, or few starts with many different ends.
         8 => (key(scattered(n) % middle), key(middle + (n as u64 % 3))),
         9 => (key(n as u64 % 3), key(middle + scattered(n) % middle)),
-        // Short ranges after one that covers them all.
+        // Short ranges that follow one range which covers them all.
         10 if n == 0 => (key(0), Bytes::from_static(b"\0")),
         10 => (key(n as u64), key(n as u64 + 1)),
         _ => {
@@ -72,7 +74,8 @@ pub fn run(data: &[u8]) {
                 let room = WATCHES_MAX.saturating_sub(serial as usize).min(count);
                 let fresh: Vec<_> = (0..room)
                     .map(|n| {
-                        // The client chooses the order of the ranges, the server the numbers.
+                        // The client chooses the order of the ranges, and the server chooses the serial
+                        // numbers.
                         serial += 1;
                         let (key, end) = range(shape, if kind == 0 { n } else { room - n }, salt);
                         (key, end, serial)
@@ -123,7 +126,7 @@ fn index_size(there: &[(Bytes, Bytes, u64)]) -> usize {
     there.len()
 }
 
-/// Returns seeds that insert every shape, look keys up, and remove watches in every order.
+/// Returns seeds that insert ranges of every shape, look up keys, and remove watches in every order.
 pub fn seeds() -> Vec<Vec<u8>> {
     let group = |scribe: Scribe, kind: u8, shape: u8, salt: u8, count: u8| {
         scribe.u8(kind).u8(shape).u8(salt).u8(count)

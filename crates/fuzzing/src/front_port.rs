@@ -1,4 +1,4 @@
-//! The client port: frames, gRPC messages, and whole connections of HTTP/2 and HTTP/1.
+//! The client port: gRPC frames, and whole connections of HTTP/2 and HTTP/1.
 
 use std::io;
 use std::rc::Rc;
@@ -15,14 +15,16 @@ use tokio::io::AsyncWriteExt as _;
 use crate::script::{Scribe, Script, pieces};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// Time for which a connection may live on after its client has gone; far above the real time.
+/// Time after which a connection must have ended once its client has gone; far above the time that this
+/// really takes.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Largest number of bytes in flight to the server.
 pub(crate) const PIPE_BYTES: usize = 16 * 1024;
-/// Largest gRPC message in bytes; small, so that inputs reach every limit.
+/// Largest gRPC message in bytes. It is small, so that inputs can exceed it.
 const MESSAGE_BYTES_MAX: usize = 4096;
 
-/// Fuzz target for gRPC framing: the decoded messages must not depend on how the bytes were cut.
+/// Fuzz target for gRPC framing: the decoded messages must be the same however the bytes are divided into
+/// pieces.
 pub fn run_frames(data: &[u8]) {
     let mut script = Script::new(data);
     let (cut, gzip) = (script.u8(), script.flip());
@@ -33,7 +35,7 @@ pub fn run_frames(data: &[u8]) {
     assert!(whole.0.iter().all(|message| message.len() <= MESSAGE_BYTES_MAX));
 }
 
-/// Returns messages, uncompressed and compressed.
+/// Returns seeds with uncompressed and compressed messages.
 pub fn seeds_frames() -> Vec<Vec<u8>> {
     // The text "hello", compressed with `gzip`.
     let packed = b"\x1f\x8b\x08\0\0\0\0\0\0\x03\xcb\x48\xcd\xc9\xc9\x07\0\x86\xa6\x10\x36\x05\0\0\0";
@@ -45,7 +47,7 @@ pub fn seeds_frames() -> Vec<Vec<u8>> {
     ]
 }
 
-/// Service that answers calls of every kind in the simplest way.
+/// Service that answers calls of every kind with as little work as possible.
 struct Echo;
 
 const METHODS: [(&str, Kind); 6] = [
@@ -116,7 +118,7 @@ thread_local! {
         tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
 }
 
-/// Returns options whose limits are reached by small inputs.
+/// Returns options with limits that are so low that small inputs reach them.
 pub(crate) fn options() -> Options {
     Options {
         methods: METHODS.len(),
@@ -130,12 +132,12 @@ pub(crate) fn service() -> Rc<dyn Service> {
     Rc::new(Echo)
 }
 
-/// Runs a future on this thread's runtime, with a separate set of tasks.
+/// Runs a future on this thread's runtime, with its own set of tasks.
 pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
     RUNTIME.with(|runtime| tokio::task::LocalSet::new().block_on(runtime, future))
 }
 
-/// Waits for a connection to end, which must happen soon after its client has gone.
+/// Waits until a connection ends, which must happen soon after its client has gone.
 pub(crate) async fn served(connection: impl Future<Output = io::Result<()>>) {
     let served = tokio::time::timeout(PATIENCE, connection).await;
     assert!(served.is_ok(), "the connection outlives its client");
@@ -148,7 +150,7 @@ fn serve(bytes: &[u8], cut: u8) {
         let pieces: Vec<Bytes> = pieces(bytes, cut).map(Bytes::copy_from_slice).collect();
         let writing = tokio::task::spawn_local(async move {
             for piece in pieces {
-                // The server may stop reading, for example after a protocol error.
+                // The server may have stopped reading, for example after a protocol error.
                 if requests.write_all(&piece).await.is_err() {
                     return;
                 }
@@ -164,14 +166,15 @@ fn serve(bytes: &[u8], cut: u8) {
     });
 }
 
-/// Fuzz target for HTTP/2: frames after a preface, each with a matching length; DATA payloads may get gRPC's
-/// prefix. If the first byte is 0, the bytes are sent unchanged.
+/// Fuzz target for HTTP/2. The input describes frames after a preface. Each frame gets the right length, and
+/// a DATA payload may get gRPC's prefix. If the first byte of the input is 0, the other bytes are sent
+/// unchanged.
 pub fn run_http2(data: &[u8]) {
     let (bytes, cut) = http2(data);
     serve(&bytes, cut);
 }
 
-/// Returns the bytes of a connection, and the seed for cutting them into pieces.
+/// Returns the bytes that are sent on a connection, and the seed by which they are divided into pieces.
 pub(crate) fn http2(data: &[u8]) -> (Vec<u8>, u8) {
     let mut script = Script::new(data);
     let (how, cut) = (script.u8(), script.u8());

@@ -1,10 +1,10 @@
-//! JSON calls of the gateway: conversion from JSON to protobuf, and back.
+//! JSON calls of the gateway: conversion of requests from JSON to protobuf, and of responses back.
 
 use api::Rpc;
 use api::descriptor::{Message, of};
 use gateway::{Next, RangeEncoder, Values, decode, decode_value, encode};
 
-/// Largest number of elements of a request, as in a member with default settings.
+/// Largest number of elements of a request, the same as in a member with default settings.
 const ELEMENTS_MAX: usize = 64 * 128;
 
 fn shape(number: u8) -> Option<(&'static Message, &'static Message)> {
@@ -13,7 +13,7 @@ fn shape(number: u8) -> Option<(&'static Message, &'static Message)> {
 
 /// Fuzz target: the first byte selects the RPC, the second one how the body is cut; the rest is used both as
 /// a JSON body and as the bytes of a response. An accepted body is written as JSON, which must be accepted
-/// again with the same meaning. A body must mean the same whole and in pieces.
+/// again with the same meaning. A body must have the same meaning whether it is read as a whole or in pieces.
 pub fn run(input: &[u8]) {
     let [number, cut, body @ ..] = input else { return };
     let Some((request, response)) = shape(*number) else { return };
@@ -42,8 +42,8 @@ pub fn run(input: &[u8]) {
         Next::End | Next::More => assert_eq!(read, Ok(Vec::new())),
         Next::Wrong(why) => assert_eq!(read, Err(gateway::Refused::Invalid(why))),
     }
-    // A server's response is always valid, but an invalid one must not panic, and writing it in pieces must
-    // give the same text as writing it whole.
+    // A real server's response is always valid. But an invalid one must not cause a panic, and writing it in
+    // pieces must give the same text as writing it as a whole.
     let (mut whole, mut pieces) = (Vec::new(), Vec::new());
     let encoded = encode(response, body, &mut whole);
     let mut encoder = RangeEncoder::new(response, &mut pieces);
@@ -53,7 +53,7 @@ pub fn run(input: &[u8]) {
     }
 }
 
-/// Returns bodies as clients send them.
+/// Returns seeds with bodies as clients send them.
 pub fn seeds() -> Vec<Vec<u8>> {
     let call = |rpc: Rpc, body: &str| [&[rpc as u8, 3][..], body.as_bytes()].concat();
     vec![

@@ -1,4 +1,4 @@
-//! gRPC-Web calls of browsers: reading and writing their bodies.
+//! gRPC-Web calls of browsers: reads and writes their bodies.
 
 use api::{Code, Status};
 use base64::Engine as _;
@@ -6,10 +6,11 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use rpc::grpc_web::frames::{Form, Writer, decoded, next_message, only};
 
-/// Fuzz target: the first byte limits the size of a message, the second one says where a response is flushed
-/// and how it ends, the rest is a body. The body is read in both forms, and compared with a simple reader.
-/// The messages are then written as a response, also in pieces, which must read back as the same messages and
-/// the same final status.
+/// Fuzz target: the first byte of the input limits the size of a message, the second byte says where a
+/// response is flushed and how it ends, and the rest is a body. The body is read in both forms (binary and
+/// text), and the result is compared with that of a simple reader. The messages are then written as a
+/// response, as a whole and in pieces. Reading this response must give the same messages and the same final
+/// status.
 pub fn run(input: &[u8]) {
     let [bound, cut, body @ ..] = input else { return };
     let bytes_max = usize::from(*bound) * 4;
@@ -24,13 +25,14 @@ pub fn run(input: &[u8]) {
     frames(body, bytes_max, *cut);
 }
 
-/// Decodes base64, each group of four characters separately.
+/// Decodes base64, each group of four characters separately (a simple reader for comparison).
 fn simply_decoded(text: &[u8]) -> Option<Vec<u8>> {
     let groups: Option<Vec<_>> = text.chunks(4).map(|group| STANDARD.decode(group).ok()).collect();
     groups.map(|groups| groups.concat())
 }
 
-/// Splits a body into messages. Returns them, and true if nothing follows the last one.
+/// Splits a body into messages (a simple reader for comparison). Returns the messages, and true if nothing
+/// follows the last one.
 fn simply_cut(mut body: &[u8], bytes_max: usize) -> (Vec<&[u8]>, bool) {
     let mut messages = Vec::new();
     while let [0, a, b, c, d, rest @ ..] = body {
@@ -59,7 +61,7 @@ fn frames(body: &[u8], bytes_max: usize, cut: u8) {
     );
     let one = only(Bytes::copy_from_slice(body), bytes_max);
     assert_eq!(one.is_ok(), messages.len() == 1 && is_whole, "{one:?}");
-    // The final status carries a text from the input.
+    // The text of the final status comes from the input.
     let text = String::from_utf8_lossy(body.get(..64).unwrap_or(body)).into_owned();
     let code = Code::ALL[usize::from(cut) % Code::ALL.len()];
     let end = if code == Code::Ok { Ok(()) } else { Err(Status::with(code, text)) };
@@ -68,7 +70,7 @@ fn frames(body: &[u8], bytes_max: usize, cut: u8) {
     }
 }
 
-/// Writes a response, and reads it as a client does.
+/// Writes a response, and reads it again as a client does.
 fn written(form: Form, messages: &[Bytes], end: &Result<(), Status>, cut: u8) {
     let (mut writer, mut sent) = (Writer::new(form), Vec::new());
     for (at, message) in messages.iter().enumerate() {
@@ -107,7 +109,8 @@ fn written(form: Form, messages: &[Bytes], end: &Result<(), Status>, cut: u8) {
     assert!(lines.len() <= 2, "{lines:?}");
 }
 
-/// Encodes a text in gRPC's form: all bytes except printable ASCII, and the percent sign, in hexadecimal.
+/// Encodes a text in gRPC's percent encoding: the percent sign, and all bytes that are not printable ASCII,
+/// become a percent sign and two hexadecimal digits.
 fn percent(text: &str) -> String {
     let byte = |byte: u8| match byte {
         b' '..=b'~' if byte != b'%' => char::from(byte).to_string(),
@@ -116,7 +119,7 @@ fn percent(text: &str) -> String {
     text.bytes().map(byte).collect()
 }
 
-/// Returns bodies as browsers send them.
+/// Returns seeds with bodies as browsers send them.
 pub fn seeds() -> Vec<Vec<u8>> {
     let call = |cut: u8, body: &[u8]| [&[255, cut][..], body].concat();
     let frames = b"\0\0\0\0\x03\x0a\x01k\0\0\0\0\0\0\0\0\0\x05\x0a\x03key";

@@ -1,4 +1,5 @@
-//! The HTTP/2 crate by itself, in both roles: frames cut at arbitrary positions, with commands in between.
+//! The crate `http2` by itself, as client and as server: frames that are divided at arbitrary positions, with
+//! commands in between.
 
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -12,8 +13,8 @@ use crate::script::{Scribe, Script, pieces};
 
 /// Size of the body that a command sends, in bytes.
 const BODY_BYTES: usize = 40_000;
-/// Largest memory of a connection besides bodies and buffers, in bytes; far above the need of header blocks,
-/// tables and streams.
+/// Maximum memory of a connection without bodies and buffers, in bytes. It is far above what header blocks,
+/// tables and streams need.
 const HEAP_BYTES_MAX: usize = 4 << 20;
 
 fn template(fields: &[(&str, &str)]) -> Template {
@@ -26,7 +27,7 @@ struct End {
     response: Template,
     trailers: Template,
     keys: Vec<Key>,
-    /// Events as text; parts of bodies as their length and sum.
+    /// Events as text. A part of a body is shown by its length and the sum of its bytes.
     seen: Vec<String>,
     sent: Vec<u8>,
     commands: Vec<u8>,
@@ -63,8 +64,8 @@ impl End {
         end
     }
 
-    /// Executes the next command. A command follows each event, so that commands do not depend on how the
-    /// bytes are cut.
+    /// Executes the next command. A command follows each event, so that the commands are the same however the
+    /// bytes are divided.
     fn command(&mut self) {
         let Some(command) = self.commands.get(self.next_command).copied() else { return };
         self.next_command = (self.next_command + 1) % self.commands.len();
@@ -102,8 +103,8 @@ impl End {
             self.keys.push(*stream);
         }
         self.seen.push(format!("{event:?}"));
-        // The output is emptied before each command, so that the bytes sent do not depend on how the input is
-        // cut.
+        // Take the output before each command, so that the bytes sent are the same however the input is
+        // divided.
         self.send();
         self.command();
         self.connection.gather();
@@ -125,7 +126,7 @@ impl End {
         }
     }
 
-    /// Feeds all pieces to the connection, and returns its events and its output.
+    /// Passes all pieces to the connection. Returns its events and its output.
     fn run(
         mut self,
         pieces: impl Iterator<Item = impl AsRef<[u8]>>,
@@ -180,7 +181,7 @@ impl End {
     }
 }
 
-/// Fuzz target: the script gives the role, the limits, the commands, and the frames in the format of
+/// Fuzz target: the script contains the role, the limits, the commands, and frames in the format of
 /// `front_http2`.
 pub fn run(data: &[u8]) {
     let mut script = Script::new(data);
@@ -196,7 +197,7 @@ pub fn run(data: &[u8]) {
     assert!(whole.1 == in_pieces.1, "what is sent depends on how the bytes are cut");
 }
 
-/// Returns the connections of `front_http2` with commands, in both roles.
+/// Returns the seeds of `front_http2` with additional commands, for both roles.
 pub fn seeds() -> Vec<Vec<u8>> {
     let commands: Vec<u8> =
         (0..=255).map(|number: u8| number.wrapping_mul(7).wrapping_add(number >> 3)).collect();

@@ -11,7 +11,7 @@ pub fn run(data: &[u8]) {
     operations::run(&data[..len], &mut Here);
 }
 
-/// Returns lists of arbitrary bytes, since any bytes are a valid list.
+/// Returns lists of arbitrary bytes, because any bytes are a valid list.
 pub fn seeds() -> Vec<Vec<u8>> {
     crate::commands::seeds()
 }

@@ -7,10 +7,10 @@ use bytes::{Bytes, BytesMut};
 use machine::{ReadError, Values};
 use mvcc::{Location, Value};
 
-/// Size of a segment in bytes; small, so that many segments exist.
+/// Size of a segment in bytes. It is small, so that there are many segments.
 const SEGMENT_BYTES: u32 = 8 << 10;
 
-/// In-memory log that keeps everything appended to it.
+/// In-memory log that keeps all data that was appended to it.
 #[derive(Default)]
 pub struct Journal {
     records: RefCell<BTreeMap<(u32, u32), Bytes>>,

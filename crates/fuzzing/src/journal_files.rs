@@ -1,7 +1,7 @@
-//! Log and checkpoint files of arbitrary content: recovery must end with a log or a refusal.
+//! Log and checkpoint files of arbitrary content. Recovery must end with either a log or a refusal.
 //!
 //! The formats are specified in `log/src/format.rs` and `log/src/checkpoint/mod.rs`. This module builds files
-//! from that specification, independent of the code under test.
+//! from the specification, and does not use the code under test for this.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -68,12 +68,12 @@ pub(crate) fn open(
             }
         }),
     );
-    // A refusal must have a message.
+    // A log that is refused must have an error text.
     let (log, recovered) = opened.map_err(|error| assert!(!error.to_string().is_empty())).ok()?;
     Some((log, (recovered, replayed), synced))
 }
 
-/// Returns the entries after a replay, in which later entries replace earlier ones.
+/// Returns the entries that remain after a replay. Later entries replace earlier ones with the same index.
 pub(crate) fn entries(replayed: &[Replayed]) -> Vec<Entry> {
     let mut entries: Vec<Entry> = Vec::new();
     for item in replayed {
@@ -89,8 +89,8 @@ pub(crate) fn entries(replayed: &[Replayed]) -> Vec<Entry> {
     entries
 }
 
-/// Opens the files as a log. A log that opens must open again with the same result, accept an entry, and keep
-/// it.
+/// Opens the files as a log. If this succeeds, opening them again must give the same result, and the log must
+/// accept an entry and keep it.
 fn check(disk: &Arc<MemDisk>, from_index: u64, verify_all: bool) {
     let _ = Log::identify(&**disk, Path::new(DIR));
     let Some((log, (recovered, replayed), _)) = open(disk, from_index, verify_all) else { return };
@@ -136,8 +136,8 @@ fn check(disk: &Arc<MemDisk>, from_index: u64, verify_all: bool) {
     }
 }
 
-/// Common properties of a segment's records: the start value of their checksums, their mark, and true if the
-/// checksum covers the record's offset.
+/// What the records of a segment have in common: the start value of their checksums, their mark, and true if
+/// the checksum covers the record's offset.
 #[derive(Clone, Copy)]
 pub(crate) struct Identity {
     seed: u32,
@@ -145,7 +145,7 @@ pub(crate) struct Identity {
     placed: bool,
 }
 
-/// Returns the identity of a segment. `secret` is given for version 2 of the format.
+/// Returns the identity of a segment. In version 2 of the format, a segment has a `secret`.
 pub(crate) fn identity(seq: u32, incarnation: u64, secret: Option<u64>) -> Identity {
     if let Some(secret) = secret {
         return Identity { seed: secret as u32, mark: (secret >> 32) as u16, placed: true };
@@ -206,7 +206,7 @@ pub fn run_segments(data: &[u8]) {
     let verify_all = script.flip();
     for number in 0..usize::from(script.below(FILES_MAX as u8 + 1)) {
         let seq = if script.below(8) > 0 { number as u32 } else { script.near(&[0, 1, 2]) as u32 };
-        // An odd incarnation makes a segment of version 2.
+        // An odd incarnation stands for a segment of version 2.
         let incarnation = if script.below(16) > 0 { 1 + u64::from(script.flip()) } else { script.u64() };
         let secret = (incarnation % 2 == 1).then(|| 0x5ec2_e7ed_0000_0000 | u64::from(seq));
         let mut file = header(seq, incarnation, SEGMENT_BYTES as u64, secret);
@@ -223,7 +223,7 @@ pub fn run_segments(data: &[u8]) {
             let term = script.near(&[1, 2]);
             let index = script.near(&[1, 2, 3, 4, 5, 6, 7, 8]);
             let payload = match kind {
-                // A hard state holds a vote, a value holds a sub-revision and bytes, and a Start record has
+                // A hard state contains a vote; a value contains a sub-revision and bytes; a Start record has
                 // its own format.
                 5 if how & 0x30 != 0 => start(&mut script, number as u32),
                 2 if how & 0x30 != 0 => script.u64().to_le_bytes().to_vec(),
@@ -232,7 +232,7 @@ pub fn run_segments(data: &[u8]) {
             let (offset, entry_type) = (file.len(), script.below(4));
             let mut bytes = record(identity, offset, kind, entry_type, batch_said, term, index, &payload);
             if how & 0xc0 == 0x40 {
-                // The record is torn or damaged.
+                // Damages or truncates the record.
                 let at = usize::from(script.u8()) % bytes.len();
                 bytes[at] ^= script.u8();
             }
@@ -261,12 +261,12 @@ fn start(script: &mut Script<'_>, number: u32) -> Vec<u8> {
     payload
 }
 
-/// Returns scripts of arbitrary bytes, since any bytes are a valid script.
+/// Returns scripts of arbitrary bytes, because any bytes are a valid script.
 pub fn seeds_segments() -> Vec<Vec<u8>> {
     crate::commands::seeds()
 }
 
-/// Fuzz target for whole files: each one is a segment number, flags and bytes.
+/// Fuzz target for whole files. Each file is given by a segment number, flags and bytes.
 pub fn run_files(data: &[u8]) {
     let mut script = Script::new(data);
     let disk = new_disk();
@@ -288,7 +288,7 @@ pub fn run_files(data: &[u8]) {
     check(&disk, 1, false);
 }
 
-/// Returns the files of a log with batches of all kinds.
+/// Returns seeds with the files of a log that contains batches of all kinds.
 pub fn seeds_files() -> Vec<Vec<u8>> {
     let disk = new_disk();
     let (mut log, ..) = open(&disk, 1, false).expect("opens");
@@ -328,9 +328,10 @@ pub fn seeds_files() -> Vec<Vec<u8>> {
     seeds
 }
 
-/// Fuzz target for damage: a log is written, closed and damaged in one place. It must refuse to open, or
-/// contain what its records say up to the first damaged one. It may lose the rest only if no intact record in
-/// it proves that the damaged one had been synced (docs/reference/damage.md, "The limit").
+/// Fuzz target for damage: a log is written, closed and damaged in one place. The log must either refuse to
+/// open, or contain what its records say up to the first damaged one. The records after that may be lost only
+/// if none of them is intact and proves that the damaged record had been synced (docs/reference/damage.md,
+/// "The limit").
 pub fn run_damage(data: &[u8]) {
     let mut script = Script::new(data);
     let disk = new_disk();
@@ -359,7 +360,7 @@ pub fn run_damage(data: &[u8]) {
             batch.entries.push(entry);
         }
         if batch.entries.is_empty() {
-            // The batch has no entries, so it replaces none.
+            // This batch has no entries, so it does not replace any.
             if batch.reset.is_none() {
                 model.clone_from(&before);
             }
@@ -397,7 +398,7 @@ pub fn run_damage(data: &[u8]) {
         1 => bytes[at] ^= script.u8(),
         2 => bytes.truncate(at),
         3 => {
-            // Clear a sector.
+            // Overwrites a sector with zeros.
             let sector = at / 512 * 512;
             let end = (sector + 512).min(bytes.len());
             bytes[sector..end].fill(0);
@@ -431,7 +432,7 @@ pub fn run_damage(data: &[u8]) {
     check(&disk, 1, false);
 }
 
-/// Record as it is stored in a segment.
+/// A record as it is stored in a segment.
 #[derive(Debug)]
 struct Written {
     /// Range of the record's bytes, including the zero padding up to a multiple of 8.
@@ -469,7 +470,7 @@ fn written(segment: &[u8]) -> Vec<Written> {
     records
 }
 
-/// State of a log with some of its records.
+/// What a log contains after some of its records.
 #[derive(Default)]
 struct Held {
     entries: Vec<Entry>,
@@ -505,7 +506,7 @@ fn state_of<'w>(records: impl Iterator<Item = &'w Written>) -> Held {
     held
 }
 
-/// Returns scripts of arbitrary bytes, since any bytes are a valid script.
+/// Returns scripts of arbitrary bytes, because any bytes are a valid script.
 pub fn seeds_damage() -> Vec<Vec<u8>> {
     crate::commands::seeds()
 }
@@ -517,7 +518,7 @@ fn put_crc(bytes: &mut Vec<u8>) {
     bytes.extend_from_slice(&crc.to_le_bytes());
 }
 
-/// Fuzz target for the checkpoint container: a manifest and runs, with or without valid checksums.
+/// Fuzz target for the files of a checkpoint: a manifest and runs, with valid or invalid checksums.
 pub fn run_checkpoint(data: &[u8]) {
     let mut script = Script::new(data);
     let disk = new_disk();
@@ -534,7 +535,7 @@ pub fn run_checkpoint(data: &[u8]) {
         let mut file = script.run().to_vec();
         if how & 1 == 0 {
             put_crc(&mut file);
-            // Blocks and footer after the header, each with its checksum.
+            // After the header come blocks and a footer, each with its checksum.
             let seed = crc32c::crc32c(&file[..file.len() - 4]);
             let (mut total, mut bytes, count) = (0, 0, u64::from(how >> 4));
             for number in 0..count {
@@ -560,8 +561,8 @@ pub fn run_checkpoint(data: &[u8]) {
     let store = CheckpointStore::open(Arc::clone(&disk) as Arc<dyn Disk>, dir).expect("a disk in memory");
     let Ok(Some(manifest)) = store.load() else { return };
     for run in &manifest.runs {
-        // Each run is also read with its real file length, since the length in the manifest would reject most
-        // files.
+        // Read each run also with the real length of its file. With the length in the manifest most files
+        // would be rejected before anything else is checked.
         let len = disk.contents(&dir.join(&run.name)).map_or(0, |bytes| bytes.len() as u64);
         for run in [run.clone(), Run { file_bytes: len, ..run.clone() }] {
             let Ok(mut reader) = store.read(&run) else { continue };
@@ -573,12 +574,12 @@ pub fn run_checkpoint(data: &[u8]) {
             assert!(bytes <= len);
         }
     }
-    // Writing a manifest that was read must give the same manifest.
+    // A manifest that was read and written again must be the same.
     store.commit(&manifest).expect("a disk in memory");
     assert_eq!(store.load().expect("reads"), Some(manifest));
 }
 
-/// Returns a checkpoint with one run.
+/// Returns seeds with a checkpoint that has one run.
 pub fn seeds_checkpoint() -> Vec<Vec<u8>> {
     let disk = new_disk();
     let dir = Path::new(CHECKPOINTS);

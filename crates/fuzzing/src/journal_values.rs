@@ -1,8 +1,8 @@
-//! Values made of the log's own records: recovery must never mistake one for a record.
+//! Values that consist of the log's own records. Recovery must never take such a value for a record.
 //!
-//! A client chooses the bytes of a value, and the value is stored unchanged in a segment. So it may contain
-//! bytes that look like a record, a header or a whole segment, exactly where recovery would look for one:
-//! after a torn write, in a reused segment, or behind the end of the log.
+//! A client chooses the bytes of a value, and the value is stored unchanged in a segment. So a value may
+//! contain bytes that look like a record, a header or a whole segment, at places where recovery looks for
+//! these: after a torn write, in a reused segment, or after the end of the log.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::script::Script;
 const STEPS_MAX: usize = 40;
 const VALUE_BYTES_MAX: usize = 5000;
 
-/// Returns the segments' numbers and contents, the newest last.
+/// Returns the number and the content of each segment; the newest segment is the last one.
 fn segments(disk: &MemDisk) -> Vec<(u32, Vec<u8>)> {
     let names = disk.list(Path::new(DIR)).expect("a disk in memory");
     let mut all: Vec<(u32, Vec<u8>)> = names
@@ -33,7 +33,7 @@ fn segments(disk: &MemDisk) -> Vec<(u32, Vec<u8>)> {
     all
 }
 
-/// Builds a value that looks like part of a log.
+/// Builds a value that looks like a part of the log.
 fn forged(script: &mut Script<'_>, disk: &MemDisk, next: u64) -> Bytes {
     let all = segments(disk);
     let (seq, newest) = all.last().cloned().unwrap_or_default();
@@ -44,17 +44,17 @@ fn forged(script: &mut Script<'_>, disk: &MemDisk, next: u64) -> Bytes {
         bytes[at..].iter().copied().take(len).collect::<Vec<u8>>()
     };
     let bytes = match script.below(5) {
-        // Bytes of the log itself, from the newest segment or another one.
+        // Copies bytes of the log itself, from the newest segment or another one.
         0 => cut(&newest),
         1 => cut(all.get(from % all.len().max(1)).map_or(&[][..], |(_, bytes)| bytes)),
-        // Records in version 1 of the format, whose identity follows from ids that clients know.
+        // Builds records in version 1 of the format. Their identity follows from ids that clients know.
         2 => {
             let known = identity(seq, 1 + u64::from(script.below(2)), None);
             (0..8)
                 .flat_map(|n| record(known, HEADER_BYTES, 1, 0, script.u32(), 1, next + n, b"forged"))
                 .collect()
         }
-        // Records in the current version with a guessed secret.
+        // Builds records in the current version, with a guessed secret.
         3 => {
             let guessed = identity(seq, 1, Some(script.u64()));
             let end = newest.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
@@ -65,7 +65,7 @@ fn forged(script: &mut Script<'_>, disk: &MemDisk, next: u64) -> Bytes {
                 })
                 .collect()
         }
-        // A whole segment.
+        // Copies a whole segment.
         _ => {
             let mut bytes = header(seq + 1, 1, 16 << 10, script.flip().then_some(1));
             bytes.extend(record(identity(seq + 1, 1, None), bytes.len(), 1, 0, 4096, 1, next, b"forged"));
@@ -76,13 +76,13 @@ fn forged(script: &mut Script<'_>, disk: &MemDisk, next: u64) -> Bytes {
     Bytes::from([&vec![0; shift], bytes.as_slice()].concat())
 }
 
-/// Returns the entries from `first` on.
+/// Returns the entries from index `first` on.
 fn kept(all: &[Entry], first: u64) -> Vec<Entry> {
     all.iter().filter(|entry| entry.index >= Index(first)).cloned().collect()
 }
 
-/// Opens the log again. It must contain everything that was synced, and at most the entry of the interrupted
-/// write in addition.
+/// Opens the log again. The log must contain all entries that were synced, and may also contain the entry
+/// `maybe` of the interrupted write.
 fn reopen(disk: &Arc<MemDisk>, model: &mut Vec<Entry>, maybe: Option<Entry>, first: u64) -> Log {
     let (log, (recovered, replayed), _) =
         open(disk, first, false).unwrap_or_else(|| panic!("a log of {} entries is refused", model.len()));
@@ -119,7 +119,7 @@ pub fn run(data: &[u8]) {
                 log.turn();
                 model.push(entry);
             }
-            // Power fails during the write.
+            // The power fails during the write.
             4 | 5 => {
                 disk.fail_next(Operation::Change, 1 + u64::from(script.below(3)), Fault::PowerCut);
                 let _ = log.append(batch);
@@ -136,7 +136,7 @@ pub fn run(data: &[u8]) {
                 }
                 log = reopen(&disk, &mut model, None, first);
             }
-            // Old entries are dropped, and their files are reused.
+            // Drops old entries, so that their files are used again.
             _ => {
                 first = index.saturating_sub(u64::from(script.below(4))).max(first).max(1);
                 log.forget_below(Index(first));
@@ -157,7 +157,7 @@ pub fn run(data: &[u8]) {
     reopen(&disk, &mut model, None, first);
 }
 
-/// Returns scripts of arbitrary bytes, since any bytes are a valid script.
+/// Returns scripts of arbitrary bytes, because any bytes are a valid script.
 pub fn seeds() -> Vec<Vec<u8>> {
     crate::commands::seeds()
 }

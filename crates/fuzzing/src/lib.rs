@@ -2,13 +2,14 @@
 //!
 //! Contents: [`TARGETS`], each with a function over an input and with seeds to begin with. `fuzz/` (a
 //! separate workspace at the root of the repository) runs the targets under libFuzzer; `tests/it` runs them
-//! over every file of their corpora in the normal test run, so that a bug once found stays tested.
+//! over every file of their corpora in the normal test run, so that every bug that was found stays tested.
 //!
-//! Outside its scope: coverage, mutation, time. Start reading with [`TARGETS`], and `docs/fuzzing.md`.
+//! Outside of its scope: coverage, mutation, and time limits. Start reading with [`TARGETS`], and
+//! `docs/fuzzing.md`.
 //!
-//! A target asserts more than the absence of panics: data that was read can be written and read again, two
-//! members end up equal, no acknowledged data is missing. Where checksums would reject every mutation, the
-//! target computes them.
+//! A target asserts more than that there is no panic: that data which was read can be written and read again,
+//! that two members are equal at the end, or that no acknowledged data is missing. If a checksum would reject
+//! every mutation, the target computes it.
 
 #![allow(
     clippy::expect_used,
@@ -16,7 +17,7 @@
     reason = "a target that finds something panics; that is how it tells"
 )]
 
-// The property tests of `mvcc` share these files: the model, the lists of operations, and the comparison.
+// The property tests of `mvcc` use the same files: the model, the lists of operations, and the comparison.
 extern crate mvcc as mainstay_mvcc;
 
 pub mod apply;
@@ -59,7 +60,7 @@ pub mod state;
 pub mod tls_port;
 pub mod tokens;
 
-/// Allocator that counts the memory of every target, for targets with a memory budget.
+/// Allocator that counts memory, for the targets that have a memory budget.
 #[global_allocator]
 static ALLOCATOR: meter::Counting = meter::Counting;
 
@@ -69,7 +70,7 @@ pub struct Target {
     pub name: &'static str,
     /// Runs the target on an input; panics if it finds a bug.
     pub run: fn(&[u8]),
-    /// Returns valid inputs to begin with.
+    /// Returns valid inputs with which fuzzing begins.
     pub seeds: fn() -> Vec<Vec<u8>>,
 }
 

@@ -1,4 +1,4 @@
-//! Every message of the API, and the checks of requests before a proposal.
+//! Every message of the API, and the checks of requests that are made before a proposal.
 
 use bytes::Bytes;
 use machine::check;
@@ -6,7 +6,8 @@ use prost::Message;
 
 use crate::commands;
 
-/// Decodes a message; if that succeeds, encodes it and decodes it again, which must give the same message.
+/// Decodes a message. If this succeeds, encodes the message and decodes it again, which must give the same
+/// message.
 fn round<M: Message + Default + PartialEq + std::fmt::Debug>(bytes: &[u8]) -> Option<M> {
     let message = M::decode(bytes).ok()?;
     let again = message.encode_to_vec();
@@ -94,7 +95,7 @@ fn any(number: u8, bytes: &[u8]) {
 pub fn run(data: &[u8]) {
     let Some((number, bytes)) = data.split_first() else { return };
     any(*number, bytes);
-    // The request types that are checked before a proposal, each decoded from the same bytes.
+    // Decodes the same bytes as each type of request that is checked before a proposal.
     if let Ok(range) = api::etcdserverpb::RangeRequest::decode(bytes) {
         let _ = check::range(&range);
     }
@@ -110,7 +111,8 @@ pub fn run(data: &[u8]) {
     {
         let _ = (check::txn_cost(&txn), check::txn_is_read_only(&txn), check::txn_is_serializable(&txn));
     }
-    // Membership changes, as a member reads them from its log, and members as JSON inside such a change.
+    // Decodes membership changes, as a member reads them from its log, and members in JSON, which such a
+    // change contains.
     if let Ok(change) = api::raftpb::ConfChange::decode(bytes) {
         let _ = machine::validate(&machine::Members::default(), &change, 1);
     }

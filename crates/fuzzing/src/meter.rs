@@ -1,7 +1,7 @@
-//! Measures the processor time and memory of a piece of work in its thread.
+//! Measures the processor time and the memory of a piece of work in one thread.
 //!
-//! Processor time counts only this thread, so that other work on the machine has little influence. The
-//! allocator counts memory, so that the result is the same in every run.
+//! Processor time counts only this thread, so that other work on the machine has little influence. Memory is
+//! counted by the allocator, so that the result is the same in every run.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -16,7 +16,7 @@ thread_local! {
 }
 
 fn take(bytes: usize) {
-    // A thread that ends may free memory after its counters are destroyed.
+    // If the counters of a thread that ends are already destroyed, nothing is counted.
     let _ = HELD.try_with(|held| {
         let now = held.get().saturating_add(bytes);
         held.set(now);
@@ -25,7 +25,7 @@ fn take(bytes: usize) {
 }
 
 fn give_back(bytes: usize) {
-    // Memory may be freed by a thread other than the one that allocated it.
+    // Memory may be freed by another thread than the one that allocated it.
     let _ = HELD.try_with(|held| held.set(held.get().saturating_sub(bytes)));
 }
 

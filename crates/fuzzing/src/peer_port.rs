@@ -15,7 +15,7 @@ use crate::script::{Scribe, Script, pieces};
 
 const LOCAL: u64 = 0x11;
 const REMOTE: u64 = 0x22;
-/// Time for which a connection may live on after its other end has gone.
+/// Time after which a connection must have ended once its other end has gone.
 const PATIENCE: Duration = Duration::from_secs(8);
 
 fn examples() -> Vec<Message> {
@@ -56,8 +56,8 @@ fn examples() -> Vec<Message> {
     ]
 }
 
-/// Fuzz target for both kinds of stream: the decoded messages must not depend on how the bytes are cut, and
-/// must survive writing and reading.
+/// Fuzz target for both kinds of stream. The decoded messages must be the same however the bytes are divided,
+/// and also after they were written and read again.
 pub fn run_streams(data: &[u8]) {
     let mut script = Script::new(data);
     let (is_apps, cut) = (script.flip(), script.u8());
@@ -68,7 +68,7 @@ pub fn run_streams(data: &[u8]) {
     };
     let (messages, error) = read(bytes, 0);
     assert_eq!((messages.clone(), error), read(bytes, cut));
-    // A stream of appends carries only append messages.
+    // A stream of appends can carry only append messages.
     let messages: Vec<Message> = messages
         .into_iter()
         .filter(|message| !is_apps || message.r#type == Some(MessageType::MsgApp as i32))
@@ -79,7 +79,7 @@ pub fn run_streams(data: &[u8]) {
     if !is_apps {
         assert_eq!(messages, again);
     }
-    // The compact form omits some fields of a message, but must not change the others.
+    // The compact form of a message leaves out some fields, but must not change the others.
     assert_eq!(messages.len(), again.len());
     for (message, again) in messages.iter().zip(&again) {
         assert_eq!((message.r#type, &message.entries), (again.r#type, &again.entries));
@@ -92,7 +92,7 @@ pub fn run_streams(data: &[u8]) {
     }
 }
 
-/// Returns streams of both kinds, and a time.
+/// Returns seeds with streams of both kinds, and a time.
 pub fn seeds_streams() -> Vec<Vec<u8>> {
     let apps: Vec<Message> =
         examples().into_iter().filter(|message| message.r#type() == MessageType::MsgApp).collect();
@@ -163,8 +163,8 @@ const PATHS: [&str; 10] = [
     "/raft/stream/",
 ];
 
-/// Fuzz target for connections: requests whose heads may be built here, with bodies of a matching length. If
-/// the first byte is 0, the bytes are sent unchanged.
+/// Fuzz target for connections. It sends requests; their heads may be built by this function, and their
+/// bodies have the right length. If the first byte is 0, the other bytes are sent unchanged.
 pub fn run_requests(data: &[u8]) {
     let mut script = Script::new(data);
     let (how, cut) = (script.u8(), script.u8());
@@ -185,7 +185,7 @@ pub fn run_requests(data: &[u8]) {
         }
         bytes.extend_from_slice(head.as_bytes());
         if flags & 8 != 0 {
-            // A header from the script, on one line.
+            // Adds a header from the script. It must be on a single line.
             let line = script.run().iter().copied().filter(|byte| !matches!(byte, b'\r' | b'\n'));
             bytes.extend(line);
             bytes.extend_from_slice(b"\r\n");
@@ -205,7 +205,8 @@ pub fn run_requests(data: &[u8]) {
         peer_urls: vec!["http://127.0.0.1:2380".to_owned()],
         server_version: "3.7.1",
         min_cluster_version: "3.0.0",
-        // Heartbeats are sent often, since a stream detects a dead reader only by writing.
+        // Heartbeats are sent often, because the writer of a stream detects that the reader is gone only when
+        // it writes.
         read_timeout: Duration::from_millis(6),
         write_timeout: Duration::from_secs(2),
         listeners: Vec::new(),

@@ -1,7 +1,7 @@
-//! Reimplementation of etcd's permission tree from the textbook, with loops and parent pointers.
-//! [`crate::auth_requests`] uses it to predict the answer for ranges that contain no keys.
+//! A second implementation of etcd's permission tree, written from the textbook with loops and parent
+//! pointers. [`crate::auth_requests`] uses it to predict the result for ranges that contain no keys.
 
-/// Index that stands for no node.
+/// Index that means "no node".
 const NIL: usize = usize::MAX;
 
 struct Node {
@@ -13,14 +13,14 @@ struct Node {
     children: [usize; 2],
 }
 
-/// Red-black tree of intervals. Removal is not needed, since etcd builds a new tree at each change of
+/// Red-black tree of intervals. Nodes are never removed, because etcd builds a new tree after each change of
 /// permissions.
 pub(crate) struct PermissionTree {
     nodes: Vec<Node>,
     root: usize,
 }
 
-/// Returns a bound that sorts as in etcd: an empty bound is after all others.
+/// Returns a value by which a bound sorts as in etcd: an empty bound comes after all others.
 fn bound(of: &[u8]) -> (bool, &[u8]) {
     (of.is_empty(), of)
 }
@@ -78,7 +78,8 @@ impl PermissionTree {
         self.nodes[self.root].is_red = false;
     }
 
-    /// Rotates `down` below its child on the other side, where it becomes the child on `side`.
+    /// Rotates `down` below its child on the other side. The node `down` becomes the child of that node on
+    /// `side`.
     fn rotate(&mut self, down: usize, side: usize) {
         let up = self.nodes[down].children[1 - side];
         let (between, parent) = (self.nodes[up].children[side], self.nodes[down].parent);
@@ -103,7 +104,7 @@ impl PermissionTree {
         below.fold(end, |max, end| if bound(end) > bound(max) { end } else { max })
     }
 
-    /// Collects in order the nodes that etcd's search finds to overlap the interval.
+    /// Collects, in order, the nodes that overlap the interval according to etcd's search.
     fn visit<'a>(&'a self, node: usize, begin: &[u8], end: &[u8], found: &mut Vec<&'a Node>) {
         if node == NIL {
             return;
@@ -127,7 +128,7 @@ impl PermissionTree {
         }
     }
 
-    /// Returns true if the found nodes cover the interval from its beginning to its end without a gap.
+    /// Returns true if the nodes that are found cover the interval without a gap.
     pub fn covers(&self, begin: &[u8], end: &[u8]) -> bool {
         let mut found = Vec::new();
         self.visit(self.root, begin, end, &mut found);

@@ -1,4 +1,4 @@
-//! Messages of arbitrary content sent to a raft node: none may end the process.
+//! Sends messages of arbitrary content to a raft node. None of them may end the process.
 
 use api::raftpb::{self, MessageType};
 use bytes::Bytes;
@@ -33,7 +33,8 @@ fn follower() -> Node {
     Node::new(Config { id: MemberId(1), ..Config::default() }, restored).expect("starts")
 }
 
-/// Raft node with its pending requests to the environment: syncs, commits and fetches that are not done yet.
+/// A raft node, with the requests that it has made to its environment and that are not done yet: syncs,
+/// commits and fetches.
 struct Member {
     node: Node,
     unsynced: Vec<u64>,
@@ -57,7 +58,7 @@ impl Member {
     /// Makes the node the leader of term 4.
     fn lead(&mut self) {
         let answer = |kind| message(kind, 4);
-        // Refusals are ignored: earlier steps may have changed the node's role.
+        // A refusal is ignored, because earlier steps may have changed the role of the node.
         let _ = self.node.request(Request::Campaign);
         self.settle();
         let _ = self.node.request(Request::Receive(answer(MessageType::MsgPreVoteResp)));
@@ -93,7 +94,7 @@ impl Member {
             self.commits.push(entry.clone());
         }
         for message in messages {
-            // A message that the node sends must be decodable.
+            // Every message that the node sends must be decodable.
             assert_eq!(raftpb::Message::decode(&*message.encode_to_vec()), Ok(message));
         }
         self.fetches.extend(fetches);
@@ -114,7 +115,8 @@ impl Member {
             ];
             let change =
                 ConfChange { kind: kinds[usize::from(how & 3)], node: MemberId(u64::from(how >> 2) % 6) };
-            // The change is not validated here; the state machine would refuse the removal of the last voter.
+            // The change is not validated in this test; in a member, the state machine refuses to remove the
+            // last voter.
             let standing_alone = self.node.status();
             let _ = standing_alone;
             let _ = self.node.step(Event::ConfChanged(change));
@@ -140,7 +142,7 @@ fn message(kind: MessageType, term: u64) -> raftpb::Message {
     }
 }
 
-/// Builds a message from numbers that are meaningful to the node.
+/// Builds a message from numbers that have a meaning for the node, such as its terms and indexes.
 fn composed(script: &mut Script<'_>, node: &Node) -> raftpb::Message {
     let standing = node.status();
     let indexes = [standing.last.0, standing.commit.0, standing.last.0, 0, 6, 3, standing.last.0 + 1];
@@ -197,7 +199,7 @@ fn composed(script: &mut Script<'_>, node: &Node) -> raftpb::Message {
     }
 }
 
-/// Fuzz target: performs the steps of a script, and checks that terms and commit indexes never decrease.
+/// Fuzz target: performs the steps of a script. Checks that terms and commit indexes never decrease.
 pub fn run(data: &[u8]) {
     let mut script = Script::new(data);
     let mut member = Member::new();
@@ -293,7 +295,7 @@ fn step(script: &mut Script<'_>, member: &mut Member) {
                 };
                 let first = if script.below(8) > 0 { fetch.first } else { Index(script.u64() >> 2) };
                 let entries = (0..u64::from(script.below(4))).map(|offset| entry(first + offset)).collect();
-                // The result may be an error, since the fetched entries are arbitrary.
+                // The entries are arbitrary, so the node may return an error.
                 let _ = node.step(Event::Fetched { fetch, entries });
             }
         }
@@ -303,7 +305,7 @@ fn step(script: &mut Script<'_>, member: &mut Member) {
     }
 }
 
-/// Returns scripts, and one with messages as members send them.
+/// Returns arbitrary scripts, and a script with messages as members send them.
 pub fn seeds() -> Vec<Vec<u8>> {
     let mut seeds = commands::seeds();
     let kinds = [MessageType::MsgApp, MessageType::MsgHeartbeat, MessageType::MsgVote, MessageType::MsgSnap];

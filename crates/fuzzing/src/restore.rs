@@ -1,6 +1,7 @@
-//! Saved states of arbitrary content: checkpoint blocks, snapshots, and transfers between members.
+//! Saved states of arbitrary content: the blocks of checkpoints, snapshots, and transfers between members.
 //!
-//! A state that can be opened is a normal state: written and read again, it must be the same.
+//! If a saved state can be opened, it is a normal state: writing it and reading it again must give the same
+//! state.
 
 use std::convert::Infallible;
 
@@ -23,7 +24,7 @@ const SNAPSHOT_MAGIC: &[u8; 16] = b"MAINSNAP\x01\0\0\0\0\0\0\0";
 const TRANSFER_MAGIC: &[u8; 16] = b"MAINXFER\x01\0\0\0\0\0\0\0";
 const ALIGN: usize = 512;
 const FRAME_BYTES: usize = 8;
-/// Empty block: ends a run, and the next run begins.
+/// Empty block, which separates one run from the next.
 const NEXT_RUN: &[u8] = b"";
 
 /// Returns a state machine that has applied entries of all kinds, with its log.
@@ -46,10 +47,11 @@ fn example() -> (Machine, Journal) {
     (machine, journal)
 }
 
-/// Checks that a restored state machine accepts an entry, and stays the same through a checkpoint.
+/// Checks that a restored state machine accepts an entry, and that it is the same after it was saved to a
+/// checkpoint and restored.
 fn live_on(mut machine: Machine) {
     let snapshot = machine.store.snapshot();
-    // A state with a huge revision or index is valid, but has no space for further entries.
+    // A state with a huge revision or index is valid, but no further entries can be applied to it.
     if snapshot.current_revision() >= Revision(i64::MAX / 2) || machine.applied_index >= Index(u64::MAX / 2) {
         return;
     }
@@ -66,7 +68,8 @@ fn live_on(mut machine: Machine) {
     assert_same(&mut machine, &mut restored);
 }
 
-/// Fuzz target for checkpoints: runs of blocks, each after its length; an empty block ends a run.
+/// Fuzz target for checkpoints. The input contains runs of blocks, each block after its length; an empty
+/// block ends a run.
 pub fn run_image(data: &[u8]) {
     let mut script = Script::new(data);
     let mut runs: Vec<Vec<Vec<u8>>> = vec![Vec::new()];
@@ -119,10 +122,10 @@ fn frame(block: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(block);
 }
 
-/// Marker byte of a script whose remaining bytes are the stream itself.
+/// First byte of a script that contains the stream itself instead of a description.
 const RAW: u8 = 0;
 
-/// Returns the blocks of a framed stream, without their frames.
+/// Returns the blocks in a stream of frames, without their frames.
 fn unframed(stream: &[u8]) -> Vec<&[u8]> {
     let (mut blocks, mut rest) = (Vec::new(), &stream[SNAPSHOT_MAGIC.len()..]);
     while let Some((frame, behind)) = rest.split_first_chunk::<FRAME_BYTES>() {
@@ -134,8 +137,8 @@ fn unframed(stream: &[u8]) -> Vec<&[u8]> {
     blocks
 }
 
-/// Fuzz target for snapshots: the script gives the whole stream, or blocks to which this function adds frames
-/// and padding.
+/// Fuzz target for snapshots. The script contains either the whole stream, or blocks to which this function
+/// adds frames and padding.
 pub fn run_snapshot(data: &[u8]) {
     let mut script = Script::new(data);
     let (how, cut) = (script.u8(), script.u8());
@@ -173,7 +176,7 @@ pub fn seeds_snapshot() -> Vec<Vec<u8>> {
     let stream = snapshot_of(&mut machine, &journal);
     let mut blocks = Scribe::default().u8(1).u8(9);
     for block in unframed(&stream) {
-        // The target adds the padding, so it is removed here.
+        // Remove the padding here, because the target adds it again.
         let len = block.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
         blocks = blocks.run(&block[..len]);
     }
@@ -185,8 +188,9 @@ fn mix(hash: u64, word: u64) -> u64 {
     (product as u64 ^ (product >> 64) as u64).rotate_left(23)
 }
 
-/// Fuzz target for transfers: two streams, each given whole or in blocks to which this function adds frames
-/// and checksums. The receiver starts empty or with data.
+/// Fuzz target for transfers. The script contains two streams, each of which is either given as a whole, or
+/// as blocks to which this function adds frames and checksums. The receiver is empty at first, or already has
+/// data.
 pub fn run_transfer(data: &[u8]) {
     let mut script = Script::new(data);
     let held = script.run();
@@ -236,7 +240,7 @@ pub fn run_transfer(data: &[u8]) {
     }
 }
 
-/// Builds a stream of this many blocks; the last one is the end and gets the checksum.
+/// Builds a stream with this many blocks. The last block ends the stream and contains the checksum.
 fn transfer_stream(script: &mut Script<'_>, blocks: u8) -> Vec<u8> {
     let (mut stream, mut checksum) = (TRANSFER_MAGIC.to_vec(), 0_u64);
     for number in 1..=blocks {

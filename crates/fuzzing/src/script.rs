@@ -1,7 +1,7 @@
-//! Interprets a fuzzer's bytes as a script.
+//! Reads a fuzzer's bytes as a script of numbers and byte strings.
 
-/// Reads numbers and runs of bytes from the front of an input. Past the end, every value is zero or empty, so
-/// that every input is a valid script, and a shorter one does less.
+/// Reads numbers and runs of bytes from the front of an input. After the end of the input, every value is
+/// zero or empty. So every input is a valid script, and a shorter input does less.
 pub struct Script<'a> {
     rest: &'a [u8],
 }
@@ -61,7 +61,7 @@ impl<'a> Script<'a> {
         of[usize::from(self.u8()) % of.len()]
     }
 
-    /// Returns a number that is mostly close to an element of `near`, and sometimes arbitrary.
+    /// Returns a number that is mostly close to one of the numbers in `near`, and sometimes arbitrary.
     pub fn near(&mut self, near: &[u64]) -> u64 {
         let how = self.u8();
         let base = near[usize::from(how >> 3) % near.len()];
@@ -75,8 +75,8 @@ impl<'a> Script<'a> {
         }
     }
 
-    /// Reads a length (two bytes, little-endian) and that many bytes, or all remaining ones if fewer are
-    /// left.
+    /// Reads a length (two bytes, little-endian) and that many bytes. If fewer bytes are left, returns all of
+    /// them.
     pub fn run(&mut self) -> &'a [u8] {
         let len = usize::from(self.u16()).min(self.rest.len());
         let (taken, rest) = self.rest.split_at(len);
@@ -90,7 +90,7 @@ impl<'a> Script<'a> {
     }
 }
 
-/// Writes scripts for [`Script`] to read, used for seeds.
+/// Writes scripts that [`Script`] reads; used for seeds.
 #[derive(Default)]
 pub struct Scribe(Vec<u8>);
 
@@ -112,7 +112,7 @@ impl Scribe {
     ///
     /// # Panics
     ///
-    /// Panics if the bytes are too many for one run.
+    /// Panics if there are too many bytes for one run.
     #[must_use]
     pub fn run(self, bytes: &[u8]) -> Scribe {
         let len = u16::try_from(bytes.len()).expect("seeds are small");
@@ -126,7 +126,8 @@ impl Scribe {
     }
 }
 
-/// Cuts bytes into pieces whose lengths follow from a seed, since data from a network may be cut anywhere.
+/// Divides bytes into pieces, because data from a network may be divided anywhere. The seed determines the
+/// lengths of the pieces.
 pub fn pieces(bytes: &[u8], seed: u8) -> impl Iterator<Item = &[u8]> {
     let (mut rest, mut state) = (bytes, u32::from(seed));
     std::iter::from_fn(move || {

@@ -1,4 +1,4 @@
-//! Shared by the targets that drive state machines: rules, copies through every format, and comparison.
+//! Functions for the targets that use state machines: rules, copies through every format, and comparison.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -16,7 +16,7 @@ use crate::journal::Journal;
 /// Rules of all state machines in this crate.
 pub const RULES: Rules = Rules { learners_max: 1 };
 
-/// Everything about a version except the location of its value.
+/// All data of a version except the location of its value.
 type Told = (Vec<u8>, ChangeId, Revision, i64, LeaseId, u32, u32);
 
 fn told(version: Version<'_>) -> Told {
@@ -35,8 +35,8 @@ fn leases(machine: &Machine) -> BTreeMap<LeaseId, Lease> {
     machine.leases.iter().map(|(id, lease)| (id, lease.clone())).collect()
 }
 
-/// Asserts that the state machines are equal except for the locations of their values. Both finish their
-/// physical compaction first.
+/// Asserts that two state machines are equal except for the locations of their values. First lets both finish
+/// their physical compaction.
 pub fn assert_same(ours: &mut Machine, theirs: &mut Machine) {
     while !ours.compact_step(1000) {}
     while !theirs.compact_step(1000) {}
@@ -63,7 +63,8 @@ pub fn assert_same(ours: &mut Machine, theirs: &mut Machine) {
         while !walk.step(of, 5, |version| fed.push(version.id())) {}
         fed
     };
-    // Only the first few revisions and the last are compared, since an image may claim any revision.
+    // Only the first few revisions and the last one are compared, because a restored state may claim any
+    // revision.
     let current = a.current_revision();
     for at in (first.0..current.0).map(Revision).take(8).chain([current]) {
         assert_eq!(range(&a, at), range(&b, at), "at {at}");
@@ -71,7 +72,7 @@ pub fn assert_same(ours: &mut Machine, theirs: &mut Machine) {
     }
 }
 
-/// Copies the state machine through checkpoint blocks.
+/// Copies a state machine by saving it to checkpoint blocks and restoring it.
 pub fn through_image(machine: &mut Machine) -> Machine {
     let mut writer = RunWriter::new(machine.store.publish(), machine.head(), Revision(0));
     let blocks = std::iter::from_fn(|| writer.next_block().transpose());
@@ -88,7 +89,8 @@ pub fn snapshot_of(machine: &mut Machine, journal: &Journal) -> Vec<u8> {
     bytes
 }
 
-/// Copies the state machine through a snapshot. The values of the copy have other locations.
+/// Copies a state machine by saving it to a snapshot and restoring it. The values of the copy have other
+/// locations.
 pub fn through_snapshot(machine: &mut Machine, journal: &Journal) -> Machine {
     let bytes = snapshot_of(machine, journal);
     let reader = SnapshotReader::open(bytes.chunks(1000).map(Ok::<_, Infallible>)).expect("can be read");
@@ -106,7 +108,7 @@ pub fn transfer_of(machine: &mut Machine, journal: &Journal) -> Vec<u8> {
     bytes
 }
 
-/// Copies the state machine through a transfer to an empty member.
+/// Copies a state machine by a transfer to an empty member.
 pub fn through_transfer(machine: &mut Machine, journal: &Journal) -> Machine {
     let bytes = transfer_of(machine, journal);
     let mut assembly = Assembly::new(RULES, None);

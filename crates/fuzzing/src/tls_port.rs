@@ -1,5 +1,5 @@
-//! TLS connections through the client port's own handshakes and transport: bytes before, during and after a
-//! handshake, in records of arbitrary content, and calls after a handshake.
+//! TLS connections, with the handshakes and the transport of the client port. Targets send bytes before,
+//! during and after a handshake, in records of arbitrary content, and make calls after a handshake.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -19,7 +19,7 @@ use crate::certificates::{ALICE, ALICE_KEY, AUTHORITY, Still, pem, sound};
 use crate::front_port;
 use crate::script::{Scribe, Script, pieces};
 
-/// Step numbers of a script.
+/// Numbers of the steps in a script.
 const SAY: u8 = 0;
 const RAW: u8 = 1;
 const FLIP: u8 = 2;
@@ -28,7 +28,7 @@ const REPEAT: u8 = 4;
 const KEYS: u8 = 5;
 const STEPS: u8 = 6;
 
-/// Number of successive key updates after which a connection may end, since they carry no data.
+/// Number of key updates in a row after which a connection may be closed, because they carry no data.
 const KEYS_MAX: usize = 12;
 
 /// Largest number of bytes that one input sends to a connection.
@@ -63,11 +63,12 @@ fn ends() -> &'static Ends {
 struct Between {
     to_listener: VecDeque<u8>,
     to_client: Vec<u8>,
-    /// True if the client sends nothing more.
+    /// True if the client will send nothing more.
     has_ended: bool,
 }
 
-/// Listener's end of the connection. It never wakes a task; the test polls again whenever bytes have arrived.
+/// The listener's end of a connection. It never wakes a task; instead, the test polls again whenever bytes
+/// have arrived.
 struct End(Rc<RefCell<Between>>);
 
 impl AsyncRead for End {
@@ -103,11 +104,11 @@ enum Stage {
     /// The handshake is in progress.
     Meeting(Meeting),
     Open(Box<Secure<End>>),
-    /// The connection was ended by the client or by an error.
+    /// The connection has ended, because of the client or an error.
     Over,
 }
 
-/// Listener, driven as by the handshake threads and then by a connection's socket.
+/// A listener. The test drives it as the handshake threads do, and then as the socket of a connection does.
 struct Listener {
     between: Rc<RefCell<Between>>,
     stage: Stage,
@@ -151,7 +152,7 @@ impl Listener {
                     }
                 },
                 Stage::Open(secure) => {
-                    // Small, so that reads end inside records.
+                    // The buffer is small, so that reads end in the middle of records.
                     let mut room = [0; 700];
                     let mut space = ReadBuf::new(&mut room);
                     match secure.poll_read(&mut cx, &mut space) {
@@ -197,15 +198,15 @@ fn said(client: &mut ClientConnection) -> Vec<u8> {
     bytes
 }
 
-/// Fuzz target: the listener must receive what the client sent, in order, and nothing after a record that was
-/// changed on its way.
+/// Fuzz target: the listener must receive what the client has sent, in order. After a record that was changed
+/// in transit it must receive nothing.
 pub fn run(data: &[u8]) {
     let mut script = Script::new(data);
     let ends = ends();
     let server = ends.server.server().expect("it has a certificate");
     let mut listener = Listener::new(server.clone());
     let mut client = client();
-    // Number of handshake flights that are exchanged before the script starts.
+    // Number of steps of the handshake that are exchanged before the script starts.
     let flights = script.below(4);
     for _ in 0..flights {
         listener.take(&said(&mut client));
@@ -269,8 +270,8 @@ pub fn run(data: &[u8]) {
     }
     listener.end();
     assert!(listener.is_over(), "it outlives its client");
-    // A client without a completed handshake must not be accepted, and an accepted client must be the known
-    // one.
+    // The listener must not accept a client that has not completed the handshake, and must accept only the
+    // known client.
     let is_in = listener.common_name.is_some();
     assert!(is_in || (!done && listener.understood.is_empty()));
     assert!(listener.common_name.is_none_or(|name| name == "alice"));
@@ -283,8 +284,8 @@ fn client() -> ClientConnection {
 }
 
 /// Makes a connection of either protocol after a valid handshake. The TLS records end where the pieces end,
-/// so that a record holds part of a frame, or many frames. The client leaves with or without a close_notify
-/// alert, at once or after the responses.
+/// so a record may contain a part of a frame, or many frames. The client closes the connection with or
+/// without a close_notify alert, either at once or after the responses.
 fn call(bytes: &[u8], cut: u8, how: u8) {
     front_port::block_on(async {
         let (near, far) = tokio::io::duplex(front_port::PIPE_BYTES);
@@ -304,7 +305,7 @@ fn call(bytes: &[u8], cut: u8, how: u8) {
                     hand(&mut client.borrow_mut(), &room[..n]);
                 }
             }
-            // The last handshake flight arrives before the first piece, or in one write with it.
+            // The last message of the handshake arrives before the first piece, or together with it.
             if how & 1 == 0 {
                 let said = said(&mut client.borrow_mut());
                 let _ = requests.write_all(&said).await;
@@ -326,7 +327,7 @@ fn call(bytes: &[u8], cut: u8, how: u8) {
                     let _ = client.writer().write_all(&piece);
                     said(&mut client)
                 };
-                // The server may stop reading, for example after a protocol error.
+                // The server may have stopped reading, for example after a protocol error.
                 if requests.write_all(&records).await.is_err() {
                     break;
                 }
@@ -361,7 +362,7 @@ pub fn run_calls(data: &[u8]) {
     }
 }
 
-/// Returns the connections of the other targets, with every way to begin and to end.
+/// Returns the seeds of the other targets, with every way in which a connection begins and ends.
 pub fn seeds_calls() -> Vec<Vec<u8>> {
     let with = |flags: u8, inputs: Vec<Vec<u8>>| {
         inputs.into_iter().enumerate().map(move |(number, input)| {
@@ -385,8 +386,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
             seeds.push(step(step(said, kind, b"GET /version HTTP/1.1\r\n\r\n"), SAY, b"more").done());
         }
     }
-    // Records of each type: change cipher spec, alert, handshake, application data, heartbeat; a record that
-    // is too long; and bytes without TLS.
+    // Records of each type (change cipher spec, alert, handshake, application data, heartbeat), a record that
+    // is too long, and bytes that are not TLS.
     for raw in [
         &b"\x14\x03\x03\x00\x01\x01"[..],
         b"\x15\x03\x03\x00\x02\x01\x00",

@@ -1,4 +1,4 @@
-//! Auth tokens and their signing keys, as bytes of arbitrary content.
+//! Auth tokens, and files with their signing keys, of arbitrary content.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ const P256: &[u8] = include_bytes!("../../identity/tests/data/p256.sec1.pem");
 const ED25519: &[u8] = include_bytes!("../../identity/tests/data/ed25519.pkcs8.pem");
 const RSA: &[u8] = include_bytes!("../../identity/tests/data/rsa.spki.pem");
 
-/// Step numbers of a script.
+/// Numbers of the steps in a script.
 const TOKEN: u8 = 0;
 const SIGNED: u8 = 1;
 const KEYS: u8 = 2;
@@ -30,7 +30,7 @@ const SIMPLE: u8 = 3;
 const KIND: u8 = 4;
 const KINDS: u8 = 5;
 
-/// Signs with [`SECRET`], independent of the code under test.
+/// Signs a token with [`SECRET`]. Does not use the code under test.
 fn signed(header: &[u8], claims: &[u8]) -> String {
     let text = format!("{}.{}", BASE64.encode(header), BASE64.encode(claims));
     let key = ring::hmac::Key::new(ring::hmac::HMAC_SHA256, SECRET);
@@ -47,7 +47,7 @@ fn jwt(method: Method, public: Option<&[u8]>, private: Option<&[u8]>) -> Jwt {
     Jwt::new(TTL_NS, keys, 64, now().at, &mut identity::system_entropy())
 }
 
-/// Returns the token checkers, one for each kind of key.
+/// Returns the objects that check tokens, one for each kind of key.
 fn judges() -> &'static [Jwt; 4] {
     static JUDGES: OnceLock<[Jwt; 4]> = OnceLock::new();
     JUDGES.get_or_init(|| {
@@ -60,14 +60,14 @@ fn judges() -> &'static [Jwt; 4] {
     })
 }
 
-/// Checks a token of arbitrary bytes. An accepted token must be one that was signed, and the only signed
-/// tokens name the user "alice".
+/// Checks a token of arbitrary bytes. It may be accepted only if it was signed, and the only signed tokens
+/// are those of the user "alice".
 fn any_token(token: &[u8]) {
     for (number, judge) in judges().iter().enumerate() {
         let first = judge.check(token, now());
         if let Ok(holder) = &first {
             assert_eq!((&**holder.user(), holder.revision()), ("alice", Some(7)), "judge {number}");
-            // The result must not depend on whether the token is cached.
+            // A token that is cached must give the same result.
             assert!(judge.check(token, now()).is_ok());
             let late = Now { unix_seconds: SECOND + 2_000_000_000, ..now() };
             assert!(judge.check(token, late).is_err(), "it has ended");
@@ -78,8 +78,8 @@ fn any_token(token: &[u8]) {
     assert!(presented(|_| Some(token)).is_some_and(|seen| token.ends_with(seen)));
 }
 
-/// Checks a signed token of arbitrary header and claims, and compares it with what `serde_json` reads from
-/// it.
+/// Checks a signed token with arbitrary header and claims. Compares the result with what `serde_json` reads
+/// from the token.
 fn signed_token(header: &[u8], claims: &[u8]) {
     let judge = jwt(Method::Hs256, None, Some(SECRET));
     let token = signed(header, claims);
@@ -96,12 +96,12 @@ fn signed_token(header: &[u8], claims: &[u8]) {
     if let Some(begins) = claims.get("nbf") {
         assert!(begins.as_f64().expect("a number") < (SECOND + 1) as f64, "it has not begun");
     }
-    // The token is invalid under another key.
+    // With another key, the token must be invalid.
     let other = jwt(Method::Hs256, None, Some(b"another secret"));
     assert!(other.check(token.as_bytes(), now()).is_err());
 }
 
-/// Reads key files of arbitrary bytes. Keys that are accepted must verify what they sign.
+/// Reads key files of arbitrary bytes. If the keys are accepted, they must verify what they have signed.
 fn keys(method: Method, public: &[u8], private: &[u8]) {
     let read = Keys::read(method, Some(public), Some(private));
     let Ok(keys) = read else {
@@ -128,7 +128,7 @@ fn simple(token: &[u8], applied: u64) {
         .expect("no keys");
     tokens.enable();
     tokens.assign("alice", "AbCdEfGhIjKlMnOp", Index(77), now().at);
-    // The text of an etcd 3.4 token, and that of later versions.
+    // The token in the form of etcd 3.4, and in the form of later versions.
     let given = [77, 76].map(|number| {
         tokens.issue("alice", "AbCdEfGhIjKlMnOp", Index(number), 3, now()).expect("a token").into_bytes()
     });
@@ -148,7 +148,7 @@ fn simple(token: &[u8], applied: u64) {
     }
 }
 
-/// Fuzz target: checks a token, a key file or a token kind, as the script says.
+/// Fuzz target: checks a token, a key file or a kind of token, as the script says.
 pub fn run(data: &[u8]) {
     let mut script = Script::new(data);
     match script.below(KINDS) {

@@ -9,9 +9,9 @@ use crate::text::escape;
 pub struct Bars {
     /// Name of the metric, with the unit.
     pub title: String,
-    /// Explanation of which values are good.
+    /// Text that says which values are good.
     pub note: String,
-    /// Heading of the texts beside the values.
+    /// Heading of the column with the texts next to the values.
     pub beside: String,
     /// The bars.
     pub rows: Vec<Bar>,
@@ -26,20 +26,20 @@ pub struct Bar {
     pub mark: String,
     /// Colour of the bar, by its meaning.
     pub fill: Fill,
-    /// Length of the bar; 1 is the full width. A longer bar is visibly cut off.
+    /// Length of the bar; 1 is the full width. A longer bar is cut off in a visible way.
     pub share: f64,
     /// Text of the value.
     pub value: String,
-    /// Text beside the value; may be empty.
+    /// Text next to the value; may be empty.
     pub beside: String,
 }
 
 /// Appearance of a bar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fill {
-    /// The colour with this number, which a line for the same item has, too.
+    /// The colour with this number. The line of the same item in a chart has the same colour.
     Colour(usize),
-    /// Grey, for a limit instead of an item.
+    /// Grey, for a limit that is not an item.
     Limit,
 }
 

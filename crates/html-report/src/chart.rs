@@ -1,10 +1,11 @@
-//! Charts that a script draws from their tables.
+//! Charts. Each is written as a table, from which a script draws the chart.
 
 use std::fmt::Write as _;
 
 use crate::text::{escape, with_unit};
 
-/// Number of colours and dash patterns of lines; lines use them in turn. Equals `LINES_MAX` of plot.mjs.
+/// Number of different colours and dash patterns of lines. Further lines use them again. Must be equal to
+/// `LINES_MAX` in plot.mjs.
 pub(crate) const COLOURS: usize = 8;
 /// Text of a table cell without a value.
 const NONE: &str = "–";
@@ -21,7 +22,7 @@ pub enum Chart {
 /// A chart of lines.
 #[derive(Clone, Debug)]
 pub struct Lines {
-    /// Title of the chart: what it draws.
+    /// Title of the chart, which says what the chart shows.
     pub title: String,
     /// Additional text; may be empty.
     pub note: String,
@@ -31,9 +32,10 @@ pub struct Lines {
     pub scale: Scale,
     /// Kind of the x axis.
     pub axis: Axis,
-    /// True if the reader can zoom into a part of the axis, in this chart and in all others that can be zoomed.
+    /// True if the reader can zoom into a part of the axis. This then happens in all charts that can be
+    /// zoomed.
     pub zooms: bool,
-    /// Positions on the x axis, ascending.
+    /// Positions on the x axis, in ascending order.
     pub x: Vec<f64>,
     /// The lines.
     pub lines: Vec<Line>,
@@ -46,7 +48,7 @@ pub struct Line {
     pub name: String,
     /// Number of the line's colour.
     pub colour: usize,
-    /// A value for each position on the x axis; `None` where there is none.
+    /// A value for each position on the x axis; `None` for a position without a value.
     pub values: Vec<Option<f64>>,
 }
 
@@ -64,20 +66,20 @@ pub enum Scale {
 pub enum Axis {
     /// Seconds since the start.
     Seconds,
-    /// Percent, scaled by nines: 90, 99 and 99.9 are equally spaced.
+    /// Percentages on a scale on which 90, 99 and 99.9 are equally far apart.
     Percent,
 }
 
 /// A chart of time spans in lanes.
 #[derive(Clone, Debug)]
 pub struct Lanes {
-    /// Title of the chart: what it draws.
+    /// Title of the chart, which says what the chart shows.
     pub title: String,
     /// Additional text; may be empty.
     pub note: String,
     /// End of the axis, in seconds.
     pub end: f64,
-    /// The spans. Those of one lane are drawn over each other in this order.
+    /// The spans. In a lane, later spans are drawn over earlier ones.
     pub spans: Vec<Span>,
 }
 
@@ -86,9 +88,9 @@ pub struct Lanes {
 pub struct Span {
     /// Name of the lane.
     pub lane: String,
-    /// Kind of the span: the same word for all spans of its kind.
+    /// Kind of the span, which is the same word for all spans of one kind.
     pub kind: &'static str,
-    /// Text beside this span; `None` if the kind says enough.
+    /// Text next to this span; `None` if the kind says enough.
     pub label: Option<String>,
     /// Start in seconds.
     pub from: f64,
@@ -98,9 +100,9 @@ pub struct Span {
     pub detail: String,
     /// Colour of the span, by its meaning.
     pub tone: Tone,
-    /// Other lanes in which the span is outlined. A lane name with a space cannot be referred to.
+    /// Names of other lanes in which the outline of the span is drawn. These names must not contain a space.
     pub also: Vec<String>,
-    /// True if the span's time is shaded in all charts that can be zoomed.
+    /// True if all charts that can be zoomed shade the time of this span.
     pub shades: bool,
 }
 
@@ -109,13 +111,13 @@ pub struct Span {
 pub enum Tone {
     /// A fault that was injected.
     Fault,
-    /// The members recover from a fault.
+    /// The time in which the members recover from a fault.
     After,
     /// Everything is healthy.
     Good,
-    /// Drawn over [`Tone::Good`]: better than good.
+    /// A state that is better than good; drawn over [`Tone::Good`].
     Strong,
-    /// Drawn over [`Tone::Good`]: worse than good.
+    /// A state that is worse than good; drawn over [`Tone::Good`].
     Warning,
     /// A process is stopped for some time.
     Paused,
@@ -145,12 +147,13 @@ impl Axis {
         }
     }
 
-    /// Returns the text of a position for the table; the script parses it again.
+    /// Returns the text of a position for the table. The script parses this text.
     fn text(self, place: f64) -> String {
         match self {
             Axis::Seconds => format!("{place}\u{a0}s"),
             Axis::Percent => {
-                // As many digits as distinguish the position from its neighbours among the nines.
+                // Use as many digits as needed to distinguish the position from its neighbours, such as 99.9
+                // from 99.99.
                 let nines = -(1.0 - place / 100.0).max(1e-9).log10();
                 let digits = nines.max(0.0).floor() as usize + if place.fract() == 0.0 { 0 } else { 1 };
                 format!("{place:.digits$}\u{a0}%")
@@ -168,7 +171,7 @@ impl Chart {
     }
 }
 
-/// Writes the beginning of a chart, up to the table's head.
+/// Writes the beginning of a chart, up to and including the start of the table.
 fn open(attributes: &str, title: &str, note: &str, out: &mut String) {
     let title = escape(title);
     let note = match note {
@@ -189,7 +192,8 @@ impl Lines {
     fn write(&self, out: &mut String) {
         let Lines { unit, axis, zooms, .. } = self;
         let scale = if self.scale == Scale::Log { "log" } else { "linear" };
-        // Charts over the same time are as wide as the page, so that equal times are below each other.
+        // A chart that can be zoomed is as wide as the page, so that the same times are below each other in
+        // all such charts.
         let (class, zooms) = if *zooms { ("chart wide-chart", " data-zooms") } else { ("chart", "") };
         let (axis_word, unit_text) = (axis.word(), escape(unit));
         let attributes = format!(

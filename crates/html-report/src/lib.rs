@@ -1,17 +1,17 @@
-//! Reports as a single HTML file, with the stylesheet and the charts that they share with the web console.
+//! Builds reports as single HTML files. Their stylesheet and charts are the same as those of the web console.
 //!
 //! Structure: [`Page`] builds a report from parts: texts, facts, tables, bars, charts, findings. Every part
 //! takes plain texts and escapes them itself, so no text of a server, a key or an error can become markup. A
-//! chart is a table; a script draws it from the table's cells, with the modules that also draw the console's
-//! charts ([`SHARED`]). Without scripts, the table itself is visible.
+//! chart is written as a table. A script draws the chart from the cells of the table, with the same modules
+//! that draw the console's charts ([`SHARED`]). If scripts are disabled, the table itself is visible.
 //!
-//! The crate does not know the subject of a report, who serves the pages, or any files.
+//! The crate does not know what a report is about or who serves the pages, and it reads no files.
 //!
 //! Invariants: a page loads nothing (its content security policy allows only its own style and script, by
 //! hash); every chart has a table with the same values; each value has its unit.
 //!
-//! Start reading with [`Page`] and `assets/plot.mjs`, which draws all charts. Tests: beside the code; in a
-//! browser `interop/console/reports.py`.
+//! Start reading with [`Page`] and `assets/plot.mjs`, which draws all charts. Tests: beside the code;
+//! `interop/console/reports.py` tests in a browser.
 
 #![forbid(unsafe_code)]
 

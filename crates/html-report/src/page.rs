@@ -13,10 +13,10 @@ use crate::table::Table;
 use crate::text::escape;
 use crate::{PARTS, THEME};
 
-/// Styles that only reports have.
+/// Styles that only reports need, and not the console.
 const REPORT: &str = include_str!("../assets/report.css");
 
-/// A report being written: parts are added at its end.
+/// A report that is being written. Each method adds a part at the end.
 #[derive(Clone, Debug)]
 pub struct Page {
     title: String,
@@ -77,7 +77,7 @@ impl Page {
         let _ = writeln!(self.main, "<p class=\"note\">{}</p>", escape(text));
     }
 
-    /// Adds a command, or another text to be copied.
+    /// Adds a command, or another text that the reader may copy.
     pub fn command(&mut self, text: &str) {
         self.element("pre", text);
     }
@@ -91,7 +91,7 @@ impl Page {
         list("listed", items, &mut self.main);
     }
 
-    /// Adds a warning box, for facts that the reader has to know first.
+    /// Adds a warning box, for facts that the reader should know first.
     pub fn warning<T: AsRef<str>>(&mut self, title: &str, items: &[T]) {
         let _ = writeln!(self.main, "<div class=\"notice mild\"><h2>{}</h2>", escape(title));
         list("listed", items, &mut self.main);
@@ -150,7 +150,7 @@ impl Page {
         table.write(&mut self.main);
     }
 
-    /// Adds bars side by side, as far as the width allows.
+    /// Adds tables of bars, side by side if the page is wide enough.
     pub fn bars(&mut self, bars: &[Bars]) {
         self.main += "<div class=\"charts\">\n";
         for one in bars {
@@ -159,7 +159,7 @@ impl Page {
         self.main += "</div>\n";
     }
 
-    /// Adds charts side by side, as far as the width allows.
+    /// Adds charts, side by side if the page is wide enough.
     pub fn charts(&mut self, charts: &[Chart]) {
         self.has_charts |= !charts.is_empty();
         self.main += "<div class=\"charts\">\n";
@@ -169,7 +169,8 @@ impl Page {
         self.main += "</div>\n";
     }
 
-    /// Returns the HTML file. Its content security policy allows only its own style and script, by their hashes.
+    /// Returns the HTML file. The content security policy of the file allows only its own style and script,
+    /// by their hashes.
     pub fn html(&self) -> String {
         let style = format!("\n{THEME}{PARTS}{REPORT}");
         let script = if self.has_charts { script() } else { String::new() };

@@ -1,8 +1,8 @@
-//! The script of a report: all modules concatenated into one module, without their import and export lines.
+//! The script of a report. All modules are joined into one module, without their import and export lines.
 //!
-//! A browser loads no second file for a page that was opened from a disk, so the modules are embedded in the
-//! page. This requires that each import or export is a single line, and that no top-level name is declared in
-//! two modules; a test checks both.
+//! If a page was opened from a disk, a browser loads no other file, so the modules are embedded in the page.
+//! Joining them requires that each import or export is a single line, and that no top-level name is declared
+//! in two modules; a test checks both.
 
 pub(crate) const DOM: &str = include_str!("../assets/dom.mjs");
 pub(crate) const FRAME: &str = include_str!("../assets/frame.mjs");

@@ -28,7 +28,7 @@ pub struct Column {
     pub is_wide: bool,
 }
 
-/// Rows under a common name.
+/// Rows that belong together under a name.
 #[derive(Clone, Debug, Default)]
 pub struct Group {
     /// Name of the group; `None` if the table has no groups.
@@ -40,9 +40,9 @@ pub struct Group {
 /// A row.
 #[derive(Clone, Debug, Default)]
 pub struct Row {
-    /// A cell for each column; the first cell names the row.
+    /// A cell for each column. The first cell is the name of the row.
     pub cells: Vec<Cell>,
-    /// Time in seconds that the charts mark for this row.
+    /// Time in seconds that the charts mark for this row; `None` for no mark.
     pub mark: Option<f64>,
 }
 
@@ -75,8 +75,8 @@ impl Column {
 }
 
 impl Table {
-    /// Writes the table. On a phone, each row is displayed as a list of its cells; browsers drop the table
-    /// roles then, so they are explicit.
+    /// Writes the table. On a phone, each row is displayed as a list of its cells. Browsers then drop the
+    /// roles of table elements, so the roles are written explicitly.
     pub(crate) fn write(&self, out: &mut String) {
         let caption = escape(&self.caption);
         let dense = if self.is_dense { " class=\"figures\"" } else { "" };

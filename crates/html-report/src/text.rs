@@ -1,7 +1,7 @@
 //! Formats texts and numbers for a page.
 
-/// Escapes a text for an element or a quoted attribute. Control characters and bidirectional marks, which
-/// could disguise the text, are replaced.
+/// Escapes a text for the content of an element or for a quoted attribute. Replaces control characters and
+/// bidirectional marks, because they could disguise the text.
 pub(crate) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for letter in text.chars() {

@@ -11,8 +11,8 @@ use crate::wire::{Field, Fields};
 /// The command that an entry contains.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
-    /// Nothing to do: the entry of a new leader, or an entry that only moved the clock of the API version 2
-    /// store.
+    /// An entry without a command: the first entry of a new leader, or an entry that only advances the clock
+    /// of the API version 2 store.
     Nothing,
     /// A request, encoded as `InternalRaftRequest`.
     Request(Bytes),
@@ -48,7 +48,7 @@ pub(crate) struct OldRequest {
     pub dir: bool,
     /// Value that the key must currently have; empty for any.
     pub prev_value: String,
-    /// Index of the last change that the key must have; 0 for any.
+    /// Store index that the key's last change must have; 0 for any.
     pub prev_index: u64,
     /// If set, whether the key must exist or must not exist.
     pub prev_exist: Option<bool>,
@@ -63,12 +63,12 @@ pub(crate) struct OldRequest {
 }
 
 impl Command {
-    /// Decodes the command of an entry. Requests to the API version 2 store that still have a meaning are
-    /// translated to current requests.
+    /// Decodes the command of an entry. A request to the API version 2 store that still has a meaning is
+    /// translated to a current request.
     ///
     /// # Errors
     ///
-    /// Returns an error if the entry is none that etcd writes.
+    /// Returns an error if etcd never writes an entry of this form.
     pub fn of(entry: &Entry) -> Result<Command, Malformed> {
         let wrong = |what| Malformed { index: entry.index(), what };
         let data = entry.data.clone().unwrap_or_default();
@@ -95,7 +95,7 @@ impl Command {
 
 impl OldRequest {
     /// Finds a request of API version 2, which is either the entry itself or wrapped in a newer request; in
-    /// both cases it is in field 2.
+    /// both cases the data of the request is in field 2.
     pub fn find(data: &[u8]) -> Result<Option<OldRequest>, ()> {
         let mut fields = Fields(data);
         while let Some(field) = fields.next()? {
@@ -157,11 +157,12 @@ impl OldRequest {
 }
 
 /// Translates the data of a normal entry to a current request if it is a request to the API version 2 store:
-/// members of 3.5 publish their names in this way, and members of 3.4 the cluster version too. Returns empty
-/// data for a request without a current meaning, and `None` if the data is no such request or is malformed.
+/// members of 3.5 publish their names with such requests, and members of 3.4 also the cluster version.
+/// Returns empty data for a request without a current meaning, and `None` if the data is not such a request
+/// or is malformed.
 pub fn in_todays_words(data: &Bytes) -> Option<Bytes> {
-    // A quick check for every entry: requests of API version 2 begin with their id field, other requests do
-    // not.
+    // A quick check for every entry: only requests of API version 2 begin with this tag, which is that of
+    // their id field.
     const ID_TAG: u8 = 1 << 3;
     if data.first() != Some(&ID_TAG) {
         return None;

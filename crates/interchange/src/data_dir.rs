@@ -31,16 +31,16 @@ type SharedFile = Arc<dyn disk::File>;
 pub struct DataDir {
     /// The state at [`DataDir::base_index`].
     pub base: Backend<SharedFile>,
-    /// Contents of the bucket `meta` of that state.
+    /// Contents of the bucket `meta` of the state in `base`.
     pub meta: Meta,
-    /// The members at that state, from the source that the writing release of etcd itself uses; checked
-    /// against raft's configuration.
+    /// The members at [`DataDir::base_index`], taken from the source that the release of etcd which wrote the
+    /// directory itself uses, and checked against raft's configuration.
     pub membership: Membership,
     /// The write-ahead log.
     pub wal: Wal,
     /// Ids of the voters at the last entry known to be committed.
     pub voters: BTreeSet<u64>,
-    /// Contents of the old store (API version 2), which are no longer used.
+    /// Contents of the old store (API version 2). etcd no longer uses them.
     pub old_store: OldStore,
     snap_dir: PathBuf,
     end: u64,
@@ -52,13 +52,14 @@ impl DataDir {
     ///
     /// # Errors
     ///
-    /// Returns an error if a member is running on the directory, something is missing or damaged, state and
-    /// log do not fit together, or it is not certain who the members are.
+    /// Returns an error if a member is running on the directory, a file is missing or damaged, state and log
+    /// do not fit together, or the sources contradict each other about the members.
     pub fn open(disk: &dyn Disk, dir: &Path) -> Result<DataDir, Error> {
         DataDir::open_with(disk, dir, &dir.join("member").join("wal"))
     }
 
-    /// Opens as [`DataDir::open`] does, for a member whose log is in a separate directory (`--wal-dir`).
+    /// Opens a directory as [`DataDir::open`] does, for a member whose log is in a separate directory
+    /// (`--wal-dir`).
     ///
     /// # Errors
     ///
@@ -69,9 +70,9 @@ impl DataDir {
         })
     }
 
-    /// Opens as [`DataDir::open_with`] does, for a quick look. An image of the old store of more than a few
-    /// MiB is not read and only its size is known; see [`OldStore::large`]. In that case the members come
-    /// from the database, without the check against raft's configuration. Nothing is opened for writing, and
+    /// Opens a directory as [`DataDir::open_with`] does, but reads less. An image of the old store of more
+    /// than a few MiB is not read, so only its size is known ([`OldStore::large`]); the members then come
+    /// from the database, without the check against raft's configuration. No file is opened for writing, and
     /// other processes may read the database at the same time.
     ///
     /// # Errors
@@ -82,9 +83,9 @@ impl DataDir {
         DataDir::open_bounded(disk, dir, wal_dir, v2_store::IMAGE_BYTES_GLANCE, lock)
     }
 
-    /// Looks as [`DataDir::glance`] does at the directory of a running member. The member changes its files
-    /// during the look, which can cause errors: only [`Error::Members`] says something about what a takeover
-    /// will find, and the next attempt may succeed.
+    /// Reads the directory of a running member as [`DataDir::glance`] does. The member changes its files in
+    /// the meantime, which can cause errors. Only [`Error::Members`] predicts the result of a takeover; after
+    /// any other error the next attempt may succeed.
     ///
     /// # Errors
     ///
@@ -107,19 +108,20 @@ impl DataDir {
             return Err(found(io::ErrorKind::NotFound.into()));
         }
         let lock = lock(&path).map_err(|e| Error::io(format!("locking {}", path.display()), e))?;
-        // Read the database before the log: a running member appends to the log in the meantime, so the log
-        // then has everything that is in the database.
+        // Read the database before the log. A running member appends to the log all the time, so the log that
+        // is read later contains every entry that the database has applied.
         let mut base = open_database(disk, &path)?;
         let (mut meta, mut membership) = (base.meta()?, base.membership()?);
-        // While a database is being written, its old pages stay unchanged until a new meta page is written.
+        // Until the new meta page is written, a transaction leaves the old pages unchanged. So the pages read
+        // so far are consistent if the meta page is still the same.
         if lock.is_none() && open_database(disk, &path)?.bolt().meta() != base.bolt().meta() {
             return Err(Error::damaged(0, "the database changed while it was read").in_file("db"));
         }
         let wal = Wal::open(disk, wal_dir)?;
         let newest = wal.snapshots.iter().map(|snapshot| snapshot.index).max().unwrap_or_default();
         if newest > meta.consistent_index {
-            // The member stopped after it had received a state from the leader, and before it had renamed
-            // that state to `db`.
+            // The member has stopped between receiving a state from the leader and renaming that state to
+            // `db`.
             let path = snap.join(format!("{newest:016x}.snap.db"));
             if !disk.exists(&path).map_err(|e| Error::io(format!("looking for {}", path.display()), e))? {
                 let what = format!(
@@ -171,8 +173,8 @@ impl DataDir {
     /// Raft term of the entry at [`DataDir::base_index`]; `None` if it is recorded nowhere.
     pub fn base_term(&self) -> Option<u64> {
         let index = self.base_index();
-        // The newest mark with this index: a snapshot received from the leader may have the index of an older
-        // snapshot.
+        // Take the newest mark with this index: a snapshot that the leader sent may have the same index as an
+        // older snapshot.
         let snapshot = self.wal.snapshots.iter().rev().find(|snapshot| snapshot.index == index);
         self.wal.term(index).or(snapshot.map(|s| s.term)).or(self.meta.term).or((index == 0).then_some(0))
     }
@@ -182,9 +184,9 @@ impl DataDir {
         self.wal.hard_state.commit.max(self.base_index())
     }
 
-    /// Index of the last entry to apply. It is beyond [`DataDir::committed`] only if this member is the only
+    /// Index of the last entry to apply. It is above [`DataDir::committed`] only if this member is the only
     /// voter: then all entries of its log are committed and may have been acknowledged, although the log does
-    /// not record that yet.
+    /// not record the new commit index yet.
     pub fn end(&self) -> u64 {
         self.end
     }
@@ -197,8 +199,8 @@ impl DataDir {
         })
     }
 
-    /// Rebuilds the old store (API version 2) as it was at [`DataDir::end`], from its newest image and the
-    /// log entries after the image. etcd 3.4 and 3.5 do the same at every start.
+    /// Rebuilds the old store (API version 2) as of [`DataDir::end`], from its newest image and the log
+    /// entries after the image. etcd 3.4 and 3.5 do the same at every start.
     ///
     /// # Errors
     ///
@@ -222,15 +224,15 @@ impl DataDir {
         Ok(tree)
     }
 
-    /// Searches for writes to the old store after its newest image. etcd 3.4 and 3.5 apply those entries
-    /// again at every start; the writes are stored nowhere else.
+    /// Searches the log for writes to the old store after its newest image. Such writes exist only in the
+    /// log, and etcd 3.4 and 3.5 apply them again at every start.
     fn find_old_write(&mut self) -> Result<(), Error> {
         let first = self.wal.first().max(self.old_store.index.saturating_add(1));
         for index in first..=self.end.min(self.wal.last()) {
             let Some(entry) = self.wal.entry(index)? else { continue };
             let what = match Command::of(&entry) {
                 Ok(Command::OldWrite { method, path }) => format!("{method} {path}"),
-                // An unreadable request may have written anything.
+                // The request cannot be decoded, so it counts as a write to the old store.
                 Err(malformed) if entry.r#type() == EntryType::EntryNormal => {
                     format!("something that cannot be read ({})", malformed.what)
                 }
@@ -248,7 +250,8 @@ impl DataDir {
         if base == u64::MAX {
             return Err(Error::damaged(0, "the database names an impossible entry").in_file("db"));
         }
-        // Entries are durable in the log before the database has them, unless the leader sent a whole state.
+        // etcd writes an entry to the log before it applies the entry to the database. So the log may end
+        // below the database's index only if the leader has sent a whole state.
         if self.wal.last() < base && !self.wal.snapshots.iter().any(|snapshot| snapshot.index >= base) {
             let what = format!(
                 "the log ends with entry {}, but the database contains entries up to {base}: a part of the log is missing",
@@ -256,7 +259,7 @@ impl DataDir {
             );
             return Err(Error::damaged(self.wal.end.offset, what).in_file(&self.wal.end.file));
         }
-        // The log may have no entries, and needs none if the state contains all committed ones.
+        // If the state contains all committed entries, the log need not have any.
         if base < committed {
             if self.wal.first() > base + 1 {
                 return Err(missing(base + 1));
@@ -268,8 +271,8 @@ impl DataDir {
         Ok(())
     }
 
-    /// Determines the members at [`DataDir::base_index`] as etcd up to 3.5 does, from an image of the old
-    /// store and the entries after it. The members in the database are not used.
+    /// Determines the members at [`DataDir::base_index`] as etcd up to 3.5 does: from an image of the old
+    /// store and the entries after the image. The bucket `members` of the database is not used.
     fn find_members(&mut self, newest: &Newest) -> Result<Roster, Error> {
         let (from, mut roster) = match newest {
             Newest::Image(image) => {
@@ -309,10 +312,11 @@ impl DataDir {
         Ok(roster)
     }
 
-    /// Checks the members against raft's configuration, by which votes are counted: against that of each
-    /// snapshot mark from which the log has all entries, and that of the image, each with the later changes
-    /// applied. The configuration stored in the database counts only if a change in this log has written it,
-    /// or if the log contains no configuration.
+    /// Checks the members against raft's configuration, which decides who has a vote. The members must agree
+    /// with the configuration of each snapshot mark from which the log has all entries, and with the
+    /// configuration of the image, each with the later changes applied. The configuration stored in the
+    /// database is checked only if a change in this log has written it, or if the log contains no
+    /// configuration.
     fn hold_against_raft(&self, roster: &Roster, disk: &dyn Disk, newest: &Newest) -> Result<(), Error> {
         let base = self.base_index();
         let mut begins = Vec::new();
@@ -325,8 +329,8 @@ impl DataDir {
             Newest::Image(image) => image.conf_state.clone().map(|state| (image.index, state)),
             _ => None,
         };
-        // etcd 3.4 records the configuration only in the image, and a member may have been upgraded from
-        // there to 3.6 since its last snapshot.
+        // etcd 3.4 records the configuration only in the image, not in the snapshot mark. The member may have
+        // been upgraded from 3.4 as far as 3.6 since its last snapshot.
         let last = self.wal.snapshots.last().filter(|mark| mark.conf_state.is_none() && mark.index > 0);
         if let (None, Some(_), true) = (&head, last, self.meta.storage_version.is_some()) {
             let found = v2_store::newest(disk, &self.snap_dir, &self.wal, v2_store::IMAGE_BYTES_MAX)
@@ -343,7 +347,8 @@ impl DataDir {
         let members = &roster.conf_state();
         let whose = "the list of members";
         let mut passed = Vec::new();
-        // The newest of these configurations, and whether this log contains a later change.
+        // The index of the newest of these configurations, and true if the log contains a membership change
+        // after it.
         let mut newest: Option<(u64, bool)> = None;
         for (index, state, by) in &begins {
             let mut raft = Roster::of_conf_state(state, &self.membership);
@@ -369,14 +374,15 @@ impl DataDir {
                 false => Ok(()),
             };
         };
-        // etcd writes the stored configuration only when it applies a change; a restored snapshot keeps that
-        // of the cluster in which it was saved. So if this log has a configuration and no change since, the
-        // stored configuration means nothing.
+        // etcd writes the configuration to the database only when it applies a membership change. A database
+        // restored from a snapshot still has the configuration of the cluster that saved the snapshot. So if
+        // this log has a configuration and no later change, the stored configuration proves nothing.
         if newest.is_some_and(|(_, has_changed)| !has_changed) {
             return Ok(());
         }
-        // At a start etcd stores again the configurations that it passes, and it stores a change before the
-        // database has that entry.
+        // At a start etcd stores each configuration again that it passes while it applies the log, and it
+        // stores a change before the database's index includes that entry. So the stored configuration may
+        // already include the first change after `base`.
         let mut next = roster.clone();
         let behind = base + 1..=self.committed().min(self.wal.last());
         let changed = behind.into_iter().find(|index| self.wal.is_conf_change(*index));
@@ -414,8 +420,8 @@ impl DataDir {
         Ok(())
     }
 
-    /// Applies the entries after `from` up to `to` to the members, or only the membership changes among them.
-    /// Returns true if there was a membership change.
+    /// Applies the entries after `from` up to `to` to the members; `what` selects all entries, or only
+    /// membership changes. Returns true if there was a membership change.
     fn follow(&self, roster: &mut Roster, from: u64, to: u64, what: Following) -> Result<bool, Error> {
         let mut has_changed = false;
         for index in from + 1..=to {
@@ -430,8 +436,8 @@ impl DataDir {
             let wrong = |what| Error::damaged(0, format!("entry {index}: {what}"));
             let command = match Command::of(&entry) {
                 Ok(command) => command,
-                // A malformed request that is no membership change does not affect the members; writes to the
-                // old store are checked elsewhere.
+                // A malformed entry that is not a membership change does not affect the members.
+                // [`DataDir::find_old_write`] reports malformed writes to the old store.
                 Err(_) if !is_change => continue,
                 Err(malformed) => return Err(wrong(malformed.what)),
             };

@@ -8,21 +8,21 @@ use std::io;
 pub enum Error {
     /// An operation on the file failed.
     Io {
-        /// Operation that failed, as part of a sentence.
+        /// Operation that failed, as a part of the error's sentence.
         doing: String,
         /// Error of the operating system.
         error: io::Error,
     },
     /// The file's contents are invalid.
     Damaged(Damage),
-    /// It is not certain who the members of the cluster are; the text names the contradiction.
+    /// The sources contradict each other about the members of the cluster; the text names the contradiction.
     Members(String),
 }
 
 /// Damage of a file: its position and description.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Damage {
-    /// Name of the file, if there are several.
+    /// Name of the file, if several files are read.
     pub file: Option<String>,
     /// Number of the page, if the file is a database.
     pub page: Option<u64>,

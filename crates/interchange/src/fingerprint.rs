@@ -1,4 +1,4 @@
-//! Detects whether etcd has run on a log again.
+//! Detects that etcd has run on a log again.
 
 use std::io;
 use std::path::Path;
@@ -7,32 +7,33 @@ use disk::Disk;
 
 use crate::wal::{self, WalEnd};
 
-/// Number of bytes behind the end of the log that are checked: any record appended later begins there.
+/// Number of bytes after the end of the log that are checked. Any record that etcd appends begins in this
+/// range.
 const TAIL_BYTES: usize = 4 << 10;
 
-/// A fingerprint that distinguishes etcd's log, as it was left, from the same log after etcd has run on it
-/// again. Copying or moving the log does not change it.
+/// A fingerprint of etcd's log at the time when etcd stopped. It differs once etcd has run on the log again,
+/// and stays the same when the log is copied or moved.
 ///
-/// Before an etcd member votes, acknowledges anything, or changes its database by an entry, it appends to the
-/// log. So checking the bytes behind the log's end is enough, whatever the log's size. (The database is no
-/// evidence: opening it changes it, even if etcd then refuses to start.)
+/// An etcd member appends to its log before it votes, acknowledges a request, or applies an entry to its
+/// database. So it is enough to check the bytes after the log's end, whatever the size of the log. (The
+/// database is no evidence: opening it changes it, even if etcd then refuses to start.)
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fingerprint {
     /// CRC-32C of the names of the log's files, joined with a zero byte.
     pub names: u32,
     /// Position at which the log ends.
     pub end: WalEnd,
-    /// CRC-32C of the 4 KiB behind the log's end.
+    /// CRC-32C of the 4 KiB after the log's end.
     pub tail: u32,
 }
 
 impl Fingerprint {
     /// Computes the fingerprint of the log in `wal_dir`, which ends at `end`. The caller ensures that no etcd
-    /// runs on it.
+    /// process is using the log.
     ///
     /// # Errors
     ///
-    /// When a file cannot be read.
+    /// Returns an error if a file cannot be read.
     pub fn of(disk: &dyn Disk, wal_dir: &Path, end: WalEnd) -> io::Result<Fingerprint> {
         let names: Vec<u8> = log_names(disk, wal_dir)?.join("\0").into_bytes();
         Ok(Fingerprint {
@@ -42,22 +43,22 @@ impl Fingerprint {
         })
     }
 
-    /// Returns true if a directory, which need not exist, contains a file of etcd's log. Guard files do not
-    /// count.
+    /// Returns true if the directory contains a file of etcd's log; false if the directory does not exist.
+    /// Guard files do not count.
     ///
     /// # Errors
     ///
-    /// When the directory cannot be listed.
+    /// Returns an error if the directory cannot be listed.
     pub fn has_log(disk: &dyn Disk, wal_dir: &Path) -> io::Result<bool> {
         Ok(disk.exists(wal_dir)? && !log_names(disk, wal_dir)?.is_empty())
     }
 
     /// Returns true if etcd has appended to the log since the fingerprint was taken. A missing log counts as
-    /// unchanged: without its log etcd cannot be started on that state.
+    /// unchanged, because etcd cannot start without its log.
     ///
     /// # Errors
     ///
-    /// When a file cannot be read.
+    /// Returns an error if a file cannot be read.
     pub fn has_changed(&self, disk: &dyn Disk, wal_dir: &Path) -> io::Result<bool> {
         if !Fingerprint::has_log(disk, wal_dir)? {
             return Ok(false);
@@ -73,7 +74,7 @@ impl Fingerprint {
 ///
 /// # Errors
 ///
-/// When the directory cannot be listed.
+/// Returns an error if the directory cannot be listed.
 fn log_names(disk: &dyn Disk, wal_dir: &Path) -> io::Result<Vec<String>> {
     let mut names = disk.list(wal_dir)?;
     names.retain(|name| wal::is_file_name(name) && !wal::GUARD_NAMES.contains(&name.as_str()));

@@ -1,9 +1,10 @@
 //! Computes the HashKV of a database that no server is using.
 //!
-//! C is the compact revision and R the requested one. Hashed are all changes with C < revision <= R; and of
-//! the changes at or below C, the newest of each key at R, unless it is a deletion. If no key exists at R,
-//! instead the newest change of each key at C is hashed, unless it is a deletion. The hash covers the name of
-//! the bucket `key`, and then, in order, the stored key and value of each of these changes.
+//! Let C be the compact revision and R the requested revision. The hash covers all changes with C < revision
+//! <= R. Of the changes at or below C it covers, for each key, the change that is the key's newest one at R,
+//! unless it is a deletion. If no key exists at R, it covers instead, for each key, the newest change at C,
+//! unless it is a deletion. The hashed bytes are the name of the bucket `key`, and then, in order, the stored
+//! key and value of each of these changes.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -31,13 +32,14 @@ pub struct HashKv {
 pub enum HashKvError {
     /// The database cannot be read.
     Read(Error),
-    /// The requested revision is below the compact revision, which is attached.
+    /// The requested revision is below the compact revision, which the variant contains.
     Compacted(Revision),
-    /// The requested revision is above the newest revision, which is attached.
+    /// The requested revision is above the newest revision, which the variant contains.
     Future(Revision),
 }
 
-/// A hash that stands for a key where many keys must be remembered; a collision cannot be found in practice.
+/// A 16-byte hash that stands for a key, so that many keys can be remembered in little memory. Nobody can
+/// find a collision in practice.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Fingerprint([u8; 16]);
 
@@ -48,8 +50,8 @@ impl Fingerprint {
     }
 }
 
-/// The newest change of a key at or below the compact revision, and the newest at or below the requested
-/// revision.
+/// The newest change of a key at or below the compact revision, and its newest change at or below the
+/// requested revision.
 struct Newest {
     at_compaction: Newer,
     at_hash: Newer,
@@ -70,7 +72,7 @@ impl Newer {
 
 /// Computes the HashKV of the database at `revision`; 0 means the newest revision.
 ///
-/// Reads the history twice, and takes about 80 bytes of memory for each key that has a change at or below the
+/// Reads the history twice. Takes about 80 bytes of memory for each key that has a change at or below the
 /// compact revision.
 ///
 /// # Errors
@@ -78,10 +80,10 @@ impl Newer {
 /// Returns an error if the revision does not exist, or the database cannot be read.
 pub fn hash_kv<S: Source>(backend: &Backend<S>, revision: Revision) -> Result<HashKv, HashKvError> {
     let compacted = backend.meta()?.compact_revision().unwrap_or(Revision::NEVER_COMPACTED);
-    // A new store is at revision 1.
+    // A store without any change is at revision 1.
     let mut current = compacted.max(Revision::FIRST);
     let mut newest: HashMap<Fingerprint, Newest> = HashMap::new();
-    // Number of keys created above the compact revision, less the number of keys deleted there.
+    // Number of keys created above the compact revision, minus the number of keys deleted above it.
     let mut gained = 0i64;
     let mut history = backend.history()?;
     while let Some(change) = history.step()? {

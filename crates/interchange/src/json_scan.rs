@@ -1,12 +1,12 @@
-//! Finds one part of a JSON text without parsing the rest into memory.
+//! Finds one value in a JSON text without parsing the rest into memory.
 
-/// Returns the text of the value to which this path of names leads, from object to object. Skipped values
-/// must end where they should, and are not checked otherwise.
+/// Returns the text of the value at `path`, which lists the names to follow from object to object. Other
+/// values are skipped: only their ends are checked, not their contents.
 ///
 /// # Errors
 ///
-/// Returns an error if a value on the path is no object or lacks the name, or if the text ends too early or
-/// too late.
+/// Returns an error if a value on the path is not an object or lacks the name, or if the text ends too early
+/// or too late.
 pub(crate) fn member_at<'t>(text: &'t [u8], path: &[&str]) -> Result<&'t [u8], &'static str> {
     let mut at = text;
     for name in path {

@@ -1,5 +1,4 @@
-//! Detects directories that etcd left without having started a store, and stores to which nothing was
-//! written.
+//! Detects directories in which etcd has never started a store, and stores to which no client has written.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -15,11 +14,11 @@ use crate::data_dir::DataDir;
 use crate::error::Error;
 
 /// Returns true if a directory of etcd's snapshots (`member/snap`) contains no data: no image, and no
-/// database into which an entry or a snapshot was ever written. An etcd process that ends before it creates
-/// its log leaves such a directory.
+/// database into which an entry or a snapshot was ever written. Such a directory remains if an etcd process
+/// ends before it creates its log.
 ///
-/// A file that cannot be read counts as data. The caller has checked that there is no log, which etcd creates
-/// before any data.
+/// A file that cannot be read counts as data. The caller must have checked that no log exists; etcd creates
+/// the log before any data.
 pub fn holds_nothing(disk: &dyn Disk, snap_dir: &Path) -> bool {
     let Ok(names) = disk.list(snap_dir) else { return false };
     names.iter().all(|name| match name.as_str() {
@@ -43,7 +42,7 @@ fn is_empty_database(disk: &dyn Disk, path: &Path) -> Result<bool, Error> {
             && database.history()?.step()?.is_none()
             && database.leases()?.step()?.is_none());
     }
-    // etcd ended before it had created all buckets.
+    // If a bucket is missing, etcd ended before it had created all buckets.
     let mut buckets = bolt.root();
     while let Some(item) = buckets.step()? {
         let Some(bucket) = item.bucket else { return Ok(false) };
@@ -55,12 +54,12 @@ fn is_empty_database(disk: &dyn Disk, path: &Path) -> Result<bool, Error> {
 }
 
 impl DataDir {
-    /// Returns true if a client has written to this store: if database or log contain anything besides the
-    /// facts that members publish about themselves when they start.
+    /// Returns true if a client has written to this store: if the database or the log contains anything
+    /// except what members publish about themselves when they start.
     ///
     /// # Errors
     ///
-    /// When the log or the database cannot be read.
+    /// Returns an error if the log or the database cannot be read.
     pub fn was_written(&self) -> Result<bool, Error> {
         if self.wal.first() > 1 || self.base.history()?.step()?.is_some() {
             return Ok(true);
@@ -91,7 +90,7 @@ fn tells_of_members(data: bytes::Bytes) -> bool {
     told == request
 }
 
-/// Returns true if etcd, or one of its tools, has the database in a directory of snapshots open.
+/// Returns true if etcd or one of its tools has the database in this directory of snapshots open.
 ///
 /// # Errors
 ///

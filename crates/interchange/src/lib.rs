@@ -7,22 +7,22 @@
 //! [`NewDataDir`] makes one; [`V2Tree`] is the old store of API version 2, which 3.4 and 3.5 keep beside the
 //! database.
 //!
-//! The crate knows no running server, none of Mainstay's own formats, and not how an entry of the log changes
-//! the state (it returns entries, and the state machine applies them).
+//! Not in this crate: a running server, Mainstay's own file formats, and the effect of log entries on the
+//! state (the crate returns entries; the state machine applies them).
 //!
 //! Invariants:
 //! - Everything streams: memory holds the path through a tree and one value, whatever the size of a file.
-//!   Four parts take more, as documented there: a few bytes per key for `status` and `hash_kv`, two bits per
-//!   page for a check, 24 bytes per entry of a WAL, and the old store, whose image has 1 GiB at most.
+//!   Four parts take more: a few bytes per key for `status` and `hash_kv`, two bits per page for a check, 24
+//!   bytes per entry of a WAL, and the old store, whose image has 1 GiB at most.
 //! - A database is written from front to back, without a temporary file, so that a snapshot can be sent
 //!   directly to a client.
-//! - No input panics or runs for ever (test `damage`); errors name page and offset.
-//! - Files written by real etcd are read completely, and files written here are equivalent to etcd's as far
-//!   as HashKV covers (tests `golden`, and with real etcd `etcd`).
+//! - No input makes the crate panic or run for ever (test `damage`); errors name page and offset.
+//! - Files written by real etcd are read completely. Files written by this crate are equivalent to etcd's in
+//!   everything that HashKV covers (tests `golden`, and `etcd` with real etcd).
 //!
 //! Start reading with [`backend`] and [`DataDir`]. Tests are beside the code and in `tests/it`. Tests that
-//! need real etcd print that and pass when `MAINSTAY_TEST_ETCD_DIR` does not name a directory with etcd's
-//! programs.
+//! need real etcd look for its programs in the directory `MAINSTAY_TEST_ETCD_DIR`; without it they print that
+//! they are skipped, and pass.
 
 #![forbid(unsafe_code)]
 

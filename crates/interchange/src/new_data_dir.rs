@@ -1,4 +1,4 @@
-//! Makes a member's directory on which etcd can start.
+//! Creates a member's directory on which etcd can start.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -25,21 +25,21 @@ pub struct NewMember {
     pub term: u64,
     /// Release of etcd that will start on the directory.
     pub release: Release,
-    /// Voters and learners once the member has started.
+    /// Voters and learners of the cluster after the member has started.
     pub conf_state: ConfState,
     /// Newest raft term that the member has seen, at least that of its last entry.
     pub newest_term: u64,
     /// Member that this member voted for in `newest_term`; 0 for none.
     pub vote: u64,
-    /// Entries after the state, in order, which the member may have acknowledged.
+    /// Entries after the state, in order. The member may have acknowledged them, so they must not be lost.
     pub entries: Vec<api::raftpb::Entry>,
 }
 
-/// A data directory that is being made for a member to start from: a member of a new cluster whose members
-/// all have the same state, or of a cluster that continues.
+/// A data directory that is being created for a member. The member belongs to a new cluster whose members all
+/// start with the same state, or to a cluster that continues.
 ///
-/// The log is renamed to its final name last. etcd treats a directory without a log as empty, so the remains
-/// of a crash are never taken for a member.
+/// The log is renamed to its final name last. etcd treats a directory without a log as empty, so a directory
+/// that a crash left unfinished is never taken for that of a member.
 pub struct NewDataDir<'d> {
     disk: &'d dyn Disk,
     dir: PathBuf,
@@ -48,17 +48,18 @@ pub struct NewDataDir<'d> {
 }
 
 impl<'d> NewDataDir<'d> {
-    /// Begins to make a directory. It may exist, but must contain nothing of a member.
+    /// Begins to create a directory. The directory may exist, but must contain no files of a member.
     ///
     /// # Errors
     ///
-    /// Returns an error if the directory contains something of a member, the member's description is invalid,
-    /// or the disk fails.
+    /// Returns an error if the directory contains files of a member, the member's description is invalid, or
+    /// the disk fails.
     pub fn begin(disk: &'d dyn Disk, dir: &Path, member: NewMember) -> Result<NewDataDir<'d>, WriteError> {
         NewDataDir::begin_with(disk, dir, &dir.join("member").join("wal"), member)
     }
 
-    /// Begins as [`NewDataDir::begin`] does, for a member whose log is in a separate directory (`--wal-dir`).
+    /// Begins a directory as [`NewDataDir::begin`] does, for a member whose log is in a separate directory
+    /// (`--wal-dir`).
     ///
     /// # Errors
     ///
@@ -86,7 +87,7 @@ impl<'d> NewDataDir<'d> {
     }
 
     /// Returns the contents of the bucket `meta` for this member; the caller supplies the compact revision.
-    /// Both passes must write these contents.
+    /// The caller must write these contents to the bucket in both passes.
     pub fn meta(&self, compact_revision: Option<Revision>) -> Meta {
         Meta {
             consistent_index: self.member.index,
@@ -98,22 +99,24 @@ impl<'d> NewDataDir<'d> {
         }
     }
 
-    /// Begins to write the database: the second of two passes. Give the writer back with
-    /// [`NewDataDir::finish`].
+    /// Begins to write the database: the second of two passes. The caller passes the writer to
+    /// [`NewDataDir::finish`] after the last change.
     ///
     /// # Errors
     ///
-    /// When the disk fails.
+    /// Returns an error if the disk fails.
     pub fn database(&self, plan: Plan) -> Result<BackendWriter<FileSink>, WriteError> {
         let file = self.disk.create(&self.dir.join("snap").join("db"))?;
         BackendWriter::new(FileSink::new(file), plan, self.member.release)
     }
 
-    /// Finishes the database and writes the rest. `membership` must contain exactly the voters and learners.
+    /// Finishes the database and writes the other files. `membership` must contain exactly the voters and
+    /// learners of the member's `conf_state`.
     ///
     /// # Errors
     ///
-    /// Returns an error if the members differ, the database is not what was measured, or the disk fails.
+    /// Returns an error if `membership` differs from the voters and learners, the database differs from the
+    /// measured one, or the disk fails.
     pub fn finish(
         mut self,
         database: BackendWriter<FileSink>,

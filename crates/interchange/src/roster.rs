@@ -1,10 +1,10 @@
 //! Determines the members at an entry of the log, from the same sources as etcd.
 //!
-//! Up to 3.5 etcd takes the members from the newest image of the old store that a snapshot mark of the log
-//! names, and from the entries after it. The bucket `members` of its database is written in addition, and may
-//! lack members or have wrong ones (`etcdctl snapshot restore` of 3.4 leaves the bucket unchanged). From 3.6
-//! on the bucket counts. In every release raft's own configuration, which decides who votes, is that of the
-//! last snapshot and the entries after it.
+//! Releases up to 3.5 take the members from an image of the old store and the entries after it; the image is
+//! the newest one that a snapshot mark of the log names. These releases also write the bucket `members` of
+//! the database, but the bucket may lack members or have wrong ones (`etcdctl snapshot restore` of 3.4 leaves
+//! it unchanged). Releases from 3.6 on use the bucket. In every release raft has its own configuration, which
+//! decides who votes; it is the configuration of the last snapshot with the entries after it applied.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,7 +19,7 @@ use crate::command::Command;
 /// Number of learners that etcd allows in a cluster unless an option says otherwise.
 const LEARNERS_MAX: usize = 1;
 
-/// The members at an entry; later entries are applied in the same way as in etcd.
+/// The members at an entry. Later entries can be applied, with the same effect as in etcd.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Roster {
     members: BTreeMap<u64, Member>,
@@ -38,7 +38,8 @@ impl Roster {
         }
     }
 
-    /// Returns the members of raft's configuration, with the URLs of those that `known` contains.
+    /// Returns the members of raft's configuration. A member gets its URLs from `known`, if it is listed
+    /// there.
     pub fn of_conf_state(state: &ConfState, known: &Membership) -> Roster {
         let member = |id: u64, is_learner| {
             let known = known.members.iter().find(|member| member.id == id).cloned().unwrap_or_default();
@@ -61,8 +62,8 @@ impl Roster {
         self.members.contains_key(&id) || self.removed.contains(&id)
     }
 
-    /// Returns the members. Cluster version and downgrade state come from the database's bucket where the old
-    /// store has none.
+    /// Returns the members. The downgrade state, and a cluster version that no entry has set, come from the
+    /// database's bucket.
     pub fn into_membership(self, bucket: &Membership) -> Membership {
         let mut members: Vec<Member> = self.members.into_values().collect();
         members.sort_by_cached_key(|member| format!("{:x}", member.id));
@@ -78,11 +79,11 @@ impl Roster {
         }
     }
 
-    /// Applies the command of an entry to the members. A change that etcd refuses when it applies it has no
-    /// effect.
+    /// Applies the command of an entry to the members. A membership change that etcd refuses while applying
+    /// it has no effect.
     ///
-    /// `was_taken` returns true if a member with this id is in the database: only that tells whether etcd
-    /// accepted one learner more than its default allows.
+    /// `was_taken` returns true if a member with this id is in the database. etcd's limit of learners is an
+    /// option, so only the database shows whether etcd accepted a learner above the default limit.
     ///
     /// # Errors
     ///
@@ -171,7 +172,7 @@ pub(crate) fn named(state: &ConfState) -> String {
     if names.is_empty() { "nobody".to_owned() } else { names.join(", ") }
 }
 
-/// Returns the same members, sorted by id.
+/// Returns a copy with the ids of voters and of learners sorted.
 pub(crate) fn sorted(state: &ConfState) -> ConfState {
     let ids = |ids: &[u64]| ids.iter().copied().collect::<BTreeSet<u64>>().into_iter().collect();
     ConfState { voters: ids(&state.voters), learners: ids(&state.learners) }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// Writes a new file in large pieces.
+/// Writes a new file sequentially, in large pieces.
 pub struct FileSink {
     file: Arc<dyn disk::File>,
     written: u64,
@@ -18,11 +18,11 @@ impl FileSink {
         FileSink { file, written: 0, buffer: Vec::new() }
     }
 
-    /// Writes the buffered rest and makes the file durable.
+    /// Writes the remaining buffered bytes and makes the file durable.
     ///
     /// # Errors
     ///
-    /// When the disk fails.
+    /// Returns an error if the disk fails.
     pub fn finish(mut self) -> io::Result<()> {
         self.flush()?;
         self.file.sync_all()

@@ -16,21 +16,22 @@ use crate::source::Source;
 
 /// Length of the digest in bytes.
 pub const DIGEST_BYTES: usize = 32;
-/// Length of a database is a multiple of this many bytes; a file with a digest has 32 bytes more.
+/// Length of a database is a multiple of this many bytes; so a file whose length has a remainder of 32 bytes
+/// ends with a digest.
 pub const ALIGN_BYTES: u64 = 512;
 const CHUNK_BYTES: usize = 256 << 10;
 
 /// The parts of a snapshot file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parts {
-    /// Length of the database in bytes; it is the first part of the file.
+    /// Length of the database in bytes; the database is the first part of the file.
     pub database_bytes: u64,
     /// True if a digest follows the database.
     pub has_digest: bool,
 }
 
 impl Parts {
-    /// Determines the parts from the size of a file, as etcd's tools do.
+    /// Determines the parts of a snapshot file from its size, as etcd's tools do.
     pub fn of_size(bytes: u64) -> Parts {
         let has_digest = bytes % ALIGN_BYTES == DIGEST_BYTES as u64;
         let database_bytes = if has_digest { bytes - DIGEST_BYTES as u64 } else { bytes };
@@ -57,7 +58,8 @@ pub fn open<S: Source>(source: S) -> Result<(Backend<S>, Parts), Error> {
     Ok((Backend::new(Bolt::open(source, parts.database_bytes)?)?, parts))
 }
 
-/// Opens the database in a snapshot file without verifying the digest, for users who request exactly that.
+/// Opens the database in a snapshot file without verifying the digest, which etcd's tools do only on request
+/// (`--skip-hash-check`).
 ///
 /// # Errors
 ///
@@ -79,7 +81,7 @@ fn verify(source: &impl Source, len: u64) -> Result<(), Error> {
 /// The digest stored in a snapshot file, and the digest computed from its database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Digests {
-    /// Digest stored behind the database.
+    /// Digest stored in the file after the database.
     pub expected: [u8; DIGEST_BYTES],
     /// SHA-256 computed from the database.
     pub found: [u8; DIGEST_BYTES],
@@ -114,7 +116,7 @@ fn digests(source: &impl Source, len: u64, passed: &mut dyn FnMut(u64)) -> Resul
     Ok(Digests { expected, found: sum.finalize().into() })
 }
 
-/// Forwards a database to an output and appends its digest.
+/// Writes a database through to an output and appends the digest at the end.
 pub struct Digesting<W> {
     out: W,
     sum: Sha256,
@@ -130,7 +132,7 @@ impl<W: Write> Digesting<W> {
     ///
     /// # Errors
     ///
-    /// When the output fails.
+    /// Returns an error if the output fails.
     pub fn finish(mut self) -> io::Result<W> {
         self.out.write_all(&self.sum.finalize())?;
         Ok(self.out)

@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::hash_kv::Fingerprint;
 use crate::source::Source;
 
-/// The figures of a snapshot, as etcdutl gives them.
+/// The figures of a snapshot, as etcdutl prints them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
     /// CRC-32C over all buckets: their names, keys and values, in order.

@@ -1,5 +1,5 @@
-//! The old store of API version 2. Only its members are still used: etcd 3.4 and 3.5 read them from a `.snap`
-//! file when they start.
+//! The old store of API version 2. Of its contents only the list of members is still used: etcd 3.4 and 3.5
+//! read it from a `.snap` file when they start.
 
 use std::fmt;
 use std::io;
@@ -15,17 +15,18 @@ use crate::json_scan;
 use crate::v2_tree::V2Tree;
 use crate::wal::Wal;
 
-/// Contents of the old store in a directory, which are no longer used.
+/// Summary of the old store in a member's directory. etcd no longer uses the contents of the store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OldStore {
-    /// Number of keys and directories of users right below the root of the store, in its newest image; 0
-    /// without an image.
+    /// Number of keys and directories that users have created directly below the root of the store, in its
+    /// newest image; 0 without an image.
     pub keys: usize,
     /// True if the image has users, roles or permissions of API version 2.
     pub users: bool,
     /// Index of the last entry that is applied in that image; 0 without an image.
     pub index: u64,
-    /// Name of the newest image and the reason why it cannot be read, in which case its contents are unknown.
+    /// Name of the newest image and the reason why it cannot be read. The contents of the store are then
+    /// unknown.
     pub unreadable: Option<String>,
     /// Size in bytes of the newest image, if it was not read because it is larger than the reader accepts.
     pub large: Option<u64>,
@@ -47,7 +48,7 @@ impl OldStore {
         Ok(OldStore { keys, users, index, ..OldStore::default() })
     }
 
-    /// Returns a description of the data that would be lost with the store; `None` if there is none.
+    /// Returns a description of the data that is lost if the store is deleted; `None` if nothing is lost.
     pub fn loss(&self) -> Option<String> {
         if let Some(why) = &self.unreadable {
             return Some(format!("its image {why} cannot be read, so its content is unknown"));
@@ -67,11 +68,11 @@ impl OldStore {
     }
 }
 
-/// Maximum size of an image in bytes; etcd holds it in memory too. Parsed, it takes several times as much
-/// memory.
+/// Maximum size in bytes of an image that is read. etcd also holds the whole image in memory; parsed JSON
+/// takes several times as much.
 pub(crate) const IMAGE_BYTES_MAX: u64 = 1 << 30;
-/// Maximum size in bytes of an image that is read only to find out whether it has keys. An image that
-/// contains only members is far smaller.
+/// Maximum size in bytes of an image that is read only to find out if it has keys. An image that contains
+/// only members is far smaller.
 pub(crate) const IMAGE_BYTES_GLANCE: u64 = 4 << 20;
 
 /// Maximum size in bytes of the members in an image sent by another member: enough for about 20,000 removed
@@ -101,13 +102,13 @@ pub(crate) struct Image {
     pub index: u64,
     /// Voters and learners at that entry, from raft's configuration.
     pub conf_state: Option<ConfState>,
-    /// JSON of the image; `None` if it was left out because nothing was ever written.
+    /// JSON of the image; `None` if the image has no JSON because nothing was ever written.
     pub json: Option<Value>,
 }
 
 impl OldStore {
-    /// Reads the newest image in a member's `snap` directory, without looking at the log: for a running
-    /// member, which is writing its log. An image of more than a few MiB is not read, and only its size is
+    /// Reads the newest image in a member's `snap` directory, for a running member. The log is not read,
+    /// because the member is writing it. An image of more than a few MiB is not read, and only its size is
     /// known; see [`OldStore::large`].
     ///
     /// # Errors
@@ -122,7 +123,8 @@ impl OldStore {
                 Newest::Image(Image { name, index: place.1, conf_state, json })
             }
             Ok(_) => Newest::Unreadable { name, why: ImageError::OtherEntry },
-            // The member has removed the file since the directory was listed, because it has a newer image.
+            // The member has removed the file since the directory was listed, because it has written a newer
+            // image. Any other error is returned.
             Err(ImageError::Io(error)) => return Err(error),
             Err(why) => Newest::Unreadable { name, why },
         }))
@@ -146,8 +148,8 @@ impl OldStore {
 }
 
 /// Finds the image of the old store from which etcd would start: the newest readable `.snap` file that a
-/// snapshot mark of the log names, if the log reaches back to it. The file's name is the term and the index
-/// of its last entry, with 16 digits each. An image of more than `bytes_max` bytes is not read.
+/// snapshot mark of the log names, if the log has all entries after that image. The file's name is the term
+/// and the index of its last entry, with 16 digits each. An image of more than `bytes_max` bytes is not read.
 ///
 /// # Errors
 ///
@@ -170,12 +172,12 @@ pub(crate) fn newest(disk: &dyn Disk, snap_dir: &Path, wal: &Wal, bytes_max: u64
             Err(why) => why,
         };
         match why {
-            // The file is the result of an interrupted write, or of a faulty disk: etcd uses the image before
-            // it.
+            // This image comes from an interrupted write or a faulty disk. etcd skips such an image and uses
+            // the one before it.
             ImageError::Protobuf(_) | ImageError::Checksum | ImageError::OtherEntry => {
                 torn.get_or_insert((name, why));
             }
-            // etcd uses this image or refuses to start.
+            // etcd does not skip an image with this error: it uses the image or refuses to start.
             _ => return Ok(Newest::Unreadable { name, why }),
         }
     }
@@ -185,7 +187,7 @@ pub(crate) fn newest(disk: &dyn Disk, snap_dir: &Path, wal: &Wal, bytes_max: u64
     })
 }
 
-/// Returns term and index that an image's file name contains.
+/// Returns the term and the index in the file name of an image.
 fn place_of(name: &str) -> Option<(u64, u64)> {
     let (term, index) = name.strip_suffix(".snap")?.split_once('-')?;
     Some((u64::from_str_radix(term, 16).ok()?, u64::from_str_radix(index, 16).ok()?))
@@ -195,8 +197,8 @@ fn is_marked(wal: &Wal, (term, index): (u64, u64)) -> bool {
     wal.snapshots.iter().any(|mark| (mark.term, mark.index) == (term, index))
 }
 
-/// Reads the whole contents of the image that [`newest`] finds, and the index of the last entry applied in
-/// it.
+/// Reads the whole store from the image that [`newest`] finds. Also returns the index of the last entry
+/// applied in the image.
 ///
 /// # Errors
 ///
@@ -221,7 +223,7 @@ pub(crate) fn newest_tree(
     };
     match newest {
         Newest::None => Ok(None),
-        // The image is valid, so continuing without it would lose keys.
+        // etcd would start from this image, so continuing without it would lose keys.
         Newest::Unreadable { name, why: why @ ImageError::Depth } => Err(unreadable(
             &name,
             format!(
@@ -238,8 +240,8 @@ pub(crate) fn newest_tree(
     }
 }
 
-/// Term and index of the last entry in an image, the voters and learners at that entry, and the image's JSON,
-/// if it has any.
+/// Term and index of the last entry in an image, the voters and learners at that entry, and the JSON of the
+/// image, if it has any.
 type Content = ((u64, u64), Option<ConfState>, Option<Value>);
 
 fn read(disk: &dyn Disk, path: &Path, bytes_max: u64) -> Result<Content, ImageError> {
@@ -255,11 +257,11 @@ fn read(disk: &dyn Disk, path: &Path, bytes_max: u64) -> Result<Content, ImageEr
 
 /// Error returned when an image of the old store cannot be read.
 pub(crate) enum ImageError {
-    /// The image has more bytes than are accepted; contains its size in bytes.
+    /// The image is longer than the maximum; the variant contains its size in bytes.
     TooLong(u64),
-    /// The operating system refused.
+    /// The operating system reported an error.
     Io(io::Error),
-    /// The frame or the message of the image cannot be decoded.
+    /// The protobuf message of the image cannot be decoded.
     Protobuf(prost::DecodeError),
     /// The checksum of the image does not match.
     Checksum,
@@ -312,8 +314,8 @@ fn read_image(framed: &[u8]) -> Result<Content, ImageError> {
     Ok((place, conf_state, Some(image)))
 }
 
-/// Reads the members from an image of the old store. Releases before 3.5 keep them there, and all releases
-/// before 3.8 send an image with a snapshot.
+/// Reads the members from an image of the old store. Releases before 3.5 store the members only there, and
+/// all releases before 3.8 send an image with each snapshot.
 ///
 /// # Errors
 ///
@@ -321,8 +323,8 @@ fn read_image(framed: &[u8]) -> Result<Content, ImageError> {
 pub fn members_of_image(image: &[u8]) -> Result<Membership, Error> {
     let damaged =
         |what: String| Error::damaged(0, format!("the image of the old store cannot be read: {what}"));
-    // The sender decides how long an image is, and parsed JSON takes many times the memory of its text, so
-    // only the members are parsed.
+    // The sender decides how long an image is, and parsed JSON takes many times the memory of its text. So
+    // only the part with the members is parsed.
     let cluster =
         json_scan::member_at(image, &["Root", "Children", "0"]).map_err(|why| damaged(why.to_owned()))?;
     if cluster.len() as u64 > MEMBERS_BYTES_MAX {
@@ -337,7 +339,7 @@ pub(crate) fn members_in(image: &Value) -> Result<Membership, String> {
     members_of_cluster(image.pointer("/Root/Children/0").unwrap_or(&Value::Null))
 }
 
-/// Reads the members from the image's directory of the cluster.
+/// Reads the members from the directory of the image that describes the cluster.
 fn members_of_cluster(directory: &Value) -> Result<Membership, String> {
     let cluster = directory.get("Children").and_then(Value::as_object).ok_or("it has no members")?;
     let children = |name: &str| {

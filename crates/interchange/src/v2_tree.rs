@@ -1,13 +1,13 @@
-//! The store of API version 2, as 3.4 and 3.5 keep it in memory: loads an image and applies the log entries
-//! after it.
+//! The store of API version 2, as 3.4 and 3.5 keep it in memory. Loads an image, and then applies the log
+//! entries after it.
 //!
-//! The rules are those of etcd's server, including its oddities, because names and comparisons depend on
-//! them: the index counts every successful change, including changes that the cluster makes to its own part
-//! (`/0`); a key appended to a directory gets the index as its name; a request can require a certain index of
-//! a key.
+//! The rules are those of etcd's server with all their oddities, because key names and the conditions of
+//! requests depend on them: the index counts every successful change, including the changes that the cluster
+//! makes to its own directory (`/0`); a key appended to a directory gets the index as its name; a request can
+//! require that the last change of a key has a certain index.
 //!
-//! Nodes lie in one table and refer to each other by their position in it, so no function recurses, however
-//! deep a path is.
+//! All nodes are in one table and refer to each other by their position in it, so that no function needs
+//! recursion, however deep a path is.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::UNIX_EPOCH;
@@ -72,7 +72,7 @@ const CLUSTER: &str = "0";
 const USERS: &str = "1";
 /// The only version of an image's format.
 const IMAGE_VERSION: u64 = 2;
-/// 2000-01-01 in nanoseconds since 1970: an earlier expiry time means none.
+/// 2000-01-01 in nanoseconds since 1970. An earlier expiry time means that the node does not expire.
 const EXPIRY_MIN: i64 = 946_684_800_000_000_000;
 /// Number of learners that 3.4 and 3.5 allow in a cluster.
 const LEARNERS_MAX: usize = 1;
@@ -93,7 +93,7 @@ impl V2Tree {
     ///
     /// # Errors
     ///
-    /// Returns a text that says what is wrong with the image, and with which node.
+    /// Returns a text that names the damaged node of the image and the damage.
     pub(crate) fn of_image(image: &Value) -> Result<V2Tree, String> {
         let version = number(image, "CurrentVersion", "the image")?;
         if version != IMAGE_VERSION {
@@ -148,7 +148,8 @@ impl V2Tree {
             return self.request(&request).map_err(wrong);
         }
         let request = InternalRaftRequest::decode(data).map_err(|_| wrong("an invalid request"))?;
-        // etcd 3.5 uses requests of version 3 for these facts, and stores them here too.
+        // etcd 3.5 publishes the cluster version and the members' attributes in requests of version 3, and
+        // copies them to this store.
         if let Some(set) = request.cluster_version_set {
             self.set("/0/version", false, set.ver, None, false);
         }
@@ -190,8 +191,8 @@ impl V2Tree {
         })
     }
 
-    /// Number of keys outside of the cluster's and the users' directories: users, roles and permissions of
-    /// API version 2.
+    /// Number of keys that are neither in the cluster's directory nor in that of the users' keys: users,
+    /// roles and permissions of API version 2.
     pub fn other_keys(&self) -> usize {
         let Some(Node { content: Content::Children(roots), .. }) = self.nodes.first() else { return 0 };
         let others = roots.iter().filter(|(name, _)| *name != CLUSTER && *name != USERS);
@@ -206,7 +207,7 @@ impl V2Tree {
         keys
     }
 
-    /// Returns the path of a user's node, without the directory that contains all users' keys.
+    /// Returns the path of a user's node, relative to the directory that contains all users' keys.
     fn path(&self, at: usize) -> String {
         let (mut names, mut at) = (Vec::new(), at);
         while let Some(node) = self.nodes.get(at).filter(|node| node.parent != ROOT) {
@@ -251,8 +252,9 @@ impl V2Tree {
         Ok(())
     }
 
-    /// Creates a key or a directory, with its parent directories. If `unique` is true, its name is the store
-    /// index, below `path`; if `replaces` is true, it may replace an existing key.
+    /// Creates a key or a directory, and its missing parent directories. If `unique` is true, the node is
+    /// created below `path` with the store index as its name. If `replaces` is true, an existing key is
+    /// replaced.
     fn create(
         &mut self,
         path: &str,
@@ -316,7 +318,7 @@ impl V2Tree {
         let node = self.nodes.get_mut(at)?;
         match &mut node.content {
             Content::Children(_) if !value.is_empty() => return None,
-            // A directory gets a new expiry time and keeps its index.
+            // For an existing directory only the expiry time changes, and its index stays.
             Content::Children(_) => {}
             Content::Value(current) => {
                 if !refresh {
@@ -354,7 +356,8 @@ impl V2Tree {
         Some(())
     }
 
-    /// Returns `None` if the node is a directory, or does not match the request's conditions.
+    /// Checks a node against the conditions of a request. Returns `None` if a condition does not hold or the
+    /// node is a directory.
     fn compare(&self, at: usize, request: &OldRequest) -> Option<()> {
         let node = self.nodes.get(at)?;
         let Content::Value(value) = &node.content else { return None };
@@ -377,7 +380,7 @@ impl V2Tree {
         Some(())
     }
 
-    /// Removes all nodes that have expired at `cutoff`, in nanoseconds since 1970.
+    /// Removes all nodes that expire at or before `cutoff`, in nanoseconds since 1970.
     fn expire(&mut self, cutoff: i64) {
         while let Some((at, node)) = self.expiring.first().copied()
             && at <= cutoff
@@ -443,7 +446,7 @@ impl V2Tree {
         Ok(())
     }
 
-    /// Returns the raft attributes that the store has of all members except one.
+    /// Returns the raft attributes of all members in the store except the member `except`.
     fn raft_attributes(&self, except: &str) -> Vec<Value> {
         let Some(members) = self.find(&clean("/0/members")) else { return Vec::new() };
         let Some(Node { content: Content::Children(members), .. }) = self.nodes.get(members) else {
@@ -558,7 +561,8 @@ fn clean(path: &str) -> Vec<String> {
     parts
 }
 
-/// Returns true if the path must not be changed: the root, and the directories of cluster and users.
+/// Returns true if requests may not change this path: the root, and the directories of the cluster and of the
+/// users.
 fn is_fixed(parts: &[String]) -> bool {
     match parts {
         [] => true,
@@ -567,7 +571,8 @@ fn is_fixed(parts: &[String]) -> bool {
     }
 }
 
-/// Returns the id of the member whose attributes are at this path; `None` if it is another path.
+/// Returns the id of the member whose attributes are at this path; `None` if no member's attributes are
+/// there.
 fn attributes_of(path: &str) -> Option<&str> {
     path.strip_prefix("/0/members/")?.strip_suffix("/attributes")
 }

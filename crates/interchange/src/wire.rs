@@ -1,5 +1,4 @@
-//! The part of protobuf's encoding that is needed to read messages without copying them. [`api::wire`]
-//! writes.
+//! Decodes protobuf messages field by field, without copying them. [`api::wire`] encodes.
 
 /// Iterates over the fields of a message.
 pub(crate) struct Fields<'a>(pub &'a [u8]);
@@ -7,7 +6,7 @@ pub(crate) struct Fields<'a>(pub &'a [u8]);
 pub(crate) enum Field<'a> {
     Varint(u64),
     Bytes(&'a [u8]),
-    /// A number of 32 or 64 bits; no message that is read here has such fields.
+    /// A field of fixed width, 32 or 64 bits. No message that is decoded here uses such fields.
     Fixed,
 }
 

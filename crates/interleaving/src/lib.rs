@@ -1,15 +1,16 @@
-//! Code that threads share, run in every order that the memory model allows.
+//! Runs code in which threads share memory in every order that the memory model allows.
 //!
-//! The crate compiles the product's files with shared state a second time, with the types of `loom` in place
-//! of the standard library's (`crate::sync` of this crate exports them). It contains small programs over
-//! these files, which `tests/it` runs in every interleaving with a small number of preemptions.
+//! The crate compiles those files of the product that contain shared state a second time, with the types of
+//! `loom` in place of those of the standard library (`crate::sync` of this crate exports them). The crate
+//! contains small programs that use these files. `tests/it` runs each program in every interleaving with a
+//! small number of preemptions.
 //!
-//! The crate does not depend on the rest of the product. A file can be included if its only outside
-//! dependency is `crate::sync`. Start reading with `tests/it/main.rs`.
+//! The crate does not depend on other crates of the product. It can include a file of the product only if
+//! that file uses nothing outside of itself except `crate::sync`. Start reading with `tests/it/main.rs`.
 //!
-//! Limits of `loom`: it has no time, so a sleep here never ends by itself, which reveals a lost wake-up. And
-//! it treats sequentially consistent loads and stores as acquire and release, so that code that relies on
-//! their order needs a fence.
+//! Limits of `loom`: it has no time, so a sleep never ends by a timeout, which makes a lost wake-up visible.
+//! And it treats sequentially consistent loads and stores only as acquire and release, so code that relies on
+//! their total order needs a fence.
 
 #![allow(dead_code, reason = "each file is taken whole, and only what threads meet in is used")]
 

@@ -1,4 +1,5 @@
-//! Programs for the inbox of a thread that sleeps, and the outbox of a loop that is woken.
+//! Programs for two kinds of mailboxes: the inbox of a thread that sleeps, and the outbox of a loop that is
+//! woken.
 
 use std::task::Wake;
 use std::time::Duration;
@@ -8,11 +9,11 @@ use loom::thread;
 use crate::inbox::{Inbox, Outbox};
 use crate::sync::{Arc, AtomicBool, Ordering};
 
-/// Never ends: a receiver that no sender wakes sleeps forever.
+/// A timeout that never passes: if no sender wakes a receiver, it sleeps forever.
 const PATIENCE: Duration = Duration::MAX;
 
-/// Two senders and a receiver that sleeps in between: no message is lost, and the receiver does not sleep
-/// while a message waits.
+/// Two senders and a receiver that sleeps in between. No message is lost, and the receiver never sleeps while
+/// a message waits.
 pub fn every_send_is_received() {
     let inbox = Arc::new(Inbox::<u8>::default());
     inbox.receive_here();
@@ -34,7 +35,7 @@ pub fn every_send_is_received() {
     }
 }
 
-/// A receiver that wants two messages at once is woken by the second one, or by an urgent one.
+/// A receiver that waits for two messages at once is woken by the second message, or by an urgent one.
 pub fn who_wants_two_is_woken_by_the_second() {
     let inbox = Arc::new(Inbox::default());
     inbox.receive_here();
@@ -54,7 +55,8 @@ pub fn who_wants_two_is_woken_by_the_second() {
     }
 }
 
-/// A receiver that wants more messages than are ever sent is woken by an urgent one, whenever that is sent.
+/// A receiver that waits for more messages than are ever sent is woken by an urgent message, whenever that is
+/// sent.
 pub fn who_waits_for_more_is_woken_by_what_is_urgent() {
     let inbox = Arc::new(Inbox::default());
     inbox.receive_here();
@@ -73,7 +75,8 @@ pub fn who_waits_for_more_is_woken_by_what_is_urgent() {
     sender.join().expect("sends");
 }
 
-/// A message that is sent to an inbox while it closes is received or dropped, and does not stay in the inbox.
+/// A message that is sent while the inbox closes is either received or dropped, and does not stay in the
+/// inbox.
 pub fn nothing_stays_in_a_closed_inbox() {
     let inbox = Arc::new(Inbox::<Arc<()>>::default());
     let alive = Arc::new(());
@@ -91,7 +94,7 @@ struct Task {
     woken: AtomicBool,
 }
 
-/// A waker of the standard library; the flag in its task is a type of the model.
+/// A waker of the standard library. The flag in the task that it wakes is a type of `loom`.
 struct Bell(Arc<Task>);
 
 impl Wake for Bell {
@@ -100,7 +103,8 @@ impl Wake for Bell {
     }
 }
 
-/// A loop polls its outbox while the core sends: it gets the message, or it is woken after the poll.
+/// A loop polls its outbox while the core sends a message. The loop either gets the message, or is woken
+/// after the poll.
 pub fn a_loop_that_found_nothing_is_woken() {
     let outbox = Arc::new(Outbox::default());
     let task = Arc::new(Task { woken: AtomicBool::new(false) });

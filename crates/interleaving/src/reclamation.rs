@@ -6,8 +6,8 @@ use loom::thread;
 use crate::epochs::{Epochs, Garbage};
 use crate::sync::Arc;
 
-/// An object that a view may see. Freeing writes to it, so that the model detects a thread that reads it at
-/// the same time.
+/// An object that a view may see. Freeing it writes to it, so that the model detects a thread that reads the
+/// object at the same time.
 #[derive(Clone, Copy)]
 struct Record(&'static UnsafeCell<u64>);
 
@@ -15,7 +15,7 @@ const FREED: u64 = u64::MAX;
 
 impl Record {
     fn new(value: u64) -> Record {
-        // The model runs the program once per order; the leaked memory is small.
+        // The model runs the program once for each order, so only little memory is leaked.
         Record(Box::leak(Box::new(UnsafeCell::new(value))))
     }
 
@@ -40,8 +40,8 @@ impl Garbage for Record {
 // SAFETY: a record is a reference to a cell whose every access the model checks.
 unsafe impl Send for Record {}
 
-/// A reader holds the first view while the writer retires an object that it sees, publishes repeatedly, and
-/// frees.
+/// A reader holds the first view. In the meantime the writer retires an object that this view sees, publishes
+/// several times, and frees.
 pub fn what_a_view_sees_is_not_freed() {
     let record = Record::new(7);
     let mut epochs = Epochs::new(());
@@ -56,13 +56,14 @@ pub fn what_a_view_sees_is_not_freed() {
     let left = epochs.reclaim(10);
     assert_eq!(left, 0);
     reader.join().expect("reads");
-    // No view is left, so the object can be freed now at the latest.
+    // No view exists any more, so the object must be freed by now.
     epochs.reclaim(10);
     assert_eq!(epochs.pending(), 0);
     assert_eq!(record.read(), FREED);
 }
 
-/// Two readers with views of different moments, each dropped on its own thread; no view sees later garbage.
+/// Two readers have views of different states, and each drops its view on its own thread. No view sees an
+/// object that was freed.
 pub fn the_oldest_view_decides() {
     let (old, new) = (Record::new(1), Record::new(2));
     let mut epochs = Epochs::new(());
@@ -86,7 +87,7 @@ pub fn the_oldest_view_decides() {
     assert_eq!((epochs.pending(), old.read(), new.read()), (0, FREED, FREED));
 }
 
-/// A view that two threads share and drop in any order.
+/// Two threads share a view, and drop it in any order.
 pub fn a_shared_view_holds_until_both_let_go() {
     let record = Record::new(5);
     let mut epochs = Epochs::new(());

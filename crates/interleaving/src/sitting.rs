@@ -1,4 +1,4 @@
-//! Programs for work that its owner lends to other threads while the owner sleeps.
+//! Programs for work that the thread which owns it lends to other threads while it sleeps.
 
 use std::time::Duration;
 
@@ -11,14 +11,15 @@ use crate::sync::Arc;
 /// Time after which a timer of [`Adding`] expires.
 const SOON: Duration = Duration::from_secs(1);
 
-/// Adds up the numbers that arrive until their sum is `all`; then the work has ended. Each number counts only
-/// after it was sent back once, as the core's log reports written entries back to the core.
+/// Work that adds up the numbers that arrive. It has ended when their sum is `all`. A number counts only
+/// after it was sent to the inbox a second time, in the same way as the core's log reports written entries
+/// back to the core.
 struct Adding {
     inbox: Arc<Inbox<Number>>,
     sum: u8,
     all: u8,
     has_ended: bool,
-    /// Number of turns after which the work is no longer lent to other threads.
+    /// Number of turns after which the owner no longer lends the work to other threads.
     lent_for: u8,
     timer: Timer,
 }
@@ -28,9 +29,9 @@ struct Adding {
 enum Timer {
     /// The work has no timer.
     None,
-    /// The first number that arrives sets the timer.
+    /// The first number that arrives will set the timer.
     Unset,
-    /// The timer is set; the work ends only after its owner has woken for it.
+    /// The timer is set. The work ends only after the owner has woken because of the timer.
     Set,
 }
 
@@ -66,7 +67,7 @@ impl Work for Adding {
         self.has_ended.then_some(self.sum)
     }
 
-    /// Without a timer the owner sleeps without limit: if no thread wakes it, it sleeps forever, which the
+    /// Without a timer the owner sleeps without a limit. If no thread wakes it, it sleeps forever, which the
     /// model detects.
     fn before_sleep(&mut self) -> (Duration, usize) {
         (if self.timer == Timer::Set { SOON } else { Duration::MAX }, 1)
@@ -84,7 +85,7 @@ fn own(seat: &Seat<Adding>, inbox: &Arc<Inbox<Number>>, all: u8, lent_for: u8, t
     let sum = loop {
         let (patience, wanted) = adding.before_sleep();
         if patience == SOON {
-            // The model has no time: the timer counts as expired.
+            // The model has no time, so the timer counts as expired when the owner wakes.
             adding.timer = Timer::None;
         } else if let Some(sum) = adding.sleep(inbox, patience, wanted) {
             break sum;
@@ -97,7 +98,8 @@ fn own(seat: &Seat<Adding>, inbox: &Arc<Inbox<Number>>, all: u8, lent_for: u8, t
     assert_eq!((sum, adding.leave().sum), (all, all));
 }
 
-/// Sends a number. If the owner sleeps and lends its work, does turns until the number is processed.
+/// Sends a number. If the owner sleeps and lends its work, makes turns of the work until the number is
+/// processed.
 fn borrow(seat: &Seat<Adding>, inbox: &Inbox<Number>, number: u8, is_done: bool) {
     if inbox.put_all(&mut vec![Number::New(number)], true) {
         if seat.is_lent() {
@@ -123,28 +125,28 @@ fn with_a_borrower_and_a_sender(lent_for: u8, is_done: bool, timer: Timer) {
     sender.join().expect("sends");
 }
 
-/// One thread borrows the work, another one only sends: all numbers are added up, by either thread, and the
-/// owner learns that the work has ended.
+/// One thread borrows the work, and another thread only sends. One of them adds up each number, and the owner
+/// learns that the work has ended.
 pub fn what_comes_while_the_work_is_lent_is_done() {
     with_a_borrower_and_a_sender(u8::MAX, false, Timer::None);
 }
 
-/// A borrower stops after its first turn: the owner is woken and does the rest.
+/// A borrower stops after its first turn. The owner is woken and does the rest.
 pub fn what_a_borrower_leaves_is_done_by_the_owner() {
     with_a_borrower_and_a_sender(u8::MAX, true, Timer::None);
 }
 
-/// A turn of a borrower sets a timer while the owner sleeps: the owner is woken.
+/// A turn that a borrower makes sets a timer while the owner sleeps. The owner is woken.
 pub fn what_becomes_due_in_a_borrowed_turn_wakes_the_owner() {
     with_a_borrower_and_a_sender(u8::MAX, false, Timer::Unset);
 }
 
-/// A borrower and a sender, with work that is lent for one turn only, so that the owner does the rest.
+/// A borrower and a sender, with work that is lent for only one turn. The owner does the rest.
 pub fn what_is_no_longer_lent_is_done_by_its_owner() {
     with_a_borrower_and_a_sender(1, false, Timer::None);
 }
 
-/// Two threads borrow the work: only one works at a time, and no number is left over.
+/// Two threads borrow the work. Only one of them works at a time, and no number is left over.
 pub fn two_that_borrow_leave_nothing() {
     let (seat, inbox) = (Arc::new(Seat::default()), Arc::new(Inbox::default()));
     let borrowers: Vec<_> = [1_u8, 2]

@@ -1,4 +1,4 @@
-//! The types of the model, with the names that the included files use.
+//! The types of `loom`, under the names that the included files use.
 
 use std::time::Duration;
 
@@ -6,8 +6,8 @@ use loom::sync::Notify;
 pub(crate) use loom::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering, fence};
 pub(crate) use loom::sync::{Arc, Mutex, MutexGuard};
 
-/// A thread that can be woken. A wake-up of `loom`'s own thread type may also end a `join`; this one only
-/// ends a sleep.
+/// A thread that can be woken. A wake-up of the thread type of `loom` itself may also end a `join`; a wake-up
+/// of this type ends only a sleep.
 #[derive(Clone)]
 pub(crate) struct Thread(Arc<Notify>);
 
@@ -26,7 +26,8 @@ impl Thread {
     }
 }
 
-/// Sleeps. The model has no time: a thread that is not woken sleeps forever, and the model reports it.
+/// Sleeps until the thread is woken. The model has no time, so a thread that is not woken sleeps forever, and
+/// the model reports this.
 pub(crate) fn park_timeout(_: Duration) {
     let Thread(sleep) = current();
     sleep.wait();

@@ -1,4 +1,5 @@
-//! Programs for watches that start while the core publishes, and for removal that waits for all watches.
+//! Programs for watches that start while the core publishes a new state, and for the removal of versions,
+//! which waits for all watches.
 
 use loom::thread;
 use numbers::Revision;
@@ -6,12 +7,12 @@ use numbers::Revision;
 use crate::attendance::Attendance;
 use crate::sync::{Arc, AtomicI64, Ordering};
 
-/// The newest state, represented by its revision. The product's state contains more, and is published in the
-/// same way.
+/// The newest state, which here consists only of its revision. The state in the product contains more, and is
+/// published in the same way.
 struct State(AtomicI64);
 
-/// A watch is counted before it reads the state, and the core publishes before it counts watches: at least
-/// one sees the other.
+/// A watch is counted before it reads the state, and the core publishes the state before it counts watches.
+/// So the watch sees the new state, or the core sees the watch.
 pub fn a_watch_sees_what_was_published_or_is_woken() {
     let attendance = Arc::new(Attendance::new(1));
     let state = Arc::new(State(AtomicI64::new(1)));
@@ -28,7 +29,8 @@ pub fn a_watch_sees_what_was_published_or_is_woken() {
     assert!(woken || seen == 2, "the watch never hears of revision 2");
 }
 
-/// The core removes only versions that all watches have seen: never while a counted watch has not seen them.
+/// The core removes only versions that all watches have seen. It removes nothing that a counted watch has not
+/// seen.
 pub fn nothing_is_removed_before_all_were_told() {
     let attendance = Arc::new(Attendance::new(1));
     attendance.watch_begins(0);

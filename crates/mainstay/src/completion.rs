@@ -1,4 +1,5 @@
-//! `mainstay completion`: scripts that let a shell complete the commands and flags of a member and of all tools.
+//! `mainstay completion`: prints scripts that let a shell complete the commands and flags of a member and of
+//! all tools.
 
 use std::ffi::OsString;
 use std::io::Write as _;
@@ -37,7 +38,7 @@ pub fn tree() -> Tree {
     let named = |tree: Tree, name: &'static str, about: &'static str| Tree { name, about, ..tree };
     let ctl = Tree::of(&ctl::commands::PROGRAM);
     let [doctor, mut check] = doctor::completion();
-    // `check` also takes the checks of etcdctl, which need only a client.
+    // `check` also has the checks of etcdctl, which belong to the client tool.
     check.below.extend(
         ctl.below
             .iter()

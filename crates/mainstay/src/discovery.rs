@@ -1,10 +1,10 @@
-//! Lets a member without data find the other members: by SRV records of a domain, or by a discovery service,
-//! which is a cluster in which all members register.
+//! Lets a member without data find the other members: by the SRV records of a domain, or by a discovery
+//! service. The service is a cluster in which all members register.
 //!
-//! A member registers as `/_etcd/registry/TOKEN/members/ID`, with `NAME=URL` as value. It waits until as many
-//! members are registered as `/_etcd/registry/TOKEN/_config/size` says; the first ones by creation revision
-//! form the cluster. etcd's members do the same, so members of both programs can find each other, and any
-//! cluster of either program can be the service.
+//! A member registers by the key `/_etcd/registry/TOKEN/members/ID`, with `NAME=URL` as value. It waits until
+//! the number of members in `/_etcd/registry/TOKEN/_config/size` is registered; the members with the lowest
+//! creation revisions form the cluster. etcd's members do the same, so members of both programs can find each
+//! other, and a cluster of either program can be the service.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,45 +19,48 @@ use client::{Client, Settings, TlsFiles, WatchUpdate, Watcher};
 use config::{Config, Discovery, DiscoveryService, InitialClusterState, Url};
 use telemetry::logging::{Logger, Value};
 
-/// Number of retries up to which the pause grows, as in etcd.
+/// Number of retries after which the pause between retries no longer grows, as in etcd.
 const RETRIES_LONGER_MAX: u32 = 8;
-/// Largest size of a cluster to form. Each registered member is kept in memory until all are registered.
+/// Largest size of a cluster that can be formed. Each registered member is kept in memory until all are
+/// registered.
 const SIZE_MAX: usize = 1000;
-/// Longest response of the discovery service, in bytes.
+/// Maximum size of a response of the discovery service, in bytes.
 const ANSWER_BYTES_MAX: usize = 4 << 20;
-/// Interval at which a waiting look-up checks `stop_wanted`.
+/// Interval at which a look-up that waits calls `stop_wanted`.
 const STOP_LOOK: Duration = Duration::from_millis(100);
 
-/// Reason why the members of the cluster could not be found. The texts are etcd's where etcd has one.
+/// Reason why the members of the cluster could not be found. The texts are those of etcd where etcd has this
+/// error.
 #[derive(Debug)]
 pub enum Error {
     /// The domain has no usable SRV record.
     Srv(String),
-    /// A member that an SRV record names has no address. Ignoring it would form a smaller cluster than intended.
+    /// A member that an SRV record names has no address. If it were ignored, the cluster would be smaller
+    /// than intended.
     Unresolved {
         /// Service name of the records.
         service: String,
         /// Target name that has no address.
         target: String,
     },
-    /// The SRV records do not lead to this member.
+    /// No SRV record belongs to this member.
     NotInRecords {
         /// Name of this member.
         name: String,
     },
     /// The client for the discovery service cannot be set up from the options.
     Client(String),
-    /// The service holds no cluster size for this token.
+    /// The service has no cluster size for this token.
     SizeNotFound,
     /// The cluster size is not a number from 1 to 1,000.
     BadSize,
-    /// The cluster's full number of other members has registered already.
+    /// As many other members as the cluster needs have already registered.
     Full,
     /// A member has registered a value that is not a peer URL.
     InvalidUrl,
-    /// The service refuses with an error that a retry cannot cure.
+    /// The service returns an error for which a retry is useless.
     Refused(Status),
-    /// The member was told to stop.
+    /// The member was asked to stop.
     Stopped,
 }
 
@@ -89,11 +92,11 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Returns the options completed by discovery: `initial_cluster` and the cluster token are set to what was found.
+/// Returns the options with the result of the discovery: `initial_cluster` and the cluster token are set.
 ///
 /// # Errors
 ///
-/// When the other members cannot be found, or the member is told to stop.
+/// Returns an error if the other members cannot be found, or the member is asked to stop.
 pub fn discover(config: &Config, logger: &Logger, stop_wanted: &dyn Fn() -> bool) -> Result<Config, Error> {
     let Some(discovery) = &config.cluster.discovery else { return Ok(config.clone()) };
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -114,8 +117,8 @@ pub fn discover(config: &Config, logger: &Logger, stop_wanted: &dyn Fn() -> bool
                 let mut found = config.clone();
                 found.cluster.initial_cluster = own.clone();
                 found.cluster.initial_cluster_token = service.token.clone();
-                // A member that joins an existing cluster has to name the members itself; etcd does not
-                // discover them either.
+                // A member that joins an existing cluster needs no discovery, because it has to name the
+                // members itself, as in etcd.
                 if config.cluster.initial_cluster_state == InitialClusterState::New {
                     let bootstrap = found.bootstrap().map_err(|error| Error::Client(error.to_string()))?;
                     let mut registry = Registry::open(service, bootstrap.local_id, logger)?;
@@ -158,7 +161,7 @@ struct Records<'a> {
 
 impl Records<'_> {
     /// Returns the members that the records of a domain name, in the form of `--initial-cluster`. This member
-    /// is recognized by the addresses of its peer URLs; the other members get numbers as names.
+    /// recognizes its own record by the addresses of its peer URLs. The other members get numbers as names.
     async fn cluster(
         &self,
         config: &Config,
@@ -191,7 +194,7 @@ impl Records<'_> {
         Ok(all.join(","))
     }
 
-    /// Returns the members that the records of one service name, or the reason why there are none.
+    /// Returns the members that the records of one service name list, or the reason why there are none.
     async fn members(
         &self,
         config: &Config,
@@ -252,7 +255,8 @@ struct Registry<'a> {
     logger: &'a Logger,
 }
 
-/// Registered members: as many as the cluster's size, the first ones by creation revision of their key.
+/// The registered members of the cluster. If more members are registered than the cluster needs, these are
+/// the ones whose keys have the lowest creation revisions.
 #[derive(Debug, Default)]
 struct Registered {
     members: BTreeMap<(i64, String), String>,
@@ -333,8 +337,8 @@ impl<'a> Registry<'a> {
         registered.cluster()
     }
 
-    /// Returns the registered members, and the revision of that state. Fails if the cluster is full without
-    /// this member.
+    /// Returns the registered members, and the revision at which they were read. Returns an error if the
+    /// cluster is complete without this member.
     async fn look(&mut self) -> Result<(Registered, i64), Error> {
         loop {
             let found = match self.size().await {
@@ -355,7 +359,8 @@ impl<'a> Registry<'a> {
         }
     }
 
-    /// Returns the size that the cluster is to have. The outer error may be retried.
+    /// Returns the size of the cluster to form. After the outer error, a retry makes sense; after the inner
+    /// one, it does not.
     async fn size(&self) -> Result<Result<usize, Error>, Status> {
         let request =
             RangeRequest { key: format!("{}/_config/size", self.prefix).into(), ..RangeRequest::default() };
@@ -433,7 +438,7 @@ impl<'a> Registry<'a> {
         self.client.within(self.service.request_timeout).call(rpc, request).await
     }
 
-    /// Logs the error and waits before a retry; each pause is longer than the last, up to a limit.
+    /// Logs the error and waits before a retry. Each pause is longer than the one before, up to a limit.
     async fn retry(&mut self, what: &str, status: &Status) {
         self.retries = (self.retries + 1).min(RETRIES_LONGER_MAX);
         let pause = Duration::from_secs(1 << self.retries);
@@ -449,8 +454,8 @@ impl<'a> Registry<'a> {
     }
 }
 
-/// Returns the key prefix of a token's cluster. Like Go's `path.Join`: empty parts and `.` in the token are
-/// dropped, and `..` goes up.
+/// Returns the key prefix of a token's cluster. The parts of the token are joined as by Go's `path.Join`:
+/// empty parts and `.` are dropped, and `..` removes the part before it.
 fn joined(token: &str) -> String {
     let mut parts = vec!["_etcd", "registry"];
     for part in token.split('/') {
@@ -591,7 +596,7 @@ mod tests {
             let other = ["--name=m", "--initial-advertise-peer-urls=http://two.d.example:1", by_name[2]];
             let missing = found(&resolver, &config(&other), "").await.expect_err("has another port");
             assert_eq!(missing, "cannot find local etcd member \"m\" in SRV records");
-            // Without that member, the cluster would be smaller than the records say.
+            // Without the member that has no address, the cluster would be smaller than the records say.
             let smaller = found(&resolver, &config(&by_name), "gap").await.expect_err("has no address");
             assert!(smaller.contains("lookup three.d.example: no such host"), "{smaller}");
         });
@@ -612,7 +617,7 @@ mod tests {
                     answer[7] = 255;
                     answer
                 },
-                // A name whose compression pointer points to itself.
+                // A DNS name with a compression pointer that points to itself.
                 |mut answer| {
                     let len = answer.len();
                     answer[len - 2..].copy_from_slice(&[0xc0, (len - 2) as u8]);

@@ -1,7 +1,7 @@
 //! The machine's time zone, which the standard library does not provide.
 
 /// Returns the offset of local time from UTC, in seconds east, at a Unix time in seconds; 0 if the system
-/// cannot tell.
+/// does not know it.
 pub fn ahead_of_utc(seconds: u64) -> i64 {
     let Ok(time) = libc::time_t::try_from(seconds) else { return 0 };
     // SAFETY: `tm` is plain data, for which zeros are valid.

@@ -1,14 +1,14 @@
 //! The binary. Depending on its file name or its first argument, it runs a member or one of the tools.
 //!
-//! `member` runs a member: signals, exit codes, notification of systemd; `mainstay rebuild` replaces a damaged
-//! member first, with `utl::rebuild`. `discovery` finds the other members of a cluster that is being formed.
-//! `completion` and `man` describe all commands to shells and to `man`.
+//! `member` runs a member, with its signals, exit codes and the notification of systemd. `mainstay rebuild`
+//! first replaces a damaged member, with `utl::rebuild`. `discovery` finds the other members of a cluster
+//! that is being formed. `completion` and `man` describe all commands to shells and to `man`.
 //!
-//! The binary does not know what members and tools do; it calls them. Invariant: an interrupted rebuild is
-//! continued by the same command, and no member starts while a rebuild is unfinished.
+//! The binary only calls members and tools, and does not know what they do. Invariant: an interrupted rebuild
+//! is continued by the same command, and no member starts while a rebuild is unfinished.
 //!
-//! Start reading with `main` and `member::run`. Tests: `tests/it`, end to end with real
-//! processes: kill -9, partitions, full disks, damage; those that measure time need the feature `full`.
+//! Start reading with `main` and `member::run`. Tests: `tests/it`, which run real processes, with kill -9,
+//! partitions, full disks and damage. The tests that measure time need the feature `full`.
 
 mod completion;
 mod discovery;
@@ -47,7 +47,7 @@ fn main() -> ExitCode {
     dispatch(arguments)
 }
 
-/// Words that are commands if they come first on the command line.
+/// Words that are commands if they are the first word on the command line.
 const COMMANDS: [&str; 14] = [
     "server",
     "rebuild",
@@ -85,7 +85,7 @@ fn dispatch(arguments: &[OsString]) -> ExitCode {
         Some("gateway" | "grpc-proxy") => {
             proxy(arguments).unwrap_or_else(|| unreachable!("both are subcommands of a proxy"))
         }
-        // These checks need only a client, so `ctl` runs them; the other checks examine the machine.
+        // These checks belong to the client tool `ctl`; the other checks examine this machine.
         Some("check") if rest.first().is_some_and(|what| what == "perf" || what == "datascale") => {
             ctl::run(arguments)
         }
@@ -104,7 +104,7 @@ fn dispatch(arguments: &[OsString]) -> ExitCode {
 
 /// Runs the console until a signal ends it.
 fn serve_console(arguments: &[OsString]) -> ExitCode {
-    // Signals are blocked before any thread starts, so that only the main thread takes them.
+    // Signals are blocked before any other thread starts, so that only the main thread receives them.
     signals::block();
     console::run(arguments, &|logger| while signals::wait(Duration::from_secs(3600), logger).is_none() {})
 }
@@ -126,7 +126,8 @@ fn proxy(arguments: &[OsString]) -> Option<ExitCode> {
     }
 }
 
-/// Plants the bug that `MAINSTAY_PLANTED` names, in builds with the feature `planted`.
+/// Plants the bug that the environment variable `MAINSTAY_PLANTED` names. Only builds with the feature
+/// `planted` have bugs to plant.
 fn plant() {
     if !cfg!(feature = "planted") {
         return;

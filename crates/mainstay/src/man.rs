@@ -1,4 +1,4 @@
-//! `mainstay man`: manual pages of a member and of each tool.
+//! `mainstay man`: prints manual pages of a member and of each tool.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -17,8 +17,8 @@ const MEMBER: &[&str] = &[
 ];
 const TOOL: &[&str] = &["It is used like etcd's tool; flags and environment variables have the same names."];
 
-/// Prints the manual page of the member, or of the command that the only argument names. If the page does not
-/// exist, lists the pages that do.
+/// Prints the manual page of the member, or of the command that the only argument names. If there is no such
+/// page, lists the pages that exist.
 pub fn run(arguments: &[OsString]) -> ExitCode {
     let page = match arguments {
         [] => page(None),
@@ -36,7 +36,7 @@ pub fn run(arguments: &[OsString]) -> ExitCode {
 fn page(command: Option<&str>) -> Option<String> {
     let mut tree = tree();
     let Some(command) = command else {
-        // The tools have their own pages, so their flags are left out here.
+        // The tools have their own pages, so their flags are left out of the member's page.
         tree.below.iter_mut().for_each(|below| {
             below.flags.clear();
             below.below.clear();

@@ -15,14 +15,16 @@ use utl::rebuild::{self, Rebuild};
 
 use crate::{discovery, environment, local_time, memory, memory_lock, open_files, signals};
 
-/// Way in which the member was started.
+/// How the member was started.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// Started under the name `etcd`: prints only what etcd prints.
+    /// Started under the name `etcd`: prints nothing that etcd does not print.
     Etcd,
-    /// Started by hand: on a terminal, a few lines say where the member serves.
+    /// Started by a user: if standard output is a terminal, prints a few lines that say where the member
+    /// serves.
     Serve,
-    /// Started with `rebuild`: first brings its data back from the other members.
+    /// Started with `rebuild`: first replaces the damaged member by a new one, with the data of the other
+    /// members.
     Rebuild,
 }
 
@@ -90,7 +92,7 @@ const OTHERS_USAGE: &str = "
     Print a completion script for a shell.
 ";
 
-/// Splits `--endpoints`, which only a rebuild knows, from the other arguments.
+/// Separates `--endpoints`, which is a flag only of `rebuild`, from the other arguments.
 fn take_endpoints(arguments: &[String]) -> (Vec<String>, Vec<String>) {
     let (mut endpoints, mut others) = (Vec::new(), Vec::new());
     let mut arguments = arguments.iter();
@@ -110,11 +112,11 @@ fn take_endpoints(arguments: &[String]) -> (Vec<String>, Vec<String>) {
     (endpoints, others)
 }
 
-/// Runs a member until it is told to stop. If `rebuilding` is set, rebuilds the member first, through these
+/// Runs a member until it is asked to stop. If `rebuilding` is set, first rebuilds the member, through these
 /// endpoints if there are any.
 fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> ExitCode {
     memory::use_small_pages();
-    // Signals are blocked before any thread starts, so that only the main thread takes them.
+    // Signals are blocked before any other thread starts, so that only the main thread receives them.
     signals::block();
     open_files::raise_limit();
     let logger = match Logger::open_in_zone(&parsed.config.log, local_time::ahead_of_utc) {
@@ -171,7 +173,7 @@ fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> Ex
         .map(|()| None)
         .map_err(|failure| failure.to_string().into()),
     };
-    // The lock is held until the rebuild is finished.
+    // Holds the lock until the rebuild is finished.
     let started = prepared.and_then(|_lock| {
         let discover =
             |config: &Config| discovery::discover(config, &logger, &stop_wanted).map_err(Into::into);
@@ -187,7 +189,7 @@ fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> Ex
         Err(error) => {
             if let Some(signal) = early.get() {
                 if rebuilding.is_some() {
-                    // The next line says what the operator can do.
+                    // This line gives the reason; the next line says what the operator can do.
                     logger.warn("the member was not rebuilt", &[("error", Value::Str(&error.to_string()))]);
                 }
                 logger
@@ -200,7 +202,8 @@ fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> Ex
     };
     let mut systemd = Systemd::from_env();
     systemd.ready(&logger);
-    // The greeting is for a terminal only: a program that reads a pipe may expect nothing but the log's JSON.
+    // Print the greeting only to a terminal, because a program that reads standard output may expect only the
+    // log's JSON.
     if greet && std::io::stdout().is_terminal() {
         greeting(&listening, &data_dir);
     }
@@ -242,7 +245,7 @@ fn greeting(listening: &Listening, data_dir: &str) {
         }
         _ => listening.pages.first().map_or(client, String::as_str).to_owned(),
     };
-    // A closed standard output must not stop the member.
+    // A closed standard output must not stop the member, so the error is ignored.
     let _ = writeln!(
         out,
         "\x1b[1mMainstay is ready.\x1b[0m\n  \

@@ -1,10 +1,10 @@
-//! The allocator, and settings that keep the unused memory of the process small.
+//! The memory allocator, and settings that keep the unused memory of the process small.
 //!
-//! Two effects would keep memory. With pages of 2 MiB, a few kilobytes in use keep the whole page, and the
-//! buffers of a load leave many such pages: a member with a million keys used half as much memory again, and
-//! an idle member 15 MB more. Also, the allocator returns free pages a second after they became free, but
-//! only while other memory is requested: without help, pages that are free after a load or a start would stay
-//! with an idle member.
+//! Two effects would keep unused memory in the process. First, if pages have 2 MiB, a few kilobytes in use
+//! keep the whole page, and the buffers of a load leave many such pages: a member with a million keys used
+//! one and a half times the memory, and an idle member 15 MB more. Second, the allocator returns free pages
+//! to the system a second after they became free, but only when other memory is requested. So the pages that
+//! are free after a load or a start would stay with an idle member.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::ffi::{OsStr, c_void};
@@ -17,15 +17,15 @@ unsafe extern "C" {
     /// Allocates zeroed memory of this size, aligned to at least a word; returns null if there is none. From
     /// `mimalloc.h`.
     fn mi_zalloc(size: usize) -> *mut c_void;
-    /// Returns memory to the system that the calling thread and the process have had free for longer than the
-    /// allocator's delay; with `force`, returns all free memory. From `mimalloc.h`.
+    /// Returns free memory of the calling thread and of the process to the system: memory that has been free
+    /// for longer than the allocator's delay, or, if `force` is true, all free memory. From `mimalloc.h`.
     fn mi_collect(force: bool);
 }
 
-/// mimalloc, called with an explicit alignment only where one is needed. `MiMalloc` always passes an
-/// alignment; then every block larger than a kilobyte whose size is not a power of two takes the slow path
-/// for over-aligned memory (180 more instructions, and as many more bytes as the alignment; four times with
-/// each put of a kilobyte).
+/// The allocator mimalloc, called with an explicit alignment only if one is needed. `MiMalloc` always passes
+/// an alignment. With an alignment, mimalloc takes its slow path for every block that is larger than a
+/// kilobyte and whose size is not a power of two. That costs 180 more instructions and as many more bytes as
+/// the alignment, four times for each put of a kilobyte.
 pub struct Allocator;
 
 /// Alignment of every mimalloc allocation, in bytes: its smallest block is one word.
@@ -69,11 +69,12 @@ unsafe impl GlobalAlloc for Allocator {
     }
 }
 
-/// Variable of mimalloc itself: with the value 1, the allocator uses large pages, and they are not switched off here.
+/// Environment variable of mimalloc itself. With the value 1, the allocator uses large pages, and
+/// [`use_small_pages`] does not switch them off.
 const ALLOW_LARGE_PAGES: &str = "MIMALLOC_ALLOW_THP";
 
-/// Switches off transparent huge pages for this process. To be called before memory is used: pages that are
-/// already huge stay huge.
+/// Switches off transparent huge pages for this process. Must be called before memory is used, because pages
+/// that are already huge stay huge.
 pub fn use_small_pages() {
     if allows_large_pages(std::env::var_os(ALLOW_LARGE_PAGES).as_deref()) {
         return;
@@ -102,9 +103,9 @@ pub struct FreePages {
 }
 
 impl FreePages {
-    /// Returns free memory to the system, in every [`TURNS`]th call. To be called twice a second, in the
-    /// thread that started the member: memory for what was read from the log and the checkpoint belongs to
-    /// that thread, and is free once other threads have applied it.
+    /// Returns free memory to the system, in every [`TURNS`]th call. Must be called twice a second, in the
+    /// thread that started the member. Memory that held what was read from the log and the checkpoint belongs
+    /// to that thread, and is free after other threads have applied it.
     pub fn give_back(&mut self) {
         self.turns += 1;
         if self.turns == TURNS {
@@ -115,7 +116,8 @@ impl FreePages {
     }
 }
 
-/// Number of calls between two returns of memory: under load, returned memory is needed again at once.
+/// Number of calls from one return of memory to the next. It is not done in every call, because under load
+/// the returned memory is needed again at once.
 const TURNS: u32 = 6;
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! `--memory-mlock`: prevents the memory of the process from being swapped out.
 //!
-//! All present and future memory is locked when it is first touched. Reaching a limit would therefore end the
-//! process, so the process must have no limit, or the right to ignore it (`CAP_IPC_LOCK`). Values in the page
-//! cache belong to the kernel and are not locked.
+//! All memory, present and future, is locked when it is first used. If the process reached a limit on locked
+//! memory, it would therefore end. So the process must have no limit, or the right to ignore it
+//! (`CAP_IPC_LOCK`). Values in the page cache belong to the kernel and are not locked.
 
 use std::fmt;
 use std::io;
@@ -38,7 +38,7 @@ impl std::error::Error for MemoryLockError {}
 ///
 /// # Errors
 ///
-/// When the process may not lock unlimited memory, or the system refuses.
+/// Returns an error if the process may not lock unlimited memory, or the system refuses.
 pub fn lock() -> Result<(), MemoryLockError> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     check(raised_limit(), may_ignore_limits(&status))?;
@@ -57,7 +57,8 @@ fn check(limit: Option<u64>, may_ignore_it: bool) -> Result<(), MemoryLockError>
     }
 }
 
-/// Raises the soft limit on locked memory to the hard limit. Returns the limit in bytes; `None` if there is none.
+/// Raises the soft limit on locked memory to the hard limit. Returns the limit in bytes; `None` if there is
+/// no limit.
 fn raised_limit() -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the limit is initialised, and valid for the call to write to.
@@ -65,8 +66,8 @@ fn raised_limit() -> Option<u64> {
         return None;
     }
     limit.rlim_cur = limit.rlim_max;
-    // If this is refused, locking reports the error later.
-    // SAFETY: the limit is initialised, and only read.
+    // If the system refuses this, locking the memory reports an error later. SAFETY: the limit is
+    // initialised, and only read.
     unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &limit) };
     Some(limit.rlim_max).filter(|max| *max != libc::RLIM_INFINITY)
 }

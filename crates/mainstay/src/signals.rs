@@ -1,5 +1,5 @@
-//! Signals: SIGINT and SIGTERM, which the main thread takes one at a time; SIGUSR1 and SIGUSR2, which change
-//! the level of the log.
+//! Signals that a process of this program handles: SIGINT and SIGTERM, which end a member, and SIGUSR1 and
+//! SIGUSR2, which change the log level. The main thread takes them one at a time.
 
 use std::time::Duration;
 
@@ -20,7 +20,8 @@ fn taken() -> libc::sigset_t {
     }
 }
 
-/// Blocks the signals on this thread and on threads it starts, so that [`wait`] takes them.
+/// Blocks the signals on this thread and on all threads that it starts later, so that only [`wait`] receives
+/// them.
 pub fn block() {
     let set = taken();
     // SAFETY: the set is initialised; the old mask is not requested.
@@ -28,8 +29,8 @@ pub fn block() {
     assert_eq!(outcome, 0, "SIG_BLOCK and the set are valid");
 }
 
-/// Waits for a signal that ends the member, and returns it; `None` after `patience`, or earlier if another
-/// signal changed the log level.
+/// Waits for a signal that ends the member, and returns it. Returns `None` after the time `patience`, or
+/// earlier if a signal has changed the log level.
 pub fn wait(patience: Duration, logger: &Logger) -> Option<i32> {
     let set = taken();
     let timeout = libc::timespec {
@@ -58,7 +59,7 @@ pub fn name(signal: i32) -> &'static str {
     if signal == libc::SIGINT { "interrupt" } else { "terminated" }
 }
 
-/// Ends the process by this signal, as etcd does, so that the parent process sees why it ended.
+/// Ends the process by this signal, as etcd does, so that the parent process sees which signal ended it.
 pub fn die_by(signal: i32) -> ! {
     let set = taken();
     // SAFETY: the default action is restored and the signal unblocked before it is raised; all arguments are valid.

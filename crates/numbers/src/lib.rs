@@ -1,9 +1,9 @@
-//! Types for the numbers of a member, so that none is confused with another: positions in the raft log,
-//! revisions of the store and the changes within them, and ids of members, clusters and leases.
+//! Types for the numbers that a member uses, so that different kinds of numbers cannot be confused: positions
+//! in the raft log, revisions of the store and changes within them, and ids of members, clusters and leases.
 //!
-//! Each type is one machine word, costs nothing over the bare number, and prints as that number. Wire
-//! messages have bare numbers, which get their type when a message is decoded. Files and metrics use the bare
-//! number `.0`.
+//! Each type except the pairs is one machine word, costs nothing more than the bare number, and prints as
+//! that number. Messages contain bare numbers, which get their type when a message is decoded. Files and
+//! metrics use the bare number `.0`.
 //!
 //! ```
 //! use mainstay_numbers::{Index, Revision};
@@ -15,12 +15,12 @@
 //! assert_eq!(format!("applied {applied}"), "applied 7");
 //! ```
 //!
-//! Spans of time are `std::time::Duration`, except for times to live of leases, which are whole [`Seconds`]
-//! in log entries and on the wire. Numbers of bytes are `u64` or `usize` in variables whose names end in
-//! `bytes`; they need no type of their own.
+//! Spans of time are `std::time::Duration`. The exception is the time to live of a lease, which is in whole
+//! [`Seconds`] in log entries and in messages. Numbers of bytes are `u64` or `usize`, in variables whose
+//! names end in `bytes`; they have no type of their own.
 //!
-//! The crate does not know what is numbered. Start reading with [`Index`] and [`Revision`]. Tests: beside the
-//! code.
+//! The crate does not know the things that are numbered. Start reading with [`Index`] and [`Revision`].
+//! Tests: beside the code.
 
 #![no_std]
 #![forbid(unsafe_code)]
@@ -62,19 +62,19 @@ macro_rules! counts_up {
                 $name(self.0 + 1)
             }
 
-            /// Returns the number before this one; zero stays zero.
+            /// Returns the number before this one. The number before zero is zero.
             #[must_use]
             pub const fn previous(self) -> $name {
                 if self.0 > 0 { $name(self.0 - 1) } else { self }
             }
 
-            /// Returns the number `steps` before this one; zero if that would be negative.
+            /// Returns this number minus `steps`; zero if that would be negative.
             #[must_use]
             pub const fn saturating_sub(self, steps: $number) -> $name {
                 if self.0 > steps { $name(self.0 - steps) } else { $name(0) }
             }
 
-            /// Returns the distance by which this number is ahead of `other`; 0 if it is not ahead.
+            /// Returns this number minus `other`; 0 if that would be negative.
             #[must_use]
             pub const fn ahead_of(self, other: $name) -> $number {
                 if self.0 > other.0 { self.0 - other.0 } else { 0 }
@@ -110,30 +110,30 @@ macro_rules! counts_up {
     };
 }
 
-/// A position in the raft log. The first entry has index 1; 0 is before all entries.
+/// A position in the raft log. The first entry has index 1; index 0 means the position before all entries.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Index(pub u64);
 written_bare!(Index);
 counts_up!(Index, u64);
 
 impl Index {
-    /// Returns all indexes from this one up to and including `last`, in order; none if `last` is before this
-    /// one.
+    /// Returns all indexes from this one up to and including `last`, in ascending order; none if `last` is
+    /// lower than this one.
     pub fn through(self, last: Index) -> impl DoubleEndedIterator<Item = Index> {
         (self.0..=last.0).map(Index)
     }
 }
 
-/// A raft term, in which at most one member leads. The first election begins term 1; 0 is before all
-/// elections.
+/// A raft term, in which at most one member is the leader. The first election begins term 1; term 0 means the
+/// time before all elections.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Term(pub u64);
 written_bare!(Term);
 counts_up!(Term, u64);
 
-/// An entry of the raft log, identified by index and term. Two logs that have an entry with the same index
-/// and term are equal up to that entry (Ongaro and Ousterhout, "In Search of an Understandable Consensus
-/// Algorithm", the log matching property).
+/// An entry of the raft log, identified by index and term. If two logs contain an entry with the same index
+/// and term, they are equal up to that entry (Ongaro and Ousterhout, "In Search of an Understandable
+/// Consensus Algorithm", the log matching property).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct EntryId {
     /// Log index of the entry.
@@ -142,8 +142,8 @@ pub struct EntryId {
     pub term: Term,
 }
 
-/// Location of bytes in the log. For a raft entry it is the location of the first byte of its data; the
-/// location of a value is this location plus the value's offset within the data.
+/// Location of bytes in the log. The location of a raft entry is that of the first byte of its data. The
+/// location of a value is that of its entry plus the offset of the value in the entry's data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Location {
     /// Sequence number of the segment.
@@ -153,15 +153,15 @@ pub struct Location {
 }
 
 /// A revision of the store, as etcd counts them: an empty store has revision 1, and each transaction that
-/// changes something increases it by one. In requests 0 stands for the newest revision; negative ones are
-/// refused earlier.
+/// changes something increases it by one. In requests 0 means the newest revision; requests with negative
+/// revisions are refused before they get this type.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Revision(pub i64);
 written_bare!(Revision);
 counts_up!(Revision, i64);
 
 impl Revision {
-    /// The current revision, as requests name it.
+    /// The revision 0, which means the current revision in requests.
     pub const CURRENT: Revision = Revision(0);
 
     /// The revision of an empty store.
@@ -170,15 +170,15 @@ impl Revision {
     /// The compact revision of a store that was never compacted.
     pub const NEVER_COMPACTED: Revision = Revision(-1);
 
-    /// Lower than all revisions.
+    /// A revision that is lower than all others.
     pub const MIN: Revision = Revision(i64::MIN);
 
-    /// Higher than all revisions.
+    /// A revision that is higher than all others.
     pub const MAX: Revision = Revision(i64::MAX);
 }
 
-/// One change of one key: etcd calls the two numbers main and sub revision. Changes are ordered as they were
-/// written.
+/// One change of one key, identified by two numbers that etcd calls main and sub revision. Changes are
+/// ordered as they were made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChangeId {
     /// Revision of the transaction that made the change.
@@ -194,8 +194,8 @@ impl ChangeId {
         ChangeId { main, sub: 0 }
     }
 
-    /// Returns an id after all changes of a transaction: iteration that continues after it starts with the
-    /// next transaction.
+    /// Returns an id that comes after all changes of a transaction. An iteration that continues after this id
+    /// begins with the next transaction.
     #[must_use]
     pub const fn end_of(main: Revision) -> ChangeId {
         ChangeId { main, sub: u32::MAX }
@@ -209,14 +209,14 @@ impl fmt::Display for ChangeId {
     }
 }
 
-/// Id of a lease. 0 stands for no lease. Clients may choose it, so it may be any other number; etcd's tools
-/// print it in hexadecimal.
+/// Id of a lease. 0 stands for no lease. Clients may choose the id, so it may be any number except 0. etcd's
+/// tools print the id in hexadecimal.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LeaseId(pub i64);
 written_bare!(LeaseId);
 
 impl LeaseId {
-    /// The absence of a lease, as in wire messages.
+    /// The id 0, which means "no lease" in messages.
     pub const NONE: LeaseId = LeaseId(0);
 
     /// Returns true if the id is not [`Self::NONE`].
@@ -226,8 +226,8 @@ impl LeaseId {
     }
 }
 
-/// Time to live of a lease, or its remaining time, in whole seconds. It may be negative where the wire format
-/// says so: the remaining time of a lease that does not exist is -1.
+/// Time to live of a lease, or its remaining time, in whole seconds. It is negative in one case: in messages,
+/// the remaining time of a lease that does not exist is -1.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Seconds(pub i64);
 written_bare!(Seconds);
@@ -256,13 +256,13 @@ impl Seconds {
     }
 }
 
-/// Id of a member within its cluster. 0 stands for no member (no leader, no vote).
+/// Id of a member within its cluster. The id 0 means "no member", such as no leader or no vote.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MemberId(pub u64);
 written_bare!(MemberId);
 
 impl MemberId {
-    /// The absence of a member, as in raft and in wire messages.
+    /// The id 0, which means "no member" in raft and in messages.
     pub const NONE: MemberId = MemberId(0);
 
     /// Returns true if the id is not [`Self::NONE`].
@@ -272,7 +272,8 @@ impl MemberId {
     }
 }
 
-/// Id of a cluster: all its members have the same, and refuse messages with another one.
+/// Id of a cluster. All members of the cluster have the same cluster id, and refuse messages with another
+/// one.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClusterId(pub u64);
 written_bare!(ClusterId);

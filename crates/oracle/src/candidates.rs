@@ -1,4 +1,4 @@
-//! Finds the operations that can have made a revision that no answered write claims.
+//! Finds the operations that may have made a revision which no answered write claims.
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,24 +11,24 @@ use crate::{Delete, History, Operation, Outcome, Request, Response};
 /// Operations, indexed by what they would write.
 pub(crate) struct Candidates<'a> {
     history: &'a History,
-    /// Writes with unknown outcomes, as positions in the history.
+    /// Positions in the history of the writes with unknown outcomes.
     unknown: Vec<usize>,
-    /// Puts with unknown outcomes whose value no other operation put or kept, and whose value was seen at
-    /// some revision: each made that revision or none.
+    /// Puts with unknown outcomes whose value was seen at some revision, and whose value no other operation
+    /// put or kept. Each of them made that revision or none.
     placed: HashSet<usize>,
     /// Puts with unknown outcomes, by key and value.
     puts: HashMap<(&'a [u8], &'a [u8]), Vec<usize>>,
-    /// Puts with unknown outcomes that keep the current value, by key.
+    /// Puts with unknown outcomes that keep the current value (`ignore_value`), by key.
     keepers: HashMap<&'a [u8], Vec<usize>>,
     /// Operations with unknown outcomes that delete one key and do nothing else, by key.
     deletes: HashMap<&'a [u8], Vec<usize>>,
-    /// All other deletions with unknown outcomes.
+    /// All deletions in operations with unknown outcomes that are not in `deletes`.
     deleters: Vec<(usize, &'a Delete)>,
-    /// Operations of any outcome that put a value, by key and value.
+    /// Operations that put a value, whatever their outcome, by key and value.
     writers: HashMap<(&'a [u8], &'a [u8]), Vec<usize>>,
     /// Refused operations that contain a deletion.
     refused_deleters: Vec<usize>,
-    /// Number of times that each lease may have been granted.
+    /// Number of times that each lease id may have been granted.
     grants: HashMap<i64, usize>,
     /// Revision at which the revocation of a lease was answered, by lease id.
     revoked: HashMap<i64, i64>,
@@ -121,7 +121,8 @@ impl<'a> Candidates<'a> {
         }
     }
 
-    /// Returns true if the operation made the one revision at which its value was seen, or no revision.
+    /// Returns true if the operation is one of those that made the only revision at which their value was
+    /// seen, or no revision.
     pub fn is_placed(&self, at: usize) -> bool {
         self.placed.contains(&at)
     }
@@ -131,20 +132,20 @@ impl<'a> Candidates<'a> {
         self.places.get(&op.id).copied()
     }
 
-    /// Returns all ends that a lease can have had, one for each possible grant of its id.
+    /// Returns all possible ends of a lease, one for each grant of its id that may have happened.
     pub fn lease_ends(&self, lease: i64) -> impl Iterator<Item = Maker> + use<> {
         let times = self.grants.get(&lease).copied().unwrap_or(1).max(1);
         (0..times).map(move |time| Maker::LeaseEnd(lease, time))
     }
 
-    /// Returns true if a lease was revoked before a revision and its id was never granted again.
+    /// Returns true if a lease was revoked before this revision, and its id was never granted again.
     pub fn is_revoked_before(&self, lease: i64, revision: i64) -> bool {
         self.grants.get(&lease).is_none_or(|times| *times <= 1)
             && self.revoked.get(&lease).is_some_and(|revoked| *revoked < revision)
     }
 
-    /// Returns everything that can have made a revision with these observed changes that existed at time
-    /// `by`. The other effects of each candidate are not checked.
+    /// Returns all makers that may have made a revision which has the changes `seen` and existed at time
+    /// `by`. Changes that no client saw are not checked.
     pub fn makers(&self, seen: &Seen, store: &Store, by: u64) -> Vec<Maker> {
         let mut places: Vec<usize> = Vec::new();
         let mut makers: Vec<Maker> = Vec::new();
@@ -177,7 +178,7 @@ impl<'a> Candidates<'a> {
         makers
     }
 
-    /// Returns true if one of the changes puts a value that no recorded operation asked to put.
+    /// Returns true if one of the changes puts a value that no recorded operation puts.
     pub fn is_strange(&self, changes: &[Change]) -> bool {
         if !self.history.settings.unrecorded.is_empty() {
             return false;
@@ -187,7 +188,7 @@ impl<'a> Candidates<'a> {
         values.any(|what| !self.writers.contains_key(&what))
     }
 
-    /// Returns the operations of any outcome that write one of these changes.
+    /// Returns the operations that write one of these changes, whatever their outcome.
     pub fn writers_like(&self, changes: &[Change]) -> Vec<&'a Operation> {
         let mut places: Vec<usize> = Vec::new();
         for change in changes {

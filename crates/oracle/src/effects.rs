@@ -1,4 +1,4 @@
-//! Facts about an operation that can be derived from the operation alone.
+//! Facts that follow from an operation alone, without the rest of the history.
 
 use crate::store::branch;
 use crate::{
@@ -29,8 +29,8 @@ impl Operation {
         }
     }
 
-    /// Returns true if the operation has a place in the total order of linearizable operations: a write, or a
-    /// read confirmed by a quorum.
+    /// Returns true if the operation has a place in the total order of linearizable operations: if it is a
+    /// write, or a read that a quorum has confirmed.
     pub(crate) fn is_linearizable(&self) -> bool {
         match &self.request {
             Request::Range(range) => !range.serializable,
@@ -41,7 +41,8 @@ impl Operation {
         }
     }
 
-    /// Returns true if the response must follow from the keys and values at the header's revision.
+    /// Returns true if the response must follow from the keys and values of the store at the header's
+    /// revision.
     pub(crate) fn is_of_keys(&self) -> bool {
         matches!(self.request, Request::Range(_) | Request::Put(_) | Request::Delete(_) | Request::Txn(_))
     }
@@ -56,14 +57,14 @@ fn txn_changed(result: &TxnResult) -> bool {
     })
 }
 
-/// Returns true if etcd reads the transaction locally: it contains only serializable ranges, or no action at
-/// all.
+/// Returns true if the transaction contains only serializable ranges, or no action at all. etcd answers such
+/// a transaction from the local state of a member.
 fn only_serializable(txn: &Txn) -> bool {
     let serializable = |action: &Action| matches!(action, Action::Range(range) if range.serializable);
     txn.success.iter().chain(&txn.failure).all(serializable)
 }
 
-/// A single step of a request, in either branch of a transaction.
+/// A single step of a request. The steps of a transaction are those of both branches.
 #[derive(Clone, Copy)]
 pub(crate) enum Step<'a> {
     Range(&'a Range),
@@ -119,7 +120,7 @@ fn steps_taken_by_txn<'a>(txn: &'a Txn, result: &TxnResult, all: &mut Vec<Step<'
     }
 }
 
-/// Calls `each` for every key that a response shows completely, with its value and revisions.
+/// Calls `each` for every key-value pair that a response contains completely, with its value and revisions.
 pub(crate) fn shown<'a>(request: &Request, response: &'a Response, each: &mut dyn FnMut(&'a KeyValue)) {
     match (request, response) {
         (Request::Range(range), Response::Range(result)) => shown_by_range(range, result, each),

@@ -1,4 +1,4 @@
-//! Collects the changes of each revision that clients saw, in watches and in keys that they read.
+//! Collects the changes of each revision that clients saw in watches and reads.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::rc::Rc;
@@ -13,7 +13,7 @@ pub(crate) struct Seen {
     /// State of each changed key after the revision. A key has more than one state if clients saw different
     /// ones.
     pub keys: BTreeMap<Rc<[u8]>, Vec<Option<Rc<KeyValue>>>>,
-    /// True if a watch of all keys reported the revision, so that no other keys should have changed.
+    /// True if a watch of all keys reported the revision, which means that no other keys were changed.
     pub whole: bool,
     /// Keys in the order in which a watch of all keys reported them.
     order: Vec<Rc<[u8]>>,
@@ -37,14 +37,15 @@ impl Seen {
     }
 }
 
-/// A range of revisions for which a watch must report all events, so that a missing event is evidence too.
+/// A range of revisions in which a watch must report all its events, so that a missing event proves that
+/// there was no such change.
 struct Cover<'a> {
     watch: &'a Watch,
     from: i64,
     to: i64,
 }
 
-/// Everything that clients saw of changes.
+/// All changes that clients saw.
 pub(crate) struct Evidence<'a> {
     seen: HashMap<i64, Seen>,
     covers: Vec<Cover<'a>>,
@@ -53,9 +54,9 @@ pub(crate) struct Evidence<'a> {
     nothing: Seen,
 }
 
-/// Returns true if the watch must report an event of this key.
+/// Returns true if the watch must report a put or, if `deleted` is true, a deletion of this key.
 pub(crate) fn concerns(watch: &Watch, key: &[u8], deleted: bool) -> bool {
-    // An empty key stands for the lowest possible key.
+    // An empty start key means the lowest possible key.
     let start: &[u8] = if watch.key.is_empty() { &[0] } else { &watch.key };
     within(key, start, &watch.range_end) && !(if deleted { watch.no_delete } else { watch.no_put })
 }
@@ -65,8 +66,8 @@ pub(crate) fn is_of_all(watch: &Watch) -> bool {
     (watch.key.is_empty() || watch.key == [0]) && watch.range_end == [0] && !watch.no_put && !watch.no_delete
 }
 
-/// Returns the first revision that a watch must report; `None` if it was not created and names no start
-/// revision.
+/// Returns the first revision that a watch must report; `None` if the watch was not created and its request
+/// names no start revision.
 pub(crate) fn first_revision(watch: &Watch) -> Option<i64> {
     if watch.start_revision > 0 {
         return Some(watch.start_revision);
@@ -75,8 +76,8 @@ pub(crate) fn first_revision(watch: &Watch) -> Option<i64> {
     created.map(|response| response.revision + 1)
 }
 
-/// Returns the revision up to which a watch claims to have reported everything; events missing up to there
-/// are missing for good.
+/// Returns the revision up to which a watch claims to have reported all events. If an event up to this
+/// revision is missing, it will never come.
 pub(crate) fn told_up_to(watch: &Watch) -> i64 {
     let mut told = 0;
     for response in &watch.responses {
@@ -175,7 +176,7 @@ impl<'a> Evidence<'a> {
         seen.take(&kv.key, Some(Rc::new(kv.clone())));
     }
 
-    /// Returns what clients saw of a revision.
+    /// Returns the changes of a revision that clients saw.
     pub fn of(&self, revision: i64) -> &Seen {
         self.seen.get(&revision).unwrap_or(&self.nothing)
     }
@@ -186,13 +187,13 @@ impl<'a> Evidence<'a> {
         puts.map(|kv| (kv.key.as_slice(), kv.value.as_slice())).collect()
     }
 
-    /// Returns the revisions of which clients saw something.
+    /// Returns the revisions of which clients saw a change.
     pub fn revisions(&self) -> impl Iterator<Item = i64> {
         self.seen.keys().copied()
     }
 
-    /// Returns true if these can be the changes of a revision: every change that clients saw is among them,
-    /// and every other one is a change that no client had to see.
+    /// Returns true if these may be the changes of a revision: they include every change that clients saw,
+    /// and every other one of them is a change that no watch had to report.
     pub fn allows(&self, revision: i64, changes: &[Change]) -> bool {
         let seen = self.of(revision);
         let covered = seen.keys.keys().all(|key| changes.iter().any(|change| change.key == *key));
@@ -205,13 +206,13 @@ impl<'a> Evidence<'a> {
             })
     }
 
-    /// Returns true if a watch of all keys had to report the revision.
+    /// Returns true if a watch of all keys had to report this revision.
     pub fn is_covered(&self, revision: i64) -> bool {
         let before = self.covered.partition_point(|(from, _)| *from <= revision);
         before.checked_sub(1).is_some_and(|at| revision <= self.covered[at].1)
     }
 
-    /// Returns true if a watch should have reported this change, which no client saw.
+    /// Returns true if a watch had to report this change, although no client saw it.
     fn untold(&self, revision: i64, key: &[u8], deleted: bool) -> bool {
         let mut covers = self.covers.iter();
         covers.any(|cover| (cover.from..=cover.to).contains(&revision) && concerns(cover.watch, key, deleted))

@@ -4,7 +4,7 @@ use std::fmt::{Display, Write};
 
 use crate::{Kind, Operation, Outcome, Undecided, Verdict, Violation, Watch};
 
-/// Maximum number of violations that are kept of each kind; more would only repeat the same.
+/// Maximum number of violations of each kind that are kept. Further ones would only repeat the same.
 const OF_A_KIND_MAX: usize = 100;
 
 impl Verdict {
@@ -52,8 +52,8 @@ pub(crate) fn show(bytes: &[u8]) -> String {
     shorten(bytes.escape_ascii())
 }
 
-/// Shortens a text that is too long for a sentence. The rest is not even formatted: responses contain large
-/// values, and a search formats many texts that are never shown.
+/// Shortens a text that is too long for a sentence. The rest of the text is not even formatted, because
+/// responses contain large values, and the search formats many texts that are never shown.
 pub(crate) fn shorten(text: impl Display) -> String {
     let mut short = Short { text: String::new(), left: 300 };
     if write!(short, "{text}").is_err() {
@@ -62,7 +62,7 @@ pub(crate) fn shorten(text: impl Display) -> String {
     short.text
 }
 
-/// A text that accepts `left` more characters and refuses the rest.
+/// A text buffer that accepts `left` more characters, and returns an error for the rest.
 struct Short {
     text: String,
     left: usize,

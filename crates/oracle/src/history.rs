@@ -1,30 +1,31 @@
-//! The history that is judged. Times are nanoseconds of one monotonic clock that all clients share: virtual
-//! time in a simulation, the monotonic clock of the machine if all clients run on one.
+//! The history that is judged. All times are nanoseconds of one monotonic clock that all clients share: the
+//! virtual clock in a simulation, or the clock of the machine on which all clients run.
 
 use serde::{Deserialize, Serialize};
 
 use crate::json::zero;
 use crate::{Event, KeyValue, Request, Response};
 
-/// Everything that clients did and saw, of a cluster that was empty, at revision 1, when the history began.
+/// All operations and observations of the clients of a cluster. When the history began, the cluster was
+/// empty, at revision 1.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct History {
-    /// Facts about the run that the judge needs.
+    /// Properties of the run that the judge needs to know.
     pub settings: Settings,
     /// Operations, in any order.
     pub operations: Vec<Operation>,
     /// Watches, in any order.
     pub watches: Vec<Watch>,
-    /// Holdings of locks, in any order.
+    /// Periods in which clients believed that they held locks, in any order.
     pub holdings: Vec<Holding>,
-    /// State of each member at the end, when nothing was in progress.
+    /// State of each member at the end of the run, when no operation was in progress.
     pub finals: Vec<Final>,
-    /// Permissions that were granted or revoked, in the order in which a single administrator requested them
-    /// one after the other.
+    /// Permissions that were granted or revoked, in the order of the requests. A single administrator made
+    /// all requests, one after the other.
     pub grants: Vec<GrantChange>,
-    /// Users of those operations and watches whose permissions are to be judged.
+    /// Users of the operations and watches whose permissions are to be judged.
     pub askers: Vec<Asker>,
-    /// Faults and other remarks; shown beside violations and never judged.
+    /// Faults and other remarks. They are shown together with violations, and never judged.
     pub notes: Vec<Note>,
 }
 
@@ -57,21 +58,22 @@ pub struct GrantChange {
     /// Time at which the change was requested.
     #[serde(default, skip_serializing_if = "zero")]
     pub call: u64,
-    /// Time at which the change was acknowledged, or its client gave up.
+    /// Time at which the change was acknowledged, or the administrator gave up waiting.
     #[serde(default, skip_serializing_if = "zero")]
     pub returned: u64,
-    /// True if the change was acknowledged. Otherwise it may take effect at any time after the call, or
-    /// never.
+    /// True if the change was acknowledged. Otherwise the change may take effect at any time after the call,
+    /// or never.
     #[serde(default, skip_serializing_if = "zero")]
     pub certain: bool,
-    /// True if `grant` holds after the change; false if it no longer holds.
+    /// True if the change makes `grant` hold; false if the change ends it.
     #[serde(default, skip_serializing_if = "zero")]
     pub granted: bool,
     /// Permission or setting that changes.
     pub grant: Grant,
 }
 
-/// A fact on which the permissions of users depend. At the beginning none of these facts holds.
+/// A condition on which the permissions of users depend. At the beginning of the history, none of these
+/// conditions holds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Grant {
@@ -97,27 +99,27 @@ pub enum Grant {
         #[serde(default, skip_serializing_if = "zero")]
         write: bool,
     },
-    /// All tokens of this user issued before the change become invalid.
+    /// All tokens of this user that were issued before this change become invalid.
     Tokens(String),
 }
 
-/// Facts about the run that the judge needs.
+/// Properties of the run that the judge needs to know.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
-    /// Time in nanoseconds by which a lease may seem to end too early: the part of the difference between the
-    /// clients' and the members' clocks that does not grow with time.
+    /// Time in nanoseconds by which a lease may seem to end too early. It is the part of the difference
+    /// between the clocks of clients and members that does not grow with time.
     #[serde(default, skip_serializing_if = "zero")]
     pub lease_slack: u64,
-    /// Maximum time in nanoseconds that a lease may still have keys after its time to live: the time that the
-    /// members need to notice and agree, and the time for which a renewal may still take effect after its
-    /// client gave up. 0 if this is not judged.
+    /// Maximum time in nanoseconds for which a lease may still have keys after its time to live. It includes
+    /// the time that the members need to notice the expiry and agree on it, and the time for which a renewal
+    /// may still take effect after its client gave up. 0 if this is not judged.
     #[serde(default, skip_serializing_if = "zero")]
     pub expire_by: u64,
-    /// Rate by which a member's clock may run faster than the clients' clock, in millionths.
+    /// Maximum rate, in millionths, by which a member's clock runs faster than the clients' clock.
     #[serde(default, skip_serializing_if = "zero")]
     pub clock_drift_ppm: u64,
-    /// Prefixes of keys that are written by clients whose operations are not recorded. Changes of such keys
-    /// need no operation.
+    /// Prefixes of keys that clients write without recording their operations. A change of such a key needs
+    /// no operation in the history.
     #[serde(default, skip_serializing_if = "zero", with = "crate::json::blobs")]
     pub unrecorded: Vec<Vec<u8>>,
     /// Maximum number of steps of the search that places writes with unknown outcomes; 0 for the default.
@@ -137,21 +139,21 @@ pub struct Operation {
     /// Number of the member that received the request.
     #[serde(default, skip_serializing_if = "zero")]
     pub member: u64,
-    /// Number of the member's process (counted from 1 and increased by each restart) that answered; 0 if not
-    /// known for certain.
+    /// Number of the process of that member which answered, counted from 1 and increased by each restart; 0
+    /// if it is not known for certain.
     #[serde(default, skip_serializing_if = "zero")]
     pub life: u64,
     /// Time at which the request was sent.
     #[serde(default, skip_serializing_if = "zero")]
     pub call: u64,
-    /// Time at which the response arrived, or the client gave up.
+    /// Time at which the response arrived, or the client gave up waiting.
     #[serde(default, skip_serializing_if = "zero")]
     pub returned: u64,
     /// The request.
     pub request: Request,
     /// The outcome.
     pub outcome: Outcome,
-    /// Set if the writer believed that it held a lock.
+    /// The lock that the client believed to hold when it sent the request; `None` for other operations.
     #[serde(default, skip_serializing_if = "zero")]
     pub fence: Option<Fence>,
 }
@@ -200,13 +202,13 @@ pub enum Refusal {
     #[serde(rename = "lease exists")]
     LeaseExists,
     /// Any other error that guarantees that nothing happens (no quorum was asked, no space, malformed
-    /// request). The judge does not check whether the refusal was justified.
+    /// request). The judge does not check if the refusal was justified.
     #[serde(rename = "other")]
     Other(String),
 }
 
-/// The lock that a writer held: the lock's keys have a common prefix, and the owner of the key created first
-/// holds it.
+/// The lock that a client believes to hold. The keys of a lock have a common prefix; the client whose key was
+/// created first holds the lock.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fence {
     /// Prefix of the lock's keys.
@@ -234,8 +236,8 @@ pub struct Holding {
     /// Time at which the client learned that it held the lock.
     #[serde(default, skip_serializing_if = "zero")]
     pub from: u64,
-    /// Time at which the client began to release the lock, or learned that it had lost it; the end of the run
-    /// if neither happened. The judge shortens this to the time that the lease guarantees.
+    /// Time at which the client began to release the lock, or learned that it had lost the lock; the end of
+    /// the run if neither happened. The judge uses an earlier time if the lease guarantees no more.
     #[serde(default, skip_serializing_if = "zero")]
     pub until: u64,
 }
@@ -315,7 +317,7 @@ pub enum WatchAnswer {
         #[serde(default, skip_serializing_if = "zero")]
         fragment: bool,
     },
-    /// Everything up to the header's revision has been reported.
+    /// A progress notification: everything up to the header's revision has been reported.
     Progress,
     /// The server ended the watch.
     Canceled {
@@ -336,8 +338,8 @@ pub enum End {
     Broken,
     /// The server canceled the watch, as the last response says.
     Canceled,
-    /// The watch was open until the end of the run, and the client waited for all events: the watch must have
-    /// reported everything up to this revision.
+    /// The watch stayed open until the end of the run, and the client waited for all events. So the watch
+    /// must have reported everything up to this revision.
     Drained(i64),
 }
 

@@ -1,6 +1,6 @@
 //! The file format: one JSON object per line, with a field `is` that gives its type. Unknown fields are
-//! ignored; absent fields have their default value. Keys and values are strings if they are UTF-8 that does
-//! not begin with `hex:`; otherwise `hex:` and their bytes in hexadecimal.
+//! ignored; absent fields have their default value. A key or value that is UTF-8 and does not begin with
+//! `hex:` is written as a string; any other one as `hex:` with its bytes in hexadecimal.
 
 use std::fmt;
 
@@ -86,7 +86,7 @@ fn read<T: DeserializeOwned>(value: Value) -> Result<T, String> {
     serde_json::from_value(value).map_err(|error| error.to_string())
 }
 
-/// Returns true for the default value, whose field is left out to keep lines short.
+/// Returns true if the value is the default. The field is then left out, so that lines stay short.
 pub(crate) fn zero<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
@@ -243,7 +243,8 @@ pub(crate) mod hash {
     }
 }
 
-/// A comparison's target as two fields of the comparison: what is compared, and the value to compare with.
+/// A comparison's target, written as two fields of the comparison: the kind of target, and the value to
+/// compare with.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct TargetLine {
     target: String,

@@ -1,29 +1,29 @@
-//! Records what clients of a cluster did and saw, and judges it: can a store that keeps etcd's guarantees
-//! have given these responses?
+//! Records the operations of clients of a cluster and what they observed, and judges this history: can a
+//! store that keeps etcd's guarantees have given these responses?
 //!
 //! * [`History`] contains everything that is judged: operations, watches, holdings of locks, final states. It
 //!   is written and read as lines of JSON, so that it can be stored, replayed and reduced.
 //! * [`check`] judges a history and returns a [`Verdict`]. Start reading there.
 //!
-//! Modules: `store` defines, as simply as possible, the effect of each request; `timeline` determines when
-//! each revision came into being; `sequence` determines which operation made each revision, and what every
-//! response had to be; `rules` has one file for each other guarantee.
+//! Modules: `store` defines the effect of each request, as simply as possible; `timeline` determines when
+//! each revision was made; `sequence` determines which operation made each revision, and what every response
+//! must contain; `rules` has one file for each other guarantee.
 //!
-//! The crate does no IO, reads no clock, and uses no code of a server, a protocol or a simulator: it must not
-//! share their mistakes.
+//! The crate does no IO, reads no clock, and uses no code of a server, a protocol or a simulator, so that it
+//! does not share their bugs.
 //!
 //! Invariants, and the tests that check them (`tests/it`):
-//! * a history that a correct store can produce is never reported as wrong (`right`, over many seeds; and
-//!   against a search that does not use revisions, `search`);
-//! * the store model gives the same results as etcd (`recorded`; written by hand beside `store`);
+//! * a history that a correct store can produce is never reported as wrong (`right`, over many seeds;
+//!   `search`, in comparison with a search that does not use revisions);
+//! * the store model gives the same results as etcd (`recorded`; and tests written by hand, beside `store`);
 //! * each kind of mistake is found and correctly named (`planted`, `expiry`);
-//! * a search that is given up reports no violation, but hides none in keys that it does not concern
+//! * a search that is given up reports no violation, but it hides no violation that concerns other keys
 //!   (`undecided`, `right`); the open question is reported ([`Verdict::undecided`]);
 //! * a history written as lines and read again is unchanged (`lines`).
 //!
 //! Not judged: durations (except of leases, if [`Settings::expire_by`] is set); the order of leases and
-//! remaining times in responses; the lists of leases of a member; members, alarms; whether hashes follow
-//! etcd's formula; compactions that the servers do automatically.
+//! remaining times in responses; the lists of leases of a member; members, alarms; the formula of hashes;
+//! compactions that servers do automatically.
 
 #![forbid(unsafe_code)]
 
@@ -58,8 +58,8 @@ use rules::compaction::Compactions;
 use sequence::Sequence;
 use timeline::Timeline;
 
-/// Judges a history. Takes time about proportional to its length, as long as most writes are answered or seen
-/// by a watch of all keys.
+/// Judges a history. The time grows about linearly with the length of the history, as long as most writes
+/// were answered or were seen by a watch of all keys.
 pub fn check(history: &History) -> Verdict {
     let mut verdict = Verdict { figures: Figures::of(history), ..Verdict::default() };
     rules::record::check(history, &mut verdict);
@@ -98,8 +98,8 @@ pub fn check(history: &History) -> Verdict {
     verdict
 }
 
-/// Returns the last revision that any client saw, but no more than is possible, so that a single wrong number
-/// does not exhaust the memory.
+/// Returns the last revision that any client saw. The result is limited to the number of revisions that are
+/// possible, so that a single wrong number does not exhaust the memory.
 fn last_revision(history: &History, evidence: &Evidence<'_>, verdict: &mut Verdict) -> i64 {
     let answers = history.operations.iter().filter_map(|op| op.done()).map(|(header, _)| header.revision);
     let responses =

@@ -1,30 +1,31 @@
-//! Assigns revisions to the operations with unknown outcomes that made them, at most one to each. A bipartite
-//! matching that grows by augmenting paths (Berge 1957), so that an earlier choice between equals never
-//! prevents a later one.
+//! Assigns each unclaimed revision to an operation with an unknown outcome (or to the end of a lease) that
+//! may have made it; each of these gets at most one revision. This is a bipartite matching that grows by
+//! augmenting paths (Berge 1957), so an earlier choice between equal candidates never prevents a later
+//! assignment.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// Something that may have made a revision that no answered write claims.
+/// Something that may have made a revision which no answered write claims.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Maker {
     /// An operation with an unknown outcome, by its position in the history.
     Operation(usize),
-    /// The end of a lease, by expiry or by a revocation. The number distinguishes ends of the same id if the
-    /// id was granted more than once.
+    /// The end of a lease, by expiry or by a revocation. If an id was granted several times, the number tells
+    /// which of its ends is meant.
     LeaseEnd(i64, usize),
 }
 
 #[derive(Default)]
 pub(crate) struct Matching {
     revision_of: HashMap<Maker, i64>,
-    /// Maker assigned to each revision: the inverse of `revision_of`.
+    /// The maker assigned to each revision. This map is the inverse of `revision_of`.
     given_to: BTreeMap<i64, Maker>,
     makers_of: BTreeMap<i64, Vec<Maker>>,
 }
 
 impl Matching {
-    /// Assigns one of its possible makers to a revision, if necessary by assigning other makers to other
-    /// revisions. If that is impossible, returns false and changes nothing.
+    /// Assigns one of these possible makers to a revision. If needed, other revisions get other makers. If
+    /// there is no possible assignment, returns false and changes nothing.
     pub fn add(&mut self, revision: i64, makers: &[Maker]) -> bool {
         self.makers_of.insert(revision, makers.to_vec());
         if self.augment(revision) {
@@ -34,7 +35,7 @@ impl Matching {
         false
     }
 
-    /// Searches for an augmenting path, breadth first, without recursion.
+    /// Searches for an augmenting path, breadth-first and without recursion.
     fn augment(&mut self, revision: i64) -> bool {
         let mut came_from: HashMap<Maker, i64> = HashMap::new();
         let mut visited: HashSet<i64> = HashSet::from([revision]);
@@ -65,7 +66,8 @@ impl Matching {
         let mut maker = free;
         while let Some(revision) = came_from.get(&maker) {
             self.revision_of.insert(maker, *revision);
-            // The previous maker of this revision is passed on, on the way back to the root.
+            // The maker that this revision had before is now assigned to the revision one step closer to the
+            // root of the path.
             match self.given_to.insert(*revision, maker) {
                 Some(before) if *revision != root => maker = before,
                 _ => break,
@@ -86,12 +88,12 @@ impl Matching {
         self.revision_of.get(&maker).copied()
     }
 
-    /// Returns everything that may have made a revision.
+    /// Returns all makers that may have made a revision.
     pub fn makers(&self, revision: i64) -> &[Maker] {
         self.makers_of.get(&revision).map_or(&[], Vec::as_slice)
     }
 
-    /// Returns all makers that have an assigned revision.
+    /// Returns all makers that have a revision, with that revision.
     pub fn given(&self) -> impl Iterator<Item = (Maker, i64)> {
         self.revision_of.iter().map(|(maker, revision)| (*maker, *revision))
     }

@@ -1,7 +1,7 @@
-//! Keys whose history depends on where writes with unknown outcomes are placed in the order of revisions.
+//! Keys whose history depends on the revisions at which writes with unknown outcomes are placed.
 //!
-//! A contradiction about any other key exists in every order. It is therefore certainly a fault, and
-//! searching for a better order is pointless.
+//! A contradiction about any other key exists for every placement. So it is certainly a violation, and a
+//! search for a better placement would be useless.
 
 use std::collections::BTreeSet;
 use std::ops::Bound;
@@ -11,10 +11,10 @@ use crate::effects::{Step, steps};
 use crate::store::within;
 use crate::{Action, Compare, History, Operation, Outcome, Put, Request, Txn};
 
-/// Keys whose history is not known for certain.
+/// Keys whose history is uncertain because of writes with unknown outcomes.
 pub(crate) struct Movable<'a> {
     keys: BTreeSet<&'a [u8]>,
-    /// Ranges of keys that range deletions may have removed, as (start, end).
+    /// Ranges of keys that a deletion with an unknown outcome may have removed, as (start, end).
     ranges: BTreeSet<(&'a [u8], &'a [u8])>,
     prefixes: &'a [Vec<u8>],
 }
@@ -31,7 +31,7 @@ impl<'a> Movable<'a> {
                 if let Step::Put(put) = step
                     && put.lease != 0
                 {
-                    // A lease may end at any time.
+                    // The lease of this put may end at any time, which deletes the key.
                     movable.keys.insert(&put.key);
                 }
             }
@@ -40,8 +40,8 @@ impl<'a> Movable<'a> {
         movable
     }
 
-    /// Adds all keys written by a transaction that compares such keys, or that is refused if such a key is
-    /// missing.
+    /// Adds all keys that are written by a transaction which compares uncertain keys, or which is refused if
+    /// an uncertain key is missing.
     fn follow(&mut self, history: &'a History) {
         const ROUNDS_MAX: usize = 20;
         let is_made = |op: &&Operation| !matches!(op.outcome, Outcome::Refused(_));
@@ -58,11 +58,12 @@ impl<'a> Movable<'a> {
                 return;
             }
         }
-        // The chain of dependent transactions is too long: treat all keys as uncertain.
+        // The transactions depend on each other in a long chain: treat all keys as uncertain instead of
+        // following it.
         self.ranges.insert((&[], &[0]));
     }
 
-    /// Returns true if the writes of a transaction may depend on keys in this set.
+    /// Returns true if an uncertain key may decide what a transaction writes.
     fn decides_writes(&self, txn: &Txn) -> bool {
         let (mut compares, mut keepers) = (Vec::new(), Vec::new());
         conditions(txn, &mut compares, &mut keepers);
@@ -99,7 +100,7 @@ impl<'a> Movable<'a> {
             || !self.prefixes.is_empty()
     }
 
-    /// Returns true if effect or response of a request may depend on keys whose history is uncertain.
+    /// Returns true if an uncertain key may change the effect or the response of a request.
     pub fn decides(&self, request: &Request) -> bool {
         let by_branch = matches!(request, Request::Txn(txn) if self.decides_writes(txn));
         by_branch
@@ -111,8 +112,8 @@ impl<'a> Movable<'a> {
     }
 }
 
-/// Collects all comparisons of a transaction, including nested ones, and all puts that require an existing
-/// key.
+/// Collects all comparisons of a transaction, including those of nested transactions, and all its puts that
+/// require an existing key.
 fn conditions<'a>(txn: &'a Txn, compares: &mut Vec<&'a Compare>, keepers: &mut Vec<&'a Put>) {
     compares.extend(&txn.compare);
     for action in txn.success.iter().chain(&txn.failure) {

@@ -1,5 +1,5 @@
-//! Requests and responses with etcd's names. Revisions are `i64` as on the wire; 0 and absence have the same
-//! meaning as there.
+//! Requests and responses, with etcd's names. Revisions are `i64` as in the protocol, where 0 and an absent
+//! value have the same meaning.
 
 use std::cmp::Ordering;
 
@@ -36,9 +36,9 @@ pub struct Event {
     /// True if the key was deleted; otherwise it was put.
     #[serde(default, skip_serializing_if = "zero")]
     pub deleted: bool,
-    /// The key after the change; for a deletion only key and revision.
+    /// The key after the change; for a deletion, only its key and revision.
     pub kv: KeyValue,
-    /// The key before the change, if requested.
+    /// The key before the change; `None` if it was not requested or did not exist.
     #[serde(default, skip_serializing_if = "zero")]
     pub prev_kv: Option<KeyValue>,
 }
@@ -148,7 +148,7 @@ pub struct Range {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Order {
-    /// In order of keys if the target is the key, otherwise ascending.
+    /// If the target is the key, the order of keys; otherwise ascending.
     #[default]
     #[serde(rename = "")]
     None,
@@ -182,7 +182,7 @@ pub struct Put {
     /// The key.
     #[serde(default, skip_serializing_if = "zero", with = "crate::json::blob")]
     pub key: Vec<u8>,
-    /// The new value. The judge decides faster, and more questions, if values are unique.
+    /// The new value. If values are unique, the judge is faster and can decide more questions.
     #[serde(default, skip_serializing_if = "zero", with = "crate::json::blob")]
     pub value: Vec<u8>,
     /// Lease to which the key is attached; 0 for none.

@@ -1,10 +1,10 @@
 //! Builds the sequence of changes, revision by revision, and checks every response against it.
 //!
-//! Most revisions are claimed by a response that names them. The others were made by writes with unknown
-//! outcomes, by leases that ended, or by no known operation. If several candidates would change the store in
-//! the same way, it does not matter for the state which one it was, only that there are enough of them
-//! ([`Matching`]). If they would change it differently, and no client saw the result, the judge tries one
-//! after the other and goes back when a response contradicts the choice.
+//! Most revisions are claimed by the response of a write that names them. The other revisions were made by
+//! writes with unknown outcomes, by leases that ended, or by no known operation. If several candidates would
+//! change the store in the same way, it only matters that there are enough of them ([`Matching`]), not which
+//! one made the revision. If candidates would change the store differently, and no client saw the result, the
+//! judge tries one after the other, and goes back when a response contradicts the choice.
 
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, HashMap};
@@ -26,7 +26,7 @@ struct Choice {
     makers: Vec<Maker>,
 }
 
-/// A revision with more than one possible cause.
+/// A revision with more than one possible cause, and the causes that were not tried yet.
 struct Fork {
     revision: i64,
     untried: Vec<usize>,
@@ -36,11 +36,11 @@ struct Fork {
 struct Found {
     revision: i64,
     violation: Violation,
-    /// True if the contradiction exists for every choice.
+    /// True if the contradiction exists for every choice of causes.
     is_certain: bool,
 }
 
-/// The choices that led furthest before a contradiction.
+/// The choices with which the sequence got furthest before a contradiction.
 struct Furthest {
     revision: i64,
     path: Vec<usize>,
@@ -54,7 +54,7 @@ pub(crate) struct Sequence<'a> {
     candidates: Candidates<'a>,
     /// The store after the last revision, with all older revisions.
     pub store: Store,
-    /// Makers assigned to the revisions that no response claims.
+    /// The makers that are assigned to the revisions which no response claims.
     pub matching: Matching,
     /// Position of the operation whose response claims each revision.
     claims: HashMap<i64, usize>,
@@ -62,12 +62,12 @@ pub(crate) struct Sequence<'a> {
     answers: HashMap<i64, Vec<usize>>,
     /// Number of possible causes of each revision that no response claims.
     ways: HashMap<i64, usize>,
-    /// Keys whose history depends on the choices; computed when the first contradiction is found.
+    /// Keys whose history depends on the choices. They are computed when the first contradiction is found.
     movable: OnceCell<Movable<'a>>,
     /// Contradictions found so far.
     found: Vec<Found>,
     steps: u64,
-    /// True if untried choices were left when the end was reached.
+    /// True if not all choices were tried before the end of the history was reached.
     pub is_ambiguous: bool,
 }
 
@@ -100,7 +100,8 @@ impl<'a> Sequence<'a> {
         sequence
     }
 
-    /// Returns the keys whose history depends on where writes with unknown outcomes are placed.
+    /// Returns the keys whose history depends on the revisions at which writes with unknown outcomes are
+    /// placed.
     pub fn movable(&self) -> &Movable<'a> {
         self.movable.get_or_init(|| Movable::new(self.history, &self.candidates))
     }
@@ -110,10 +111,10 @@ impl<'a> Sequence<'a> {
         self.claims.get(&revision).map(|at| &self.history.operations[*at])
     }
 
-    /// Returns true if the revision can only have been the end of this lease.
+    /// Returns true if this revision can only be the end of this lease.
     ///
-    /// Each of its keys must certainly have been attached to the lease: a write with an unknown outcome,
-    /// assigned to a revision that also has other possible causes, proves nothing.
+    /// Each key that the revision deletes must certainly have been attached to the lease. A write with an
+    /// unknown outcome proves this only if its revision has no other possible cause.
     pub fn is_end_of(&self, revision: i64, lease: i64) -> bool {
         let makers = self.matching.makers(revision);
         let is_known = |made: i64| self.claims.contains_key(&made) || self.ways.get(&made) == Some(&1);
@@ -127,8 +128,8 @@ impl<'a> Sequence<'a> {
             && self.store.changes(revision).iter().all(was_on_it)
     }
 
-    /// Records which response claims each revision. A mutating request raises the revision by exactly one, so
-    /// no two responses may name the same new revision.
+    /// Records which response claims each revision. A write increases the revision by exactly one, so two
+    /// responses must not claim the same revision.
     fn claim(&mut self, verdict: &mut Verdict) {
         for (at, op) in self.history.operations.iter().enumerate() {
             let Some((header, _)) = op.done() else { continue };
@@ -164,9 +165,9 @@ impl<'a> Sequence<'a> {
         let mut forks: Vec<Fork> = Vec::new();
         let mut path: Vec<usize> = Vec::new();
         let mut furthest: Option<Furthest> = None;
-        // The choices up to here are final, and contradictions are reported.
+        // Choices for revisions before this one are final, and their contradictions are reported.
         let mut settled = 1;
-        // From here on, violations may be an effect of the search that was given up.
+        // From this revision on, a contradiction may only be a consequence of the search that was given up.
         let mut open_from = i64::MAX;
         let mut first_fork = i64::MAX;
         self.hold_answers(1);
@@ -189,7 +190,7 @@ impl<'a> Sequence<'a> {
             let choice = (choice < choices.len()).then(|| choices.swap_remove(choice));
             let before = self.found.len();
             self.take(revision, choice);
-            // A contradiction that exists for every choice is no reason to choose differently.
+            // A contradiction that exists for every choice is no reason to try another choice.
             let contradicted = self.found[before..].iter().any(|found| !found.is_certain);
             if !contradicted && furthest.as_ref().is_some_and(|best| best.revision <= revision) {
                 furthest = None;
@@ -213,7 +214,8 @@ impl<'a> Sequence<'a> {
                 && revision > settled
                 && let Some(best) = furthest.take()
             {
-                // All other choices fail too, or the search took too long: use the choices that led furthest.
+                // Either all other choices fail as well, or the search has taken too long. Use the choices
+                // with which the sequence got furthest.
                 if self.steps >= steps_max {
                     open_from = open_from.min(first_fork);
                 }
@@ -263,7 +265,7 @@ impl<'a> Sequence<'a> {
         }
         let seen = self.evidence.of(revision);
         if seen.keys.is_empty() && self.evidence.is_covered(revision) {
-            // A watch of all keys had to report this revision, whatever made it, and reported nothing.
+            // A watch of all keys had to report this revision and reported nothing, so no cause is possible.
             return Vec::new();
         }
         let by = self.timeline.not_after(revision).time;
@@ -286,7 +288,8 @@ impl<'a> Sequence<'a> {
         }
         let (fitting, others): (Vec<Choice>, Vec<Choice>) =
             choices.into_iter().partition(|choice| self.evidence.allows(revision, &choice.changes));
-        // The end of a lease deletes all its keys together.
+        // The end of a lease deletes all keys of the lease together, so it is no cause if clients saw only
+        // some of these deletions.
         let half = |choice: &Choice| match seen.keys.is_empty() {
             true => true,
             false => {
@@ -297,14 +300,14 @@ impl<'a> Sequence<'a> {
         let others: Vec<Choice> = others.into_iter().filter(half).collect();
         let mut fitting = self.free(revision, fitting);
         if fitting.is_empty() {
-            // No cause fits everything that was seen, so some client saw a wrong event; the rule for watches
-            // reports which one.
+            // No cause has exactly the changes that clients saw, so some client saw a wrong event. The rule
+            // for watches reports that event. Here, accept a cause that fits partly.
             fitting = self.free(revision, others);
         }
         fitting
     }
 
-    /// Returns the causes that have at least one maker which is not assigned to another revision.
+    /// Returns the causes that have at least one maker which is not needed for another revision.
     fn free(&mut self, revision: i64, choices: Vec<Choice>) -> Vec<Choice> {
         let matching = &mut self.matching;
         let free = choices.into_iter().filter(|choice| {
@@ -315,7 +318,8 @@ impl<'a> Sequence<'a> {
         free.collect()
     }
 
-    /// Returns true if this unobserved change would attach a key to a lease that has certainly ended.
+    /// Returns true if this change, which no client saw, would attach a key to a lease that has certainly
+    /// ended.
     fn is_on_dead_lease(&self, change: &Change, revision: i64) -> bool {
         let lease = change.put.as_ref().map_or(0, |kv| kv.lease);
         if lease == 0 || self.store.has_keys(lease) || self.evidence.of(revision).has(change) {
@@ -330,7 +334,7 @@ impl<'a> Sequence<'a> {
         self.candidates.is_revoked_before(lease, revision) || self.candidates.lease_ends(lease).all(ended)
     }
 
-    /// Commits a revision and checks the responses from its state.
+    /// Adds a revision to the store, and checks the responses from the state at this revision.
     fn take(&mut self, revision: i64, choice: Option<Choice>) {
         let changes = match (self.claims.get(&revision), choice) {
             (Some(at), _) => self.answered(revision, &self.history.operations[*at]),
@@ -344,7 +348,7 @@ impl<'a> Sequence<'a> {
         self.hold_answers(revision);
     }
 
-    /// Returns the changes that an answered write made.
+    /// Returns the changes that an answered write has made.
     fn answered(&mut self, revision: i64, op: &'a Operation) -> Vec<Change> {
         let Some((_, response)) = op.done() else { return Vec::new() };
         let seen = self.evidence.of(revision);
@@ -360,7 +364,8 @@ impl<'a> Sequence<'a> {
         self.compare(revision, op, response, &effect);
         let shares_a_key = effect.changes.iter().any(|change| seen.keys.contains_key(&change.key));
         if !seen.whole || shares_a_key {
-            // If watches reported more or other changes of these keys, the rule for watches reports it.
+            // If a watch reported other changes of these keys, the rule for watches finds that. Here the
+            // effect of the write counts.
             return effect.changes;
         }
         let told: Vec<String> = seen.keys.keys().map(|key| show(key)).collect();
@@ -385,20 +390,21 @@ impl<'a> Sequence<'a> {
         self.found.push(Found { revision, violation, is_certain });
     }
 
-    /// Returns true if the operation's response is the same for every choice.
+    /// Returns true if the correct response to the operation is the same for every choice.
     fn is_certain_of(&self, op: &Operation) -> bool {
         !self.movable().decides(&op.request)
     }
 
-    /// Returns true if a list differs in a key whose history is the same for every choice.
+    /// Returns true if a list of keys is wrong for every choice: it differs in a key whose history does not
+    /// depend on the choices.
     fn differs_for_certain(&self, op: &Operation, got: &Response, expected: &Response) -> bool {
         let (Request::Range(range), Response::Range(got), Response::Range(expected)) =
             (&op.request, got, expected)
         else {
             return false;
         };
-        // The keys that a limit cuts off depend on the other keys, and a response with keys only may lack
-        // their leases.
+        // Such a response cannot be compared key by key: a limit depends on the other keys too, and a
+        // response without values may lack leases.
         if range.limit > 0 || range.count_only || range.keys_only {
             return false;
         }
@@ -410,8 +416,8 @@ impl<'a> Sequence<'a> {
         keys.any(|key| got.get(key) != expected.get(key) && !self.movable().has(key))
     }
 
-    /// Checks that every response without changes, linearizable or serializable, follows from the state at
-    /// its header's revision, and that a revoked lease has no keys.
+    /// Checks the responses that were given from the state at this revision and changed nothing, linearizable
+    /// or serializable. Also checks that a revoked lease has no keys.
     fn hold_answers(&mut self, revision: i64) {
         let history = self.history;
         for member in history.finals.iter().filter(|member| member.revision == revision) {
@@ -453,8 +459,8 @@ impl<'a> Sequence<'a> {
         }
     }
 
-    /// Reports a revision for which no single operation and no end of a lease is the cause; returns its
-    /// observed changes.
+    /// Reports a revision that neither a single operation nor the end of a lease can have made. Returns the
+    /// changes of the revision that clients saw.
     fn unexplained(&mut self, revision: i64) -> Vec<Change> {
         let seen = self.evidence.of(revision);
         let unrecorded = &self.history.settings.unrecorded;
@@ -478,7 +484,7 @@ impl<'a> Sequence<'a> {
         changes
     }
 
-    /// Describes what may have gone wrong if a change has no operation.
+    /// Returns a violation that describes the likely cause, for changes that no operation explains.
     fn explain(&self, revision: i64, changes: &[Change]) -> Violation {
         let keys: Vec<String> = changes.iter().map(|change| show(&change.key)).collect();
         let say = |kind, op: Option<&Operation>, why: &str| {
@@ -544,7 +550,8 @@ fn index(revision: i64) -> usize {
     usize::try_from(revision - 2).unwrap_or(0)
 }
 
-/// Goes back to the last revision with an untried choice, takes that choice, and returns the revision.
+/// Goes back to the last revision with an untried choice and takes that choice. Returns the revision, or
+/// `None` if no untried choice is left.
 fn go_back(forks: &mut Vec<Fork>, path: &mut Vec<usize>) -> Option<i64> {
     while let Some(fork) = forks.last_mut() {
         if let Some(next) = fork.untried.pop() {

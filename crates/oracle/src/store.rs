@@ -1,8 +1,8 @@
-//! A minimal model of etcd's key-value store: a map with every version of every key, from which nothing is
-//! ever removed.
+//! A minimal model of etcd's key-value store: a map that contains every version of every key. Nothing is ever
+//! removed from it.
 //!
-//! [`Store::evaluate`] computes effect and response of a request and changes nothing; [`Store::commit`]
-//! applies the changes. [`Store::undo`] reverts the last commit, for the judge's search.
+//! [`Store::evaluate`] computes the effect and the response of a request, and changes nothing;
+//! [`Store::commit`] applies the changes. [`Store::undo`] reverts the last commit, for the judge's search.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,7 +17,7 @@ use crate::{
 #[cfg(test)]
 mod expectations;
 
-/// A change of one key: its new state, or its deletion.
+/// A change of one key: the new state of the key, or its deletion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Change {
     pub key: Rc<[u8]>,
@@ -127,7 +127,7 @@ impl Store {
         keys.map(|key| Change { key: key.clone(), put: None }).collect()
     }
 
-    /// Commits the changes of the next revision; the list is empty for a revision of which nothing is known.
+    /// Commits the changes of the next revision. The list is empty if nothing is known about the revision.
     pub fn commit(&mut self, changes: Vec<Change>) {
         self.revision += 1;
         for change in &changes {
@@ -186,7 +186,7 @@ impl Store {
     }
 
     /// Returns the effect that a request of `KV` would have now. Returns `None` for compactions and for
-    /// requests of other services. Whether leases exist is not checked.
+    /// requests of other services. The existence of leases is not checked.
     pub fn evaluate(&self, request: &Request) -> Option<Result<Effect, Refusal>> {
         self.attempt(request, true)
     }
@@ -204,7 +204,8 @@ impl Store {
             Request::Put(put) => trial.put(put).map(Response::Put),
             Request::Delete(delete) => Ok(Response::Delete(trial.delete(delete))),
             Request::Txn(txn) => {
-                // All comparisons, and all reasons to refuse, use the state before the transaction.
+                // All comparisons, and all checks that may refuse the transaction, use the state before the
+                // transaction.
                 trial.refusal(txn).map_or_else(|| trial.txn(txn).map(Response::Txn), Err)
             }
             _ => return None,
@@ -220,7 +221,7 @@ impl Store {
     fn holds(&self, compare: &Compare) -> bool {
         let kvs = self.list(&compare.key, &compare.range_end, self.revision);
         if kvs.is_empty() {
-            // A missing key has zeros in all fields, and no value to compare with.
+            // A missing key has the value 0 in all numeric fields. A comparison with its value never holds.
             return !matches!(compare.target, Target::Value(_)) && satisfies(&KeyValue::default(), compare);
         }
         kvs.iter().all(|kv| satisfies(kv, compare))
@@ -243,14 +244,14 @@ fn satisfies(kv: &KeyValue, compare: &Compare) -> bool {
     compare.relation.allows(ordering)
 }
 
-/// A request during its evaluation: the store with the changes made so far on top.
+/// A request that is being evaluated: the store, with the changes that the request has made so far.
 struct Trial<'a> {
     store: &'a Store,
-    /// Revision that the changes will have.
+    /// Revision that the changes of the request will have.
     main: i64,
     over: BTreeMap<Rc<[u8]>, Option<Rc<KeyValue>>>,
     changes: Vec<Change>,
-    /// True if results of ranges are needed.
+    /// True if the results of ranges are needed; false to skip computing them.
     answers: bool,
 }
 
@@ -334,7 +335,7 @@ impl Trial<'_> {
         Ok(select(range, kvs))
     }
 
-    /// Returns the reason why a transaction is refused as a whole, if there is one.
+    /// Returns the reason why a transaction is refused as a whole; `None` if it is not refused.
     fn refusal(&self, txn: &Txn) -> Option<Refusal> {
         branch(txn, self.store.succeeds(txn)).iter().find_map(|action| match action {
             Action::Range(range) if range.revision > self.store.revision => Some(Refusal::FutureRevision),
@@ -366,7 +367,7 @@ pub(crate) fn branch(txn: &Txn, succeeded: bool) -> &[Action] {
     if succeeded { &txn.success } else { &txn.failure }
 }
 
-/// Compares two keys in the order of a range request.
+/// Returns the order of two keys in the response to a range request.
 fn ordering(range: &Range, a: &KeyValue, b: &KeyValue) -> Ordering {
     let ascending = match range.target {
         SortTarget::Key => a.key.cmp(&b.key),
@@ -391,7 +392,7 @@ fn filtered(range: &Range, mut kvs: Vec<Rc<KeyValue>>) -> Vec<Rc<KeyValue>> {
     kvs
 }
 
-/// Returns the result of a range read; `kvs` are all its keys, in order.
+/// Returns the result of a range read. `kvs` are all keys of the range, in ascending order.
 fn select(range: &Range, kvs: Vec<Rc<KeyValue>>) -> RangeResult {
     let count = i64::try_from(kvs.len()).unwrap_or(i64::MAX);
     if range.count_only {
@@ -404,7 +405,8 @@ fn select(range: &Range, kvs: Vec<Rc<KeyValue>>) -> RangeResult {
         || range.min_create_revision != 0
         || range.max_create_revision != 0;
     if limit > 0 && range.order == Order::None && !bounded {
-        // If no order is requested, etcd first cuts to one key beyond the limit and then sorts the rest.
+        // If no order is requested, etcd first cuts the list to one key more than the limit, and then sorts
+        // only these keys.
         kvs.truncate(limit.saturating_add(1));
     }
     kvs.sort_by(|a, b| ordering(range, a, b));
@@ -422,9 +424,9 @@ fn select(range: &Range, kvs: Vec<Rc<KeyValue>>) -> RangeResult {
     RangeResult { kvs: kvs.iter().map(shown).collect(), more, count }
 }
 
-/// Returns true if a range result is equivalent to the expected one. etcd does not define the order of keys
-/// that its sort considers equal, or which of them a limit cuts off; with `keys_only` it may leave out the
-/// lease (3.7).
+/// Returns true if a range result is equivalent to the expected one. If several keys have equal sort values,
+/// etcd defines neither their order nor which of them a limit cuts off. With `keys_only`, etcd may leave out
+/// leases (3.7).
 pub(crate) fn range_agrees(range: &Range, got: &RangeResult, expected: &RangeResult) -> bool {
     if got.count != expected.count || got.more != expected.more || got.kvs.len() != expected.kvs.len() {
         return false;
@@ -452,7 +454,8 @@ pub(crate) fn range_agrees(range: &Range, got: &RangeResult, expected: &RangeRes
     distinct.len() == got.kvs.len()
         && got.kvs.iter().all(|g| match known.get(g.key.as_slice()) {
             Some(e) => same(g, e),
-            // Keys cut off in the expected result may appear only if they compare equal to its last key.
+            // A key that is missing in the expected result is allowed only if its sort value is equal to that
+            // of the last expected key, since the limit may have cut off either of them.
             None => expected.more && last.is_some_and(|last| ordering(range, g, last) == Ordering::Equal),
         })
 }

@@ -1,16 +1,16 @@
-//! Determines from what clients saw when each revision can have come into being.
+//! Determines, from what clients observed, the times at which each revision can have been made.
 //!
 //! Every response names the revision of the state from which it was given, so the order of all changes is
 //! that of revisions and needs no search (unlike Wing and Gong, "Testing and verifying concurrent objects",
-//! 1993, or Lowe, "Testing for linearizability", 2017). The remaining question is whether each revision can
-//! be assigned a time, in ascending order, so that every operation happens between its call and its return.
-//! Each operation bounds single revisions from below or above. So such times exist if and only if for each
-//! revision the greatest lower bound of all revisions up to it is not above the least upper bound of all
-//! revisions from it on.
+//! 1993, or Lowe, "Testing for linearizability", 2017). It remains to check if each revision can be assigned
+//! a time, in ascending order, so that every operation takes place between its call and its return. Each
+//! operation gives a lower or an upper bound for the time of a revision. So such times exist if and only if,
+//! for each revision, the greatest lower bound of this and all earlier revisions is not above the least upper
+//! bound of this and all later revisions.
 
 use crate::{History, Operation, WatchAnswer};
 
-/// A bound of a revision's time, and the observation that proves it.
+/// A bound for the time of a revision, and the observation that proves the bound.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bound {
     pub time: u64,
@@ -30,9 +30,9 @@ pub(crate) enum Witness {
 pub(crate) struct Timeline {
     /// Last revision that any client saw.
     pub last: i64,
-    /// For each revision the time before which it did not exist.
+    /// For each revision, the latest time at which it certainly did not exist yet.
     not_before: Vec<Bound>,
-    /// For each revision the time by which it existed.
+    /// For each revision, the earliest time at which it certainly existed.
     not_after: Vec<Bound>,
 }
 
@@ -76,8 +76,8 @@ impl Timeline {
         if !op.is_linearizable() || header.revision <= 0 {
             return;
         }
-        // A write's own revision came into being after its call; after a response without changes, the next
-        // revision did.
+        // A write made the revision of its header after its call. If a response made no change, the revision
+        // after that of its header was made after the call.
         let revision = if op.changed() { header.revision } else { header.revision + 1 };
         if let Some(bound) = usize::try_from(revision).ok().and_then(|at| self.not_before.get_mut(at))
             && bound.time < op.call
@@ -94,12 +94,12 @@ impl Timeline {
         }
     }
 
-    /// Returns the time before which a revision did not exist.
+    /// Returns the latest time at which a revision certainly did not exist yet.
     pub fn not_before(&self, revision: i64) -> Bound {
         at(&self.not_before, revision).copied().unwrap_or(UNBOUNDED_BELOW)
     }
 
-    /// Returns the time by which a revision existed.
+    /// Returns the earliest time at which a revision certainly existed.
     pub fn not_after(&self, revision: i64) -> Bound {
         at(&self.not_after, revision).copied().unwrap_or(UNBOUNDED_ABOVE)
     }
@@ -110,7 +110,7 @@ impl Timeline {
         i64::try_from(there).unwrap_or(i64::MAX).saturating_sub(1).clamp(1, self.last.max(1))
     }
 
-    /// Returns the last revision that can have existed at a time.
+    /// Returns the last revision that may have existed at a time.
     pub fn perhaps_at(&self, time: u64) -> i64 {
         let there = self.not_before.partition_point(|bound| bound.time <= time);
         i64::try_from(there).unwrap_or(i64::MAX).saturating_sub(1).clamp(1, self.last.max(1))

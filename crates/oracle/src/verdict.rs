@@ -11,7 +11,7 @@ pub struct Verdict {
     pub violations: Vec<Violation>,
     /// Questions that could not be decided.
     pub undecided: Vec<Undecided>,
-    /// Amounts of what was judged.
+    /// Numbers of operations, watches and other items that were judged.
     pub figures: Figures,
 }
 
@@ -44,7 +44,7 @@ pub struct Undecided {
     pub text: String,
 }
 
-/// Amounts of what was judged.
+/// Numbers of operations, watches and other items that were judged.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Figures {
     /// Number of all operations.
@@ -55,7 +55,7 @@ pub struct Figures {
     pub refused: u64,
     /// Number of operations with an unknown outcome.
     pub unknown: u64,
-    /// Number of writes with an unknown outcome that turned out to have happened.
+    /// Number of writes with an unknown outcome that were found to have happened.
     pub unknown_happened: u64,
     /// Last revision.
     pub revision: i64,
@@ -75,7 +75,7 @@ pub struct Figures {
     pub holdings: u64,
     /// Number of final states of members.
     pub finals: u64,
-    /// Number of revisions with more than one possible change.
+    /// Number of revisions that have more than one possible change.
     pub choices: u64,
     /// Number of steps of the search.
     pub search_steps: u64,
@@ -96,7 +96,7 @@ pub enum Kind {
     RevisionGap,
     /// No operation explains a change.
     Stranger,
-    /// An operation that was refused made a change.
+    /// An operation that was refused has changed the store.
     RefusedHappened,
     /// One operation changed the store twice.
     WriteTwice,
@@ -106,7 +106,7 @@ pub enum Kind {
     NotAtomic,
     /// A response differs from the store at its revision.
     WrongAnswer,
-    /// An operation was refused without reason.
+    /// An operation was refused although there was no reason to refuse it.
     WrongRefusal,
     /// Revision or term in a member's headers decreased while its process was running.
     HeaderBack,
@@ -116,7 +116,7 @@ pub enum Kind {
     WatchTwice,
     /// A watch reported events out of order.
     WatchOrder,
-    /// A watch reported an event that did not happen in this way, or that it was not asked to report.
+    /// A watch reported an event that did not happen in this way, or that it should not report.
     WatchWrong,
     /// A watch reported one revision in two responses.
     WatchSplit,
@@ -126,13 +126,15 @@ pub enum Kind {
     WatchStart,
     /// A progress notification came before the events that it covers.
     WatchProgress,
-    /// A watch was canceled because of a compaction without reason, or with a wrong compact revision.
+    /// A watch was canceled because of a compaction although it needed no compacted revision, or with a wrong
+    /// compact revision.
     WatchCompacted,
     /// A read below the compact revision was answered.
     ReadCompacted,
-    /// An operation was refused as compacted, or a revision is gone, although it was not compacted.
+    /// An operation was refused as compacted, or a revision cannot be read any more, although it was not
+    /// compacted.
     CompactionLie,
-    /// A revision that did not exist yet was read, or an existing one was refused as future.
+    /// A revision was read before it existed, or an existing revision was refused as future.
     FutureRevision,
     /// A lease ended before its time to live was over.
     LeaseEarly,
@@ -142,7 +144,8 @@ pub enum Kind {
     LeaseRevived,
     /// The keys of an ended lease were not deleted, or not together.
     LeaseKeys,
-    /// A lease id was granted twice, or a grant returned another id or time than requested.
+    /// A lease id was granted again while in use, or a grant returned another id or time to live than
+    /// requested.
     LeaseGrant,
     /// Two clients held the same lock.
     LockOverlap,
@@ -150,19 +153,20 @@ pub enum Kind {
     Forbidden,
     /// A linearizable call was executed with an invalid token.
     TokenVoid,
-    /// A call was refused although its user was allowed to make it during the whole time.
+    /// A call was refused although its user was allowed to make it for the whole duration.
     DeniedUnduly,
     /// A watch reported changes after its user's permission was revoked.
     WatchForbidden,
     /// Members differ at the same revision.
     Divergence,
-    /// A member's final state differs from the result of all changes.
+    /// A member's final state differs from the store after all changes.
     FinalState,
 }
 
 impl Kind {
-    /// Returns true if this kind is detected from the contents of the store. These are not certain if writes
-    /// with unknown outcomes may have happened in several ways that no client saw.
+    /// Returns true if violations of this kind are found by comparing with the contents of the store. These
+    /// contents are uncertain if writes with unknown outcomes may have happened in several ways and no client
+    /// saw which.
     pub(crate) fn hangs_on_contents(self) -> bool {
         !matches!(
             self,

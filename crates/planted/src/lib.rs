@@ -1,15 +1,16 @@
 //! Bugs that are planted on purpose, to show that the simulator finds them.
 //!
-//! The crate is one switch: code that could be wrong calls [`is`] to decide whether to be wrong in this run
-//! of the simulator. Without the feature `armed`, which only the simulator's own builds enable, the result is
-//! a constant `false` and the wrong code is not compiled into the program. In addition some places report how
-//! much work they do in one step ([`looked_at`]), so that the simulator can check that it is bounded; without
-//! the feature nothing is counted.
+//! The crate is a switch: at places where a bug can be planted, the code calls [`is`] to find out if it must
+//! behave wrongly in this run of the simulator. Without the feature `armed`, which only the simulator's own
+//! builds enable, the result is a constant `false` and the wrong code is not compiled into the program. In
+//! addition some places report how much work they do in one step ([`looked_at`]), so that the simulator can
+//! check that this work is bounded. Without the feature nothing is counted.
 //!
-//! The crate does not contain the effects of the bugs; they are implemented where the bugs are planted.
+//! The crate does not contain the wrong behavior itself, which is implemented at the places where the bugs
+//! are planted.
 //!
-//! Start reading with [`Bug`], the list. Invariant: without the feature `armed`, [`is`] costs nothing. Tests:
-//! `cargo test -p mainstay-sim --features planted`.
+//! Start reading with [`Bug`], the list of bugs. Invariant: without the feature `armed`, [`is`] costs
+//! nothing. Tests: `cargo test -p mainstay-sim --features planted`.
 
 #![forbid(unsafe_code)]
 
@@ -48,8 +49,8 @@ bugs! {
     SyncErrorIgnored = "sync-error-ignored";
     /// log: a segment is used although its directory entry was never made durable.
     DirectoryNotSynced = "directory-not-synced";
-    /// log: the identity of a segment can be computed from ids that clients know, so that a value can be
-    /// forged that is taken for records.
+    /// log: the identity of a segment can be computed from ids that clients know, so a client can forge a
+    /// value that recovery takes for log records.
     SegmentGuessable = "segment-guessable";
     /// log: the vote is left out of the hard state, so a restarted member may vote twice in a term.
     VoteForgotten = "vote-forgotten";
@@ -92,7 +93,8 @@ bugs! {
     /// machine: whether a put is refused for lack of space depends on the progress of this member's physical
     /// compaction.
     ApplyDependsOnMember = "apply-depends-on-member";
-    /// machine: apply cannot decode the deepest nesting that a shard accepts, since an entry adds a level.
+    /// machine: apply cannot decode the deepest nesting that a shard accepts, because a log entry adds one
+    /// level of nesting.
     ApplyCountsLevels = "apply-counts-levels";
     /// machine: a revoked lease loses its keys, but continues to exist.
     LeaseRevived = "lease-revived";
@@ -112,7 +114,7 @@ bugs! {
     MovedValueNotCounted = "moved-value-not-counted";
     /// server: the applied index of a checkpoint is one higher than that of its state.
     AppliedIndexEarly = "applied-index-early";
-    /// machine: a long read continues at the newest revision instead of at its own.
+    /// machine: a long read continues at the newest revision instead of at the revision where it began.
     LongReadMixesRevisions = "long-read-mixes-revisions";
     /// server: a segment is deleted although a view may still read it.
     SegmentDeletedUnderView = "segment-deleted-under-view";
@@ -134,11 +136,11 @@ bugs! {
     /// server: a read is answered once the leader has confirmed it, although this member has not applied up
     /// to its index.
     ReadBeforeApplied = "read-before-applied";
-    /// server: waiting commands are proposed again as soon as a new leader exists, which may have them in its
-    /// log already.
+    /// server: waiting commands are proposed again as soon as there is a new leader, although the log of that
+    /// leader may already contain them.
     ProposedAgainEarly = "proposed-again-early";
-    /// machine: a new learner is checked against each member's own option, not against the limit in the
-    /// entry.
+    /// machine: a new learner is checked against the limit of each member's own option, and not against the
+    /// limit in the log entry.
     LearnersByMember = "learners-by-member";
     /// server: a campaign that the raft node refuses stops the member.
     RefusalFatal = "refusal-fatal";
@@ -150,8 +152,7 @@ bugs! {
     UnreadableValueIsFatal = "unreadable-value-is-fatal";
     /// machine: a deletion that runs in slices ends after the first slice.
     SlicedDeletionCutShort = "sliced-deletion-cut-short";
-    /// machine: the cost of entries that are applied in one step is not subtracted from the budget of the
-    /// step.
+    /// machine: entries that are applied together in one step do not use up the budget of that step.
     EntriesAtOnceAreFree = "entries-at-once-are-free";
     /// core: a partly applied entry counts as applied, so that linearizable reads are answered without it.
     HalfWayCountsAsApplied = "half-way-counts-as-applied";
@@ -187,7 +188,8 @@ bugs! {
     /// server: the ids of a member's commands depend only on the time of day at its start, so that they
     /// repeat if the clock was set back.
     IdsByTheClock = "ids-by-the-clock";
-    /// server: a renewal answers that a lease does not exist before its revocation is committed.
+    /// server: a renewal returns that a lease does not exist although the revocation of the lease is not
+    /// committed yet.
     ExpiredRenewedEarly = "expired-renewed-early";
     /// server: a watch silently skips events that a compaction has removed.
     WatchLostAtCompaction = "watch-lost-at-compaction";
@@ -234,30 +236,31 @@ bugs! {
     RevokedConnectionsKept = "revoked-connections-kept";
 }
 
-/// A quantity that must be bounded in one step.
+/// An amount of work in one step that must be bounded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Measure {
-    /// Nodes on a path down the tree of watched ranges.
+    /// Number of nodes on a path from the root to a leaf in the tree of watched ranges.
     WatchDepth,
-    /// Leases that a leader visits in one turn.
+    /// Number of leases that a leader visits in one turn.
     Leases,
-    /// Keys and operations of the entries that one turn of the core applies without slicing.
+    /// Number of keys and operations in the entries that one turn of the core applies without slicing.
     Applied,
-    /// Length of the log's queue when the leader proposed another forwarded entry, in percent of its maximum
-    /// length.
+    /// Length of the log's queue at the time when the leader proposed another forwarded entry, in percent of
+    /// the maximum length.
     Queued,
-    /// Work that a turn of the core had done for clients' requests when it answered another one.
+    /// Work that a turn of the core had already done for clients' requests when it began to answer another
+    /// one.
     Questions,
-    /// Keys that a shard visits in one step for the comparisons of a read-only transaction.
+    /// Number of keys that a shard visits in one step for the comparisons of a read-only transaction.
     Compared,
-    /// Leases that a leader revokes because they expired, although entries of its log that are not applied
-    /// yet revoke them and grant other leases with their ids.
+    /// Number of expired leases that a leader revokes although entries of its log that are not applied yet
+    /// revoke them and grant other leases with their ids.
     GrantedAhead,
 }
 
 const MEASURES: usize = Measure::GrantedAhead as usize + 1;
 
-/// Returns true in a build that measures, so that a caller may do extra work for a measurement.
+/// Returns true if this build measures work, so that a caller may do extra work for a measurement.
 #[inline(always)]
 pub fn measures() -> bool {
     cfg!(feature = "armed")
@@ -268,7 +271,7 @@ thread_local! {
     static SO_FAR: [Cell<usize>; MEASURES] = const { [const { Cell::new(0) }; MEASURES] };
 }
 
-/// Reports how many things a place visits in one step.
+/// Reports the number of things that the caller visits in one step.
 #[inline(always)]
 pub fn looked_at(measure: Measure, things: usize) {
     if cfg!(feature = "armed") {
@@ -276,7 +279,8 @@ pub fn looked_at(measure: Measure, things: usize) {
     }
 }
 
-/// Reports further things that a place visits in several parts of one step, added up since [`begin`].
+/// Reports things that the caller visits in one of several parts of a step. The numbers are added up from the
+/// last call of [`begin`] on.
 #[inline(always)]
 pub fn looked_at_more(measure: Measure, things: usize) {
     if cfg!(feature = "armed") {
@@ -289,7 +293,7 @@ pub fn looked_at_more(measure: Measure, things: usize) {
     }
 }
 
-/// Starts a step whose parts are reported with [`looked_at_more`].
+/// Begins a step whose parts report their work with [`looked_at_more`].
 #[inline(always)]
 pub fn begin(measure: Measure) {
     if cfg!(feature = "armed") {
@@ -297,15 +301,15 @@ pub fn begin(measure: Measure) {
     }
 }
 
-/// Returns the maximum that this thread has reported since the last call, and resets it.
+/// Returns the largest number that this thread has reported since the last call, and resets it to 0.
 pub fn most(measure: Measure) -> usize {
     MOST.with(|most| most[measure as usize].take())
 }
 
-/// Number of the planted bug, counted from 1; 0 for none.
+/// Number of the bug that is planted, counted from 1; 0 if no bug is planted.
 static PLANTED: AtomicU8 = AtomicU8::new(0);
 
-/// Plants a bug in this process, or none.
+/// Plants a bug in this process; `None` plants no bug.
 pub fn plant(bug: Option<Bug>) {
     PLANTED.store(bug.map_or(0, |bug| bug as u8 + 1), Ordering::SeqCst);
 }
@@ -315,7 +319,7 @@ pub fn is_any() -> bool {
     cfg!(feature = "armed") && PLANTED.load(Ordering::Relaxed) != 0
 }
 
-/// Returns true if this bug is planted, so that the caller must behave wrongly.
+/// Returns true if this bug is planted; the caller must then behave wrongly.
 #[inline(always)]
 pub fn is(bug: Bug) -> bool {
     cfg!(feature = "armed") && PLANTED.load(Ordering::Relaxed) == bug as u8 + 1

@@ -1,15 +1,16 @@
-//! The command line of this process without its secrets, for pages that every reader of a member's metrics may see.
+//! The command line of this process without its secrets, for pages that everyone who may read a member's
+//! metrics can see.
 
 /// Text that replaces a secret.
 const MASK: &str = "***";
 /// Flags whose names contain one of [`SECRET_WORDS`], but whose values are not secret.
 const NO_SECRETS: [&str; 3] = ["auth-token", "auth-token-ttl", "initial-cluster-token"];
-/// Words in the names of flags whose values are secret. An unknown flag with such a word is hidden, too:
-/// better too much than too little.
+/// Words in the names of flags whose values are secret. The values of unknown flags whose names contain such
+/// a word are hidden as well, to be on the safe side.
 const SECRET_WORDS: [&str; 4] = ["password", "secret", "token", "user"];
 
-/// Returns the program and its arguments, in the given order. The values of flags for passwords, users and
-/// tokens are masked, and so are user names and passwords in URLs.
+/// Returns the program and its arguments, in the given order. Masks the values of flags for passwords, users
+/// and tokens, and the user names and passwords in URLs.
 pub fn command_line() -> Vec<String> {
     masked(std::env::args_os().map(|word| word.to_string_lossy().into_owned()))
 }
@@ -38,7 +39,7 @@ fn is_secret(flag: &str) -> bool {
     !NO_SECRETS.contains(&flag) && flag.split('-').any(|word| SECRET_WORDS.contains(&word))
 }
 
-/// Returns a text in which the `user:password@` of each URL is masked.
+/// Returns the text with the `user:password@` of each URL masked.
 fn without_user_info(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     let mut rest = text;

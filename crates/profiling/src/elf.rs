@@ -1,10 +1,10 @@
-//! Symbol tables of ELF files (64 bit, little endian), as far as names of functions need them.
+//! Reads the symbol tables of ELF files (64 bit, little endian), as far as the names of functions require.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
-/// Largest size in bytes of a table that is read; larger tables are ignored.
+/// Maximum size in bytes of a table that is read. Larger tables are ignored.
 const TABLE_BYTES_MAX: u64 = 256 << 20;
 /// Largest number of sections and segments that are read.
 const HEADERS_MAX: usize = 4096;
@@ -14,7 +14,7 @@ const DYNAMIC_SYMBOLS: u32 = 11;
 const LOADED: u32 = 1;
 const FUNCTION: u8 = 2;
 
-/// A function and its address range, in the file's own addresses.
+/// A function and its address range. The addresses are those in the file.
 #[derive(Clone, Copy)]
 struct Symbol {
     start: u64,
@@ -29,7 +29,7 @@ pub(crate) struct Functions {
     segments: Vec<Segment>,
 }
 
-/// A part of the file that is loaded: its offset in the file, its size in bytes, and its address.
+/// A part of the file that is loaded into memory: its offset in the file, its size in bytes, and its address.
 struct Segment {
     offset: u64,
     bytes: u64,
@@ -88,7 +88,7 @@ impl Functions {
         Some(Functions { symbols, names: content(names)?, segments })
     }
 
-    /// Returns the linker's name of the function at an offset in the file.
+    /// Returns the linker's name of the function that contains this offset of the file.
     pub(crate) fn at(&self, offset: u64) -> Option<String> {
         let holds = |segment: &&Segment| {
             offset.checked_sub(segment.offset).is_some_and(|behind| behind < segment.bytes)
@@ -97,7 +97,7 @@ impl Functions {
         let address = (offset - segment.offset).checked_add(segment.address)?;
         let behind = self.symbols.partition_point(|symbol| symbol.start <= address);
         let symbol = self.symbols.get(behind.checked_sub(1)?)?;
-        // Functions written in assembly may have no size.
+        // A function written in assembly may have the size 0 in the table, so its size is not checked.
         if symbol.bytes != 0 && address - symbol.start >= symbol.bytes {
             return None;
         }

@@ -1,17 +1,17 @@
 //! Profiles of this process in the format of `go tool pprof`: processor time by stack, the threads, and the
-//! memory in use by owner, as the owners count it ([`memory_profile`]).
+//! memory in use by owner ([`memory_profile`]; each owner counts its own memory).
 //!
 //! [`CpuProfile`] makes the kernel send SIGPROF each time the process has used 10 ms of processor time, on
-//! any thread; the handler records the thread's stack in memory that was allocated before. Names are looked
-//! up afterwards, in the symbol tables of the program and its libraries. Without a profile in progress, no
-//! timer is armed, and nothing is spent.
+//! any thread; the signal handler records the thread's stack in memory that was allocated before. The names
+//! of functions are looked up afterwards, in the symbol tables of the program and its libraries. If no
+//! profile is in progress, no timer runs, and profiling costs nothing.
 //!
-//! [`pages`] serves both as HTTP responses, and [`command_line()`] provides their command line. The crate
-//! does not know servers or access rules. It supports Linux, and programs with unwind tables, as Rust
-//! programs have.
+//! [`pages`] returns all profiles as HTTP responses, and [`command_line()`] returns the command line that the
+//! pages show. The crate does not know servers or access rules. It supports only Linux, and programs with
+//! unwind tables, which Rust programs have.
 //!
-//! Invariants: one profile at a time, until it is encoded ([`Turn`]); the handler allocates nothing, locks
-//! nothing and preserves `errno`; memory is bounded by [`STACKS_MAX`].
+//! Invariants: only one profile is taken at a time, and it blocks others until it is encoded ([`Turn`]); the
+//! handler allocates nothing, locks nothing and preserves `errno`; memory is bounded by [`STACKS_MAX`].
 //!
 //! Start reading with `sampler.rs` (the handler) and `profile.rs` (the format). Tests: beside the code.
 

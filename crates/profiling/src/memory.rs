@@ -1,5 +1,5 @@
-//! The memory that this process holds, by owner, as a profile. Nothing is sampled: owners count their memory,
-//! and memory that no owner counts is shown separately.
+//! A profile of the memory that this process holds, by owner. Nothing is sampled: each owner counts its
+//! memory, and the memory that no owner counts is shown separately.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -30,7 +30,7 @@ pub struct Resident {
 }
 
 impl Resident {
-    /// Reads the kernel's present values; zero where it provides none.
+    /// Reads the kernel's current values. A value that the kernel does not provide is 0.
     pub fn read() -> Resident {
         Resident::of(&fs::read_to_string("/proc/self/status").unwrap_or_default())
     }
@@ -45,8 +45,8 @@ impl Resident {
         Resident { anonymous: bytes("RssAnon"), files: bytes("RssFile").saturating_add(bytes("RssShmem")) }
     }
 
-    /// Adds the memory that the owners do not count, so that the sum is the resident memory, unless the
-    /// owners count more than that.
+    /// Adds an entry for the memory that no owner counts, so that the sum is the resident memory. If the
+    /// owners count more than that, adds nothing.
     fn completed(self, owners: &[Owner]) -> Vec<Owner> {
         let counted = owners.iter().map(|owner| owner.bytes).fold(0, u64::saturating_add);
         let rest = self.anonymous.saturating_sub(counted);
@@ -57,14 +57,15 @@ impl Resident {
     }
 }
 
-/// Name for stacks, tables, and memory that the allocator keeps: resident, but counted by no owner.
+/// Name of the entry for memory that is resident but counted by no owner: stacks, tables, and memory that the
+/// allocator keeps.
 const NOT_COUNTED: &str = "not counted";
-/// Name for the program, its libraries and shared memory.
+/// Name of the entry for the program, its libraries and shared memory.
 const FILES: &str = "program and libraries";
-/// Name of the root, of which all owners are parts.
+/// Name of the root entry, which contains all owners.
 const PROCESS: &str = "process";
 
-/// Returns a profile with a sample for each owner: the number of objects and the bytes in use.
+/// Returns a profile that has one sample for each owner, with the number of objects and the bytes in use.
 pub fn memory_profile(owners: &[Owner], resident: Resident) -> Vec<u8> {
     let mut profile = Profile::new();
     profile.values(&[("inuse_objects", "count"), ("inuse_space", "bytes")]);
@@ -87,8 +88,8 @@ pub fn memory_profile(owners: &[Owner], resident: Resident) -> Vec<u8> {
     profile.finish(SystemTime::now())
 }
 
-/// Returns the memory in use as text: a line for each owner with bytes, number of objects and name, the
-/// largest first.
+/// Returns the memory in use as text. Each line has the bytes, the number of objects and the name of an
+/// owner; the largest owner comes first.
 pub fn memory_text(owners: &[Owner], resident: Resident) -> String {
     let mut all = resident.completed(owners);
     all.sort_by_key(|owner| std::cmp::Reverse(owner.bytes));

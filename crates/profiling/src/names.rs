@@ -1,4 +1,4 @@
-//! Code mappings of this process, and the names of functions.
+//! The executable mappings of this process, and the names of the functions in them.
 
 use std::collections::HashMap;
 use std::fs;
@@ -9,12 +9,12 @@ use crate::elf::Functions;
 /// Largest number of files whose symbol tables are read.
 const FILES_MAX: usize = 32;
 
-/// A range of memory that maps the code of a file.
+/// A range of memory into which the code of a file is mapped.
 #[derive(Clone, Debug)]
 pub(crate) struct Mapping {
     pub start: u64,
     pub end: u64,
-    /// Offset in the file that is mapped at `start`.
+    /// Offset in the file of the byte that is mapped at `start`.
     pub offset: u64,
     pub file: String,
 }
@@ -47,8 +47,8 @@ impl Names {
         Names { files: HashMap::new() }
     }
 
-    /// Returns the name of the function at this address of a mapping, or the name of the file if the function
-    /// is not known.
+    /// Returns the name of the function at this address of a mapping, or the name of the mapped file if the
+    /// function is not known.
     pub(crate) fn at(&mut self, mapping: &Mapping, address: u64) -> String {
         let known = self.files.len();
         let read = |file: &str| (known < FILES_MAX).then(|| Functions::read(Path::new(file))).flatten();

@@ -1,7 +1,7 @@
 //! The pages below `/debug/pprof/`, as `go tool pprof` requests them. The caller checks access.
 //!
-//! Profiles of processor time, threads, and the memory in use by owner are available. The allocator does not
-//! sample and waiting is not recorded, so the other profiles are answered with 501 and the reason
+//! Profiles of processor time, threads, and the memory in use by owner are available. The allocator takes no
+//! samples, and waiting is not recorded. So requests for the other profiles get the status 501 and the reason
 //! (COMPAT-150).
 
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::{
     threads_text,
 };
 
-/// Common prefix of the pages' paths.
+/// Common beginning of the paths of all pages.
 pub const PREFIX: &str = "/debug/pprof/";
 /// Path of the profile of processor time, which [`cpu`] handles; [`answer`] handles all others.
 pub const CPU: &str = "/debug/pprof/profile";
@@ -29,7 +29,7 @@ const SECONDS_MAX: u64 = 300;
 
 const GO_PPROF: HeaderName = HeaderName::from_static("x-go-pprof");
 
-/// Profiles: name, description, and the reason why the profile is not available.
+/// The profiles: name, description, and the reason why the profile is not available (`None` if it is).
 const PROFILES: [(&str, &str, Option<&str>); 9] = [
     ("allocs", "Memory allocations", Some(NO_ALLOCATIONS)),
     ("block", "Waiting for locks and channels", Some(NO_WAITING)),
@@ -43,24 +43,25 @@ const PROFILES: [(&str, &str, Option<&str>); 9] = [
 ];
 const NO_ALLOCATIONS: &str =
     "this server's allocator does not count allocations; a heap profile shows the memory in use by owner";
-/// Error for a request for the difference between two profiles of the heap.
+/// Error for a request for the difference between two heap profiles.
 const NO_DIFFERENCE: &str =
     "a heap profile shows one moment; take two and compare them with go tool pprof -base";
 const NO_WAITING: &str =
     "waiting is not recorded; a profile of processor time and /debug/requests show where the time goes";
 
-/// Parameters of a request for a page, without decoding; `None` if the request has no such parameter.
+/// Parameters of a request for a page. Each is the undecoded value, or `None` if the request has no such
+/// parameter.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Parameters<'r> {
-    /// First parameter `debug`: unless it is empty or `0`, threads and memory are shown as text.
+    /// First parameter `debug`: unless the value is empty or `0`, threads and memory are shown as text.
     pub debug: Option<&'r [u8]>,
-    /// First parameter `seconds`. In Go it makes the heap profile a difference between two moments, which is
-    /// refused here.
+    /// First parameter `seconds`. In Go it turns the heap profile into the difference between two times,
+    /// which this crate does not support.
     pub seconds: Option<&'r [u8]>,
 }
 
-/// Responds to a request for a page below [`PREFIX`], other than [`CPU`]. `owners` is called for the memory
-/// in use if the page shows it.
+/// Responds to a request for a page below [`PREFIX`], other than [`CPU`]. If the page shows the memory in
+/// use, calls `owners` to get it.
 pub fn answer(path: &str, asked: Parameters<'_>, owners: impl FnOnce() -> Vec<Owner>) -> Response<Bytes> {
     let name = path.strip_prefix(PREFIX).unwrap_or_default();
     let as_text = asked.debug.is_some_and(|told| told != b"0" && !told.is_empty());
@@ -81,8 +82,8 @@ pub fn answer(path: &str, asked: Parameters<'_>, owners: impl FnOnce() -> Vec<Ow
 }
 
 /// Takes a profile of processor time and returns the response to a request for [`CPU`]. `seconds` is the
-/// first parameter of that name, `wait` is awaited while samples are taken. Dropping the future ends the
-/// profile.
+/// value of the first parameter with this name. The profile takes samples until the future from `wait` has
+/// finished. Dropping the returned future ends the profile.
 pub async fn cpu<F: Future<Output = ()>>(
     seconds: Option<&[u8]>,
     wait: impl FnOnce(Duration) -> F,
@@ -92,7 +93,7 @@ pub async fn cpu<F: Future<Output = ()>>(
         return failed(StatusCode::BAD_REQUEST, &why);
     };
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    // Runs on another thread, since allocating and writing the sample memory takes long.
+    // Run this on another thread, because allocating and writing the memory for samples takes long.
     let begun = match Turn::take() {
         Err(busy) => Err(busy),
         Ok(turn) => match beside(move || CpuProfile::start(turn, seconds, processors)).await {
@@ -112,22 +113,22 @@ pub async fn cpu<F: Future<Output = ()>>(
         }
     };
     wait(Duration::from_secs(seconds)).await;
-    // Runs on another thread, since names are looked up in large files.
+    // Run this on another thread, because the names of functions are looked up in large files.
     match beside(move || profile.finish()).await {
         Ok(profile) => download("profile", profile),
         Err(why) => failed(StatusCode::INTERNAL_SERVER_ERROR, why),
     }
 }
 
-/// Runs this on a separate thread.
+/// Runs a closure on a separate thread, and returns its result.
 ///
 /// # Errors
 ///
-/// The thread cannot be started, or it panicked.
+/// Returns an error if the thread cannot be started or has panicked.
 async fn beside<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> Result<T, &'static str> {
     let (sender, done) = oneshot::channel();
     let spawned = std::thread::Builder::new().name("profile".to_owned()).spawn(move || {
-        // The client may have closed the connection.
+        // Sending fails if the client has closed the connection; then the result is not needed.
         let _ = sender.send(run());
     });
     match spawned {
@@ -136,8 +137,8 @@ async fn beside<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> 
     }
 }
 
-/// Parses the parameter `seconds` as Go does: anything but a positive number gives the default. Returns
-/// `None` if it is above [`SECONDS_MAX`].
+/// Parses the parameter `seconds` as Go does: a value that is not a positive number gives the default.
+/// Returns `None` if the value is above [`SECONDS_MAX`].
 fn length(told: Option<&[u8]>) -> Option<u64> {
     let told = told.and_then(|told| std::str::from_utf8(told).ok());
     match told.and_then(|told| told.parse::<i64>().ok()).map(u64::try_from) {
@@ -159,7 +160,7 @@ fn index() -> Response<Bytes> {
     response
 }
 
-/// Returns a plain text response whose type browsers must not guess.
+/// Returns a response with plain text. A header tells browsers not to guess another type.
 fn text(text: String) -> Response<Bytes> {
     reply(StatusCode::OK, PLAIN, text.into())
 }
@@ -172,7 +173,7 @@ fn download(name: &str, content: Vec<u8>) -> Response<Bytes> {
     response
 }
 
-/// Returns an error response, marked like the errors of Go's profiles.
+/// Returns an error response, with the header that marks errors of Go's profiles.
 fn failed(status: StatusCode, why: &str) -> Response<Bytes> {
     let mut response = reply(status, PLAIN, format!("{why}\n").into());
     response.headers_mut().insert(GO_PPROF, HeaderValue::from_static("1"));

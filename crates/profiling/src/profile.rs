@@ -1,4 +1,4 @@
-//! The encoding of profiles: pprof's `profile.proto`, compressed.
+//! Encodes profiles as pprof's `profile.proto`, compressed.
 
 use std::collections::BTreeMap;
 use std::collections::HashMap;
@@ -11,7 +11,7 @@ use flate2::write::GzEncoder;
 use crate::names::{Mapping, Names, mappings};
 use crate::threads;
 
-/// A recorded stack: the addresses from the innermost frame outwards, and the thread.
+/// A recorded stack: its addresses, from the innermost frame outwards, and its thread.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Stack {
     pub thread: usize,
@@ -34,7 +34,7 @@ mod field {
     pub const DEFAULT_SAMPLE_TYPE: u32 = 14;
 }
 
-/// Encoder of a message's fields; fields with the value 0 are omitted, as in protobuf.
+/// Encoder of the fields of a message. A field with the value 0 is omitted, as in protobuf.
 #[derive(Default)]
 struct Message(Vec<u8>);
 
@@ -69,7 +69,8 @@ impl Message {
     }
 }
 
-/// A profile being encoded. Each string, location and function is stored once, under a number.
+/// A profile that is being encoded. Each string, location and function is stored only once, and is referred
+/// to by a number.
 pub(crate) struct Profile {
     message: Message,
     strings: HashMap<String, u64>,
@@ -85,7 +86,7 @@ impl Profile {
             table: Vec::new(),
             functions: HashMap::new(),
         };
-        // The first string must be empty.
+        // pprof requires that the first string is empty.
         profile.string("");
         profile
     }
@@ -107,12 +108,12 @@ impl Profile {
         self.message.bytes(field, &message.0);
     }
 
-    /// Declares the kinds of values of a sample.
+    /// Sets the kinds of values that each sample has.
     pub(crate) fn values(&mut self, kinds: &[(&str, &str)]) {
         kinds.iter().for_each(|kind| self.value_type(field::SAMPLE_TYPE, *kind));
     }
 
-    /// Sets the kind of value that tools show by default.
+    /// Sets the kind of value that tools show first.
     pub(crate) fn shows_first(&mut self, kind: &str) {
         let kind = self.string(kind);
         self.message.number(field::DEFAULT_SAMPLE_TYPE, kind);
@@ -126,13 +127,13 @@ impl Profile {
         self.functions.insert(name.to_owned(), id);
         let name = self.string(name);
         let mut message = Message::default();
-        // The mangled name is also the display name, so that tools demangle it.
+        // The mangled name is also used as the name to display, because tools demangle it.
         message.number(1, id).number(2, name).number(3, name);
         self.message.bytes(field::FUNCTION, &message.0);
         id
     }
 
-    /// Adds a location in the code. `id` must not be 0, and is used only once.
+    /// Adds a location in the code. `id` must not be 0, and each id may be used only once.
     pub(crate) fn location(&mut self, id: u64, mapping: u64, address: u64, name: &str) {
         let function = self.function(name);
         let mut line = Message::default();
@@ -171,7 +172,7 @@ impl Profile {
             self.message.bytes(field::STRING, text.as_bytes());
         }
         let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
-        // Writing into memory cannot fail, here and below.
+        // Writing into memory cannot fail. This also applies to the calls below.
         let _ = encoder.write_all(&self.message.0);
         encoder.finish().unwrap_or_default()
     }

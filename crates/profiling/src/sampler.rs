@@ -1,4 +1,4 @@
-//! The timer, the signal handler, and the memory that they share.
+//! The timer, the signal handler, and the memory that the handler shares with the profile.
 
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -11,18 +11,18 @@ use crate::profile::{self, Stack};
 
 /// Processor time of the process between two samples.
 const PERIOD: Duration = Duration::from_millis(10);
-/// Largest number of frames recorded of a stack, from the innermost.
+/// Maximum number of frames that are recorded of a stack, from the innermost frame on.
 const FRAMES_MAX: usize = 62;
-/// Words of a slot: thread, number of frames, frames.
+/// Number of words of a slot, which contains the thread, the number of frames, and the frames.
 const SLOT_WORDS: usize = FRAMES_MAX + 2;
-/// Largest number of recorded stacks of a profile, which take 32 MiB. Further ones are only counted.
+/// Maximum number of stacks that a profile records. They take 32 MiB. Further stacks are only counted.
 pub const STACKS_MAX: usize = 1 << 16;
 
 /// Memory into which the handler writes.
 struct Buffer {
     words: Box<[AtomicUsize]>,
     slots: usize,
-    /// Number of samples, recorded or not.
+    /// Number of samples, whether they were recorded or only counted.
     taken: AtomicUsize,
 }
 
@@ -32,7 +32,7 @@ impl Buffer {
         Buffer { words, slots, taken: AtomicUsize::new(0) }
     }
 
-    /// Returns the words of the next free slot, or `None` if all slots are used.
+    /// Takes the next free slot and returns its words; returns `None` if all slots are used.
     fn claim(&self) -> Option<&[AtomicUsize]> {
         let slot = self.taken.fetch_add(1, Ordering::Relaxed);
         self.words.chunks_exact(SLOT_WORDS).nth(slot)
@@ -41,10 +41,10 @@ impl Buffer {
 
 /// Buffer of the profile in progress; null if there is none.
 static BUFFER: AtomicPtr<Buffer> = AtomicPtr::new(ptr::null_mut());
-/// Number of running handlers. It is in one total order with [`BUFFER`], so that every handler that has
-/// loaded the buffer is waited for.
+/// Number of handlers that are running. Accesses to it and to [`BUFFER`] have one total order, so that the
+/// end of a profile waits for every handler that has loaded the buffer.
 static HANDLERS: AtomicUsize = AtomicUsize::new(0);
-/// True while a profile is taken or encoded.
+/// True while a profile is being taken or encoded.
 static TAKEN: AtomicBool = AtomicBool::new(false);
 
 /// A profile of processor time in progress. Dropping it ends the profile without a result.
@@ -56,16 +56,16 @@ pub struct CpuProfile {
     _turn: Turn,
 }
 
-/// The exclusive right to take a profile. Dropping it gives the right back.
+/// The exclusive right to take a profile. It is given back on drop.
 #[derive(Debug)]
 pub struct Turn(());
 
 impl Turn {
-    /// Takes the right. The call is cheap.
+    /// Takes the right to take a profile. This call is cheap.
     ///
     /// # Errors
     ///
-    /// A profile is being taken or encoded.
+    /// Returns an error if a profile is being taken or encoded.
     pub fn take() -> Result<Turn, Busy> {
         if TAKEN.swap(true, Ordering::AcqRel) { Err(Busy::Already) } else { Ok(Turn(())) }
     }
@@ -77,10 +77,10 @@ impl Drop for Turn {
     }
 }
 
-// SAFETY: the pointer is to memory that this value owns, and its other fields are not bound to a thread.
+// SAFETY: the pointer leads to memory that this value owns, and the other fields are not bound to a thread.
 unsafe impl Send for CpuProfile {}
 
-/// Reason why no profile can be taken.
+/// Reason why a profile cannot be taken.
 #[derive(Debug)]
 pub enum Busy {
     /// Another profile is in progress.
@@ -90,29 +90,31 @@ pub enum Busy {
 }
 
 impl CpuProfile {
-    /// Begins a profile that is meant to last `seconds` on `processors`. It allocates and writes up to 32 MiB
-    /// of memory, so it takes a while.
+    /// Begins a profile that is expected to last `seconds` on `processors`. This takes a while, because it
+    /// allocates and writes up to 32 MiB of memory.
     ///
     /// # Errors
     ///
-    /// The kernel refuses it.
+    /// Returns an error if the kernel refuses the handler or the timer.
     pub fn start(turn: Turn, seconds: u64, processors: usize) -> Result<CpuProfile, Busy> {
         let each_second = usize::try_from(1_000 / PERIOD.as_millis()).unwrap_or(100) * processors.max(1);
         let slots =
             usize::try_from(seconds).unwrap_or(usize::MAX).saturating_add(1).saturating_mul(each_second);
         let shared = Box::into_raw(Box::new(Buffer::new(slots.min(STACKS_MAX))));
-        // From here on, dropping the profile ends it.
+        // From here on, an early return drops this value, which ends the profile.
         let profile =
             CpuProfile { buffer: None, shared, began: Instant::now(), wall: SystemTime::now(), _turn: turn };
         install().map_err(Busy::Refused)?;
-        // The unwinder allocates when it is used first, which must not happen in a signal handler.
+        // The unwinder allocates memory at its first use. This must not happen in a signal handler, so use it
+        // here once.
         walk(&mut |_, _| false);
         BUFFER.store(shared, Ordering::SeqCst);
         arm(PERIOD).map_err(Busy::Refused)?;
         Ok(profile)
     }
 
-    /// Ends the profile; returns it compressed, in pprof's format. It reads symbol tables, so it takes a while.
+    /// Ends the profile, and returns it in pprof's format, compressed. This takes a while, because it reads
+    /// symbol tables.
     pub fn finish(mut self) -> Vec<u8> {
         let took = self.began.elapsed();
         self.end();
@@ -122,18 +124,18 @@ impl CpuProfile {
         profile::cpu(&stacks, lost, PERIOD, took, self.wall)
     }
 
-    /// Stops the timer, and takes the buffer back when no handler writes into it any more.
+    /// Stops the timer. Takes the buffer back once no handler writes into it any more.
     fn end(&mut self) {
         if self.shared.is_null() {
             return;
         }
-        // The timer was armed by the same system call, which succeeded.
+        // The same system call has succeeded before, to start the timer, so it does not fail here.
         let _ = arm(Duration::ZERO);
         BUFFER.store(ptr::null_mut(), Ordering::SeqCst);
         while HANDLERS.load(Ordering::SeqCst) != 0 {
             std::thread::yield_now();
         }
-        // SAFETY: the pointer came from a box, no handler sees it any more, and it is taken back once.
+        // SAFETY: the pointer came from a `Box`, no handler uses it any more, and it is taken back only once.
         self.buffer = Some(unsafe { Box::from_raw(self.shared) });
         self.shared = ptr::null_mut();
     }
@@ -158,12 +160,13 @@ fn stacks(buffer: &Buffer) -> Vec<Stack> {
         .collect()
 }
 
-/// Installs the handler once, permanently: a signal may still be pending when a profile has ended.
+/// Installs the signal handler, once and permanently, because a signal may still be pending after the end of
+/// a profile.
 fn install() -> io::Result<()> {
     static INSTALLED: OnceLock<bool> = OnceLock::new();
     let done = *INSTALLED.get_or_init(|| {
         let handler: extern "C" fn(c_int) = on_signal;
-        // SAFETY: an action of zeros is valid; the handler does only what is allowed in a signal handler.
+        // SAFETY: an action of zeros is valid; the handler does only what a signal handler may do.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = handler as *const () as usize;
@@ -208,10 +211,11 @@ extern "C" fn on_signal(_: c_int) {
 fn note(words: &[AtomicUsize]) {
     let (mut frames, mut is_interrupted) = (0, false);
     walk(&mut |address, was_interrupted| {
-        // The handler's own frames come first; the frame of the interrupted code is marked.
+        // The handler's own frames come first, and are skipped. The frame of the interrupted code is marked.
         is_interrupted |= was_interrupted;
         if is_interrupted && let Some(word) = words.get(frames + 2) {
-            // A caller's frame holds the return address; the call instruction is before it.
+            // The frame of a caller contains the return address. The call instruction comes before that
+            // address, so 1 is subtracted.
             word.store(if was_interrupted { address } else { address.saturating_sub(1) }, Ordering::Relaxed);
             frames += 1;
         }
@@ -233,19 +237,19 @@ struct Frame {
 
 type Visitor<'a> = &'a mut dyn FnMut(usize, bool) -> bool;
 
-// The unwinder with which every Rust program with the standard library is linked.
+// Functions of the unwinder, which every Rust program that uses the standard library contains.
 unsafe extern "C" {
     fn _Unwind_Backtrace(visit: extern "C" fn(*mut Frame, *mut c_void) -> c_int, with: *mut c_void) -> c_int;
     fn _Unwind_GetIPInfo(frame: *mut Frame, before: *mut c_int) -> usize;
 }
 
-/// `_URC_NO_REASON` of the unwinder: continue.
+/// The value `_URC_NO_REASON` of the unwinder, which means: continue.
 const GO_ON: c_int = 0;
-/// `_URC_NORMAL_STOP` of the unwinder: stop.
+/// The value `_URC_NORMAL_STOP` of the unwinder, which means: stop.
 const ENOUGH: c_int = 4;
 
-/// Walks the present stack from the innermost frame: passes the visitor the address in each frame, and
-/// whether a signal interrupted that code. Ends when the visitor returns false.
+/// Walks the current stack from the innermost frame outwards. Passes the visitor the address of each frame,
+/// and true if a signal has interrupted the code of the frame. Ends when the visitor returns false.
 fn walk(mut visitor: Visitor<'_>) {
     extern "C" fn visit(frame: *mut Frame, with: *mut c_void) -> c_int {
         let mut before: c_int = 0;

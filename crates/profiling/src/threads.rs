@@ -19,7 +19,7 @@ pub(crate) fn names() -> HashMap<usize, String> {
         .collect()
 }
 
-/// Returns the number of threads with each name.
+/// Returns for each name the number of threads with this name.
 fn counted() -> BTreeMap<String, u64> {
     let mut counted = BTreeMap::new();
     for name in names().into_values() {
@@ -28,7 +28,7 @@ fn counted() -> BTreeMap<String, u64> {
     counted
 }
 
-/// Returns a profile with a sample for each thread name. Stacks are not recorded.
+/// Returns a profile that has one sample for each thread name. It contains no stacks.
 pub fn threads_profile() -> Vec<u8> {
     let mut profile = Profile::new();
     profile.values(&[("threads", "count")]);
@@ -39,7 +39,8 @@ pub fn threads_profile() -> Vec<u8> {
     profile.finish(SystemTime::now())
 }
 
-/// Returns the threads as text, a line for each: id, name, state, and processor time in ticks of the kernel.
+/// Returns the threads as text. Each line has a thread's id, name, state, and processor time in ticks of the
+/// kernel.
 pub fn threads_text() -> String {
     let threads: BTreeMap<usize, String> = names().into_iter().collect();
     let mut text = format!("threads: total {}\n", threads.len());
@@ -47,7 +48,8 @@ pub fn threads_text() -> String {
         let stat = fs::read_to_string(format!("/proc/self/task/{id}/stat")).unwrap_or_default();
         let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
         let field = |at: usize| fields.get(at).copied().unwrap_or("?");
-        // Indexes after the name: the state is the first field, user and system time are the 12th and 13th.
+        // The fields are counted from after the name: the state is the first one, user and system time are
+        // the 12th and 13th.
         let _ = writeln!(text, "{id} {name} state {} user {} system {}", field(0), field(11), field(12));
     }
     text

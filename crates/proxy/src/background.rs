@@ -1,5 +1,5 @@
-//! The thread for the proxy's background tasks, which have connections of their own to the members:
-//! registration among the proxies, and ownership of keys.
+//! The thread that runs the proxy's background tasks: registration among the proxies, and ownership of keys.
+//! It has its own connections to the members.
 
 use std::io;
 
@@ -10,21 +10,21 @@ use tokio::task::{LocalSet, spawn_local};
 
 use crate::members::Members;
 
-/// Creates the future of a task, on the thread that drives it.
+/// Function that creates the future of a background task, called on the thread that runs the task.
 pub(crate) type Task = Box<dyn FnOnce(Members) -> LocalBoxFuture<()> + Send>;
 
 /// Handle of the running thread. Dropping the handle ends the tasks at their next await point.
 #[derive(Debug)]
 pub(crate) struct Background {
-    /// Dropped to end the thread.
+    /// Dropping this sender ends the thread.
     _running: oneshot::Sender<()>,
 }
 
 impl Background {
-    /// Starts the thread with these tasks. `members` is called on the thread.
+    /// Starts a thread that runs these tasks. `members` is called on that thread to create its connections.
     ///
     /// # Errors
-    /// The thread or its runtime cannot be created.
+    /// Returns an error if the thread or its runtime cannot be created.
     pub(crate) fn start(
         members: impl FnOnce() -> Members + Send + 'static,
         tasks: Vec<Task>,
@@ -37,7 +37,7 @@ impl Background {
                 for task in tasks {
                     spawn_local(task(members.clone()));
                 }
-                // The sender never sends; the wait ends when the sender is dropped.
+                // Nothing is ever sent; the wait ends when the sender is dropped.
                 let _ = over.await;
             });
         })?;

@@ -1,12 +1,12 @@
-//! Responses to reads, which later serializable reads may reuse.
+//! Cache of responses to reads, from which later serializable reads are answered.
 //!
-//! A response is kept under its whole request, for some seconds at most, until a write that passes through
-//! the proxy touches its keys. Reads with a token are neither kept nor answered from the cache: only a member
-//! knows what the token's user may read now.
+//! The key of a cached response is the whole request. A response stays for at most some seconds, and until a
+//! write that passes through the proxy touches its keys. A read with a token is neither cached nor answered
+//! from the cache, because only a member knows what the user of the token may read now.
 //!
-//! A write can overtake a read: the response to the read is outdated, and arrives after the write. Therefore
-//! the cache remembers the last writes; a response is kept only if no write has touched its keys since its
-//! request was sent.
+//! A write can overtake a read: then the response to the read arrives after the write, and is outdated.
+//! Therefore the cache remembers the last writes, and keeps a response only if no write has touched its keys
+//! since the read was sent.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -17,24 +17,25 @@ use api::etcdserverpb::RangeRequest;
 use bytes::Bytes;
 use prost::Message as _;
 
-/// Largest number of responses kept. Source: etcd's proxy.
+/// Maximum number of cached responses. Source: etcd's proxy.
 const ANSWERS_MAX: usize = 2048;
-/// Largest total size of kept responses and their requests, in bytes.
+/// Maximum total size of cached responses and their requests, in bytes.
 const BYTES_MAX: usize = 64 << 20;
-/// Largest response that is kept, in bytes.
+/// Maximum size of a response that is cached, in bytes.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
-/// Time for which a response is kept. Writes that do not pass through this proxy become visible after this time.
+/// Time for which a response is cached. A write that does not pass through this proxy becomes visible after
+/// this time.
 const AGE_MAX: Duration = Duration::from_secs(5);
-/// Number of writes remembered.
+/// Number of last writes that the cache remembers.
 const WRITES_MAX: usize = 1024;
-/// Largest total size of the keys of remembered writes, in bytes.
+/// Maximum total size of the keys of the remembered writes, in bytes.
 const WRITES_BYTES_MAX: usize = 4 << 20;
-/// Largest number of keys and ranges of one request that are compared with each response. A request that
-/// writes more empties the cache: all shards wait during the comparison.
+/// Maximum number of keys and ranges of one request that are compared with each cached response. All shards
+/// wait during this comparison, so a request that writes more empties the cache instead.
 const COMPARED_MAX: usize = 128;
 
-/// Range of keys from the first key to below the second. As in requests, an empty end means a single key, and
-/// `\0` means no end.
+/// Range of keys, as its first key and its exclusive end. As in requests, an empty end means a single key,
+/// and `\0` means no end.
 pub(crate) type Keys = (Bytes, Bytes);
 
 /// Position in the sequence of writes: the number of the next write.
@@ -46,7 +47,7 @@ struct Kept {
     keys: Keys,
     revision: i64,
     since: Instant,
-    /// Position in the order of use.
+    /// Position of the entry in the order of use; the entry used last has the highest one.
     used: u64,
 }
 
@@ -54,16 +55,16 @@ struct Kept {
 #[derive(Default)]
 pub(crate) struct Cache {
     answers: HashMap<Bytes, Kept>,
-    /// Requests by their last use, the oldest first.
+    /// Requests by the position of their last use, the least recently used first.
     order: BTreeMap<u64, Bytes>,
     uses: u64,
     bytes: usize,
-    /// The last writes; `next_write` is the number of the write that follows them.
+    /// The last writes. `next_write` is the number of the write after them.
     writes: VecDeque<Keys>,
     writes_bytes: usize,
     next_write: u64,
-    /// Revision and time of the last compaction through this proxy. It is ignored after [`AGE_MAX`], since
-    /// the members may then belong to another cluster.
+    /// Revision and time of the last compaction through this proxy. After [`AGE_MAX`] it is ignored, because
+    /// the members' addresses may then belong to another cluster.
     compacted: Option<(i64, Instant)>,
 }
 
@@ -71,32 +72,34 @@ fn bytes_of(keys: &Keys) -> usize {
     keys.0.len() + keys.1.len()
 }
 
-/// Returns copies of these keys: a slice of a message would keep the whole message in memory.
+/// Returns copies of these keys. Without a copy, a key would keep the whole message in memory of which it is
+/// a slice.
 fn alone(keys: &Keys) -> Keys {
     (Bytes::copy_from_slice(&keys.0), Bytes::copy_from_slice(&keys.1))
 }
 
-/// Returns the cache key of a request; linearizable and serializable reads have the same key.
+/// Returns the key of a request in the cache. A linearizable and a serializable read of the same keys have
+/// the same key.
 fn name(request: &RangeRequest) -> Bytes {
     RangeRequest { serializable: true, ..request.clone() }.encode_to_vec().into()
 }
 
 impl Cache {
-    /// Returns the present position in the sequence of writes, which a read passes to [`Cache::add`] with its
-    /// response.
+    /// Returns the current position in the sequence of writes. A read takes it before it is sent, and passes
+    /// it to [`Cache::add`] with the response.
     pub(crate) fn now(&self) -> Moment {
         Moment(self.next_write)
     }
 
-    /// Returns the number of kept responses.
+    /// Returns the number of cached responses.
     pub(crate) fn len(&self) -> usize {
         self.answers.len()
     }
 
-    /// Returns the kept response to a serializable read, if there is one.
+    /// Returns the cached response to a serializable read; `None` if there is none.
     ///
     /// # Errors
-    /// The requested revision is known to be compacted.
+    /// Returns etcd's error if the requested revision is known to be compacted.
     pub(crate) fn get(&mut self, request: &RangeRequest, now: Instant) -> Result<Option<Bytes>, Status> {
         if request.revision > 0 && request.revision < self.compacted_at(now) {
             return Err(error::COMPACTED);
@@ -114,7 +117,8 @@ impl Cache {
         Ok(Some(kept.answer.clone()))
     }
 
-    /// Keeps the response to a read that was sent at the position `asked`, unless its keys were written since.
+    /// Caches the response to a read, unless its keys were written after the position `asked` at which the
+    /// read was sent.
     pub(crate) fn add(&mut self, request: &RangeRequest, answer: &Bytes, asked: Moment, now: Instant) {
         let keys: Keys = (request.key.clone(), request.range_end.clone());
         let since = self.next_write - asked.0;
@@ -125,7 +129,7 @@ impl Cache {
         };
         let name = name(request);
         let bytes = name.len() + answer.len() + bytes_of(&keys);
-        // A read at a revision never changes, except that its reader may lose the permission.
+        // The result of a read at a given revision never changes, so later writes do not matter for it.
         if bytes > ANSWER_BYTES_MAX || !is_known || (request.revision == 0 && overtaken()) {
             return;
         }
@@ -143,7 +147,8 @@ impl Cache {
         }
     }
 
-    /// Removes responses about keys and ranges that one request writes. To be called before the write and after it.
+    /// Removes the cached responses about keys and ranges that one request writes. Must be called both before
+    /// and after the write.
     pub(crate) fn written(&mut self, all: &[Keys]) {
         match all.len() {
             0..=COMPARED_MAX => all.iter().for_each(|keys| self.written_one(keys)),
@@ -168,26 +173,26 @@ impl Cache {
         }
     }
 
-    /// Records a compaction at this revision.
+    /// Records that all revisions below this one are compacted.
     pub(crate) fn compacted(&mut self, revision: i64, now: Instant) {
         self.compacted = Some((self.compacted_at(now).max(revision), now));
     }
 
-    /// Returns the revision below which everything is known to be compacted; 0 if unknown.
+    /// Returns the revision below which all revisions are known to be compacted; 0 if none is known.
     fn compacted_at(&self, now: Instant) -> i64 {
         let fresh = self.compacted.filter(|(_, since)| now.saturating_duration_since(*since) <= AGE_MAX);
         fresh.map_or(0, |(revision, _)| revision)
     }
 
-    /// Empties the cache, because permissions have changed or too much was written.
+    /// Empties the cache, because permissions have changed or a request has written too many keys.
     pub(crate) fn clear(&mut self) {
         self.answers.clear();
         self.order.clear();
         self.bytes = 0;
         self.writes.clear();
         self.writes_bytes = 0;
-        // In-flight reads hold an earlier position, whose later writes are no longer known, so their
-        // responses are not kept.
+        // A read in flight has taken an earlier position. The writes since then are forgotten, so its
+        // response must not be cached.
         self.next_write += 1;
     }
 
@@ -204,7 +209,7 @@ pub(crate) fn overlap(a: &Keys, b: &Keys) -> bool {
     begins_before_end(&a.0, b) && begins_before_end(&b.0, a)
 }
 
-/// Returns true if a key is below the end of a range.
+/// Returns true if `key` is below the end of the range `keys`.
 fn begins_before_end(key: &Bytes, keys: &Keys) -> bool {
     match keys.1.as_ref() {
         b"" => *key <= keys.0,

@@ -1,4 +1,5 @@
-//! Names, flags and help texts of the subcommands, as in etcd 3.7. The modules `gateway` and `grpc_proxy` run them.
+//! Names, flags and help texts of the subcommands, as in etcd 3.7. The modules `gateway` and `grpc_proxy`
+//! contain their functions.
 
 use std::time::Duration;
 
@@ -210,7 +211,7 @@ const fn program(subcommands: &'static [Command<()>]) -> Program<()> {
     }
 }
 
-/// `etcd gateway`.
+/// The program `etcd gateway`, with its commands.
 pub const GATEWAY: Program<()> = program(&[Command {
     name: "gateway",
     about: "gateway related command",
@@ -218,7 +219,7 @@ pub const GATEWAY: Program<()> = program(&[Command {
     ..Command::EMPTY
 }]);
 
-/// `etcd grpc-proxy`.
+/// The program `etcd grpc-proxy`, with its commands.
 pub const GRPC_PROXY: Program<()> = program(&[Command {
     name: "grpc-proxy",
     about: "grpc-proxy related command",

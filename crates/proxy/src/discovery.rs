@@ -1,4 +1,5 @@
-//! Endpoints from DNS SRV records, with etcd's rules about insecure endpoints and etcd's log lines.
+//! Finds endpoints by DNS SRV records. The rules about insecure endpoints and the log lines are those of
+//! etcd.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,18 +18,18 @@ pub struct Discovery {
     pub domain: String,
     /// `--discovery-srv-name`.
     pub name: String,
-    /// `--insecure-discovery`: accept endpoints without checking their TLS.
+    /// `--insecure-discovery`: use endpoints without checking that they support TLS.
     pub is_insecure_allowed: bool,
-    /// Authorities with which discovered endpoints are verified.
+    /// File with the certificate authorities by which discovered endpoints are verified.
     pub trusted_ca: Option<PathBuf>,
 }
 
 impl Discovery {
-    /// Returns the discovered URLs and their records; nothing without a domain. Endpoints without TLS, or
-    /// without a certificate for the domain, are omitted unless the flags allow them.
+    /// Returns the discovered URLs with their SRV records; an empty list if no domain is given. An endpoint
+    /// without TLS, or without a certificate for the domain, is left out unless the flags allow it.
     ///
     /// # Errors
-    /// The domain has no records.
+    /// Returns an error if the domain has no records.
     pub async fn find(&self, logger: &Logger) -> Result<Vec<(String, Service)>, String> {
         if self.domain.is_empty() {
             return Ok(Vec::new());

@@ -1,4 +1,4 @@
-//! `etcd gateway`: forwards TCP connections to reachable endpoints. It does not interpret their data.
+//! `etcd gateway`: forwards TCP connections to endpoints that are reachable, without interpreting the data.
 
 use std::collections::hash_map::RandomState;
 use std::fmt;
@@ -26,13 +26,13 @@ const BUFFER_BYTES: usize = 16 * 1024;
 const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Idle time after which either end of a connection is probed. Source: Go's default for TCP.
 const KEEPALIVE: Duration = Duration::from_secs(15);
-/// Pause after a connection could not be accepted, for example for lack of file descriptors.
+/// Pause after an error in accepting a connection, for example if the file descriptors are used up.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Interval of retries if `--retry-delay` is 0. Source: etcd.
 const RETRY_DELAY: Duration = Duration::from_secs(5 * 60);
-/// Number of file descriptors reserved for everything but connections.
+/// Number of file descriptors that are reserved for other purposes than connections.
 const OTHER_FILES: usize = 32;
-/// Largest number of open connections if the limit on open files allows more, or is not known.
+/// Maximum number of open connections, even if the limit on open files allows more or is not known.
 const CONNECTIONS_MAX: usize = 100_000;
 
 /// An endpoint to which connections are forwarded.
@@ -42,7 +42,8 @@ pub struct Remote {
     pub address: String,
     /// Priority in the SRV record: lower is preferred; 0 without a record.
     pub priority: u16,
-    /// Weight in the SRV record: share among endpoints of one priority; 0 without a record.
+    /// Weight in the SRV record, which determines the share of connections among endpoints of the same
+    /// priority; 0 without a record.
     pub weight: u16,
 }
 
@@ -60,7 +61,7 @@ pub struct GatewayOptions {
     pub remotes: Vec<Remote>,
     /// Interval at which unreachable endpoints are tried again.
     pub retry_delay: Duration,
-    /// Largest number of open connections; further ones wait to be accepted.
+    /// Maximum number of open connections. Further connections wait until they are accepted.
     pub connections_max: usize,
 }
 
@@ -73,7 +74,7 @@ pub struct Gateway {
     logger: Logger,
 }
 
-/// Reachability of the endpoints, and the next turn.
+/// Which endpoints are reachable, and whose turn is next.
 struct Standing {
     active: Vec<bool>,
     turn: usize,
@@ -122,14 +123,15 @@ impl Gateway {
         }
     }
 
-    /// Forwards one connection until both directions have ended. The end of one direction is forwarded, too.
+    /// Forwards one connection until both directions have ended. When one direction ends, this end is
+    /// forwarded as well.
     async fn serve(&self, mut client: TcpStream) {
         while let Some(at) = self.pick(random()) {
             match dial(&self.remotes[at].address).await {
                 Ok(mut server) => {
                     probe(&client);
                     probe(&server);
-                    // An error closes both connections, so both ends notice it.
+                    // After an error both connections are closed, so both peers notice it.
                     let _ = tokio::io::copy_bidirectional_with_sizes(
                         &mut client,
                         &mut server,
@@ -155,7 +157,7 @@ impl Gateway {
     }
 
     /// Returns the endpoint for the next connection, by priority and weight (RFC 2782), or in turn if none
-    /// has a weight; `None` if all endpoints are unreachable.
+    /// has a weight; Returns `None` if all endpoints are unreachable.
     fn pick(&self, random: u64) -> Option<usize> {
         let mut standing = self.standing();
         let active: Vec<usize> = (0..self.remotes.len()).filter(|at| standing.active[*at]).collect();
@@ -165,7 +167,7 @@ impl Gateway {
         let (weighted, plain): (Vec<usize>, Vec<usize>) =
             candidates.into_iter().partition(|at| self.remotes[*at].weight > 0);
         let turn = standing.turn;
-        // If other records have a weight, those without one get one connection in a hundred.
+        // If only some records have a weight, the records without one get one connection in a hundred.
         if weighted.is_empty() || (!plain.is_empty() && random.is_multiple_of(100)) {
             standing.turn = turn.wrapping_add(1);
             return plain.get(turn.checked_rem(plain.len())?).copied();
@@ -212,7 +214,7 @@ impl Gateway {
     }
 
     fn standing(&self) -> std::sync::MutexGuard<'_, Standing> {
-        // No code panics while it holds the lock.
+        // No code panics while it holds this lock, so poisoning is ignored.
         self.standing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -227,12 +229,12 @@ async fn dial(address: &str) -> io::Result<TcpStream> {
 /// Enables TCP keepalive, so that the kernel detects a dead peer.
 fn probe(stream: &TcpStream) {
     let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
-    // If this fails, a connection to a dead peer only lasts longer.
+    // If keepalive cannot be enabled, a connection to a dead peer only stays open for longer.
     let _ = SockRef::from(stream).set_tcp_keepalive(&keepalive);
     let _ = stream.set_nodelay(true);
 }
 
-/// Returns a random number, good enough to spread clients.
+/// Returns a random number that is good enough to distribute clients; it is not suitable for secrets.
 fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }
@@ -301,7 +303,7 @@ async fn start(matches: &Matches, logger: &Logger, ready: Ready<'_>) -> Result<(
     let options = GatewayOptions {
         remotes,
         retry_delay: matches.get(flags::RETRY_DELAY),
-        // Each connection uses two sockets.
+        // Each forwarded connection uses two sockets.
         connections_max: (files.saturating_sub(OTHER_FILES) / 2).clamp(1, CONNECTIONS_MAX),
     };
     ready(logger);
@@ -310,13 +312,13 @@ async fn start(matches: &Matches, logger: &Logger, ready: Ready<'_>) -> Result<(
 }
 
 async fn resolve(host: &str, port: u16) -> Option<Vec<SocketAddr>> {
-    // Go treats an empty host as every address of this machine.
+    // An empty host means all addresses of this machine, as in Go.
     let host = if host.is_empty() { "0.0.0.0" } else { host };
     let found: Vec<SocketAddr> = lookup_host((host, port)).await.ok()?.collect();
     (!found.is_empty()).then_some(found)
 }
 
-/// Returns `host:port` for `http://host:port/path`; returns other texts unchanged.
+/// Returns `host:port` for `http://host:port/path`. Returns a text of any other form unchanged.
 fn without_scheme(endpoint: &str) -> &str {
     match endpoint.split_once("://") {
         Some((_, rest)) => rest.split(['/', '?', '#']).next().unwrap_or(rest),

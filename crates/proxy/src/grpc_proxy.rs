@@ -1,4 +1,4 @@
-//! `etcd grpc-proxy`: sockets, TLS and threads around the service.
+//! `etcd grpc-proxy`: sets up the sockets, TLS and threads of the service.
 
 use std::fmt;
 use std::fs;
@@ -32,17 +32,17 @@ use crate::resolver::Resolver;
 use crate::service::{Proxy, Shared};
 use crate::{ProxyOptions, Ready, upstream};
 
-/// Interval at which the TLS files are read.
+/// Interval at which the TLS files are checked for changes.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
-/// Largest message of a client, in bytes, unless larger ones may be sent to members. Source: grpc-go's default.
+/// Maximum size of a client's message in bytes, unless the flags allow larger requests to members. Source:
+/// grpc-go's default.
 const MESSAGE_BYTES_MAX: usize = 4 << 20;
-/// Memory that all clients together may occupy in the front, in bytes.
+/// Maximum memory in bytes that the front may use for all clients together.
 const BUDGET_BYTES: usize = 1 << 30;
-/// Number of file descriptors reserved for everything but connections, and the part of the rest that is
-/// reserved for connections to members.
+/// Number of file descriptors that are reserved for other purposes than connections of clients.
 const OTHER_FILES: usize = 64;
 
-/// Pause before a retry of the read that gets the lowest revision for ordered reads. Source: etcd's proxy.
+/// Pause before the next attempt to read the revision from which on reads are ordered. Source: etcd's proxy.
 const ORDER_PAUSE: Duration = Duration::from_secs(1);
 
 /// Reason why the gRPC proxy cannot start.
@@ -64,13 +64,13 @@ fn fault(text: impl fmt::Display) -> StartError {
 /// A running gRPC proxy. Dropping it closes all connections.
 pub struct GrpcProxy {
     fronts: Vec<Front>,
-    /// Dropped first; ends the thread that reads the TLS files.
+    /// Ends the thread that checks the TLS files when dropped; dropped first.
     reloading: Option<(SyncSender<()>, JoinHandle<()>)>,
-    /// The thread for background tasks, if there are any.
+    /// Thread that runs the background tasks; `None` if there are no such tasks.
     _background: Option<Background>,
     /// Address on which the proxy listens.
     pub address: SocketAddr,
-    /// Address of the pages, if they have a separate address.
+    /// Address at which the pages are served, if it differs from the address for calls.
     pub pages_address: Option<SocketAddr>,
 }
 
@@ -84,7 +84,8 @@ impl GrpcProxy {
     /// Starts a proxy.
     ///
     /// # Errors
-    /// The settings contradict each other, a file cannot be used, or an address is not available.
+    /// Returns an error if the settings contradict each other, a file cannot be used, or an address is not
+    /// available.
     pub fn start(options: &ProxyOptions, logger: &Logger) -> Result<GrpcProxy, StartError> {
         let listen_tls = listen_tls(options, logger)?;
         let socket = listen(&options.listen.address)?;
@@ -96,7 +97,7 @@ impl GrpcProxy {
         let endpoints = endpoints(options, logger)?;
         let member_tls = member_tls(options, logger)?;
         let upstream = upstream::settings(options, endpoints.clone(), member_tls.clone());
-        // Only checks the settings; each shard makes its own connections.
+        // This client only checks the settings. Each shard creates its own client.
         Client::new(upstream.clone()).map_err(fault)?;
         let own = own_settings(options, listen_tls.as_ref().map(|(tls, _)| tls.settings()))?;
 
@@ -152,7 +153,7 @@ impl GrpcProxy {
         if has_profiles {
             logger.info("gRPC proxy enabled pprof", &[("path", Value::Str("/debug/pprof"))]);
         }
-        // As in etcd, profiles are served at the address for calls, not at the address for metrics.
+        // Profiles are served at the address for calls and not at the one for metrics, as in etcd.
         let make_main = {
             let make = make.clone();
             Arc::new(move |_| make(has_profiles))
@@ -216,7 +217,7 @@ impl GrpcProxy {
         Ok((stop, thread.map_err(fault)?))
     }
 
-    /// Stops the proxy; calls in flight may take up to `patience`.
+    /// Stops the proxy. Calls in flight may continue for up to `patience`.
     pub fn stop(mut self, patience: Duration) {
         for front in self.fronts.drain(..) {
             front.shutdown_blocking(patience);
@@ -228,7 +229,7 @@ impl Drop for GrpcProxy {
     fn drop(&mut self) {
         if let Some((stop, thread)) = self.reloading.take() {
             drop(stop);
-            // A panic of that thread was already reported.
+            // If the thread has panicked, the panic was already reported.
             let _ = thread.join();
         }
     }
@@ -241,13 +242,13 @@ pub(crate) fn command(matches: &Matches, ready: Ready<'_>) -> Result<(), String>
     let logger = Logger::to(level, Format::Json, vec![Box::new(std::io::stderr())]);
     let _proxy = GrpcProxy::start(&options, &logger).map_err(|error| error.to_string())?;
     ready(&logger);
-    // As in etcd, only a signal ends the process.
+    // Only a signal ends the process, as in etcd.
     loop {
         std::thread::park();
     }
 }
 
-/// Starts the thread for background tasks, if there are any.
+/// Starts a thread for the background tasks; returns `None` if the options need no such tasks.
 fn background(
     options: &ProxyOptions,
     shared: &Shared,
@@ -276,8 +277,8 @@ fn background(
     Background::start(members, tasks).map(Some).map_err(fault)
 }
 
-/// Waits until a member has reported the revision below which no read may be answered. As in etcd, nothing is
-/// served before.
+/// Waits until a member has reported its revision. Reads must not be answered from a lower revision. No
+/// client is served before that, as in etcd.
 fn wait_for_order(members: &impl Fn() -> Members, logger: &Logger) -> Result<(), StartError> {
     logger.info("waiting for linearized read from cluster to recover ordering", &[]);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(fault)?;
@@ -310,13 +311,13 @@ fn wait_for_order(members: &impl Fn() -> Members, logger: &Logger) -> Result<(),
     Ok(())
 }
 
-/// Returns true if a member has refused a read because of the caller's identity or permissions.
+/// Returns true if a member refuses reads without credentials, or from callers without permission.
 fn is_about_rights(status: &Status) -> bool {
     let refusals = [error::USER_EMPTY, error::PERMISSION_DENIED];
     refusals.iter().any(|known| status.message == known.message)
 }
 
-/// Creates a client from settings that were checked.
+/// Creates a client from settings that were checked already.
 fn checked_client(settings: Settings) -> Client {
     Client::new(settings).unwrap_or_else(|error| unreachable!("the settings were checked: {error}"))
 }
@@ -333,7 +334,8 @@ fn endpoints(options: &ProxyOptions, logger: &Logger) -> Result<Vec<String>, Sta
 fn member_tls(options: &ProxyOptions, logger: &Logger) -> Result<Option<Tls>, StartError> {
     let Some(files) = &options.members.tls else { return Ok(None) };
     if let Some(cert) = &files.cert {
-        // Members that authenticate by certificates would take every client for the user with that name.
+        // If the proxy's certificate had a common name, members that authenticate by certificates would treat
+        // every client as the user with that name.
         let name = tls::common_name_of(cert).map_err(fault)?;
         if let Some(name) = name {
             return Err(fault(format!("cert has non empty Common Name ({name}): {}", cert.display())));
@@ -345,7 +347,7 @@ fn member_tls(options: &ProxyOptions, logger: &Logger) -> Result<Option<Tls>, St
             &[],
         );
     }
-    // A reloaded certificate with a common name is not used.
+    // When the files change, a certificate that has a common name is not used, for the same reason.
     let is_nameless = |contents: &[u8]| tls::common_name_in(contents).is_ok_and(|name| name.is_none());
     files.load_for_each_connection(is_nameless).map(Some).map_err(fault)
 }
@@ -378,8 +380,8 @@ fn listen_tls(options: &ProxyOptions, logger: &Logger) -> Result<Option<(tls::Tl
     tls::Tls::load(settings, Arc::new(SystemClock)).map(Some).map_err(fault)
 }
 
-/// Returns the settings of the client with which the proxy checks its own health; `None` without an
-/// advertised address.
+/// Returns the settings of the client with which the proxy checks its own health. Returns `None` if the proxy
+/// advertises no address.
 fn own_settings(
     options: &ProxyOptions,
     listen_tls: Option<&tls::Settings>,
@@ -414,7 +416,7 @@ fn front_options(options: &ProxyOptions, logger: &Logger) -> front::Options {
         message_bytes_max: MESSAGE_BYTES_MAX.max(options.members.send_bytes_max),
         budget: Budget::new(BUDGET_BYTES),
         max_concurrent_streams: options.listen.max_concurrent_streams,
-        // Source: grpc-go's default if etcd sets none.
+        // If etcd's flag is not set, the value is grpc-go's default.
         keepalive_min_time: unless_zero(options.listen.keepalive_min_time, Duration::from_secs(300)),
         keepalive_interval: unless_zero(options.listen.keepalive_interval, never),
         keepalive_timeout: unless_zero(options.listen.keepalive_timeout, defaults.keepalive_timeout),
@@ -433,7 +435,7 @@ fn front_options(options: &ProxyOptions, logger: &Logger) -> front::Options {
 }
 
 fn listen(address: &str) -> Result<TcpListener, StartError> {
-    // Go treats an empty host as every address of this machine.
+    // An empty host means all addresses of this machine, as in Go.
     let bound = match address.strip_prefix(':') {
         Some(port) => TcpListener::bind(format!("[::]:{port}"))
             .or_else(|_| TcpListener::bind(format!("0.0.0.0:{port}"))),
@@ -444,7 +446,7 @@ fn listen(address: &str) -> Result<TcpListener, StartError> {
     Ok(socket)
 }
 
-/// Returns whether the URL of the pages is `https`, and its address.
+/// Returns true if the URL of the pages is `https`, and the address in the URL.
 fn page_address(url: &str) -> Result<(bool, &str), StartError> {
     let (secure, rest) = match url.split_once("://") {
         Some(("http", rest)) => (false, rest),

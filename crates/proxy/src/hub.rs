@@ -1,5 +1,6 @@
-//! The thread for work that clients share: watches on members, and lease renewals. It has connections of its
-//! own to the members; shards send it commands, and it fills the outboxes of their streams.
+//! The thread that does the work which clients share: watches on members, and renewals of leases. It has its
+//! own connections to the members. Shards send it commands, and it puts responses into the outboxes of the
+//! clients' streams.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -30,22 +31,22 @@ use crate::outbox::Outbox;
 use crate::renewals::{Renewal, Renewals};
 use crate::watches::{BroadcastId, Caller, Effect, Group, StreamId, Watches};
 
-/// Pauses before a broken stream is opened again: the first, and the longest.
+/// First and longest pause before a broken stream to a member is opened again.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
-/// Interval at which a progress request for a watch is repeated, since etcd leaves some of them unanswered.
+/// Interval at which an unanswered progress request is repeated, since etcd leaves some of them unanswered.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
-/// Timeout of the read that checks the permission for a watch.
+/// Timeout of the read that checks whether a caller may watch its keys.
 const CHECK_LIMIT: Duration = Duration::from_secs(5);
-/// Largest number of renewals of all callers in flight to members. They share a connection, which a member
-/// closes when thousands of small messages wait on it.
+/// Maximum number of renewals of all callers together that are in flight to members. All of them share a
+/// connection, which a member closes if thousands of small messages wait on it.
 const RENEWALS_MAX: usize = 1_000;
-/// Capacity of the hub's command queue. Each stream of a client permanently reserves one slot, for the
-/// command that ends it.
+/// Capacity of the hub's command queue. Each client stream reserves one slot of the queue while it is open,
+/// for the command that ends the stream.
 const COMMANDS_MAX: usize = 1 << 18;
-/// Idle time after which a stream of renewals is closed.
+/// Time without renewals after which a stream of renewals to a member is closed.
 const RENEWALS_IDLE: Duration = Duration::from_secs(60);
 
-/// Command of a shard to the hub.
+/// Command that a shard sends to the hub.
 pub(crate) enum Command {
     /// Create a watch.
     Create {
@@ -53,14 +54,14 @@ pub(crate) enum Command {
         outbox: Arc<Outbox>,
         request: Box<WatchCreateRequest>,
         caller: Arc<Caller>,
-        /// Notified, or dropped, when the request is answered.
+        /// Notified, or dropped, once the create request has been answered.
         done: oneshot::Sender<()>,
     },
-    /// Cancel a watch; the sender is dropped when that is done.
+    /// Cancel a watch. The sender is dropped once this is done.
     Cancel(StreamId, i64, oneshot::Sender<()>),
     /// The client of this stream accepts responses again.
     Drained(StreamId),
-    /// The client requests the progress of its watches; the sender is dropped when the request is recorded.
+    /// The client requests the progress of its watches. The sender is dropped once the request is recorded.
     AskProgress(StreamId, oneshot::Sender<()>),
     /// The stream has ended.
     Leave(StreamId),
@@ -70,11 +71,12 @@ pub(crate) enum Command {
     LeaveRenewals(StreamId, Arc<Caller>),
 }
 
-/// Handle of the hub. The hub's thread ends with the last handle.
+/// Handle of the hub. When the last handle is dropped, the hub's thread ends.
 #[derive(Clone)]
 pub(crate) struct Hub(mpsc::Sender<Command>);
 
-/// A reserved slot in the hub's queue; dropping it sends the command that ends the stream.
+/// A slot of the hub's queue that is reserved for a stream. Dropping it sends the command that ends the
+/// stream.
 pub(crate) struct Leaving(Option<(OwnedPermit<Command>, Command)>);
 
 impl Drop for Leaving {
@@ -86,11 +88,11 @@ impl Drop for Leaving {
 }
 
 impl Hub {
-    /// Starts the thread. `client` is called on the thread. A member that does not answer a renewal within
-    /// `renewal_limit` is given up.
+    /// Starts the thread. `client` is called on the thread. If a member does not answer a renewal within
+    /// `renewal_limit`, its stream is closed and another member is used.
     ///
     /// # Errors
-    /// The thread or its runtime cannot be created.
+    /// Returns an error if the thread or its runtime cannot be created.
     pub(crate) fn start(
         client: impl FnOnce() -> Client + Send + 'static,
         namespace: Option<Namespace>,
@@ -117,20 +119,21 @@ impl Hub {
         Ok(Hub(commands))
     }
 
-    /// Sends a command when the queue has space; returns false if the hub has ended, which happens only when
-    /// the process ends.
+    /// Sends a command as soon as the queue has space. Returns false if the hub has ended, which happens only
+    /// when the process ends.
     pub(crate) async fn send(&self, command: Command) -> bool {
         self.0.send(command).await.is_ok()
     }
 
-    /// Begins a stream: `end` is sent when the returned value is dropped. Returns `None` if the hub has ended.
+    /// Reserves a slot for the end of a stream: `end` is sent when the returned value is dropped. Returns
+    /// `None` if the hub has ended.
     pub(crate) async fn begin(&self, end: Command) -> Option<Leaving> {
         let place = self.0.clone().reserve_owned().await.ok()?;
         Some(Leaving(Some((place, end))))
     }
 }
 
-/// The task of a broadcast, and the signal that makes it request progress.
+/// Running task of a broadcast, and the signal at which the task requests progress from the member.
 struct Running {
     task: AbortHandle,
     asked: Rc<Notify>,
@@ -139,12 +142,12 @@ struct Running {
 struct Driver {
     client: Client,
     metrics: Arc<Metrics>,
-    /// Time within which a member must send its next response while renewals are in flight.
+    /// Time within which a member must send its next response as long as renewals are in flight.
     renewal_limit: Duration,
     watches: RefCell<Watches>,
     tasks: RefCell<HashMap<BroadcastId, Running>>,
     renewals: RefCell<HashMap<Arc<Caller>, Rc<Lane>>>,
-    /// Permits for the renewals of all callers that are in flight to members.
+    /// Permits of all callers' renewals that are in flight to members.
     places: Arc<Semaphore>,
 }
 
@@ -169,7 +172,7 @@ impl Driver {
         }
     }
 
-    /// Carries out the pending effects of the watches.
+    /// Carries out the effects that the watches have requested.
     fn carry_out(self: &Rc<Driver>) {
         let effects = self.watches.borrow_mut().take_effects();
         for effect in effects {
@@ -186,7 +189,7 @@ impl Driver {
                 }
                 Effect::Close(id) => {
                     if let Some(running) = self.tasks.borrow_mut().remove(&id) {
-                        // A task that closes itself ends at its next await point.
+                        // If this is the current task itself, it ends at its next await point.
                         running.task.abort();
                     }
                 }
@@ -207,7 +210,8 @@ impl Driver {
         self.metrics.events_coalescing.fetch_add(std::mem::take(&mut watches.coalesced), Relaxed);
     }
 
-    /// Keeps the watch of a broadcast open until no client needs it.
+    /// Keeps the watch of a broadcast open, over several connections if needed, until no client needs the
+    /// broadcast.
     async fn keep_open(self: &Rc<Driver>, id: BroadcastId, group: &Group, asked: &Notify) {
         let mut pause = PAUSE.0;
         loop {
@@ -226,7 +230,7 @@ impl Driver {
         }
     }
 
-    /// Runs one watch stream to a member; returns `Ok` when the broadcast has ended.
+    /// Runs one stream to a member for the watch of a broadcast. Returns `Ok` when the broadcast has ended.
     async fn watch(self: &Rc<Driver>, id: BroadcastId, group: &Group, asked: &Notify) -> Result<(), Status> {
         let (mut sender, mut receiver) =
             self.client.forward_stream(Rpc::Watch, &options_of(&group.caller)).await?;
@@ -276,7 +280,8 @@ impl Driver {
         }
     }
 
-    /// Reads the keys of a group with its credentials, and retries until a member answers.
+    /// Reads the keys of a group with the group's credentials, and retries until a member has answered. The
+    /// result tells whether the caller may watch the keys.
     async fn check(self: &Rc<Driver>, group: Rc<Group>) {
         let request = RangeRequest {
             key: group.key.clone(),
@@ -327,13 +332,15 @@ impl Driver {
         }
     }
 
-    /// Renews leases on behalf of one caller, over one stream to a member at a time, until no renewals are left.
+    /// Renews leases on behalf of one caller, over one stream to a member at a time. Ends after a time
+    /// without renewals.
     async fn keep_renewing(&self, caller: &Caller, lane: &Lane) {
         let mut pause = PAUSE.0;
         loop {
             while lane.renewals.borrow().is_idle() {
                 let added = timeout(RENEWALS_IDLE, lane.changed.notified()).await;
-                // Commands are handled on this thread, so none can come between this check and the removal.
+                // Commands are handled on this same thread, so none can be handled between this check and the
+                // removal.
                 if added.is_err() && lane.renewals.borrow().is_idle() {
                     self.renewals.borrow_mut().remove(caller);
                     return;
@@ -351,19 +358,22 @@ impl Driver {
         }
     }
 
-    /// Runs one stream of renewals; returns `Ok` when it was idle, or no member could be reached.
+    /// Runs one stream of renewals to a member. Returns `Ok` if it was closed because it was idle, or if no
+    /// member could be reached.
     async fn renew_on_stream(&self, caller: &Caller, lane: &Lane) -> Result<(), Status> {
         let (mut sender, mut receiver) =
             match self.client.forward_stream(Rpc::LeaseKeepAlive, &options_of(caller)).await {
                 Ok(open) => open,
                 Err(status) => {
-                    // Clients have waited for some seconds already, and another attempt would hardly do better.
+                    // The clients have already waited for some seconds, so their streams end now instead of
+                    // after another attempt.
                     lane.renewals.borrow_mut().end(&status);
                     return Ok(());
                 }
             };
         let late = || Status::new(Code::Unavailable, "the member did not answer a renewal in time");
-        // Time of the member's last request or response.
+        // Time since which the member owes a response: the time of the first request in flight, or of the
+        // last response.
         let mut waits_since: Option<tokio::time::Instant> = None;
         loop {
             if !lane.renewals.borrow().has_asked() {
@@ -407,7 +417,7 @@ impl Driver {
         }
     }
 
-    /// Waits until one more renewal of this caller may be sent to the member.
+    /// Waits until another renewal of this caller may be sent to a member, and returns the permit for it.
     async fn place_for(&self, lane: &Lane) -> OwnedSemaphorePermit {
         loop {
             while !lane.renewals.borrow().has_more() {
@@ -420,14 +430,14 @@ impl Driver {
     }
 }
 
-/// Renewals of one caller, and the signal that wakes their task.
+/// Renewals of one caller, and the signal that wakes the task which sends them.
 #[derive(Default)]
 struct Lane {
     renewals: RefCell<Renewals>,
     changed: Notify,
 }
 
-/// Returns the options of a call on behalf of a caller.
+/// Returns the options for calls to members on behalf of a caller.
 fn options_of(caller: &Caller) -> CallOptions {
     let mut options = CallOptions::default();
     for (name, value) in &caller.credentials {

@@ -1,13 +1,14 @@
-//! `--experimental-leasing-prefix`: the proxy owns keys that are read through it, and answers reads of them
-//! without a member.
+//! `--experimental-leasing-prefix`: the proxy takes ownership of keys that are read through it, and answers
+//! further reads of these keys without a member.
 //!
-//! The owner of a key keeps a leasing key: the prefix followed by the key, attached to a lease. All proxies
-//! of this kind, including etcd's, guard a write of the key by the condition that no other proxy has the
-//! leasing key. If another proxy has it, they set it to `REVOKE` and wait until the owner has deleted it, or
-//! its lease has ended.
+//! The owner of a key has created a leasing key: the prefix followed by the key, attached to a lease of the
+//! proxy. All proxies of this kind, including etcd's, write a key only under the condition that no other
+//! proxy has created its leasing key. If another proxy has, they set the leasing key to `REVOKE`, and wait
+//! until its owner has deleted it or its lease has ended.
 //!
-//! `owned` decides; `session` keeps the lease and watches the leasing keys. Clients with a token own nothing,
-//! because different users may read different keys; their writes follow the same rules.
+//! The module `owned` makes the decisions; `session` keeps the lease and watches the leasing keys. A read by
+//! a client with a token never makes the proxy the owner, because different users may read different keys.
+//! Writes of such clients follow the same rules as all others.
 
 mod owned;
 mod session;
@@ -38,35 +39,36 @@ use crate::members::{Headed, Members};
 use crate::namespace::{FROM_KEY, decode_answer, decode_request, decode_txn, end_of_prefix, writes_of};
 use owned::{Change, Outcome, Owned, Read, Write, answer};
 
-/// Value of a leasing key that asks its owner to give the key back. Source: etcd's leasing.
+/// Value of a leasing key by which another proxy asks the owner to give up the key. Source: etcd's leasing.
 const REVOKE: Bytes = Bytes::from_static(b"REVOKE");
-/// Largest number of leasing keys that one transaction creates or deletes: well below the number of
-/// operations that members allow. If a member allows fewer, smaller transactions are sent.
+/// Maximum number of leasing keys that one transaction creates or deletes. It is well below the number of
+/// operations that members allow; if a member allows fewer, smaller transactions are sent.
 const CHUNK: usize = 50;
-/// Largest size of a transaction that creates or deletes leasing keys, in bytes.
+/// Maximum size of a transaction that creates or deletes leasing keys, in bytes.
 const CHUNK_BYTES: usize = 512 << 10;
-/// Longest key that is claimed, in bytes: several requests contain its leasing key, up to three times each.
+/// Maximum length of a key that is claimed, in bytes. Several requests contain its leasing key up to three
+/// times.
 const KEY_BYTES_MAX: usize = 4 << 10;
-/// Largest number of operations and conditions of a writing transaction. Each written key adds a condition,
-/// of which members allow fewer unless they are configured otherwise.
+/// Maximum number of operations and conditions of a transaction with writes. Each written key adds a
+/// condition. By default, members allow fewer conditions than this.
 const WRITING_MAX: usize = 1_024;
-/// Number of leasing keys read at a time.
+/// Number of leasing keys that one request reads.
 const PAGE: i64 = 1_000;
-/// Pause before a write is retried after its wait for an owner was interrupted.
+/// Pause before a write is retried because its wait for an owner was interrupted.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Longest wait for owners before the leasing keys are read again.
+/// Longest time for which a write waits for owners before it reads the leasing keys again.
 const WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// Ownership of keys, shared by all shards.
+/// Ownership of keys. All shards share it.
 pub(crate) struct Leasing {
-    /// Prefix of leasing keys; within the namespace.
+    /// Prefix of the leasing keys. It is relative to the namespace of `--namespace`.
     prefix: Bytes,
     owned: Mutex<Owned>,
-    /// Notified when leasing keys are to be deleted.
+    /// Notified when there are leasing keys to delete.
     has_left: Notify,
 }
 
-/// A claim in flight.
+/// A claim that is in flight. If it is dropped before its outcome is known, the claim is given up.
 struct Claim<'l> {
     leasing: &'l Leasing,
     key: &'l Bytes,
@@ -81,7 +83,7 @@ impl Drop for Claim<'_> {
     }
 }
 
-/// A write in flight.
+/// A write that is in flight. If it is dropped before its outcome is known, the outcome counts as unknown.
 struct Writing<'l> {
     leasing: &'l Leasing,
     write: Option<Write>,
@@ -101,7 +103,7 @@ impl Writing<'_> {
 
 impl Drop for Writing<'_> {
     fn drop(&mut self) {
-        // The client has left, or its deadline has passed; the member may still carry the write out.
+        // The client has gone away, or its deadline has passed. The member may still carry out the write.
         self.finish(&Outcome::Lost);
     }
 }
@@ -111,10 +113,11 @@ impl Leasing {
         Leasing { prefix, owned: Mutex::default(), has_left: Notify::new() }
     }
 
-    /// Handles a call of the KV service: range, put, delete or transaction. `may_own`: the caller has no credentials.
+    /// Handles a call of the KV service: range, put, delete or transaction. `may_own` is true if the caller
+    /// has no credentials, so that its reads may lead to ownership.
     ///
     /// # Errors
-    /// The errors of the members.
+    /// Returns the error of the member.
     pub(crate) async fn call(
         &self,
         members: &Members,
@@ -157,14 +160,15 @@ impl Leasing {
         }
     }
 
-    /// Gives all keys back and stops answering reads of them, because permissions have changed.
+    /// Gives up the ownership of all keys, and stops answering reads of them, because permissions have
+    /// changed.
     pub(crate) fn leave_all(&self) {
         self.with(Owned::leave_all);
     }
 
-    /// Decides how a read is answered.
+    /// Decides how to answer a read.
     fn how(&self, request: &RangeRequest, now: Instant) -> Read {
-        // Leasing keys are not claimed: they are already owned by the proxies that created them.
+        // A leasing key itself is never claimed, because it belongs to the proxy that created it.
         if request.key.len() > KEY_BYTES_MAX || request.key.starts_with(&self.prefix) {
             return Read::Member;
         }
@@ -188,14 +192,15 @@ impl Leasing {
             }
             Read::Claim(lease) => match self.claim(members, options, lease, key).await {
                 Ok((header, kv)) => Ok(answer(&request, kv.as_ref(), header).encode_to_vec().into()),
-                // The claim is a write, and a member may refuse writes now; a plain read may still work.
+                // A claim contains a write, and a member may refuse writes at the moment, so try a plain read
+                // instead.
                 Err(status) if is_refusal(&status) => self.ask(members, Rpc::KvRange, options, message).await,
                 Err(status) => Err(status),
             },
         }
     }
 
-    /// Reads a key and claims it in one transaction.
+    /// Reads a key and claims it in the same transaction.
     async fn claim(
         &self,
         members: &Members,
@@ -213,7 +218,8 @@ impl Leasing {
         let request = TxnRequest {
             compare: vec![
                 created_before(leasing_key.clone(), Bytes::new(), 1),
-                // A lease that ends would delete the key without asking its owner.
+                // A key that is attached to a lease is not claimed: the end of that lease deletes the key
+                // without asking the key's owner.
                 Compare {
                     result: CompareResult::Equal as i32,
                     target: CompareTarget::Lease as i32,
@@ -267,7 +273,8 @@ impl Leasing {
         if is_too_long(&request, written.len()) {
             return Err(error::TOO_MANY_OPS);
         }
-        // A nested transaction counts as operations, whose number members limit.
+        // Each nested transaction counts as an operation, whose number members limit. So a transaction
+        // without conditions is sent without nesting.
         if request.compare.is_empty() && request.failure.is_empty() {
             let answer = self.write(members, options, written, request.success).await?;
             return Ok(answer.encode_to_vec().into());
@@ -282,7 +289,7 @@ impl Leasing {
         }
     }
 
-    /// Sends one write operation to a member.
+    /// Sends an operation that writes to a member, and returns the response to the operation.
     async fn write_one(
         &self,
         members: &Members,
@@ -296,7 +303,8 @@ impl Leasing {
         response.map(|response| (header, response)).ok_or(MISFIT)
     }
 
-    /// Sends operations that write these keys and ranges to a member, when no other proxy owns any of the keys.
+    /// Sends operations that write these keys and ranges to a member, once no other proxy owns any of the
+    /// keys.
     async fn write(
         &self,
         members: &Members,
@@ -311,8 +319,8 @@ impl Leasing {
             let request = RangeRequest { key: self.leasing_key(key), ..RangeRequest::default() };
             RequestOp { request: Some(Request::RequestRange(request)) }
         };
-        // For example a delete of all keys. Once its leasing key is deleted, another proxy may own the key at
-        // any time.
+        // A write may also change leasing keys, for example a delete of all keys. Once a leasing key is
+        // deleted, another proxy may become the owner of its key at any time.
         let leasing_keys_all = (self.prefix.clone(), end_of_prefix(&self.prefix));
         let writes_leasing_keys = written.iter().any(|keys| overlap(keys, &leasing_keys_all));
         loop {
@@ -362,14 +370,15 @@ impl Leasing {
                 _ => Vec::new(),
             });
             let others = self.of_others(found);
-            // If some leasing keys still exist, the next guard fails because of them.
+            // Ask the owners to give up the keys, then try again. If some leasing keys still exist then, the
+            // conditions fail again.
             self.revoke(members, options, &others).await?;
         }
     }
 
-    /// Makes the owners of all keys in a range of leasing keys give them back. Returns the highest creation
-    /// revision of any leasing key found, including this proxy's: later leasing keys have a higher creation
-    /// revision.
+    /// Makes other proxies give up the keys whose leasing keys are in this range. Returns the highest
+    /// creation revision of any leasing key found, including this proxy's own ones. A leasing key that is
+    /// created later has a higher creation revision.
     async fn clear(
         &self,
         members: &Members,
@@ -387,7 +396,8 @@ impl Leasing {
         let mut newest = 0;
         loop {
             let page = match self.ask(members, Rpc::KvRange, options, request.encode_to_vec().into()).await {
-                // The rest of the range is read at the newest revision.
+                // The revision of the first page was compacted in the meantime, so read the range again from
+                // the start, at the newest revision.
                 Err(status) if request.revision > 0 && status == error::COMPACTED => {
                     (request.key, request.revision) = (key.clone(), 0);
                     continue;
@@ -403,7 +413,8 @@ impl Leasing {
             newest = page.kvs.iter().map(|kv| kv.create_revision).fold(newest, i64::max);
             let others = self.of_others(page.kvs);
             if !self.revoke(members, options, &others).await? {
-                // If the leasing key still exists, its owner may still answer reads of the key.
+                // A leasing key may still exist, and its owner may still answer reads of the key. So read the
+                // range again from the start.
                 (request.key, request.revision) = (key.clone(), 0);
                 continue;
             }
@@ -413,7 +424,7 @@ impl Leasing {
         }
     }
 
-    /// Returns those of the leasing keys that belong to another owner, or to an earlier session of this proxy.
+    /// Returns the leasing keys that belong to another proxy, or to an earlier session of this proxy.
     fn of_others(&self, found: impl IntoIterator<Item = KeyValue>) -> Vec<KeyValue> {
         self.with(|owned| {
             let is_others = |kv: &KeyValue| {
@@ -424,8 +435,8 @@ impl Leasing {
         })
     }
 
-    /// Asks the owners of these leasing keys to give the keys back, and waits until the leasing keys are
-    /// deleted. Returns false if some may still exist.
+    /// Asks the owners of these leasing keys to give up their keys, and waits until the leasing keys are
+    /// deleted. Returns false if some of them may still exist.
     async fn revoke(
         &self,
         members: &Members,
@@ -450,8 +461,8 @@ impl Leasing {
         Ok(true)
     }
 
-    /// Waits for a limited time until all these keys, in order, were deleted at a revision or later. Returns
-    /// false if that did not happen, or is not known.
+    /// Waits for a limited time until all these keys were deleted at `revision` or later. The keys are in
+    /// ascending order. Returns false if they were not deleted in this time, or it is not known.
     async fn wait_for_deletion(
         &self,
         members: &Members,
@@ -469,7 +480,8 @@ impl Leasing {
         }
     }
 
-    /// Returns true once all these keys, in order, were deleted at a revision or later; false if the watch breaks.
+    /// Watches until all these keys were deleted at `revision` or later, then returns true. The keys are in
+    /// ascending order. Returns false if the watch breaks.
     async fn watch_deletion(
         &self,
         members: &Members,
@@ -489,7 +501,8 @@ impl Leasing {
             namespace.range_end(&mut create.range_end);
         }
         let mut options = CallOptions { timeout: None, ..options.clone() };
-        // A member without a leader would not report deletions.
+        // Without a leader a member learns of no deletions. This metadata makes it end the watch in that
+        // case.
         if options.metadata.iter().all(|(name, _)| name.as_str() != LEADER) {
             options = options.with(HeaderName::from_static(LEADER), HeaderValue::from_static("true"));
         }
@@ -521,9 +534,9 @@ impl Leasing {
         Ok(true)
     }
 
-    /// Sends the first of these transactions to a member, combined into one, as many as it accepts. Returns
-    /// the revision, and for each of them whether its conditions held. `limit` is the number to combine; it
-    /// is lowered if a member accepts fewer.
+    /// Combines the first of these transactions into one, and sends it to a member. Returns the revision, and
+    /// for each combined transaction true if its conditions held. `limit` is the maximum number to combine;
+    /// it is lowered if a member refuses the combined transaction as too large.
     async fn commit_some(
         &self,
         members: &Members,
@@ -534,7 +547,7 @@ impl Leasing {
         loop {
             let some = &all[..fitting(all, *limit)];
             let outcome = match some {
-                // A single transaction has fewer operations than a nested one.
+                // A single transaction is sent without nesting, which takes fewer operations.
                 [one] => self.commit(members, options, one).await,
                 _ => {
                     let nested =
@@ -562,7 +575,7 @@ impl Leasing {
         }
     }
 
-    /// Sends one of the proxy's own transactions to a member.
+    /// Sends a transaction of the proxy itself to a member.
     async fn commit(
         &self,
         members: &Members,
@@ -573,7 +586,7 @@ impl Leasing {
         decode_answer(&answer)
     }
 
-    /// Sends a call to a member, and records the revision in the response.
+    /// Sends a call to a member, and records the header of the response.
     async fn ask(
         &self,
         members: &Members,
@@ -591,7 +604,7 @@ impl Leasing {
         [self.prefix.as_ref(), key.as_ref()].concat().into()
     }
 
-    /// Returns the range of leasing keys for a range of keys.
+    /// Returns the range of the leasing keys that belong to a range of keys.
     fn leasing_range(&self, (key, end): &Keys) -> Keys {
         let end = match end.as_ref() {
             FROM_KEY => end_of_prefix(&self.prefix),
@@ -601,7 +614,7 @@ impl Leasing {
     }
 
     fn with<T>(&self, change: impl FnOnce(&mut Owned) -> T) -> T {
-        // No code panics while it holds the lock.
+        // No code panics while it holds this lock, so poisoning is ignored.
         let mut owned = self.owned.lock().unwrap_or_else(PoisonError::into_inner);
         let result = change(&mut owned);
         if owned.has_to_delete() {
@@ -611,16 +624,17 @@ impl Leasing {
     }
 }
 
-/// Error for a member's response that does not match its request.
+/// Error that is returned if a member's response does not match the request.
 const MISFIT: Status = Status::new(Code::Internal, "the member's answer does not match the transaction");
 
-/// Metadata with which a watch stream asks to be ended when its member has no leader.
+/// Name of the metadata by which a watch stream requires a leader: the member ends the stream when it has no
+/// leader.
 const LEADER: &str = "hasleader";
 
-/// Beginning of the client's error for a request that exceeds its size limit, and was not sent.
+/// Beginning of the error text with which the client crate refuses to send a request that is too large.
 const NOT_SENT: &str = "trying to send message larger than max";
 
-/// Returns true if a status proves that nothing was done, and nothing will be.
+/// Returns true if a status proves that the member has not carried out the request and never will.
 fn is_refusal(status: &Status) -> bool {
     matches!(
         status.code,
@@ -635,21 +649,21 @@ fn is_refusal(status: &Status) -> bool {
         || (status.code == Code::ResourceExhausted && status.message.starts_with(NOT_SENT))
 }
 
-/// Returns true if a status means that a smaller request may be accepted.
+/// Returns true if a status means that the member might accept a smaller request.
 fn is_too_large(status: &Status) -> bool {
     let is_full = status.message == error::NO_SPACE.message;
     [error::TOO_MANY_OPS, error::REQUEST_TOO_LARGE].contains(status)
         || (status.code == Code::ResourceExhausted && !is_full)
 }
 
-/// Returns true if a transaction that writes this many keys and ranges exceeds the proxy's limit.
+/// Returns true if a transaction that writes `written` keys and ranges is longer than the proxy's limit.
 fn is_too_long(request: &TxnRequest, written: usize) -> bool {
     let lists = [request.compare.len(), request.success.len(), request.failure.len(), written];
     lists.iter().any(|len| *len > WRITING_MAX)
 }
 
-/// Returns how many of these transactions, from the first on, are combined: at most `limit`, and as many as
-/// fit into [`CHUNK_BYTES`], but always the first.
+/// Returns how many of these transactions can be combined, from the first on: at most `limit`, and no more
+/// than fit into [`CHUNK_BYTES`], but at least one.
 fn fitting(all: &[TxnRequest], limit: usize) -> usize {
     let mut room = CHUNK_BYTES;
     let fits = |one: &&TxnRequest| match room.checked_sub(one.encoded_len()) {
@@ -662,7 +676,8 @@ fn fitting(all: &[TxnRequest], limit: usize) -> usize {
     all.iter().take(limit).take_while(fits).count().max(1).min(all.len())
 }
 
-/// Returns a transaction that asks for a key back, if its leasing key is unchanged.
+/// Returns a transaction that asks the owner of a leasing key to give up the key, provided that the leasing
+/// key has not changed.
 fn wish(leasing_key: &KeyValue) -> TxnRequest {
     let put = PutRequest {
         key: leasing_key.key.clone(),
@@ -683,7 +698,7 @@ fn wish(leasing_key: &KeyValue) -> TxnRequest {
     }
 }
 
-/// Returns the condition that all keys were created before a revision, or do not exist.
+/// Returns the condition that each key in the range was created before a revision, or does not exist.
 fn created_before(key: Bytes, range_end: Bytes, revision: i64) -> Compare {
     Compare {
         result: CompareResult::Less as i32,
@@ -694,8 +709,8 @@ fn created_before(key: Bytes, range_end: Bytes, revision: i64) -> Compare {
     }
 }
 
-/// Collects the changes that operations have made, according to their responses. The decoder limits the
-/// nesting depth.
+/// Collects the changes that operations have made, according to the responses. The recursion is bounded,
+/// because the decoder limits the nesting depth.
 fn changes_of(ops: &[RequestOp], responses: &[ResponseOp], changes: &mut Vec<Change>) {
     for (op, response) in ops.iter().zip(responses) {
         match (&op.request, &response.response) {

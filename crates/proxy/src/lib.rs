@@ -1,22 +1,22 @@
 //! etcd's two proxies: `gateway`, which forwards TCP connections, and `grpc-proxy`, which forwards calls.
 //!
-//! Structure: [`run_gateway`] and [`run_grpc_proxy`] are the subcommands with etcd's flags and texts. The
-//! gateway does not interpret the data of a connection. The gRPC proxy is a [`front::Service`] that answers
-//! each call by calls to the members.
+//! Structure: [`run_gateway`] and [`run_grpc_proxy`] run the two subcommands, with etcd's flags and texts.
+//! The gateway does not interpret the data of a connection. The gRPC proxy is a [`front::Service`] that makes
+//! calls to members in order to answer a client's call.
 //!
-//! The proxies do not know how a member works, what its data directory contains, or who a user is. A client's
-//! token is passed to the member unchanged, and the member decides.
+//! The proxies do not know how a member works, what its data directory contains, or who a user is. They pass
+//! a client's token to the member unchanged, and the member decides.
 //!
 //! Invariants:
-//! * No response to a client ever comes from a response to a client with another token.
+//! * A response to a client is never reused for a client with another token.
 //! * A call goes to a member at most once unless the client crate says that it may be repeated.
 //! * Memory and connections per client are bounded (`docs/reference/resources.md`).
-//! * A flag that is accepted has its effect; a flag without an effect is refused.
-//! * A key that the proxy owns (`leasing/owned.rs`) is returned only as the members have it.
+//! * Every accepted flag has an effect; a flag without an effect is refused.
+//! * Reads of keys that the proxy owns (`leasing/owned.rs`) always return the members' current value.
 //!
 //! Start reading with `gateway.rs` and `service.rs` (how each call is answered); `watches.rs` and
-//! `leasing/owned.rs` decide without IO. Tests: beside the code; `tests/it`, against fronts of the tests and
-//! raw sockets; `mainstay/tests/it/proxy.rs` and `proxy_layers.rs`, with the binary.
+//! `leasing/owned.rs` contain the decisions, without IO. Tests: beside the code; `tests/it`, against servers
+//! of the tests and raw sockets; `mainstay/tests/it/proxy.rs` and `proxy_layers.rs`, with the binary.
 
 #![forbid(unsafe_code)]
 
@@ -52,17 +52,17 @@ pub use gateway::{Gateway, GatewayOptions, Remote};
 pub use grpc_proxy::{GrpcProxy, StartError};
 pub use options::{ListenOptions, MemberOptions, ProxyOptions};
 
-/// Called once when the proxy serves; notifies the service manager.
+/// Function that is called once, when the proxy serves; it notifies the service manager.
 pub type Ready<'a> = &'a dyn Fn(&Logger);
 
-/// Runs `gateway` in this process, forever unless it cannot start. `args` are the arguments after the
-/// subcommand's name.
+/// Runs `gateway` in this process. Returns only if the gateway cannot start. `args` are the arguments after
+/// the subcommand's name.
 pub fn run_gateway(args: &[OsString], ready: Ready<'_>) -> ExitCode {
     run(&GATEWAY, "gateway", args, |matches| gateway::command(matches, ready))
 }
 
-/// Runs `grpc-proxy` in this process, forever unless it cannot start. `args` are the arguments after the
-/// subcommand's name.
+/// Runs `grpc-proxy` in this process. Returns only if the proxy cannot start. `args` are the arguments after
+/// the subcommand's name.
 pub fn run_grpc_proxy(args: &[OsString], ready: Ready<'_>) -> ExitCode {
     run(&GRPC_PROXY, "grpc-proxy", args, |matches| grpc_proxy::command(matches, ready))
 }
@@ -87,7 +87,8 @@ fn run(
             return ExitCode::SUCCESS;
         }
         Err(error) => {
-            // cobra prints the error and the usage, etcd's main prints the error again, without a newline.
+            // cobra prints the error and the usage. Then etcd's `main` prints the error again, without a
+            // newline.
             io.err.notice(format!("Error: {error}\n{}\n{error}", program.usage(&error.path)));
             return ExitCode::FAILURE;
         }

@@ -1,5 +1,5 @@
-//! Calls to members as the proxy's clients see them: their keys are below the namespace, and with
-//! `--experimental-serializable-ordering` the revisions of their reads never decrease.
+//! Calls to members on behalf of the proxy's clients: the clients' keys are below the namespace, and with
+//! `--experimental-serializable-ordering` the revisions of reads never decrease.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
@@ -13,21 +13,22 @@ use tokio::time::sleep;
 
 use crate::namespace::{Namespace, decode_answer, decode_txn, writes_of};
 
-/// Number of rounds through all endpoints in which a read is repeated. Source: etcd's ordering of reads.
+/// Number of times that a read is tried at all endpoints. Source: etcd's ordering of reads.
 const ROUNDS: u32 = 5;
-/// Pause after the first round, in which lagging members may catch up. It doubles with each round.
+/// Pause after a read was tried at all endpoints once, so that lagging members can catch up. The pause
+/// doubles each time.
 const PAUSE: Duration = Duration::from_millis(10);
-/// Error of a read that every member answers with too low a revision.
+/// Error that a read returns if all members answer from too low a revision.
 const NO_GREATER_REVISION: Status = Status::new(
     Code::Unknown,
     "etcdclient: no cluster members have a revision higher than the previously received revision",
 );
 
-/// Highest revision in any response to a read, shared by all shards.
+/// Highest revision in any response to a read so far. All shards share it.
 #[derive(Debug, Default)]
 pub(crate) struct Order(AtomicI64);
 
-/// Any response of the KV service; only the header is decoded.
+/// Any response of the KV service, of which only the header is decoded.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Headed {
     /// Header with revision and raft term.
@@ -40,9 +41,9 @@ pub(crate) struct Headed {
 pub(crate) struct Members {
     /// Client connected to the members.
     pub(crate) client: Client,
-    /// Prefix of all keys; `None`: clients use the keys of the cluster directly.
+    /// Prefix of all keys of clients; `None` if clients use the keys of the cluster directly.
     pub(crate) namespace: Option<Namespace>,
-    /// Order of reads; `None`: a response is accepted whatever its revision is.
+    /// Order of reads; `None` if a response of any revision is accepted.
     pub(crate) order: Option<Arc<Order>>,
 }
 
@@ -50,8 +51,8 @@ impl Members {
     /// Forwards a unary call to a member.
     ///
     /// # Errors
-    /// The errors of the member and of [`Client::forward`]; with an order, `etcdclient: no cluster members have a
-    /// revision higher than the previously received revision`.
+    /// Returns the error of the member or of [`Client::forward`]. With an order, also returns `etcdclient: no
+    /// cluster members have a revision higher than the previously received revision`.
     pub(crate) async fn call(
         &self,
         rpc: Rpc,
@@ -68,10 +69,10 @@ impl Members {
         self.told(rpc, answer)
     }
 
-    /// Translates a client's request into the form that the cluster has to get.
+    /// Translates a client's request for the cluster, by adding the namespace to its keys.
     ///
     /// # Errors
-    /// The request is malformed, or has no key.
+    /// Returns an error if the request is malformed or has no key.
     pub(crate) fn asked(&self, rpc: Rpc, message: Bytes) -> Result<Bytes, Status> {
         match &self.namespace {
             Some(namespace) => namespace.request(rpc, message),
@@ -79,10 +80,10 @@ impl Members {
         }
     }
 
-    /// Translates a response into the form that the client has to get.
+    /// Translates a member's response for the client, by removing the namespace from its keys.
     ///
     /// # Errors
-    /// The response is malformed.
+    /// Returns an error if the response is malformed.
     pub(crate) fn told(&self, rpc: Rpc, message: Bytes) -> Result<Bytes, Status> {
         match &self.namespace {
             Some(namespace) => namespace.answer(rpc, message),
@@ -90,7 +91,8 @@ impl Members {
         }
     }
 
-    /// Repeats a read until its revision is at least the highest one that was returned before the read began.
+    /// Repeats a read until its revision is not below the highest revision that was returned before this read
+    /// began.
     async fn in_order(
         &self,
         order: &Order,
@@ -100,7 +102,7 @@ impl Members {
     ) -> Result<Bytes, Status> {
         let told = order.0.load(Relaxed);
         for round in 0..ROUNDS {
-            // The client sends consecutive calls to different endpoints in turn.
+            // Consecutive calls of the client go to different endpoints in turn.
             for _ in 0..self.client.endpoints().len().max(1) {
                 let answer = self.client.forward(rpc, options, message.clone()).await?;
                 let revision = decode_answer::<Headed>(&answer)?.header.unwrap_or_default().revision;
@@ -117,7 +119,8 @@ impl Members {
     }
 }
 
-/// Returns true for calls that only read. A write gets a new revision anyway, and must not be repeated.
+/// Returns true for calls that only read. Writes are excluded: a write always gets a new revision, and must
+/// not be repeated.
 fn may_be_asked_again(rpc: Rpc, message: &Bytes) -> Result<bool, Status> {
     Ok(match rpc {
         Rpc::KvRange => true,

@@ -12,7 +12,7 @@ use api::{Code, Kind, METHODS};
 pub(crate) struct Metrics {
     /// Number of watchers that share another watcher's watch on a member.
     pub(crate) watchers_coalescing: AtomicI64,
-    /// Number of events that were sent to a watcher beyond the first of its broadcast.
+    /// Sum over all responses with events: number of watchers that shared the response, minus one.
     pub(crate) events_coalescing: AtomicU64,
     /// Number of responses in the cache.
     pub(crate) cache_keys: AtomicU64,
@@ -20,7 +20,7 @@ pub(crate) struct Metrics {
     pub(crate) cache_hits: AtomicU64,
     /// Number of serializable reads that the cache could not answer.
     pub(crate) cache_misses: AtomicU64,
-    /// Counters of the front, set when it is started.
+    /// Counters of the front. They are set when the front has started.
     pub(crate) front: OnceLock<Vec<Arc<ShardCounters>>>,
 }
 
@@ -29,7 +29,7 @@ impl Metrics {
     pub(crate) fn page(&self) -> String {
         let mut out = String::new();
         let mut family = |name: &str, kind: &str, help: &str, value: i128| {
-            // Writing to a String cannot fail, here and below.
+            // Writing to a `String` cannot fail. This also applies to the calls below.
             let _ = writeln!(
                 out,
                 "# HELP etcd_grpc_proxy_{name} {help}\n# TYPE etcd_grpc_proxy_{name} {kind}\netcd_grpc_proxy_{name} {value}"
@@ -55,7 +55,7 @@ impl Metrics {
         out
     }
 
-    /// Appends the calls by method, as every gRPC server counts them.
+    /// Appends the numbers of calls by method, with the names that every gRPC server uses.
     fn calls(&self, out: &mut String) {
         let Some(shards) = self.front.get() else { return };
         let sum = |of: &dyn Fn(&ShardCounters) -> u64| shards.iter().map(|shard| of(shard)).sum::<u64>();

@@ -1,5 +1,5 @@
-//! `--namespace`: clients' keys are below a prefix in the cluster. The prefix is added in requests, and
-//! removed in responses.
+//! `--namespace`: in the cluster, all keys of clients begin with a prefix. The proxy adds the prefix to the
+//! keys of requests, and removes it from the keys of responses.
 
 use accounting::{Account, Held};
 use api::etcdserverpb::{
@@ -17,19 +17,19 @@ use api::{Code, Rpc, Status, elements, error};
 use bytes::Bytes;
 use prost::Message;
 
-/// As range end: all keys from the key on.
+/// Range end that means all keys from the given key on.
 pub(crate) const FROM_KEY: &[u8] = b"\0";
 
 /// A prefix of keys.
 #[derive(Clone, Debug)]
 pub(crate) struct Namespace {
     prefix: Bytes,
-    /// The smallest key after all keys with the prefix.
+    /// The smallest key above all keys with the prefix.
     end: Bytes,
 }
 
 impl Namespace {
-    /// Creates the namespace of a prefix; returns `None` for an empty prefix.
+    /// Creates a namespace with this prefix. Returns `None` for an empty prefix.
     pub(crate) fn new(prefix: &[u8]) -> Option<Namespace> {
         (!prefix.is_empty())
             .then(|| Namespace { prefix: Bytes::copy_from_slice(prefix), end: end_of_prefix(prefix) })
@@ -40,7 +40,7 @@ impl Namespace {
         *key = [self.prefix.as_ref(), key.as_ref()].concat().into();
     }
 
-    /// Translates the end of a range for the cluster.
+    /// Converts the end of a range to the one with the prefix.
     pub(crate) fn range_end(&self, end: &mut Bytes) {
         match end.as_ref() {
             b"" => {}
@@ -68,10 +68,10 @@ impl Namespace {
         self.strip_kv(&mut event.prev_kv);
     }
 
-    /// Translates a client's request into the form that the cluster has to get.
+    /// Translates a client's request for the cluster, by adding the prefix to its keys.
     ///
     /// # Errors
-    /// The request is malformed, or has no key.
+    /// Returns an error if the request is malformed or has no key.
     pub(crate) fn request(&self, rpc: Rpc, message: Bytes) -> Result<Bytes, Status> {
         Ok(match rpc {
             Rpc::KvRange | Rpc::KvRangeStream => self.mapped(&message, Namespace::range)?,
@@ -104,10 +104,10 @@ impl Namespace {
         })
     }
 
-    /// Translates a response into the form that the client has to get.
+    /// Translates a member's response for the client, by removing the prefix from its keys.
     ///
     /// # Errors
-    /// The response is malformed.
+    /// Returns an error if the response is malformed.
     pub(crate) fn answer(&self, rpc: Rpc, message: Bytes) -> Result<Bytes, Status> {
         Ok(match rpc {
             Rpc::KvRange => self.told(&message, Namespace::ranged)?,
@@ -122,7 +122,7 @@ impl Namespace {
             Rpc::KvDeleteRange => self.told(&message, Namespace::deleted)?,
             Rpc::KvTxn => self.told(&message, Namespace::done)?,
             Rpc::LeaseTimeToLive => self.told(&message, |ns, answer: &mut LeaseTimeToLiveResponse| {
-                // As in etcd, keys outside of the namespace are hidden from the client.
+                // Keys outside of the namespace are hidden from the client, as in etcd.
                 answer.keys.retain(|key| key.starts_with(&ns.prefix));
                 answer.keys.iter_mut().for_each(|key| ns.strip(key));
             })?,
@@ -160,7 +160,8 @@ impl Namespace {
         Ok(answer.encode_to_vec().into())
     }
 
-    /// Adds the prefix to a key that must not be empty, since the prefix alone is not a client's key.
+    /// Adds the prefix to a key. Returns an error for an empty key, because the prefix alone is not a key of
+    /// a client.
     fn nonempty(&self, key: &mut Bytes) -> Result<(), Status> {
         if key.is_empty() {
             return Err(error::EMPTY_KEY);
@@ -193,7 +194,7 @@ impl Namespace {
         Ok(())
     }
 
-    /// The decoder limits the nesting depth.
+    /// The recursion is bounded, because the decoder limits the nesting depth.
     fn txn(&self, request: &mut TxnRequest) -> Result<(), Status> {
         for compare in &mut request.compare {
             self.nonempty(&mut compare.key)?;
@@ -231,7 +232,8 @@ impl Namespace {
     }
 }
 
-/// Returns the end of the range of all keys with a prefix; `\0` if no key follows them.
+/// Returns the end of the range of all keys with a prefix; `\0` (the end of the key space) if no key follows
+/// them.
 pub(crate) fn end_of_prefix(prefix: &[u8]) -> Bytes {
     match prefix.iter().rposition(|byte| *byte < 0xff) {
         Some(at) => {
@@ -246,7 +248,7 @@ pub(crate) fn end_of_prefix(prefix: &[u8]) -> Bytes {
 /// Decodes a request.
 ///
 /// # Errors
-/// grpc-go's error for a malformed request.
+/// Returns grpc-go's error for a malformed request.
 pub(crate) fn decode_request<M: Message + Default>(message: &Bytes) -> Result<M, Status> {
     const MALFORMED: Status = Status::new(
         Code::Internal,
@@ -256,29 +258,32 @@ pub(crate) fn decode_request<M: Message + Default>(message: &Bytes) -> Result<M,
 }
 
 /// Largest number of comparisons and operations of a transaction, in all branches together: eight times the
-/// members' default limit (COMPAT-420). The members' `--max-txn-ops`, which a proxy does not know, may be
-/// higher.
+/// members' default limit (COMPAT-420). The limit is that high because a proxy does not know the members'
+/// `--max-txn-ops`.
 const TXN_ELEMENTS_MAX: usize = 64 << 10;
 
-/// Largest memory per element, in bytes: lists grow by doubling.
+/// Maximum memory per decoded element, in bytes. The factor 2 accounts for lists, which double when they
+/// grow.
 const ELEMENT_BYTES: usize = 2 * if size_of::<Compare>() > size_of::<RequestOp>() {
     size_of::<Compare>()
 } else {
     size_of::<RequestOp>()
 };
 
-/// Decodes a transaction. Its elements are counted first: each takes two bytes in the message, and a hundred
-/// times that in memory. Also returns the charge on the client's budget for the decoded form.
+/// Decodes a transaction. Counts its elements first, because an element may take only two bytes in the
+/// message but a hundred times as many in memory. Also returns the charge on the client's budget for the
+/// decoded transaction.
 ///
 /// # Errors
-/// grpc-go's error for a malformed transaction, etcd's error for one with too many operations.
+/// Returns grpc-go's error for a malformed transaction, or etcd's error for one with too many operations.
 pub(crate) fn decode_txn(message: &Bytes) -> Result<(TxnRequest, Option<Held>), Status> {
     let elements = elements::of_txn(message, TXN_ELEMENTS_MAX).ok_or(error::TOO_MANY_OPS)?;
     let held = Account::of_turn().map(|account| account.hold(elements * ELEMENT_BYTES));
     Ok((decode_request(message)?, held))
 }
 
-/// Collects the keys that a transaction may write. The decoder limits the nesting depth.
+/// Collects the keys and ranges that a transaction may write. The recursion is bounded, because the decoder
+/// limits the nesting depth.
 pub(crate) fn writes_of(txn: &TxnRequest, written: &mut Vec<(Bytes, Bytes)>) {
     for RequestOp { request } in txn.success.iter().chain(&txn.failure) {
         match request {
@@ -295,7 +300,7 @@ pub(crate) fn writes_of(txn: &TxnRequest, written: &mut Vec<(Bytes, Bytes)>) {
 /// Decodes a response of a member.
 ///
 /// # Errors
-/// grpc-go's error for a malformed response.
+/// Returns grpc-go's error for a malformed response.
 pub(crate) fn decode_answer<M: Message + Default>(message: &Bytes) -> Result<M, Status> {
     M::decode(message.clone()).map_err(|error| {
         Status::with(Code::Internal, format!("grpc: failed to unmarshal the received message: {error}"))

@@ -17,19 +17,21 @@ pub struct ProxyOptions {
     pub listen: ListenOptions,
     /// Connections to the members.
     pub members: MemberOptions,
-    /// URL that the member list shows; empty: the list is that of the cluster.
+    /// URL that the member list contains in place of the members' URLs; empty to return the list of the
+    /// cluster.
     pub advertise: String,
-    /// Prefix below which the proxy registers itself, and finds the other proxies for its member list; empty:
-    /// no registration.
+    /// Prefix below which the proxy registers itself and finds the other proxies, which then form the member
+    /// list; empty for no registration.
     pub resolver_prefix: String,
-    /// TTL of the registration in seconds; above 0 if there is a prefix.
+    /// TTL of the registration in seconds. Above 0 if `resolver_prefix` is not empty.
     pub resolver_ttl: i64,
     /// Prefix of all clients' keys in the cluster; empty for none.
     pub namespace: Vec<u8>,
     /// Prefix, within the namespace, of the leasing keys by which the proxy owns keys that are read through
-    /// it; empty: it owns none.
+    /// it; empty if it owns none.
     pub leasing_prefix: Vec<u8>,
-    /// If true, a read is repeated at another member when its revision is lower than one returned before.
+    /// If true, a read is repeated at another member if its revision is lower than one that was returned
+    /// before.
     pub orders_reads: bool,
     /// If true, profiles of this process are served.
     pub pprof: bool,
@@ -44,19 +46,19 @@ pub struct ProxyOptions {
 pub struct ListenOptions {
     /// Address on which the proxy listens, `host:port`.
     pub address: String,
-    /// URL on which pages are served in addition.
+    /// URL at which pages are served, in addition to the address for calls; `None` for none.
     pub metrics: Option<String>,
     /// TLS settings of connections to the proxy.
     pub tls: tls::Settings,
-    /// If true, a certificate for connections to the proxy is made if none is given.
+    /// If true and no certificate is given, a certificate for connections to the proxy is generated.
     pub auto_tls: bool,
-    /// Validity in years of a certificate made by [`ListenOptions::auto_tls`].
+    /// Validity in years of a certificate that is generated for [`ListenOptions::auto_tls`].
     pub self_signed_years: u64,
-    /// Directory of certificates made by [`ListenOptions::auto_tls`].
+    /// Directory of the certificates that are generated for [`ListenOptions::auto_tls`].
     pub data_dir: PathBuf,
-    /// Least allowed interval of clients' pings.
+    /// Minimum interval between pings of a client.
     pub keepalive_min_time: Duration,
-    /// Interval of pings to idle clients; zero: never.
+    /// Interval of pings to idle clients; zero for no pings.
     pub keepalive_interval: Duration,
     /// Timeout of a client's response to a ping.
     pub keepalive_timeout: Duration,
@@ -69,29 +71,29 @@ pub struct ListenOptions {
 pub struct MemberOptions {
     /// Endpoints of the members.
     pub endpoints: Vec<String>,
-    /// Discovery by DNS, whose endpoints replace [`MemberOptions::endpoints`].
+    /// Discovery by DNS. If it is used, its endpoints replace [`MemberOptions::endpoints`].
     pub discovery: Discovery,
-    /// Interval at which the endpoints are updated from the member list; zero: never.
+    /// Interval at which the endpoints are updated from the member list; zero for no updates.
     pub auto_sync_interval: Duration,
-    /// Idle time after which connections to members are pinged; zero: never.
+    /// Idle time after which a connection to a member is pinged; zero for no pings.
     pub keepalive_time: Duration,
     /// Timeout of the response to a ping.
     pub keepalive_timeout: Duration,
-    /// If true, connections to members are pinged even without open calls.
+    /// If true, connections to members are pinged even if no call is open.
     pub permit_without_stream: bool,
     /// Largest request to a member, in bytes.
     pub send_bytes_max: usize,
     /// Largest response of a member, in bytes.
     pub receive_bytes_max: usize,
-    /// TLS files of connections to members; `None`: only endpoints with the scheme `https` use TLS, with the
-    /// system's authorities.
+    /// TLS files for connections to members. If `None`, only endpoints with the scheme `https` use TLS, and
+    /// the system's authorities are trusted.
     pub tls: Option<TlsFiles>,
     /// Time within which a member has to answer lease renewals before another member is used.
     pub renewal_limit: Duration,
 }
 
 impl ProxyOptions {
-    /// Returns default settings with these endpoints, and a listening address that the system chooses.
+    /// Returns default settings with these endpoints, for a listening address that the system chooses.
     pub fn of(endpoints: Vec<String>) -> ProxyOptions {
         ProxyOptions {
             listen: ListenOptions {
@@ -133,7 +135,7 @@ impl ProxyOptions {
     /// Reads the flags.
     ///
     /// # Errors
-    /// etcd's text for flags that contradict each other.
+    /// Returns etcd's error text if flags contradict each other.
     pub(crate) fn read(matches: &Matches) -> Result<ProxyOptions, String> {
         check_resolver(matches)?;
         let auto_tls = matches.get(flags::AUTO_TLS);

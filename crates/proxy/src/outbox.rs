@@ -1,4 +1,5 @@
-//! The queue of responses for the client of one stream, filled by the hub's thread and emptied by the shard's thread.
+//! The queue of responses for the client of one stream. The hub's thread fills it, and the shard's thread
+//! empties it.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -7,21 +8,21 @@ use api::Status;
 use bytes::Bytes;
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 
-/// Bytes of responses that may be queued for a client when events are added.
+/// Maximum size of the queued responses in bytes. Events that would exceed it are refused.
 const BYTES_MAX: usize = 4 << 20;
-/// Number of responses that may be queued for a client when events are added.
+/// Maximum number of queued responses. Further events are refused.
 const RESPONSES_MAX: usize = 4096;
-/// Number of queued answers at which no more requests of the client are read.
+/// Number of queued answers from which on no more requests of the client are read.
 const ANSWERS_MAX: usize = 128;
 
-/// Difference, in bytes, between the queue of a client and the amount charged to the client, at which the
-/// charge is updated.
+/// Difference in bytes at which the charge of the client is updated: the difference between the size of its
+/// queue and the amount that it is charged.
 pub(crate) const CHARGE_STEP_BYTES: usize = 32 << 10;
 
 /// Queue of responses for the client of one stream.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
-    /// The queue of responses, and how the stream ends.
+    /// The queue of responses, and the status with which the stream ends.
     state: Mutex<State>,
     /// Notified when [`Outbox::next`] may have something to return.
     changed: Notify,
@@ -38,7 +39,7 @@ struct Waiting {
     message: Bytes,
     /// True for an answer to a request of the client, false for events.
     is_answer: bool,
-    /// Permit that the response holds until the client has taken it.
+    /// Permit that is dropped once the client has taken the response.
     place: Option<OwnedSemaphorePermit>,
 }
 
@@ -48,22 +49,23 @@ struct State {
     queue: VecDeque<Waiting>,
     /// Bytes of all responses in [`State::queue`].
     bytes: usize,
-    /// Bytes that [`Outbox::to_charge`] has returned last.
+    /// Number of bytes that [`Outbox::to_charge`] returned last.
     charged: usize,
     /// Number of answers in [`State::queue`]; the others are events.
     answers: usize,
     /// Status with which the stream ends once [`State::queue`] is sent.
     end: Option<Status>,
-    /// True if events were refused since [`State::queue`] was empty for the last time.
+    /// True if events were refused since [`State::queue`] was last empty.
     refused: bool,
 }
 
-/// Next action of the shard for the stream of an [`Outbox`].
+/// What the shard has to do next for a stream.
 #[derive(Debug)]
 pub(crate) enum Next {
-    /// Send this encoded response, then drop the permit, if there is one.
+    /// Send this encoded response, and then drop the permit, if there is one.
     Message(Bytes, Option<OwnedSemaphorePermit>),
-    /// Tell the hub that the queue is empty: [`Outbox::offer`] refused events before, and takes events again.
+    /// Tell the hub that the queue is empty. [`Outbox::offer`] has refused events before, and accepts events
+    /// again.
     Drained,
     /// End the stream with this status; the queue is empty.
     End(Status),
@@ -77,22 +79,22 @@ impl Outbox {
         self.push(Waiting { message, is_answer: true, place: None });
     }
 
-    /// Queues an answer to a request of the client. It is never refused. The permit is dropped when the
-    /// client has taken the answer.
+    /// Queues an answer to a request of the client. An answer is never refused. The permit is dropped once
+    /// the client has taken the answer.
     pub(crate) fn answer_in_place(&self, message: Bytes, place: OwnedSemaphorePermit) {
         self.push(Waiting { message, is_answer: true, place: Some(place) });
     }
 
-    /// Waits until fewer than [`ANSWERS_MAX`] answers are queued. Only one task may wait.
+    /// Waits until fewer than [`ANSWERS_MAX`] answers are queued. Only one task at a time may wait.
     pub(crate) async fn room(&self) {
         while self.state().answers >= ANSWERS_MAX {
-            // A notification that arrives before this await is not lost.
+            // A notification that was sent before this await is not lost.
             self.has_room.notified().await;
         }
     }
 
-    /// Waits until the client's charge has to be updated, and returns the bytes that are queued for the
-    /// client. Only one task may wait.
+    /// Waits until the charge of the client has to be updated, and returns the number of bytes that are
+    /// queued for the client. Only one task at a time may wait.
     pub(crate) async fn to_charge(&self) -> usize {
         loop {
             let outgrown = self.outgrown.notified();
@@ -113,7 +115,7 @@ impl Outbox {
         self.pushed(state);
     }
 
-    /// Wakes the tasks that wait for a response that was queued.
+    /// Wakes the tasks that wait for this queue, after a response was added.
     fn pushed(&self, state: MutexGuard<'_, State>) {
         let is_outgrown = state.is_outgrown();
         drop(state);
@@ -123,7 +125,8 @@ impl Outbox {
         }
     }
 
-    /// Queues events and returns true. Returns false if the queue is full; then [`Next::Drained`] follows once the queue is empty.
+    /// Queues events and returns true. Returns false if the queue is full; [`Next::Drained`] is then returned
+    /// once the queue is empty.
     pub(crate) fn offer(&self, message: &Bytes) -> bool {
         let mut state = self.state();
         let is_full = state.bytes + message.len() > BYTES_MAX || state.queue.len() >= RESPONSES_MAX;
@@ -136,13 +139,15 @@ impl Outbox {
         true
     }
 
-    /// Ends the stream with this status once the queue is sent. A status that was given before stays.
+    /// Makes the stream end with this status once all queued responses are sent. If a status was set before,
+    /// that status stays.
     pub(crate) fn end(&self, status: Status) {
         self.state().end.get_or_insert(status);
         self.changed.notify_one();
     }
 
-    /// Waits until there is something to do for the stream, and returns it. Only one task may wait.
+    /// Waits until the shard has to do something for the stream, and returns what. Only one task at a time
+    /// may wait.
     pub(crate) async fn next(&self) -> Next {
         loop {
             let waited = self.changed.notified();
@@ -182,13 +187,13 @@ impl Outbox {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // No code panics while it holds the lock.
+        // No code panics while it holds this lock, so poisoning is ignored.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl State {
-    /// Returns true if the client's charge has to be updated.
+    /// Returns true if the charge of the client has to be updated.
     fn is_outgrown(&self) -> bool {
         self.bytes.abs_diff(self.charged) >= CHARGE_STEP_BYTES
     }

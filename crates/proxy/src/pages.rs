@@ -24,15 +24,15 @@ const METRICS_LIMIT: Duration = Duration::from_secs(10);
 /// Largest metrics page accepted from a member, in bytes.
 const METRICS_BYTES_MAX: u64 = 16 << 20;
 
-/// Clients and settings from which the pages are made.
+/// Clients and settings that are needed for the pages.
 pub(crate) struct Pages {
-    /// Client of the members, used by `/health`.
+    /// Client of the members, for the page `/health`.
     pub(crate) client: Client,
-    /// Client of the proxy itself, at the address that it advertises; `None` if it advertises none.
+    /// Client of the proxy itself, at the address that the proxy advertises; `None` if it advertises none.
     pub(crate) own: Option<Client>,
     /// Settings of the connection on which a member's metrics page is fetched.
     pub(crate) transport: Transport,
-    /// Endpoint of the member whose metrics are shown.
+    /// Endpoint of the member whose metrics the page shows.
     pub(crate) metrics_of: String,
     /// True if profiles of this process are served.
     pub(crate) has_profiles: bool,
@@ -71,20 +71,20 @@ impl Pages {
             }
             _ if self.has_profiles && path.starts_with(profiles::PREFIX) => {
                 let (debug, seconds) = (parameter(request, "debug"), parameter(request, "seconds"));
-                // The proxy does not measure its own memory by purpose, so the page shows only what the
-                // kernel counts.
+                // The proxy does not divide its own memory by purpose, so the page shows only what the kernel
+                // counts.
                 profiles::answer(path, profiles::Parameters { debug, seconds }, Vec::new)
             }
             _ => page(StatusCode::NOT_FOUND, "404 page not found\n".to_owned()),
         }
     }
 
-    /// Fetches a member's metrics page. Uses HTTP/1.0, so that the response comes in one piece and ends with
-    /// the connection.
+    /// Fetches a member's metrics page. Uses HTTP/1.0, so that the response is not divided into chunks and
+    /// ends with the connection.
     async fn member_metrics(&self, is_tls: bool) -> io::Result<Bytes> {
         let mut endpoint = Endpoint::new(self.metrics_of.clone());
         if endpoint.security == Security::AsConfigured && !is_tls {
-            // As in etcd, an endpoint without a scheme gets the scheme of the request.
+            // An endpoint without a scheme gets the scheme of the request for the page, as in etcd.
             endpoint.security = Security::Plain;
         }
         let mut connection = RawConnection::open(&endpoint, &self.transport).await?;
@@ -104,13 +104,14 @@ impl Pages {
     }
 }
 
-/// Returns the first value of a query parameter, without decoding: parameters of profiles are numbers.
+/// Returns the first value of a query parameter. The value is not decoded, because parameters of profiles are
+/// numbers.
 fn parameter<'r>(request: &'r http::Request<Bytes>, name: &str) -> Option<&'r [u8]> {
     let mut all = request.uri().query().unwrap_or_default().split('&');
     all.find_map(|each| each.strip_prefix(name)?.strip_prefix('=').map(str::as_bytes))
 }
 
-/// Reads a key, as etcd's proxy does to check the cluster's health.
+/// Checks the health of the cluster by reading a key, as etcd's proxy does.
 async fn check(client: &Client) -> Result<(), String> {
     let request = RangeRequest { key: Bytes::from_static(b"a"), ..RangeRequest::default() };
     let read = client.within(READ_LIMIT).call::<_, RangeResponse>(Rpc::KvRange, &request).await;
@@ -121,7 +122,7 @@ async fn check(client: &Client) -> Result<(), String> {
     }
 }
 
-/// Checks the cluster like [`check`], and creates a watch.
+/// Checks the health like [`check`], and also creates a watch.
 async fn check_with_watch(client: &Client) -> Result<(), String> {
     check(client).await?;
     let request = WatchCreateRequest { key: Bytes::from_static(b"a"), ..WatchCreateRequest::default() };
@@ -137,7 +138,7 @@ fn health(outcome: Result<(), String>) -> Response<Bytes> {
         Ok(()) => (StatusCode::OK, "true", String::new()),
         Err(reason) => (StatusCode::SERVICE_UNAVAILABLE, "false", reason),
     };
-    // The order of the fields is that of etcd.
+    // The fields are in the same order as in etcd.
     let text = |text: &str| serde_json::Value::String(text.to_owned()).to_string();
     page(status, format!("{{\"health\":{},\"reason\":{}}}", text(health), text(&reason)))
 }

@@ -1,10 +1,10 @@
-//! Scheduling of lease renewals: which renewal goes to a member next, and which clients get the response. A
-//! state machine without IO, which `hub` drives.
+//! Scheduling of lease renewals: decides which renewal goes to a member next, and which clients get the
+//! response. This is a state machine without IO, which `hub` drives.
 //!
-//! All renewals on behalf of one caller use one stream to a member, a bounded number of them at a time, and
-//! the clients' streams take turns. A renewal of a lease whose renewal is already in flight shares its
-//! response. When the stream to the member breaks, the renewals in flight are sent again, a bounded number of
-//! times.
+//! All renewals of one caller share one stream to a member. A bounded number of them is in flight at a time,
+//! and the clients' streams take turns. If a renewal of the same lease is already in flight, its response
+//! also answers the later request. If the stream to the member breaks, the renewals in flight are sent again,
+//! up to a maximum number of times.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use tokio::sync::OwnedSemaphorePermit;
 use crate::outbox::Outbox;
 use crate::watches::StreamId;
 
-/// Largest number of renewals of one caller that are in flight. A member closes a connection on which
+/// Maximum number of renewals of one caller that are in flight, because a member closes a connection on which
 /// thousands of small messages wait.
 const ASKED_MAX: usize = 100;
-/// Number of times that the stream to the member may break before a renewal in flight is given up.
+/// Number of breaks of the stream to the member after which a renewal in flight is not sent again.
 const TRIES_MAX: u32 = 3;
 
 /// A client's request to renew a lease.
@@ -27,31 +27,31 @@ pub(crate) struct Renewal {
     pub(crate) lease: i64,
     pub(crate) stream: StreamId,
     pub(crate) outbox: Arc<Outbox>,
-    /// Permit of the client's stream; returned when the client has taken the response.
+    /// Permit of the client's stream. It is returned once the client has taken the response.
     pub(crate) place: OwnedSemaphorePermit,
 }
 
 /// A renewal that is in flight, or has to be sent again.
 struct Asked {
     lease: i64,
-    /// Number of breaks of the stream to the member since the first request.
+    /// Number of times that the stream to the member has broken since the renewal was first sent.
     breaks: u32,
-    /// Client requests that get the response.
+    /// Requests of clients that the response answers.
     sharers: Vec<Renewal>,
-    /// Permit of the limit for all callers; `None` while the renewal waits to be sent again.
+    /// Permit that counts against the limit of all callers; `None` while the renewal waits to be sent again.
     place: Option<OwnedSemaphorePermit>,
 }
 
 /// The renewals of one caller.
 #[derive(Default)]
 pub(crate) struct Renewals {
-    /// Renewals to be sent, by client stream. No queue is empty.
+    /// Renewals that were not sent yet, by client stream. No queue in this map is empty.
     queues: HashMap<StreamId, VecDeque<Renewal>>,
-    /// Streams that have a queue; the first has the next turn.
+    /// Client streams that have a queue, in the order of their turns.
     turns: VecDeque<StreamId>,
-    /// Renewals that the member has not answered, the oldest first.
+    /// Renewals that were sent and not answered, the oldest first.
     asked: VecDeque<Asked>,
-    /// Renewals left by a broken stream, which are sent again before all others.
+    /// Renewals that were in flight on a broken stream. They are sent again before all others.
     again: VecDeque<Asked>,
 }
 
@@ -69,7 +69,7 @@ impl Renewals {
         queue.push_back(renewal);
     }
 
-    /// Drops the renewals of a stream that has ended.
+    /// Removes the renewals of a client stream that has ended.
     pub(crate) fn leave(&mut self, stream: StreamId) {
         if self.queues.remove(&stream).is_some() {
             self.turns.retain(|other| *other != stream);
@@ -80,7 +80,7 @@ impl Renewals {
         self.again.retain(|asked| !asked.sharers.is_empty());
     }
 
-    /// Returns true if nothing has to be sent and no response is outstanding.
+    /// Returns true if no renewal waits to be sent and none is in flight.
     pub(crate) fn is_idle(&self) -> bool {
         self.asked.is_empty() && self.again.is_empty() && self.turns.is_empty()
     }
@@ -90,12 +90,13 @@ impl Renewals {
         !self.asked.is_empty()
     }
 
-    /// Returns true if one more renewal can be sent.
+    /// Returns true if a renewal waits to be sent and may be sent now.
     pub(crate) fn has_more(&self) -> bool {
         self.asked.len() < ASKED_MAX && !(self.again.is_empty() && self.turns.is_empty())
     }
 
-    /// Returns the lease to renew next. `place` is held until the member answers.
+    /// Takes the next renewal to send, and returns its lease. `place` is the permit, which is held until the
+    /// member answers.
     pub(crate) fn next(&mut self, place: OwnedSemaphorePermit) -> Option<i64> {
         if !self.has_more() {
             return None;
@@ -134,22 +135,22 @@ impl Renewals {
         }
     }
 
-    /// Handles the end of the stream to the member, which broke, or in which the member refused a renewal.
-    /// The renewals in flight are to be sent again on another stream, except the refused one, and those that
-    /// were sent too often.
+    /// Handles the end of the stream to the member: the stream broke, or the member refused a renewal. The
+    /// renewals in flight will be sent again on another stream, except a refused renewal and those that were
+    /// sent too often.
     pub(crate) fn broken(&mut self, status: &Status) {
         let breaks = matches!(
             status.code,
             Code::Unavailable | Code::Internal | Code::Unknown | Code::Canceled | Code::DeadlineExceeded
         );
         if status.code == Code::Unauthenticated {
-            // All renewals have the same credentials.
+            // All renewals of a caller have the same credentials, so the member would refuse all of them.
             return self.end(status);
         }
         for (number, mut asked) in std::mem::take(&mut self.asked).into_iter().enumerate() {
             asked.place = None;
             asked.breaks += u32::from(breaks);
-            // A member answers in the order of requests, so it has refused the oldest.
+            // A member answers requests in their order, so the refused renewal is the oldest one.
             let is_refused = !breaks && number == 0;
             if is_refused || asked.breaks >= TRIES_MAX {
                 asked.sharers.iter().for_each(|renewal| renewal.outbox.end(status.clone()));
@@ -159,7 +160,7 @@ impl Renewals {
         }
     }
 
-    /// Ends the streams of all clients that wait for a response.
+    /// Ends the streams of all clients that wait for a response, with this status.
     pub(crate) fn end(&mut self, status: &Status) {
         let under_way = std::mem::take(&mut self.asked).into_iter().chain(std::mem::take(&mut self.again));
         let queued = std::mem::take(&mut self.queues).into_values().flatten();

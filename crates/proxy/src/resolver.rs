@@ -1,6 +1,6 @@
-//! `--resolver-prefix`: proxies that know each other. Each keeps a key below the prefix, attached to a lease,
-//! in the form of etcd's naming endpoints. Each watches all of these keys, and shows them to clients as the
-//! member list.
+//! `--resolver-prefix`: makes proxies known to each other. Each proxy keeps a key below the prefix, attached
+//! to a lease, in the form of etcd's naming endpoints. Each proxy watches all keys below the prefix, and
+//! returns them to clients as the member list.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,22 +29,23 @@ use crate::namespace::decode_answer;
 
 /// Pause before a registration or a watch is retried. Source: etcd's proxy.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Largest number of listed proxies; further ones are left out.
+/// Maximum number of proxies in the member list. Further proxies are left out.
 const PROXIES_MAX: usize = 4_000;
-/// Longest key and longest value of a registration, in bytes each; longer ones are left out.
+/// Maximum length of the key, and of the value, of a registration in bytes. Longer registrations are left
+/// out.
 const ENTRY_BYTES_MAX: usize = 4 << 10;
-/// Number of registrations read at a time.
+/// Number of registrations that one request reads.
 const PAGE: i64 = 100;
 /// Largest response with a page of registrations, in bytes. If a page does not fit, smaller pages are read.
 const PAGE_BYTES_MAX: usize = 16 << 20;
 /// Timeout of one call to a member.
 const CALL_LIMIT: Duration = Duration::from_secs(5);
 
-/// The proxies below the prefix, by key. The watch writes it, and shards read it.
+/// The proxies that are registered below the prefix, by key. The watch changes them, and shards read them.
 #[derive(Debug, Default)]
 pub(crate) struct Proxies(Mutex<BTreeMap<Bytes, Member>>);
 
-/// Settings and state for the registration of the proxy and for finding the others.
+/// Settings and state for the registration of this proxy, and for finding the other proxies.
 pub(crate) struct Resolver {
     /// `--resolver-prefix`, without the trailing slash.
     pub(crate) prefix: String,
@@ -52,30 +53,31 @@ pub(crate) struct Resolver {
     pub(crate) ttl: i64,
     /// Address at which clients reach this proxy.
     pub(crate) advertise: String,
-    /// Name of this machine.
+    /// Host name of this machine.
     pub(crate) host: String,
-    /// The known proxies, including this one.
+    /// The known proxies, which include this one.
     pub(crate) proxies: Arc<Proxies>,
-    /// Ownership of keys, whose rules the write of the registration follows; `None` if the proxy owns no keys.
+    /// Ownership of keys, whose rules for writes also apply to writing the registration; `None` if the proxy
+    /// owns no keys.
     pub(crate) leasing: Option<Arc<Leasing>>,
     /// Logger for the registration and its errors.
     pub(crate) logger: Logger,
 }
 
 impl Proxies {
-    /// Returns the proxies as members, in the order of their keys; empty until one is known.
+    /// Returns the proxies as members, in the order of their keys; an empty list if no proxy is known.
     pub(crate) fn members(&self) -> Vec<Member> {
         self.known().values().cloned().collect()
     }
 
     fn known(&self) -> MutexGuard<'_, BTreeMap<Bytes, Member>> {
-        // No code panics while it holds the lock.
+        // No code panics while it holds this lock, so poisoning is ignored.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Resolver {
-    /// Registers the proxy and watches the others until the process ends.
+    /// Returns the background task that registers the proxy and watches the others, until the process ends.
     pub(crate) fn task(self) -> Task {
         Box::new(move |members| {
             Box::pin(async move {
@@ -125,7 +127,8 @@ impl Resolver {
         match put {
             Ok(_) => Ok(session),
             Err(status) => {
-                // Revoking the lease removes the registration at once instead of at its expiry.
+                // Revoking the lease removes the registration at once. Otherwise it would stay until the
+                // lease expires.
                 let _ = session.close().await;
                 Err(status)
             }
@@ -145,7 +148,7 @@ impl Resolver {
         }
     }
 
-    /// Reads the registrations, and follows their changes until the watch ends.
+    /// Reads the registrations, and then follows their changes until the watch ends.
     async fn watch(&self, members: &Members) -> Result<(), Status> {
         let (key, range_end) = self.range();
         let (found, revision) = self.read(members, &key, &range_end).await?;
@@ -184,7 +187,7 @@ impl Resolver {
         Ok(())
     }
 
-    /// Reads the registrations page by page; returns them with the revision at which they were read.
+    /// Reads the registrations page by page. Returns them, with the revision at which they were read.
     async fn read(
         &self,
         members: &Members,
@@ -223,7 +226,7 @@ impl Resolver {
 
     /// Returns the range of all keys below the prefix and a slash.
     fn range(&self) -> (Bytes, Bytes) {
-        // `0` is the byte after a slash.
+        // The byte after a slash is `0`.
         (format!("{}/", self.prefix).into(), format!("{}0", self.prefix).into())
     }
 
@@ -244,7 +247,7 @@ impl Resolver {
     }
 }
 
-/// Returns the value of a registration. The order of the fields is that of etcd.
+/// Returns the value of a registration. Its fields are in the same order as in etcd.
 fn entry_of(address: &str, host: &str) -> String {
     let metadata = json!({ "name": host }).to_string();
     format!("{{\"Op\":0,\"Addr\":{},\"Metadata\":{}}}", json!(address), json!(metadata))

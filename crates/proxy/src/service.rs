@@ -1,4 +1,4 @@
-//! The gRPC proxy as a service: each call of a client is answered by a call to a member.
+//! The gRPC proxy as a service: answers each call of a client, mostly by a call to a member.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -26,14 +26,14 @@ use crate::pages::Pages;
 use crate::resolver::Proxies;
 use crate::{streams, upstream};
 
-/// Error for a streamed range whose revisions must not decrease. Source: etcd's ordering of reads.
+/// Error of a streamed range if the revisions of reads must not decrease. Source: etcd's ordering of reads.
 const UNORDERED: Status = Status::new(Code::Unimplemented, "GetStream is not supported by kvOrdering");
 
 /// State shared by all shards of the proxy.
 pub(crate) struct Shared {
     pub(crate) logger: Logger,
     pub(crate) metrics: Arc<Metrics>,
-    /// Handle of the hub, which holds what clients share.
+    /// Handle of the hub, which does the work that clients share.
     pub(crate) hub: Hub,
     /// Number of the next client stream.
     pub(crate) streams: AtomicU64,
@@ -41,17 +41,18 @@ pub(crate) struct Shared {
     pub(crate) cache: Mutex<Cache>,
     /// Ownership of keys; `None` without `--experimental-leasing-prefix`.
     pub(crate) leasing: Option<Arc<Leasing>>,
-    /// URL that the member list shows; empty: the list is that of the cluster.
+    /// URL that the member list contains in place of the members' URLs; empty to return the list of the
+    /// cluster.
     pub(crate) advertise: String,
-    /// The proxies registered below `--resolver-prefix`; empty without it.
+    /// The proxies registered below `--resolver-prefix`; empty without this flag.
     pub(crate) proxies: Arc<Proxies>,
-    /// Name of this machine.
+    /// Host name of this machine.
     pub(crate) host: String,
     /// If true, each call is logged.
     pub(crate) logs_calls: bool,
 }
 
-/// The service of one shard, with its own connections to the members.
+/// The service of one shard. It has its own connections to the members.
 pub(crate) struct Proxy {
     shared: Arc<Shared>,
     members: Members,
@@ -59,7 +60,8 @@ pub(crate) struct Proxy {
     rpcs: HashMap<&'static str, Rpc>,
 }
 
-/// On drop, invalidates what a call may have changed; the call has ended, or was abandoned.
+/// Guard of a call. On drop, it removes cached responses that the call may have made outdated, whether the
+/// call has ended or was abandoned.
 struct Forgotten<'p> {
     proxy: &'p Proxy,
     rpc: Rpc,
@@ -94,7 +96,7 @@ impl Proxy {
                 Ok(answer)
             }
             _ => {
-                // The guard also works if the client leaves during the call.
+                // The guard also takes effect if the client goes away during the call.
                 let _forgotten = Forgotten { proxy: self, rpc };
                 self.pass_on(rpc, head, message).await
             }
@@ -110,11 +112,12 @@ impl Proxy {
         }
     }
 
-    /// Answers a read without credentials; from the cache if it is serializable.
+    /// Answers a read of a client without credentials. A serializable read may be answered from the cache.
     async fn range(&self, head: &Head, message: Bytes) -> Result<Bytes, Status> {
         let request: RangeRequest = decode_request(&message)?;
         let metrics = &self.shared.metrics;
-        // A cached response may be older than one returned since.
+        // A cached response may have a lower revision than one that was returned later, so the cache is not
+        // used if reads are ordered.
         if self.members.order.is_some() {
             return self.pass_on(Rpc::KvRange, head, message).await;
         }
@@ -134,7 +137,7 @@ impl Proxy {
         Ok(answer)
     }
 
-    /// Forwards a write to a member, and invalidates cached responses about its keys before and after it.
+    /// Forwards a write to a member. Removes cached responses about its keys both before and after the write.
     async fn write(&self, rpc: Rpc, head: &Head, message: Bytes) -> Result<Bytes, Status> {
         let mut written = Vec::new();
         match rpc {
@@ -158,11 +161,12 @@ impl Proxy {
     }
 
     fn cache(&self) -> MutexGuard<'_, Cache> {
-        // No code panics while it holds the lock.
+        // No code panics while it holds this lock, so poisoning is ignored.
         self.shared.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns a member list that keeps clients at this proxy, and at other registered proxies.
+    /// Returns a member list that contains only this proxy, or all registered proxies, so that clients stay
+    /// at proxies.
     fn own_members(&self) -> Bytes {
         let mut members = self.shared.proxies.members();
         if members.is_empty() {
@@ -175,7 +179,7 @@ impl Proxy {
         MemberListResponse { header: None, members }.encode_to_vec().into()
     }
 
-    /// Forwards a call with one request and many responses.
+    /// Forwards a call that has one request and many responses.
     async fn pass_on_answers(
         &self,
         rpc: Rpc,
@@ -215,12 +219,12 @@ impl Proxy {
     }
 }
 
-/// Returns true for a call without credentials.
+/// Returns true if a call has no credentials.
 fn is_nobody(head: &Head) -> bool {
     upstream::CREDENTIALS.iter().all(|name| head.get(name).is_none())
 }
 
-/// Returns true for calls that may change permissions.
+/// Returns true for a method that may change permissions.
 fn changes_rights(rpc: Rpc) -> bool {
     let reads_rights = matches!(
         rpc,
@@ -234,7 +238,8 @@ fn changes_rights(rpc: Rpc) -> bool {
     rpc.method().service == "etcdserverpb.Auth" && !reads_rights
 }
 
-/// Returns true for calls that may change keys or permissions, except those whose keys are known.
+/// Returns true for a method that may change keys or permissions, unless the request says which keys it
+/// changes.
 fn changes_anything(rpc: Rpc) -> bool {
     match rpc {
         Rpc::LeaseRevoke | Rpc::Lock | Rpc::LockUnlock => true,

@@ -1,4 +1,4 @@
-//! Client streams whose responses come from the hub: watches and lease renewals.
+//! Client streams that the hub answers: watches and lease renewals.
 
 use std::convert::Infallible;
 use std::rc::Rc;
@@ -19,12 +19,12 @@ use crate::renewals::Renewal;
 use crate::upstream;
 use crate::watches::{Caller, StreamId};
 
-/// Largest number of renewals of one stream that are in flight.
+/// Maximum number of renewals of one client stream that are in flight.
 const RENEWALS_MAX: usize = 256;
-/// Status of a stream whose hub has ended.
+/// Status with which a stream ends if the hub has ended.
 const CLOSING: Status = Status::new(Code::Canceled, "the client connection is closing");
 
-/// Returns the caller of a call, by its credentials.
+/// Returns the caller on whose behalf a call is made, as its credentials and requirements identify it.
 fn caller_of(head: &Head) -> Arc<Caller> {
     let credential = |name: &'static str| {
         let value = head.metadata.get(name)?;
@@ -36,7 +36,7 @@ fn caller_of(head: &Head) -> Arc<Caller> {
     })
 }
 
-/// Keeps the client's connection charged for the queued responses, as long as this future runs.
+/// Charges the queued responses to the client's account while this future is polled. The future never ends.
 async fn keep_charged(outbox: &Outbox, account: Rc<Account>) -> Infallible {
     let mut held = account.hold(0);
     loop {
@@ -74,13 +74,13 @@ pub(crate) async fn watch(
                 Some(RequestUnion::ProgressRequest(_)) => {
                     hub.send(Command::AskProgress(stream, done)).await;
                 }
-                // etcd ignores unknown requests.
+                // An unknown request is ignored, as in etcd.
                 None => continue,
             }
-            // Clients expect answers in the order of their requests. A dropped sender means that the request
-            // was answered with a refusal.
+            // Wait until this request has been answered, because clients expect answers in the order of their
+            // requests. If the sender is dropped, the request was answered with a refusal.
             let _ = answered.await;
-            // No more requests are read from a client that takes no answers.
+            // While a client takes no answers, no more of its requests are read.
             outbox.room().await;
         }
         Ok(())
@@ -90,8 +90,8 @@ pub(crate) async fn watch(
             match outbox.next().await {
                 Next::Message(message, _) => outbound.send(message).await?,
                 Next::Drained => {
-                    // The last response must have reached the client first; otherwise the queue of a client
-                    // that takes nothing would be refilled endlessly.
+                    // Wait until the client has taken the last response. Otherwise the queue of a client that
+                    // takes nothing would be filled again and again.
                     outbound.ready().await?;
                     hub.send(Command::Drained(stream)).await;
                 }
@@ -127,7 +127,8 @@ pub(crate) async fn renew(
                 return Err(CLOSING);
             }
         }
-        // Renewals in flight are still answered. A permit is returned when its response has reached the client.
+        // Wait until the renewals in flight are answered: each returns its permit when the client has taken
+        // its response.
         let all = u32::try_from(RENEWALS_MAX).unwrap_or(u32::MAX);
         let _ = places.acquire_many(all).await;
         Ok(())

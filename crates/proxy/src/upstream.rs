@@ -1,4 +1,4 @@
-//! Connections from the proxy to members: their settings, and the metadata that is forwarded with a call.
+//! Connections from the proxy to members: their settings, and the metadata that is forwarded with each call.
 
 use std::time::{Duration, Instant};
 
@@ -12,10 +12,11 @@ use crate::ProxyOptions;
 /// Timeout of connecting to a member.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Metadata that identifies the client.
+/// Names of the metadata that identifies the client.
 pub(crate) const CREDENTIALS: [&str; 2] = ["token", "authorization"];
 
-/// Metadata that is forwarded to the member unchanged: the client's credentials and requirements.
+/// Names of the metadata that is forwarded to the member unchanged: the client's credentials and
+/// requirements.
 const PASSED_ON: [&str; 4] = [CREDENTIALS[0], CREDENTIALS[1], "hasleader", "client-api-version"];
 
 /// Returns the settings of the connections to members.
@@ -32,21 +33,21 @@ pub(crate) fn settings(options: &ProxyOptions, endpoints: Vec<String>, tls: Opti
     }
 }
 
-/// Returns the options of a call to a member, copied from the client's call.
+/// Returns the options of a call to a member, which come from the client's call.
 pub(crate) fn call_options(rpc: Rpc, head: &Head) -> CallOptions {
     let mut options = CallOptions::default();
     for name in PASSED_ON {
-        // As on a member, a call that requests a token carries no token itself.
+        // A call that requests a token is made without a token, as on a member.
         if rpc == Rpc::Authenticate && CREDENTIALS.contains(&name) {
             continue;
         }
-        // A value that was received can be sent.
+        // A header value that was received may also be sent, so the conversion does not fail.
         if let Some(Ok(value)) = head.metadata.get(name).map(HeaderValue::from_bytes) {
             options.metadata.push((HeaderName::from_static(name), value));
         }
     }
     let time = head.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-    // The front enforces the deadline of a stream by dropping the call.
+    // Only a unary call gets the timeout. The front enforces the deadline of a stream by dropping the call.
     options.timeout = time.filter(|_| rpc.method().kind == Kind::Unary);
     options
 }

@@ -1,18 +1,18 @@
-//! Sharing of watches: which clients share which watch on a member. A state machine without IO that returns
-//! effects; `hub` drives it.
+//! Sharing of watches: decides which clients share which watch on a member. This is a state machine without
+//! IO that returns effects, which `hub` carries out.
 //!
 //! Watches with the same keys, the same credentials, and the same requirements for a leader and for previous
-//! values form a *group*. Each group has *broadcasts*, mostly one; each is a watch on a member. A broadcast
-//! knows the revision of the next event that it sends (`next`); so does each watcher. A watcher joins a
-//! broadcast only if the broadcast's `next` is not above its own, and skips events below its own, so that it
-//! misses no event and gets none twice. Example: a broadcast has sent everything below 50. A client that
-//! wants events from 60 on joins it and skips 50 to 59. A client that wants events from 40 on gets a
-//! broadcast of its own, and when that has sent everything below 50, its watchers move to the first
-//! broadcast.
+//! values form a *group*. A group has one or more *broadcasts*, each of which is a watch on a member. A
+//! broadcast knows the revision of the next event that it will send (`next`), and each watcher knows the
+//! revision of the next event that it wants (also `next`). A watcher joins a broadcast only if the
+//! broadcast's `next` is not above its own, and skips events below its own, so that it misses no event and
+//! gets none twice. Example: a broadcast has sent everything below 50. A client that wants events from 60 on
+//! joins it and skips 50 to 59. A client that wants events from 40 on gets a broadcast of its own, and when
+//! that has sent everything below 50, its watchers move to the first broadcast.
 //!
-//! As in etcd, a watcher joins an open broadcast only after a read with its credentials was permitted. A
-//! watcher whose client takes no responses leaves its broadcast, and comes back with its present revision
-//! when the client takes responses again.
+//! A watcher joins an open broadcast only after a read with the watcher's credentials was permitted, as in
+//! etcd. If a client takes no responses, its watcher leaves the broadcast. When the client takes responses
+//! again, the watcher joins a broadcast again, at the revision of the next event that it wants.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::rc::Rc;
@@ -30,79 +30,80 @@ use tokio::sync::oneshot;
 use crate::namespace::Namespace;
 use crate::outbox::Outbox;
 
-/// Watch id of a response that concerns no single watch of its stream.
+/// Watch id in a response that concerns the whole stream and no single watch.
 const NO_WATCH: i64 = -1;
-/// Protobuf key of the field `watch_id`, a number.
+/// Protobuf key of the field `watch_id`, which is a number.
 const WATCH_ID_FIELD: u8 = 2 << 3;
 
-/// Identity of a caller, as far as permissions depend on it. Two clients share responses only if their
-/// callers are equal.
+/// Identity of a caller, as far as permissions depend on it. Clients share responses only if their callers
+/// are equal.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Caller {
     /// Metadata that is forwarded to the member: names and values.
     pub(crate) credentials: Vec<(&'static str, Bytes)>,
-    /// True if the client requires a member that knows a leader.
+    /// True if the caller requires a member that knows a leader.
     pub(crate) requires_leader: bool,
 }
 
-/// Properties that watches must have in common to share a watch on a member.
+/// Properties of a watch. Watches share a watch on a member only if all of these are equal.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Group {
-    /// Key, in the cluster.
+    /// Key, with the namespace's prefix.
     pub(crate) key: Bytes,
-    /// Range end, in the cluster.
+    /// Range end, with the namespace's prefix.
     pub(crate) range_end: Bytes,
     pub(crate) caller: Caller,
     /// True if events come with previous values.
     pub(crate) wants_previous: bool,
 }
 
-/// Number of a client stream.
+/// Number that identifies a client stream.
 pub(crate) type StreamId = u64;
-/// Number of a watch on a member.
+/// Number that identifies a broadcast.
 pub(crate) type BroadcastId = u64;
 
-/// Action that the caller has to carry out.
+/// Action that the hub has to carry out.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
-    /// Open a watch on a member, from [`Watches::start_of`] on, and keep it open.
+    /// Open a watch on a member, at the revision [`Watches::start_of`], and keep it open.
     Open(BroadcastId, Rc<Group>),
     /// Close this watch on a member.
     Close(BroadcastId),
     /// Request the progress of this watch from the member.
     AskProgress(BroadcastId),
-    /// Try a read of the group's keys with its credentials.
+    /// Read the group's keys with the group's credentials, to check the permission.
     Check(Rc<Group>),
 }
 
 /// A watch of a client.
 #[derive(Debug)]
 struct Watcher {
-    /// Distinguishes this watch from another with the same id on its stream, created after this one was canceled.
+    /// Number that distinguishes this watch from a later watch with the same id on the same stream.
     serial: u64,
     stream: StreamId,
     id: i64,
     outbox: Arc<Outbox>,
-    /// Revision of the first event that the watcher still wants; 0: from now on, with the revision not known yet.
+    /// Revision of the first event that the watcher still wants; 0 if it wants all events from now on and the
+    /// current revision is not known yet.
     next: i64,
     wants_previous: bool,
     without_puts: bool,
     without_deletes: bool,
     wants_progress: bool,
-    /// True if the client was told that the watch is created.
+    /// True if the response that the watch is created was sent to the client.
     created: bool,
-    /// Notified when the create request is answered.
+    /// Notified once the create request has been answered.
     done: Option<oneshot::Sender<()>>,
 }
 
-/// Location of a client's watch.
+/// Where a client's watch is at the moment.
 #[derive(Clone, Debug)]
 enum Place {
-    /// The watch is part of this broadcast.
+    /// The watch belongs to this broadcast.
     Broadcast(BroadcastId),
     /// The watcher with this serial number waits for a permission check of its group.
     Checked(u64),
-    /// The client takes no responses.
+    /// The watch waits until its client takes responses again.
     Behind,
 }
 
@@ -110,25 +111,27 @@ enum Place {
 struct StreamState {
     outbox: Arc<Outbox>,
     places: HashMap<i64, Place>,
-    /// Watches whose client takes no responses.
+    /// Watches that wait until the client takes responses again, each with its group.
     behind: Vec<(Watcher, Rc<Group>)>,
     next_id: i64,
-    /// A progress request: the broadcasts that have not answered, and the lowest revision of those that have.
+    /// The client's progress request, if it is not answered: the broadcasts that have not reported progress,
+    /// and the header with the lowest revision of those that have.
     asked: Option<(HashSet<BroadcastId>, ResponseHeader)>,
 }
 
 #[derive(Debug)]
 struct Broadcast {
     group: Rc<Group>,
-    /// Revision below which everything was sent; 0: from now on, with the revision not known yet.
+    /// Revision below which all events were sent; 0 if the watch starts at the current revision, which is not
+    /// known yet.
     next: i64,
-    /// True if the member has confirmed the watch.
+    /// True if the member has confirmed that the watch is created.
     created: bool,
-    /// True if the broadcast has caught up with the present at least once.
+    /// True if the broadcast has sent all existing events at least once.
     live: bool,
     header: ResponseHeader,
     watchers: BTreeMap<(StreamId, i64), Watcher>,
-    /// Streams that wait for the progress of this broadcast.
+    /// Client streams that wait for the progress of this broadcast.
     askers: Vec<StreamId>,
 }
 
@@ -136,9 +139,9 @@ struct Broadcast {
 struct GroupState {
     /// Broadcasts of the group, the oldest first.
     broadcasts: Vec<BroadcastId>,
-    /// Watchers that wait for a permission check to begin.
+    /// Watchers that wait for the next permission check.
     queue: Vec<Watcher>,
-    /// Watchers that wait for the permission check in flight.
+    /// Watchers that wait for the permission check in flight; `None` if there is none.
     checking: Option<Vec<Watcher>>,
 }
 
@@ -152,14 +155,15 @@ pub(crate) struct Watches {
     last_broadcast: BroadcastId,
     last_serial: u64,
     effects: Vec<Effect>,
-    /// Number of events sent to watchers beyond the first of their broadcast, since it was last taken.
+    /// Sum over all responses with events since this number was last taken: number of watchers that shared
+    /// the response, minus one.
     pub(crate) coalesced: u64,
-    /// Number of watchers in broadcasts.
+    /// Number of watchers that belong to a broadcast.
     attached: usize,
 }
 
 impl Broadcast {
-    /// Returns false if the broadcast waits for a future revision.
+    /// Returns false if the broadcast starts at a revision that does not exist yet.
     fn is_present(&self) -> bool {
         self.next <= self.header.revision + 1
     }
@@ -170,7 +174,7 @@ impl Watches {
         Watches { namespace, ..Watches::default() }
     }
 
-    /// Takes the effects that are pending since the last call.
+    /// Takes the effects that have accumulated since the last call.
     pub(crate) fn take_effects(&mut self) -> Vec<Effect> {
         std::mem::take(&mut self.effects)
     }
@@ -180,8 +184,8 @@ impl Watches {
         self.attached.saturating_sub(self.broadcasts.len())
     }
 
-    /// Returns the revision from which a broadcast's watch has to be opened; 0: from now on. `None` if the
-    /// broadcast has ended.
+    /// Returns the revision at which a broadcast's watch has to be opened; 0 for all events from now on.
+    /// Returns `None` if the broadcast has ended.
     pub(crate) fn start_of(&self, broadcast: BroadcastId) -> Option<i64> {
         self.broadcasts.get(&broadcast).map(|broadcast| broadcast.next)
     }
@@ -201,7 +205,7 @@ impl Watches {
             || (others.len() > 1 && (!broadcast.live || others.iter().any(older_is_ahead)))
     }
 
-    /// Creates a watch for a client on a stream; `done` is notified when the request is answered.
+    /// Creates a watch on a client's stream. `done` is notified once the request has been answered.
     pub(crate) fn create(
         &mut self,
         stream: StreamId,
@@ -271,7 +275,7 @@ impl Watches {
     /// Cancels a watch of a client.
     pub(crate) fn cancel(&mut self, stream: StreamId, id: i64) {
         let Some(state) = self.streams.get_mut(&stream) else { return };
-        // As in etcd, a request for an unknown watch is ignored.
+        // A request to cancel an unknown watch is ignored, as in etcd.
         let Some(place) = state.places.remove(&id) else { return };
         state.behind.retain(|(watcher, _)| watcher.id != id);
         let outbox = state.outbox.clone();
@@ -293,10 +297,11 @@ impl Watches {
                 self.detach(broadcast, (stream, id));
             }
         }
-        // Watchers that wait for a check are discarded when the check is answered.
+        // Watchers of the stream that wait for a permission check stay in the list, and are discarded when
+        // the check ends.
     }
 
-    /// Handles a client that has taken all queued responses after it had taken none.
+    /// Handles the news that a client, which had taken no responses, has taken all queued ones.
     pub(crate) fn drained(&mut self, stream: StreamId) {
         let Some(state) = self.streams.get_mut(&stream) else { return };
         for (watcher, group) in std::mem::take(&mut state.behind) {
@@ -307,7 +312,7 @@ impl Watches {
     /// Handles a client's request for the progress of its watches.
     pub(crate) fn ask_progress(&mut self, stream: StreamId) {
         let Some(state) = self.streams.get_mut(&stream) else { return };
-        // As in etcd, a stream with a watch that lags gets no answer.
+        // If a watch of the stream lags, the request is not answered, as in etcd.
         let takes_part = |place: &Place| matches!(place, Place::Broadcast(_));
         if state.asked.is_some() || state.places.is_empty() || !state.places.values().all(takes_part) {
             return;
@@ -330,7 +335,8 @@ impl Watches {
         }
     }
 
-    /// Handles the result of a permission check: the header of the read, or the reason for the refusal.
+    /// Handles the result of a permission check: either the header of the read, or the status with which the
+    /// read was refused.
     pub(crate) fn checked(&mut self, group: &Rc<Group>, outcome: Result<ResponseHeader, &Status>) {
         let Some(state) = self.groups.get_mut(group) else { return };
         let watchers = state.checking.take().unwrap_or_default();
@@ -347,7 +353,7 @@ impl Watches {
         self.forget_if_empty(group);
     }
 
-    /// Handles a response of a member to a broadcast's watch.
+    /// Handles a member's response to the watch of a broadcast.
     pub(crate) fn told(&mut self, id: BroadcastId, mut response: WatchResponse) {
         let Some(broadcast) = self.broadcasts.get_mut(&id) else { return };
         let header = response.header.unwrap_or_default();
@@ -374,13 +380,14 @@ impl Watches {
         self.merge(&group);
     }
 
-    /// Handles a broadcast whose connection broke, or that was refused. Returns true if it is to be opened again.
+    /// Handles the end of a broadcast's stream, because the connection broke or the member refused the watch.
+    /// Returns true if the watch is to be opened again.
     pub(crate) fn broken(&mut self, id: BroadcastId, status: &Status) -> bool {
         let Some(broadcast) = self.broadcasts.get_mut(&id) else { return false };
         (broadcast.created, broadcast.live) = (false, false);
         let requires_leader = broadcast.group.caller.requires_leader;
         if requires_leader && status.message == error::NO_LEADER.message {
-            // As on a member, all watches of the stream end.
+            // All watches of such a client stream end together, as on a member.
             let streams: HashSet<StreamId> = broadcast.watchers.keys().map(|(stream, _)| *stream).collect();
             for stream in streams {
                 if let Some(state) = self.streams.get(&stream) {
@@ -400,7 +407,8 @@ impl Watches {
         passes
     }
 
-    /// Assigns a watcher to a broadcast, or creates one for it.
+    /// Assigns a watcher to an existing broadcast, after a permission check if needed, or creates a broadcast
+    /// for it.
     fn place(&mut self, watcher: Watcher, group: &Rc<Group>) {
         let group = match self.groups.get_key_value(group) {
             Some((known, _)) => known.clone(),
@@ -410,7 +418,8 @@ impl Watches {
         let of = |id: &BroadcastId| self.broadcasts.get(id).map(|broadcast| (*id, broadcast));
         let mut known = state.broadcasts.iter().filter_map(of);
         if let Some((id, _)) = known.clone().find(|(_, open)| !open.created && open.next == watcher.next) {
-            // The broadcast is not open yet: when it is opened, the member checks the permission.
+            // No check is needed for a broadcast that is not open yet, because the member checks the
+            // permission when it is opened.
             return self.attach(watcher, id);
         }
         let fits = |open: &Broadcast| match watcher.next {
@@ -450,7 +459,7 @@ impl Watches {
         }
     }
 
-    /// Adds a watcher to an open broadcast, after a permitted read with this header.
+    /// Adds a watcher to an open broadcast. `header` is that of the read that was permitted.
     fn join(&mut self, mut watcher: Watcher, group: &Rc<Group>, header: ResponseHeader) {
         let wanted = if watcher.next == 0 { header.revision + 1 } else { watcher.next };
         let state = self.groups.entry(group.clone()).or_default();
@@ -459,12 +468,12 @@ impl Watches {
         let mut fitting = standing.clone().filter(|(_, open)| open.next <= wanted);
         let mut found = fitting.clone().find(|(_, open)| open.live).or_else(|| fitting.next());
         if found.is_none() && watcher.next == 0 {
-            // The member that answered the read lags behind the watched member, whose revision then counts as
-            // the present.
+            // The member that answered the read lags behind the watched member, so the revision of the
+            // watched member counts as the current one.
             found = standing.clone().find(|(_, open)| open.is_present());
         }
         let Some((id, open)) = found else {
-            // The broadcast has ended or advanced since the check began.
+            // Since the check began, the broadcast has ended or has sent events that the watcher needs.
             return self.place(watcher, group);
         };
         let first = watcher.next == 0;
@@ -496,7 +505,7 @@ impl Watches {
         }
     }
 
-    /// Removes a broadcast without watchers.
+    /// Removes a broadcast that has no watchers left.
     fn remove(&mut self, id: BroadcastId) {
         let Some(broadcast) = self.broadcasts.remove(&id) else { return };
         assert!(broadcast.watchers.is_empty(), "watchers leave before their broadcast");
@@ -519,7 +528,7 @@ impl Watches {
         }
     }
 
-    /// Handles a member's confirmation that a broadcast's watch is created.
+    /// Handles a member's confirmation that the watch of a broadcast is created.
     fn stands(&mut self, id: BroadcastId, header: ResponseHeader) {
         let Some(broadcast) = self.broadcasts.get_mut(&id) else { return };
         broadcast.created = true;
@@ -584,7 +593,7 @@ impl Watches {
             if watcher.wants_progress && watcher.next <= header.revision + 1 {
                 let header = Some(header);
                 let response = WatchResponse { header, watch_id: watcher.id, ..WatchResponse::default() };
-                // A lost progress notification is followed by others.
+                // The notification is dropped if the queue is full, since others will follow.
                 let _ = watcher.outbox.offer(&response.encode_to_vec().into());
             }
         }
@@ -597,7 +606,8 @@ impl Watches {
         }
     }
 
-    /// Records that a broadcast has reported its progress to a stream, or has ended.
+    /// Records that a broadcast has reported progress for a client's stream, or has ended. Answers the
+    /// client's progress request if no other broadcast is missing.
     fn answered(&mut self, stream: StreamId, id: BroadcastId, header: Option<ResponseHeader>) {
         let Some(state) = self.streams.get_mut(&stream) else { return };
         let Some((waits, lowest)) = &mut state.asked else { return };
@@ -610,8 +620,8 @@ impl Watches {
         }
         let header = *lowest;
         state.asked = None;
-        // As in etcd, a stream with a watch that lags gets no answer. The lagging watch may have been created
-        // after the request, or moved to another broadcast since.
+        // If a watch of the stream lags, the request is not answered, as in etcd. That watch may have been
+        // created after the request, or have moved to another broadcast since.
         let was_told = |(id, place): (&i64, &Place)| {
             let Place::Broadcast(broadcast) = place else { return false };
             let Some(broadcast) = self.broadcasts.get(broadcast) else { return false };
@@ -625,7 +635,8 @@ impl Watches {
         }
     }
 
-    /// Moves the watchers of a broadcast to an older broadcast that has sent no more than it.
+    /// Moves all watchers of a broadcast to an older broadcast of the group whose `next` is not higher, so
+    /// that no event is missed. Then the newer broadcast ends.
     fn merge(&mut self, group: &Rc<Group>) {
         let Some(state) = self.groups.get(group) else { return };
         if state.broadcasts.len() < 2 {
@@ -672,7 +683,7 @@ impl Watches {
         }
     }
 
-    /// Ends a broadcast, and notifies its watchers.
+    /// Ends a broadcast, and all its watches with a response that contains this reason.
     fn end(&mut self, id: BroadcastId, header: ResponseHeader, reason: &str, compact_revision: i64) {
         let Some(broadcast) = self.broadcasts.get_mut(&id) else { return };
         let watchers = std::mem::take(&mut broadcast.watchers);
@@ -683,7 +694,7 @@ impl Watches {
         self.remove(id);
     }
 
-    /// Tells a watcher's client that the watch has ended, or was not created.
+    /// Sends a response to a watcher's client which says that the watch has ended, or was not created.
     fn refuse(&mut self, watcher: Watcher, header: ResponseHeader, reason: &str, compact_revision: i64) {
         if let Some(state) = self.streams.get_mut(&watcher.stream) {
             state.places.remove(&watcher.id);
@@ -708,14 +719,15 @@ impl Watches {
         }
     }
 
-    /// Returns true if a watcher still waits for a check: it was not canceled, and its stream has not ended.
+    /// Returns true if a watcher still waits for a permission check, because it was not canceled and its
+    /// stream has not ended.
     fn waits(&self, watcher: &Watcher) -> bool {
         let place = self.streams.get(&watcher.stream).and_then(|state| state.places.get(&watcher.id));
         matches!(place, Some(Place::Checked(serial)) if *serial == watcher.serial)
     }
 }
 
-/// Tells a client that its watch is created.
+/// Sends a response to a watcher's client which says that the watch is created.
 fn created(watcher: &mut Watcher, header: ResponseHeader) {
     watcher.created = true;
     let response = WatchResponse {
@@ -726,12 +738,13 @@ fn created(watcher: &mut Watcher, header: ResponseHeader) {
     };
     watcher.outbox.answer(response.encode_to_vec().into());
     if let Some(done) = watcher.done.take() {
-        // The stream may have ended; then the receiver is gone.
+        // Sending fails if the stream has ended and the receiver was dropped; then no task waits for the
+        // answer.
         let _ = done.send(());
     }
 }
 
-/// Returns the response to a request for a watch that is not created.
+/// Returns the response which says that a watch was not created.
 fn refusal(header: ResponseHeader, reason: &str, compact_revision: i64) -> Bytes {
     let response = WatchResponse {
         header: Some(header),
@@ -745,16 +758,17 @@ fn refusal(header: ResponseHeader, reason: &str, compact_revision: i64) -> Bytes
     response.encode_to_vec().into()
 }
 
-/// The encoded forms of one response, shared by watchers with the same filters.
+/// The encoded forms of one response. Watchers with the same filters share them.
 #[derive(Default)]
 struct Bodies {
-    /// Responses by what is left out: previous values, puts, deletes. An inner `None`: no events are left.
+    /// Encoded responses, by a number with three bits: previous values are wanted (1), puts are left out (2),
+    /// deletions are left out (4). The inner value is `None` if no events are left.
     made: [Option<Option<Bytes>>; 8],
 }
 
 impl Bodies {
-    /// Returns the message for a watcher; `None` if it gets none. `shared`: the watcher wants all revisions
-    /// of the response.
+    /// Returns the message for a watcher; `None` if its filters leave no event. `shared` is true if the
+    /// watcher gets all revisions of the response, so that the encoded form can be shared.
     fn of(
         &mut self,
         watcher: &Watcher,
@@ -773,7 +787,7 @@ impl Bodies {
         if watcher.id == 0 {
             return Some(body);
         }
-        // Protobuf fields may be in any order, so the id is appended.
+        // The order of Protobuf fields does not matter, so the watch id is appended at the end.
         let mut message = BytesMut::with_capacity(body.len() + 11);
         message.put_slice(&body);
         message.put_u8(WATCH_ID_FIELD);

@@ -43,7 +43,8 @@ pub enum Mode {
     Bugs,
     /// Run one seed.
     One(u64),
-    /// Run every `step`-th seed from `from` on, as a child of a process that runs many seeds.
+    /// Run every `step`-th seed, starting with `from`. A process that runs many seeds starts children in this
+    /// mode.
     Worker {
         /// First seed.
         from: u64,
@@ -56,7 +57,7 @@ pub enum Mode {
     Minimise(u64),
     /// Hunt for planted bugs.
     Hunt,
-    /// Hunt for those planted bugs that are found quickly.
+    /// Hunt for the planted bugs that a run finds quickly.
     Smoke,
 }
 
@@ -71,7 +72,7 @@ pub struct Arguments {
     pub seeds: Option<u64>,
     /// First seed.
     pub from: u64,
-    /// Number of child processes that run at the same time.
+    /// Number of child processes that run seeds at the same time.
     pub jobs: u64,
     /// Time after which the run stops.
     pub time: Option<Duration>,
@@ -215,7 +216,7 @@ impl Arguments {
         words
     }
 
-    /// Returns [`Arguments::words`] as one string, for a user to type.
+    /// Returns [`Arguments::words`] as one string that a user can type to repeat the run.
     pub fn again(&self) -> String {
         self.words().iter().map(|word| format!("{word} ")).collect()
     }

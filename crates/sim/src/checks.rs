@@ -31,11 +31,11 @@ pub struct Standing {
     pub last: Index,
     /// Index of the last entry that raft knows to be durable.
     pub synced: Index,
-    /// Index of the last entry on disk. Raft learns of it later while a snapshot is installed or entries are
-    /// overwritten.
+    /// Index of the last entry on disk. Raft learns of this index later than the disk while a snapshot is
+    /// installed or entries are overwritten.
     pub stored: Index,
-    /// Index of the last entry that a durable checkpoint covers. While a second snapshot is installed right
-    /// after a first, raft's synced index may lag behind it.
+    /// Index of the last entry that a durable checkpoint covers. While a second snapshot is installed
+    /// directly after a first one, raft's synced index may still be below this index.
     pub checkpoint: Index,
     /// Ids of the voters in the member's raft configuration.
     pub voters: Vec<u64>,
@@ -62,11 +62,11 @@ impl Durable {
         self.terms.get(usize::try_from(at).ok()?).copied()
     }
 
-    /// Updates the copy from the log. Scans from the end and stops at the first equal entry: if two logs
-    /// agree on an entry, they agree on all entries before it.
+    /// Updates the copy from the log. The scan goes from the end backwards and stops at the first entry whose
+    /// term is equal: if two logs agree on an entry, they agree on all entries before it.
     fn follow(&mut self, first: Index, synced: Index, term: &dyn Fn(Index) -> Option<Term>) {
         if self.last() + 1 < first || self.base >= synced {
-            // The member installed a snapshot, so its log starts again.
+            // The member has installed a snapshot, so its log begins at a later entry.
             *self = Durable { base: first.previous().min(synced), terms: Vec::new() };
         }
         let len = usize::try_from(synced.ahead_of(self.base)).unwrap_or(0);
@@ -96,7 +96,7 @@ struct Committed {
 /// Everything that the checks have recorded about the run so far.
 #[derive(Default)]
 pub struct Checks {
-    /// Index of the last entry that each founding member starts with; these entries are committed without a
+    /// Index of the last entry with which each founding member starts. These entries are committed without a
     /// vote.
     founding: Index,
     /// Id of the leader of each term.
@@ -117,7 +117,7 @@ struct Member {
     standing: Standing,
     durable: Durable,
     hashed: Index,
-    /// Highest term of any message in which the member made a promise.
+    /// Highest raft term of any message in which the member made a promise.
     promised: Term,
 }
 
@@ -137,18 +137,20 @@ impl Checks {
         self.members.get(&place).map(|member| &member.standing)
     }
 
-    /// The revision of the store after all committed entries that any member has applied.
+    /// Returns the revision of the store after all committed entries that any member has applied.
     pub fn revision(&self) -> i64 {
         self.states.last_key_value().map_or(1, |(_, (revision, _))| revision.0)
     }
 
-    /// Forgets the member at this place: it lost its data on purpose, and a new member replaces it.
+    /// Forgets what the member at this place has promised: it lost its data on purpose, and a new member
+    /// replaces it.
     pub fn forget(&mut self, place: Host) {
         self.members.remove(&place);
     }
 
-    /// Records that a member sends a message that makes a promise: from now on the member may never be in an
-    /// earlier term.
+    /// Records that a member sends a message with a promise (that it stored entries, or voted): from now on
+    /// the member must never be in an earlier term. `stored_through` is the last entry that the message
+    /// confirms as stored.
     ///
     /// # Errors
     ///
@@ -156,8 +158,9 @@ impl Checks {
     pub fn promises(&mut self, place: Host, term: Term, stored_through: Option<Index>) -> Result<(), String> {
         let member = self.members.entry(place).or_default();
         member.promised = member.promised.max(term);
-        // An entry that was stored in an earlier term may have been replaced since, and one sync writes both
-        // changes to disk. The message is then equivalent to one that the network delayed.
+        // The check applies only to the current term. Entries stored in an earlier term may have been
+        // replaced since, by the same sync that made the message ready. A message of an earlier term has no
+        // effect anyway, like one that the network delayed.
         if let Some(index) = stored_through
             && term >= member.standing.term
             && index > member.durable.last().max(member.standing.checkpoint).max(member.standing.stored)
@@ -190,7 +193,7 @@ impl Checks {
     ///
     /// # Errors
     ///
-    /// Returns the property that does not hold.
+    /// Returns an error that describes the property that does not hold.
     pub fn look(
         &mut self,
         place: Host,
@@ -214,8 +217,8 @@ impl Checks {
                 now.applied, now.commit
             ));
         }
-        // A member that cannot read an entry for a follower continues without that entry and those before it,
-        // so this check is skipped where reads may fail.
+        // The check is skipped if disks may fail to read: a member that cannot read an entry for a follower
+        // gives up that entry and all entries before it, so its log then begins later.
         if now.synced + 1 >= now.first && now.first > now.checkpoint + 1 && !self.reads_fail {
             return Err(format!(
                 "the log of member {place} is synced from entry {} on, but its checkpoint ends at {}",
@@ -332,8 +335,9 @@ impl Checks {
                 self.committed.push(Committed { term: entry_term, in_term: Term(0) });
                 continue;
             }
-            // A leader that has applied its own removal still commits by the votes of the previous
-            // configuration, until enough other members know of the removal.
+            // A leader that has applied its own removal still commits with the votes of the previous
+            // configuration, until enough other members know of the removal. So a majority that includes the
+            // leader is also accepted.
             let with_itself: Vec<u64> = now.voters.iter().copied().chain([now.id]).collect();
             let with_itself = if now.voters.contains(&now.id) { &[][..] } else { &with_itself[..] };
             for voters in [&now.voters[..], was_voters, with_itself] {
@@ -351,8 +355,8 @@ impl Checks {
                 ));
             }
         }
-        // Entries that this member knows to be committed must equal those recorded. Checking the last few at
-        // every step is enough.
+        // Entries that this member knows to be committed must equal the recorded ones. It is enough to check
+        // the last few entries, because the check runs after every step.
         let newest = now.commit.min(self.commit());
         for index in newest.saturating_sub(4).max(now.first).through(newest) {
             if index == Index(0) {
@@ -400,8 +404,9 @@ impl Checks {
         }
         for point in &trail(member.hashed).points {
             let state = (point.revision, point.hash);
-            // A state machine restored from a snapshot begins its trail with an extra point at an entry that
-            // changed nothing, so the comparison uses the newest recorded state at or before this index.
+            // A state machine that was restored from a snapshot adds a point to its trail for an entry that
+            // did not change the state. So the comparison uses the newest recorded state at or before this
+            // index.
             let newest = self.states.last_key_value().map_or(Index(0), |(index, _)| *index);
             let known = match self.states.range(..=point.index).next_back() {
                 _ if point.index > newest => *self.states.entry(point.index).or_insert(state),
@@ -419,11 +424,11 @@ impl Checks {
         Ok(())
     }
 
-    /// Compares all durable logs with each other.
+    /// Compares all durable logs with each other (raft's log matching property).
     ///
     /// # Errors
     ///
-    /// Returns an error if two logs share an entry and differ in an earlier one.
+    /// Returns an error if two logs have an equal entry and differ in an earlier entry.
     pub fn compare_logs(&self) -> Result<(), String> {
         let members: Vec<(&Host, &Member)> = self.members.iter().collect();
         for (at, (place, a)) in members.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Calls and watch streams of clients, on their way to members and back.
+//! Calls and watch streams of clients: how they travel to members, and how the responses travel back.
 
 use std::rc::Rc;
 
@@ -25,7 +25,8 @@ fn outcome(request: &oracle::Request, heard: Heard) -> Option<Outcome> {
     Some(match heard {
         Heard::Answer(Ok(message)) => match crate::wire::decode(request, message) {
             Some((header, response)) => Outcome::Done(header, response),
-            // The simulator's decoder has a nesting limit as well: the response nests as deep as the request.
+            // The simulator's own decoder also limits nesting, and the response nests as deep as the request.
+            // So the result is unknown, which is not a violation.
             None if crate::workload::is_deep(request) => Outcome::Unknown(TOO_DEEP.to_owned()),
             None => return None,
         },
@@ -76,7 +77,8 @@ impl World {
         }
         let rng = desk.client.rng();
         if rng.one_in(4) || !desk.answered {
-            // Clients prefer a running member, since a client with several endpoints finds one quickly.
+            // Most clients choose a running member, because a client with several endpoints finds one
+            // quickly.
             let from = if running.is_empty() || rng.one_in(8) { &members } else { &running };
             desk.place = rng.pick(from);
         }
@@ -121,7 +123,7 @@ impl World {
         self.place_call(Caller::Client(number), id, place, calling, PATIENCE);
     }
 
-    /// Sends a call to a member, and schedules the moment at which the caller gives up.
+    /// Sends a call to a member, and schedules the time at which the caller stops waiting.
     pub(crate) fn place_call(
         &mut self,
         caller: Caller,
@@ -253,8 +255,8 @@ impl World {
         self.schedule.at(next + refused, Event::ClientNext(number));
     }
 
-    /// Stalls the disks of all running members for a while at every second call. Then the revocation and the
-    /// new grant of a lease wait in the log together while the old lease expires.
+    /// Stalls the disks of all running members for a while at every second call on average. Then the
+    /// revocation of a lease and its new grant wait in the log together, while the old lease expires.
     fn hold_up_regrant(&mut self) {
         if !self.chaos || !self.profile.fails(Fault::Stall) || !self.profile.works(Work::Regrant) {
             return;
@@ -283,8 +285,9 @@ impl World {
         self.history.operations.push(record);
     }
 
-    /// Returns true if a grant was refused because the id that the member chose for the lease is in use. If
-    /// members may carry out a proposal twice, the first execution has granted that lease.
+    /// Returns true if a grant was refused because the id that the member itself chose for the lease is in
+    /// use. Only a proposal that is carried out twice can cause this, which is allowed only if members behave
+    /// like etcd.
     fn is_id_used_twice(&self, request: &oracle::Request, outcome: &Outcome) -> bool {
         let asks_for_any = matches!(request, oracle::Request::Grant { id: 0, .. });
         let is_refused = matches!(outcome, Outcome::Refused(oracle::Refusal::LeaseExists));
@@ -328,7 +331,8 @@ impl World {
         let asked = before + 1..=self.next_watch;
         let streams = watcher.streams;
         let needs_leader = watcher.rng().one_in(4);
-        // A slow watcher that reconnects after the workload has ended reads as fast as all others.
+        // A slow watcher that reconnects after the workload has ended reads as fast as all others, so that
+        // the run can end.
         let pace = if self.working { watcher.pace } else { watcher.pace.min(20 * MILLI) };
         let Some(process) = self.wake(at, life) else { return };
         let done = Rc::clone(&process.done);
@@ -355,8 +359,8 @@ impl World {
         self.schedule.after(pace, Event::WatchRead(number, streams));
     }
 
-    /// Lets every watcher read now, and often from now on. Otherwise a slow watcher's next read may be many
-    /// seconds away, and the watcher would receive nothing until then.
+    /// Makes every watcher read now, and take all waiting responses with every later read. Otherwise a slow
+    /// watcher's next read may be many seconds away, and the watcher would receive nothing until then.
     pub(crate) fn hurry_watchers(&mut self) {
         for (number, watcher) in self.watchers.iter_mut().enumerate().filter(|(_, watcher)| watcher.is_open())
         {
@@ -371,7 +375,7 @@ impl World {
             return;
         }
         let at = self.watchers[number].place;
-        // No data passes through a cut link, so the client gives up the stream in the end.
+        // No data passes through a cut link, so after some silence the client gives up the stream.
         let cut = self.network.cut_since(CLIENTS, at).is_some_and(|since| now > since + SILENCE_MAX);
         let breaks =
             self.profile.fails(Fault::ClientLoss) && self.chaos && self.watchers[number].rng().one_in(200);

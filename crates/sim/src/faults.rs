@@ -36,11 +36,11 @@ impl World {
         }
     }
 
-    /// Draws a place whose member is not retired, in whatever state it is.
+    /// Draws a place whose member is not retired, in whatever state the member is.
     fn some_member(&mut self) -> Host {
         let all: Vec<Host> =
             self.places.iter().filter(|place| !place.retired).map(|place| place.number).collect();
-        // Faults at the leader are the most revealing, so it is chosen more often.
+        // Faults at the leader reveal the most bugs, so the leader is chosen more often.
         if self.dice.faults.one_in(4)
             && let Some(leader) = self.leader()
         {
@@ -95,7 +95,7 @@ impl World {
             Fault::Misdirected => self.lie_about_write(at, Lie::Misdirected),
             Fault::Wall => self.set_wall(at),
             Fault::Strand | Fault::Ambush => self.staged.lurk(kind),
-            // These faults are never injected as single events; other code reads them from the profile.
+            // These kinds need no single event: other code reads from the profile whether they happen.
             Fault::NoHeir
             | Fault::Farewell
             | Fault::Break
@@ -112,7 +112,7 @@ impl World {
     fn pick_fault(&mut self) -> Option<Fault> {
         let kinds: Vec<Fault> =
             Fault::ALL.iter().copied().filter(|fault| self.profile.fails(*fault)).collect();
-        // An empty list draws no number, so that a disabled fault does not change what other faults draw.
+        // If no kind is enabled, no number is drawn, so that the later draws of the seed stay the same.
         if kinds.is_empty() {
             return None;
         }
@@ -123,7 +123,7 @@ impl World {
             }
         }
         for lie in [Fault::LostWrite, Fault::Misdirected] {
-            // Most of these faults have no effect, so they are tried more often.
+            // Most faults of these kinds have no effect, so they are chosen more often.
             if self.profile.fails(lie) && self.dice.faults.one_in(6) {
                 kind = lie;
             }
@@ -131,14 +131,14 @@ impl World {
         Some(kind)
     }
 
-    /// Records how far each member's log is durable. When a log grows past that point, its later batches
-    /// prove that the part before was synced. The log end that a member records when it starts proves the
-    /// same.
+    /// Records for each member how far its log is proven to be durable. If a log has grown since the last
+    /// call, its older part is durable, because a batch is written only after the sync of the batch before
+    /// it.
     pub(crate) fn settle_logs(&mut self) {
         (0..self.places.len()).for_each(|at| self.settle_log(at));
     }
 
-    /// Records how far one member's log is durable.
+    /// Records how far one member's log is proven to be durable.
     pub(crate) fn settle_log(&mut self, at: Host) {
         let place = &mut self.places[at];
         let Some(process) = &place.process else { return };
@@ -148,7 +148,7 @@ impl World {
         }
     }
 
-    /// Takes over the log end that a freshly started process has recorded.
+    /// Takes over the log end that a process recorded when it started; the log up to this end is durable.
     pub(crate) fn log_opened(&mut self, at: Host) {
         let place = &mut self.places[at];
         let end = place.process.as_ref().and_then(|process| process.stepped.log_end());
@@ -178,7 +178,8 @@ impl World {
             return;
         }
         if self.operator.is_removed(place.id) && matches!(error, DataDirError::Removed { .. }) {
-            // The operator has not listed the members since the removal, so the member is retired here.
+            // The operator has not listed the members since it requested the removal, so it will not retire
+            // the member; retire it here.
             place.retired = true;
             return;
         }
@@ -189,7 +190,7 @@ impl World {
         self.start_after(at, delay);
     }
 
-    /// Ends all faults: networks and disks work from now on, and enough members run.
+    /// Ends all faults: from now on networks and disks work, and enough members run.
     pub(crate) fn heal(&mut self) {
         let now = self.now();
         self.chaos = false;
@@ -208,7 +209,7 @@ impl World {
             let capacity = self.profile.capacity().map(|most| {
                 let used = place.disk.used_bytes();
                 let nearly = most > used && most - used < u64::from(self.profile.segment_bytes);
-                // Now and then another program takes the remaining disk space for good.
+                // In some runs another program takes the remaining disk space permanently.
                 if nearly && self.dice.faults.one_in(2) { used + self.dice.faults.below(512) } else { most }
             });
             place.disk.set_capacity(capacity);
@@ -217,12 +218,13 @@ impl World {
             }
             (place.may_end, place.may_not_start) = (false, false);
             if self.profile.fails(Fault::ReadError) && !(place.decayed || place.lost) {
-                // A member that could not read what it needed is out of service until it is restarted.
+                // A member that could not read data it needs stays out of service until its process restarts.
                 self.end(at, false);
             }
             let place = &mut self.places[at];
             if place.decayed || place.lost {
-                // An operator would replace the member; in this phase the others have to do without it.
+                // An operator would replace the member. In this phase no member is replaced, so the others
+                // must work without it.
                 self.end(at, true);
                 self.places[at].retired = true;
                 self.places[at].starts_at = None;
@@ -236,7 +238,7 @@ impl World {
             self.places.len() == self.profile.members && self.places.iter().all(|place| !place.retired);
         let whole = whole && !self.profile.fails(Fault::Shrink);
         if whole && self.profile.members >= 3 && self.dice.faults.one_in(4) {
-            // A majority is enough, so one member may stay down.
+            // A majority of the members suffices, so one member may stay down until the end.
             let at = self.dice.faults.place(self.profile.members);
             self.end(at, true);
             self.places[at].retired = true;

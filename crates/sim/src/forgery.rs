@@ -1,6 +1,6 @@
 //! Values made by an attacker who knows the log's record format, the ids in every response header, and the
-//! segment numbering. If a segment's identity were derived from these alone, recovery could mistake such a
-//! value for log records.
+//! numbering of segments. If a segment's identity could be computed from these alone, recovery could take
+//! such a value for log records.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use crate::rng::Rng;
 pub struct Known {
     cluster: u64,
     member: u64,
-    /// Number of the newest log segment; a client can estimate it from the amount of data written.
+    /// Number of the newest log segment, which a client can estimate from the amount of data written.
     segment: u32,
 }
 
@@ -24,11 +24,12 @@ const HEAD_BYTES: usize = 32;
 const SEGMENT_HEADER_BYTES: u32 = 4096;
 /// Largest length of a forged value in bytes.
 const BYTES_MAX: usize = 24 << 10;
-/// Highest distance from the newest segment to the segment number that a reused file gets.
+/// Number of segment numbers, from the newest one on, that records are forged for: a reused file may get any
+/// of them.
 const SEGMENTS_AHEAD: u32 = 8;
 
 impl Known {
-    /// Collects what a client can learn about the member with this disk.
+    /// Collects what a client can learn about the member whose disk this is.
     pub fn of(identity: &Identity, disk: &MemDisk) -> Known {
         let number = |path: &Path| {
             let name = path.file_name()?.to_str()?.strip_suffix(".seg")?;

@@ -10,8 +10,8 @@ use crate::process_pool::ProcessPool;
 
 /// Default number of seeds for each bug.
 const BUDGET: u64 = 1000;
-/// Bugs that are found quickly, one for each kind of detection; every change to the code must keep finding
-/// them.
+/// Bugs for the smoke run: they are found quickly, and each is detected in a different way. Every change to
+/// the code must keep them detectable.
 const SMOKE: &[Bug] = &[
     Bug::AckBeforeSync,
     Bug::DirectoryNotSynced,

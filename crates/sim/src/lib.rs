@@ -2,15 +2,15 @@
 //! workload.
 //!
 //! Contents: [`run()`] builds the world of a seed ([`world::World`]) and runs it through two phases: one with
-//! faults, and one without, in which the cluster has to recover and converge. Members are
-//! [`server::stepped::Stepped`]: the production code except threads and sockets. Checkers examine every step
-//! ([`checks`]), and the oracle judges what clients saw.
+//! faults, and one without, in which the cluster has to recover and converge. Each member is a
+//! [`server::stepped::Stepped`]: the production code without its threads and sockets. Checkers examine the
+//! members after every step ([`checks`]), and the oracle judges what the clients saw.
 //!
 //! Outside its scope: real time, real files, real sockets. The same seed gives the same trace on any machine
 //! and in any thread.
 //!
 //! Invariants: nothing waits for real time; every random choice comes from one of the seed's streams
-//! ([`rng`]); everything that crosses the network crosses it as bytes.
+//! ([`rng`]); all data that crosses the network is encoded to bytes and decoded again.
 //!
 //! Start reading with [`run()`], `world.rs` and `checks.rs`. Tests: beside the code and in `tests/it`;
 //! `cargo run --release -p mainstay-sim` runs any number of seeds.

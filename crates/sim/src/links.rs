@@ -55,7 +55,7 @@ pub enum Outgoing {
 struct State {
     outgoing: Vec<Outgoing>,
     members: BTreeMap<u64, Host>,
-    /// Places of senders that are no known members, so that they can be answered.
+    /// Places of senders that this member does not know as members, so that it can still respond to them.
     remotes: BTreeMap<u64, Host>,
     active: BTreeMap<u64, Instant>,
     closed: bool,
@@ -77,15 +77,15 @@ impl Links {
         std::mem::take(&mut self.state().outgoing)
     }
 
-    /// Returns the place of a member, as far as this member knows it.
+    /// Returns the place of a member, if this member knows it.
     pub fn place_of(&self, id: u64) -> Option<Host> {
         let state = self.state();
         state.members.get(&id).or_else(|| state.remotes.get(&id)).copied()
     }
 
-    /// Records that a sender's request has arrived. Requests between members name the sender's address, so an
-    /// unknown sender can be answered as well: a member that joins and stops before its first entry starts
-    /// without knowing any other member.
+    /// Records the place from which a request of this sender came. Each request between members contains the
+    /// sender's address, so this member can respond even to an unknown sender: a member that joined and
+    /// stopped before it received an entry knows no other member after its restart.
     pub fn heard_of(&self, id: u64, place: Host) {
         let mut state = self.state();
         if !state.members.contains_key(&id) {

@@ -1,6 +1,6 @@
 //! The simulator's command line: runs many seeds, runs one seed step by step, or hunts for planted bugs.
 //!
-//! Seeds run in child processes, so that a seed that aborts does not end the others.
+//! Seeds run in child processes, so that a seed whose process aborts does not end the other seeds.
 
 mod arguments;
 mod hunt;

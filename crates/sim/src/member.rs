@@ -1,4 +1,4 @@
-//! One member: a place with a disk and a clock, and the process that runs there, if any.
+//! One member: a place with a disk and a clock, and the process that runs at the place, if any.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -21,7 +21,7 @@ use crate::links::{Answer, Links};
 use crate::network::Host;
 use crate::schedule::Nanos;
 
-/// Local time of a place. It starts exact, and may then run too fast or too slow, jump, or stand still.
+/// Local time of a place. It is exact at first; later it may run too fast or too slow, jump, or stand still.
 #[derive(Clone, Debug, Default)]
 pub struct LocalTime {
     base_world: Nanos,
@@ -74,7 +74,7 @@ impl LocalTime {
 /// Factor by which a disk is slower than others: for the whole run, and for a while.
 #[derive(Clone, Copy, Debug)]
 pub struct Slowness {
-    /// Factor that only the end of all faults takes away.
+    /// Factor that stays until all faults end.
     lasting: u64,
     now: u64,
 }
@@ -96,12 +96,13 @@ impl Slowness {
         self.now
     }
 
-    /// Slows the disk down by this factor for a while. A disk that is slower for good stays so.
+    /// Slows the disk down by this factor for a while. A disk that is already slower until all faults end
+    /// keeps that factor if it is larger.
     pub fn begin(&mut self, factor: u64) {
         self.now = factor.max(self.lasting);
     }
 
-    /// Ends what [`Slowness::begin`] began.
+    /// Ends the slowdown that [`Slowness::begin`] has begun.
     pub fn end(&mut self) {
         self.now = self.lasting;
     }
@@ -115,11 +116,11 @@ pub struct Place {
     pub disk: MemDisk,
     /// Local time of the place.
     pub time: LocalTime,
-    /// Clock that the member's process reads.
+    /// Clock object that the member's process reads.
     pub hand: Arc<HandClock>,
     /// Running process; `None` while the member is down.
     pub process: Option<Process>,
-    /// Member id, set when the member is started first.
+    /// Member id, set at the first start of the member.
     pub id: u64,
     /// Initial data of a member that joins a cluster; `None` for a founding member.
     pub beginning: Option<Beginning>,
@@ -131,8 +132,8 @@ pub struct Place {
     pub stalled_until: Nanos,
     /// Speed of the disk.
     pub slowness: Slowness,
-    /// True if a disk fault is active, or was active since the process started; then the process may end by
-    /// itself.
+    /// True if a disk fault is active, or has been active since the process started. Then the process may end
+    /// by itself.
     pub may_end: bool,
     /// True if a disk fault is active that may prevent a start.
     pub may_not_start: bool,
@@ -150,8 +151,8 @@ pub struct Place {
     pub clock_resets: bool,
     /// End of the log at the last check; everything before it was durable.
     pub log_end: Option<LogEnd>,
-    /// Part of the log that is proven durable: either a later batch follows, which starts only after the
-    /// sync, or the last start recorded this end.
+    /// Part of the log that is proven to be durable: either a later batch was written, which happens only
+    /// after the sync of this part, or the process recorded this end when it started.
     pub proven_log: Option<LogEnd>,
 }
 
@@ -205,7 +206,7 @@ pub enum Caller {
     Login(usize),
     /// Administrator of users and roles.
     Administrator,
-    /// Operator of the cluster.
+    /// Operator, who changes the members of the cluster.
     Operator,
     /// One of many clients that make the same call at the same time; responses to these calls are ignored.
     Crowd,
@@ -227,9 +228,9 @@ pub enum Heard {
 /// Receiver of the response to a request between members.
 #[derive(Clone)]
 pub enum Reply {
-    /// Task of a member; the sender can be taken once.
+    /// Task of a member that waits for the response; the channel to the task can be taken out once.
     Task(Rc<RefCell<Option<Answer>>>),
-    /// Sender of the snapshot with this number.
+    /// Task that sends the snapshot with this number.
     Snapshot(u64),
 }
 
@@ -237,12 +238,12 @@ pub enum Reply {
 pub enum Done {
     /// Call of a client: caller, operation number, result.
     Call(Caller, u64, Heard),
-    /// Request of another member: the sender's place and process start number, the receiver of the response,
-    /// and the response.
+    /// Request of another member was handled: the sender's place and process start number, the receiver of
+    /// the response, and the response.
     Served((Host, u64), Reply, http::Response<Bytes>),
     /// Closed watch stream: watcher number and stream number.
     Stream(usize, u64),
-    /// Received snapshot: the sender's place and process start number, and the result.
+    /// Snapshot was received: the sender's place and process start number, and the result.
     Received((Host, u64), Result<(), ReceiveError>),
 }
 
@@ -258,13 +259,13 @@ pub struct Sending {
     pub source: Option<Box<dyn SnapshotSource>>,
     /// Iterator over the pieces, once the source is open.
     pub pieces: Option<Pieces>,
-    /// Pieces that are already on their way.
+    /// Pieces that were read and sent already.
     pub sent: Vec<std::io::Result<Bytes>>,
 }
 
 /// Running process of a member.
 pub struct Process {
-    /// Member under test. It is the first field, so that it is dropped first.
+    /// Member under test. It is the first field, so that it is dropped before the others.
     pub stepped: Stepped,
     /// Member id.
     pub id: u64,
@@ -296,7 +297,8 @@ pub struct Process {
     pub stopping: bool,
 }
 
-/// Pieces of a snapshot, read one by one. The view behind them does not change after it is opened.
+/// Pieces of a snapshot, read one by one. They come from a view that does not change after the source was
+/// opened.
 pub struct Pieces {
     future: LocalBoxFuture<Result<(), BoxError>>,
     next: Rc<RefCell<Option<std::io::Result<Bytes>>>>,
@@ -324,7 +326,7 @@ impl Future for Once {
 }
 
 impl Pieces {
-    /// Opens a snapshot source. `receiver` is the receiver's description of the data that it holds.
+    /// Opens a snapshot source. `receiver` describes the data that the receiving member already has.
     pub fn open(mut source: Box<dyn SnapshotSource>, receiver: Option<Bytes>) -> Pieces {
         let next = Rc::new(RefCell::new(None));
         let out = Rc::clone(&next);
@@ -353,8 +355,8 @@ impl Pieces {
     }
 }
 
-/// Creates a member's disk. For some seeds, reads often miss the page cache, so that values have to be
-/// fetched; for some, a power cut may keep directory entries in any order.
+/// Creates a member's disk. In some seeds, reads often miss the page cache, so that values have to be fetched
+/// from disk. In some, a power cut may lose any of the unsynced directory entries.
 fn disk_of(seed: u64, number: u64) -> MemDisk {
     let disk = MemDisk::new(seed ^ number << 40);
     if (seed ^ number).is_multiple_of(3) {

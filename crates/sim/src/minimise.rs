@@ -1,4 +1,5 @@
-//! Finds the fewest faults, the least work and the shortest time with which a seed still fails.
+//! Shrinks a failure: finds the fewest faults, the least work and the shortest time with which a seed still
+//! fails.
 
 use std::process::{Command, ExitCode, Stdio};
 

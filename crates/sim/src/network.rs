@@ -35,8 +35,8 @@ pub struct Network {
     slow: BTreeMap<(Host, Host), Nanos>,
     /// Time of the cut, for each pair of sender and receiver whose direction is cut.
     cut: BTreeMap<(Host, Host), Nanos>,
-    /// Arrival time of the last message on each link and lane; later messages arrive after it, unless they
-    /// are reordered.
+    /// Arrival time of the last message on each link and lane. A later message arrives after this time,
+    /// unless the network reorders it.
     arrivals: BTreeMap<(Host, Host, u8), Nanos>,
     /// Number of times that the connection in each direction broke; messages in flight at a break never
     /// arrive.
@@ -45,14 +45,14 @@ pub struct Network {
     pub weather: Weather,
 }
 
-/// Arrival of a sent message.
+/// What happens to a message that was sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Passage {
-    /// Never arrives.
+    /// The message never arrives.
     Lost,
-    /// Arrives at this time.
+    /// The message arrives at this time.
     At(Nanos),
-    /// Arrives at both times.
+    /// The message arrives twice, at these times.
     Twice(Nanos, Nanos),
 }
 
@@ -74,8 +74,8 @@ impl Network {
         mean / 2 + rng.around(mean / 2).min(20 * mean)
     }
 
-    /// Sends a message over one of the connections between two hosts, called lanes. Each lane keeps its
-    /// order. Returns when the message arrives.
+    /// Sends a message over a lane, which is one of the parallel connections between two hosts. Messages of
+    /// one lane stay in order. Returns if and when the message arrives.
     pub fn pass(&mut self, from: Host, to: Host, lane: u8, now: Nanos, rng: &mut Rng) -> Passage {
         if self.is_cut(from, to) || rng.per_mille(self.weather.loss) {
             return Passage::Lost;
@@ -93,7 +93,7 @@ impl Network {
         Passage::At(at)
     }
 
-    /// Returns true if this direction is cut.
+    /// Returns true if the network is cut in the direction from `from` to `to`.
     pub fn is_cut(&self, from: Host, to: Host) -> bool {
         !self.cut.is_empty() && self.cut.contains_key(&(from, to))
     }
@@ -110,13 +110,13 @@ impl Network {
         self.cut_since(a, b).is_none()
     }
 
-    /// Returns the number of the current connection in this direction.
+    /// Returns the number of the current connection in the direction from `from` to `to`.
     pub fn connection(&self, from: Host, to: Host) -> u64 {
         self.breaks.get(&(from, to)).copied().unwrap_or(0)
     }
 
-    /// Breaks the connection in this direction and loses all messages in flight; the next message opens
-    /// another.
+    /// Breaks the connection in this direction; all its in-flight messages are lost. The next message opens a
+    /// new connection.
     pub fn break_off(&mut self, from: Host, to: Host) {
         *self.breaks.entry((from, to)).or_default() += 1;
         self.arrivals.retain(|(a, b, _), _| (*a, *b) != (from, to));

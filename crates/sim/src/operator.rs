@@ -1,7 +1,7 @@
-//! The operator of the cluster: replaces lost members, adds, promotes and removes others, and runs
-//! maintenance.
+//! The operator of the cluster: replaces members that lost their data, adds, promotes and removes members,
+//! and runs maintenance.
 //!
-//! Every response may be lost; then the operator lists the members before it continues.
+//! Any response may be lost. Then the operator lists the members before its next change.
 
 mod calls;
 
@@ -11,14 +11,14 @@ use crate::network::Host;
 
 /// Kind of the call that the operator waits for.
 enum Doing {
-    /// Member list; true if the list is linearizable.
+    /// Request the member list; the list is linearizable if this is true.
     List(bool),
     Add,
     Change,
     Other,
 }
 
-/// Member as the last list shows it.
+/// Member as the last member list describes it.
 #[derive(Clone, Debug)]
 struct Listed {
     id: u64,
@@ -34,10 +34,10 @@ pub(crate) struct Operator {
     listed: Vec<Listed>,
     /// True if no membership change was requested since the last list.
     fresh: bool,
-    /// Ids of members whose removal was requested, whether or not it succeeded.
+    /// Ids of members whose removal was requested, whether the request succeeded or not.
     removing: BTreeSet<u64>,
     voters_wanted: usize,
-    /// Places where a member's addition was requested.
+    /// Places for which the addition of a member was requested.
     adding: BTreeSet<Host>,
 }
 

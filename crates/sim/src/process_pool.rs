@@ -9,14 +9,15 @@ use mainstay_sim::run as live;
 
 use crate::arguments::Arguments;
 
-/// Runs seeds and reports each one on standard output, with one line at its start and one at its end.
+/// Runs seeds one after the other and reports each seed on standard output, with one line at its start and
+/// one at its end.
 pub fn work(from: u64, step: u64, arguments: &Arguments) -> ExitCode {
     let mut out = std::io::stdout().lock();
     let mut seed = from;
     let mut left = arguments.seeds.unwrap_or(u64::MAX);
     while left > 0 {
         left -= 1;
-        // The parent process may have ended; then there is no reader.
+        // Writing fails if the parent process has ended; then nobody reads the results.
         if writeln!(out, "begin {seed}").and_then(|()| out.flush()).is_err() {
             return ExitCode::SUCCESS;
         }
@@ -46,9 +47,9 @@ pub struct Ended {
     pub events: u64,
     /// Number of operations answered.
     pub answered: u64,
-    /// Number of questions that the oracle left open.
+    /// Number of questions that the oracle could not decide.
     pub undecided: u64,
-    /// Text of the violation; empty if everything held.
+    /// Text of the violation; empty if there was none.
     pub violation: String,
 }
 
@@ -107,7 +108,7 @@ impl ProcessPool {
                 if let Some(seed) = begun {
                     let violation = "the process aborted".to_owned();
                     let ended = Ended { seed, lasted: 0, events: 0, answered: 0, undecided: 0, violation };
-                    // The receiver may have been dropped; then the result has no reader.
+                    // Sending fails if the receiver was dropped; then nobody needs the result.
                     let _ = sender.send(ended);
                 }
             });
@@ -115,7 +116,7 @@ impl ProcessPool {
         Ok(ProcessPool { children, ended })
     }
 
-    /// Waits for the next finished seed; returns `None` if no more seed follows or the time is over.
+    /// Waits for the next finished seed. Returns `None` if no seed is left or the time is over.
     pub fn next(&self, until: Option<Instant>) -> Option<Ended> {
         match until {
             None => self.ended.recv().ok(),
@@ -127,7 +128,7 @@ impl ProcessPool {
 impl Drop for ProcessPool {
     fn drop(&mut self) {
         for child in &mut self.children {
-            // The child may have ended by itself; then there is nothing to kill.
+            // Killing fails if the child has already ended, which is fine.
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -147,7 +148,7 @@ fn parse(line: &str) -> Option<Ended> {
     })
 }
 
-/// Runs many seeds and prints the results. Returns true if everything held.
+/// Runs many seeds and prints the results. Returns true if there was no violation.
 fn run_many(arguments: &Arguments) -> Result<bool, String> {
     let began = Instant::now();
     let until = arguments.time.map(|time| began + time);

@@ -20,12 +20,13 @@ use crate::schedule::{MICRO, MILLI, Nanos, SECOND};
 use crate::witness;
 use crate::world::{Event, World};
 
-/// Largest number of nodes on a path down a tree of watched ranges: many times the logarithm of the number of ranges.
+/// Largest number of nodes on a path from the root to a leaf in a tree of watched ranges: many times the
+/// logarithm of the number of ranges.
 const WATCH_DEPTH_MAX: usize = 120;
 /// Largest number of leases that a leader may visit in one turn.
 const LEASES_MAX: usize = 4096;
-/// Largest number of keys that a shard may visit in one go for the comparisons of a read-only transaction. It includes a
-/// few keys of the last comparison.
+/// Largest number of keys that a shard may visit without a pause to evaluate the comparisons of a read-only
+/// transaction, including a few keys of the last comparison.
 const COMPARED_MAX: usize = 600;
 
 impl World {
@@ -166,7 +167,7 @@ impl World {
                 self.trace.note(now, format_args!("m{at} starts, life {life}, id {id:x}"));
                 self.look(at);
                 self.settle(at);
-                // The data that a member has just read at its start may be damaged before the member writes
+                // The data that a member has read while starting may be damaged before the member writes
                 // anything.
                 if self.profile.fails(Fault::Decay) && life > 1 && self.chaos && self.dice.faults.one_in(6) {
                     self.decay(at);
@@ -180,13 +181,14 @@ impl World {
         }
     }
 
-    /// Ends a process. If the power fails, the page cache is lost too.
+    /// Ends a process abruptly. If the power fails, the page cache is lost too.
     pub(crate) fn end(&mut self, at: Host, power: bool) {
         let now = self.now();
         if power {
             self.drop_cache(at);
         } else if !self.places[at].disk.lies().is_empty() {
-            // The page cache, and with it the misreported writes, may be dropped before the next start.
+            // The process did not lose its page cache, but the cache may be dropped before the next start,
+            // which reveals the misreported writes. So record now how far the log is durable.
             self.settle_log(at);
         }
         let place = &mut self.places[at];
@@ -226,7 +228,7 @@ impl World {
         for other in &mut self.places {
             let Some(process) = &other.process else { continue };
             process.links.disconnected(id);
-            // A snapshot that the ended member was receiving breaks off.
+            // Transfers of snapshots to the ended member break off.
             if process.sending.iter().any(|sending| sending.to == id) {
                 let from = (other.number, process.life);
                 self.schedule.after(MILLI, Event::SnapshotEnded { from, to: id, delivered: false });
@@ -239,8 +241,8 @@ impl World {
         let now = self.now();
         self.print_lines(at);
         let place = &mut self.places[at];
-        // A process that learns of its removal while it shuts down is not restarted: the members that told it
-        // may be gone.
+        // A process that learns of its removal while it shuts down counts as removed and is not restarted,
+        // because the members that know of the removal may be gone by then.
         let is_removed = |process: &Process| process.stepped.probe().is_removed;
         let stopping = place.process.as_ref().is_some_and(|process| process.stopping && !is_removed(process));
         let dark = place.disk.is_dark();
@@ -328,7 +330,7 @@ impl World {
         }
     }
 
-    /// Performs one of the value reads that a call waits for.
+    /// Performs one read of values that a member's calls are waiting for.
     pub(crate) fn read(&mut self, at: Host, life: u64) {
         let now = self.now();
         let stalled = self.places[at].stalled_until;
@@ -411,7 +413,7 @@ impl World {
         if read {
             let pause = match self.profile.reads {
                 Some(mean) if mean > 0 && self.chaos => {
-                    // A read that began during the faulty phase does not outlast that phase.
+                    // A read that began in the phase with faults ends with that phase at the latest.
                     self.dice.schedule.around(mean).min(self.profile.chaos.saturating_sub(now))
                 }
                 _ => 0,
@@ -482,10 +484,11 @@ impl World {
         }
     }
 
-    /// Checks how much work a member did in one go. Builds without planted bugs do not count this work.
+    /// Checks that a member did not do too much work in one go. Only builds with planted bugs count this
+    /// work; in others the check always passes.
     pub(crate) fn look_at_work(&mut self, at: Host) {
         let applied = usize::try_from(applied_per_turn(at)).unwrap_or(usize::MAX);
-        // The bound excludes the last question of a turn.
+        // The last question of a turn may exceed the limit, so its keys are not counted.
         let questions = usize::try_from(questions_per_turn(at) - 1).unwrap_or(usize::MAX);
         let bounds = [
             (Measure::WatchDepth, WATCH_DEPTH_MAX),
@@ -494,7 +497,8 @@ impl World {
             (Measure::Queued, 99),
             (Measure::Questions, questions),
             (Measure::Compared, COMPARED_MAX),
-            // Clients cannot detect this bug: the revocation may have come after the grant.
+            // A lease was granted again before its revocation was applied. Clients cannot detect this bug,
+            // because for them the revocation may have come after the grant.
             (Measure::GrantedAhead, 0),
         ];
         for (measure, max) in bounds {
@@ -514,21 +518,21 @@ impl World {
         let lines = std::mem::take(&mut *self.lines.0.lock().unwrap_or_else(PoisonError::into_inner));
         let now = self.now();
         for line in String::from_utf8_lossy(&lines).lines() {
-            // The member's own timestamp is dropped: it is meaningless in simulated time.
+            // The member's own timestamp is dropped, because it means nothing in simulated time.
             let text = line.split_once('\t').map_or(line, |(_, rest)| rest);
             println!("{:4}.{:06}   m{at}: {text}", now / SECOND, now / MICRO % 1_000_000);
         }
     }
 }
 
-/// Returns how many keys a member may visit for questions in one turn of its core, not counting the last
-/// question.
+/// Returns how many keys a member may visit to answer questions in one turn of its core, not counting the
+/// last question. Half of the members have a small limit.
 fn questions_per_turn(at: Host) -> u64 {
     if at.is_multiple_of(2) { 1 } else { 2048 }
 }
 
-/// Returns how many entries a member applies in one turn of its core. The result must not depend on how the
-/// work is sliced.
+/// Returns how many entries a member applies in one turn of its core. Half of the members apply few, because
+/// the result must not depend on how the work is sliced.
 fn applied_per_turn(at: Host) -> u64 {
     if at.is_multiple_of(2) { 5 } else { 2048 }
 }

@@ -1,7 +1,7 @@
 //! The profile of a seed's world: number of members, work of the clients, and kinds and rate of faults.
 //!
-//! Swarm testing (Groce et al. 2012): every seed has a random half of all faults and operations, since a
-//! fault that is always present hides what shows only without it.
+//! Swarm testing (Groce et al. 2012): each seed enables a random half of all faults and operations. A fault
+//! that is always present could hide a bug that appears only without it.
 
 use crate::rng::Rng;
 use crate::schedule::{MILLI, Nanos, SECOND};
@@ -55,7 +55,7 @@ kinds! {
         Reordering = "reordering";
         /// Some links are slow.
         SlowLink = "slow-link";
-        /// Snapshot transfers break off.
+        /// Connections break while they transfer snapshots.
         Break = "break";
         /// A disk finishes no writes for a while and reports no error.
         Stall = "stall";
@@ -69,35 +69,35 @@ kinds! {
         SyncError = "sync-error";
         /// A read fails.
         ReadError = "read-error";
-        /// A disk fails for good; the operator replaces the member.
+        /// A disk loses all its data; the operator replaces the member.
         DiskLost = "disk-lost";
         /// A bit of synced data flips.
         Decay = "decay";
         /// Clients are cut off from a member, or responses to them are lost.
         ClientLoss = "client-loss";
-        /// Members have different flags, and other flags after every start, as in a rolling change.
+        /// Members have different flags, and each process start draws new flags, as in a rolling change.
         Flags = "flags";
-        /// Connections between members break at any message, and all messages in flight on them are lost.
+        /// Connections between members break at any message, and all their in-flight messages are lost.
         Cut = "cut";
-        /// Members are removed down to the last but one; leaders are removed as often as others.
+        /// Members are removed until one voter is left; leaders are removed as often as others.
         Shrink = "shrink";
-        /// Disks are small until the end of the run: deletions and compactions have to free space.
+        /// Disks are small until the end of the run, so deletions and compactions have to free space.
         Tight = "tight";
         /// Quotas are close to the amount that clients write.
         Quota = "quota";
         /// Some members behave like etcd: they accept proposals of any term, forward them, and do not know
         /// Mainstay's protocol extensions.
         Etcd = "etcd";
-        /// A follower that has forwarded a write is cut off until it needs a snapshot; then its leader or the
-        /// follower itself ends.
+        /// A follower that has forwarded a write is cut off for so long that it needs a snapshot; then its
+        /// leader or the follower itself ends.
         Strand = "strand";
         /// A leader is stopped or paused while it renews leases.
         Ambush = "ambush";
-        /// No member can take over from a leader that is being removed: the disks of the others stall for a
-        /// while.
+        /// No other member can take over from a leader that is being removed, because the disks of the others
+        /// stall for a while.
         NoHeir = "no-heir";
-        /// A leader that is being removed ends as soon as it has applied the removal; everything it has sent
-        /// since is lost.
+        /// A leader that is being removed ends as soon as it has applied the removal, and all its messages
+        /// that have not arrived are lost.
         Farewell = "farewell";
         /// Any file operation fails, with any error.
         FileError = "file-error";
@@ -145,16 +145,16 @@ kinds! {
         Maintenance = "maintenance";
         /// Values of tens of kilobytes.
         BigValues = "big-values";
-        /// Leases renewed at the last moment.
+        /// Leases that their clients renew at the last moment before they expire.
         Keep = "keep";
         /// Values made of forged log records, based on the ids and numbers that clients know.
         Forged = "forged";
-        /// Deep and large transactions, values that look like records, a thousand leases, and watches in an
-        /// order that unbalances a tree.
+        /// Requests that are hard to handle: deep and large transactions, values that look like log records,
+        /// a thousand leases, and watches in an order that unbalances a tree.
         Hostile = "hostile";
         /// Users, roles and tokens: permissions are granted and revoked.
         Users = "users";
-        /// Leases revoked and granted again under the same id, mostly right before they expire.
+        /// Leases that are revoked and granted again under the same id, mostly directly before they expire.
         Regrant = "regrant";
     }
 }
@@ -184,10 +184,10 @@ impl Kinds {
 const OPERATIONS_MAX: u64 = 2500;
 /// Value of `--quota-backend-bytes` in worlds without quota faults.
 const QUOTA_BYTES: u64 = 2 << 30;
-/// Faults that no seed has by default, since the product does not withstand them yet; `--with` enables them.
+/// Faults that no seed has by default, because the product does not tolerate them yet; `--with` enables them.
 const HELD_BACK: &[Fault] = &[Fault::Tight];
-/// Faults drawn from their own random streams, so that all other draws of a seed stay the same: one seed in
-/// the given number has each.
+/// Faults that each have their own random stream, so that they do not change other draws of a seed. The
+/// number n with a fault means that one seed in n has the fault.
 const WITH_OWN_DICE: &[(Fault, u64)] = &[
     (Fault::FileError, 3),
     (Fault::Suspend, 4),
@@ -195,8 +195,8 @@ const WITH_OWN_DICE: &[(Fault, u64)] = &[
     (Fault::Misdirected, 5),
     (Fault::Wall, 4),
 ];
-/// Faults that need a world arranged for them: one seed in the given number has each, independent of its
-/// other faults. See [`Profile::arrange`].
+/// Faults that need a specially arranged world (see [`Profile::arrange`]). The number n with a fault means
+/// that one seed in n has the fault, independent of its other faults.
 const STAGED: &[(Fault, u64)] = &[
     (Fault::Strand, 6),
     (Fault::Ambush, 8),
@@ -297,20 +297,21 @@ pub struct Profile {
     pub flags: Flags,
     /// Size of a log segment in bytes.
     pub segment_bytes: u32,
-    /// Entries between checkpoints.
+    /// Number of entries that are applied between two checkpoints.
     pub checkpoint_entries: u64,
     /// Size of each disk in bytes, where disks are small.
     pub disk_bytes: u64,
     /// Bytes that may be in flight to a follower; `None` for the default.
     pub window_bytes: Option<usize>,
-    /// Number of leases granted to a crowd at once; 0 for no crowd.
+    /// Number of leases that are granted at the same time; 0 for none.
     pub crowd: u64,
     /// Size of the largest values in bytes, where disks are large.
     value_bytes: u64,
-    /// Number of waiting batches that the log takes at once; `None` for all of them. The rest count as
-    /// batches that arrived during the write.
+    /// Number of waiting batches that the log takes at once; `None` for all of them. The other batches are
+    /// treated as if they had arrived during the write.
     pub log_batches: Option<usize>,
-    /// Mean delay of a value read that misses the page cache, while faults happen; `None` reads at once.
+    /// Mean duration of a value read that misses the page cache, in the phase with faults; `None` if such
+    /// reads finish at once.
     pub reads: Option<Nanos>,
     /// True if tokens are signed and carry the auth revision at which they were issued; otherwise members
     /// store the tokens.
@@ -325,7 +326,7 @@ impl Profile {
         let mut rng = Rng::stream(seed, "profile");
         let members = rng.pick(&[1, 1, 2, 2, 3, 3, 3, 3, 3, 3, 4, 5, 5, 7]);
         let half = |rng: &mut Rng, count: usize| {
-            // A tenth of the draws selects nothing, another tenth everything.
+            // A tenth of the draws disables all kinds, another tenth enables all kinds.
             match rng.below(10) {
                 0 => 0,
                 1 => (1 << count) - 1,
@@ -333,7 +334,8 @@ impl Profile {
                 _ => rng.draw(),
             }
         };
-        // Faults and work with their own random streams leave the other draws unchanged.
+        // Faults from `FileError` on, and some kinds of work, are drawn from their own random streams, so
+        // that these draws do not change the others.
         let file_error = Fault::FileError as usize;
         let mut faults = Kinds(half(&mut rng, file_error) & ((1 << file_error) - 1));
         for (fault, times) in WITH_OWN_DICE {
@@ -356,7 +358,7 @@ impl Profile {
         if Rng::stream(seed, Work::Regrant.name()).one_in(6) {
             work |= 1 << Work::Regrant as u8;
         }
-        // Without writes no data could be lost.
+        // Without writes a run could not detect lost data, so puts are always enabled.
         work |= 1 << Work::Put as u8;
         let mut flags = Flags::draw(&mut rng);
         flags.learners_max = 2;
@@ -365,15 +367,16 @@ impl Profile {
         }
         let clients = rng.pick(&[2, 3, 5, 8]);
         let think = rng.pick(&[5, 20, 50, 100]) * MILLI;
-        // If clients do much work in little time, a short run is enough.
+        // If clients send many operations in a short time, a short run is enough.
         let chaos = rng.between(5, 25) * SECOND;
         let chaos = chaos.min((OPERATIONS_MAX * think / clients as u64).max(4 * SECOND));
-        // Large values in the smallest segments would leave each segment with little more than its header.
+        // With large values and the smallest segment size, each segment would contain little more than its
+        // header.
         let large = work & 1 << Work::BigValues as u8 != 0;
         let sizes: &[u32] = if large { &[64, 64, 128, 256] } else { &[16, 16, 32, 32, 64, 256] };
         let mut segment_bytes: u32 = rng.pick(sizes) << 10;
-        // Large values written in groups without compaction soon fill more of the smallest segments than one
-        // segment can list. Real members have larger segments, sized for their disk.
+        // Forged and hostile values without compaction would soon fill more segments than one segment of the
+        // smallest size can list. Real members choose a segment size that suits their disk.
         let does = |kind: Work| work & 1 << kind as u8 != 0;
         if does(Work::Forged) && does(Work::Hostile) && !does(Work::Compact) {
             segment_bytes = segment_bytes.max(64 << 10);
@@ -381,7 +384,7 @@ impl Profile {
         let mut paces = Rng::stream(seed, "paces");
         let mut checkpoint_entries = rng.pick(&[5, 20, 50, 200]);
         if paces.one_in(3) {
-            // A follower that lags a little needs a snapshot.
+            // With these settings, a follower that lags only a little needs a snapshot.
             (flags.catchup_entries, flags.snapshot_count, checkpoint_entries) = (1, 1, 5);
         }
         Profile {
@@ -418,13 +421,14 @@ impl Profile {
         }
     }
 
-    /// Adjusts the world to the faults that need a certain one. Call this once the faults are final.
+    /// Adapts the other properties of the world to the enabled faults and work. Call this once the faults are
+    /// final.
     pub fn arrange(&mut self) {
         let mut rng = Rng::stream(self.seed, "arrangement");
         let works = |work: Work| 1 << work as u8;
         if self.works(Work::Users) {
-            // The staged faults need clients without tokens, and the space faults need alarms that anyone may
-            // disarm.
+            // Staged faults need clients without tokens, and faults that use up space need alarms that any
+            // client may disarm. So runs with users have neither.
             let without = STAGED.iter().map(|(fault, _)| *fault).chain([Fault::Quota, Fault::Full]);
             without.for_each(|fault| self.faults = self.faults.without(fault as u8));
             self.work = self.work.without(Work::Keep as u8).without(Work::Regrant as u8);
@@ -432,12 +436,13 @@ impl Profile {
             self.chaos = self.chaos.max(8 * SECOND);
         }
         if self.works(Work::Regrant) {
-            // The revocation and the new grant have to wait for the disk while the old lease expires.
+            // The fault that this work looks for needs stalled disks: the revocation and the new grant have
+            // to wait for the disk while the old lease expires.
             self.work.0 |= works(Work::Keep);
             self.faults = self.faults.with(Fault::Stall as u8).without(Fault::Quota as u8);
         }
         if self.fails(Fault::Strand) {
-            // A follower that was cut off soon needs a snapshot.
+            // With these settings, a follower that is cut off soon needs a snapshot.
             self.flags.catchup_entries = rng.pick(&[1, 5]);
             self.flags.snapshot_count = 1;
             self.checkpoint_entries = 5;
@@ -460,7 +465,8 @@ impl Profile {
             self.faults = self.faults.without(Fault::Farewell as u8);
         }
         if self.fails(Fault::Farewell) {
-            // The handover of leadership has to succeed, so only these faults stay.
+            // The handover of leadership has to succeed before the leader ends, so all faults that could
+            // prevent the handover are disabled.
             let calm = [Fault::Farewell, Fault::ClientLoss, Fault::Stop];
             self.faults =
                 Kinds(calm.iter().fold(0, |kinds, fault| kinds | 1 << *fault as u8) & self.faults.0);
@@ -482,7 +488,8 @@ impl Profile {
         }
     }
 
-    /// Returns true if the member at a place behaves like etcd; at least one member does not.
+    /// Returns true if the member at a place behaves like etcd; at least one member of the cluster behaves
+    /// like Mainstay.
     pub fn is_etcd(&self, place: usize) -> bool {
         let mut rng = Rng::stream(self.seed, "etcd");
         let own = rng.place(self.members);
@@ -495,8 +502,8 @@ impl Profile {
         if self.fails(Fault::Tight) { u64::from(self.segment_bytes / 4) } else { self.value_bytes }
     }
 
-    /// Returns true if calls that wait for values hold their views for long: many values have to be fetched,
-    /// and slowly.
+    /// Returns true if calls that wait for values keep their views for a long time, because many values have
+    /// to be fetched from slow disks.
     pub fn reads_slowly(&self) -> bool {
         self.reads.is_some_and(|mean| mean >= 300 * MILLI)
     }
@@ -513,8 +520,8 @@ impl Profile {
         }
         let mut rng = Rng::stream(self.seed, &format!("flags {place} {life}"));
         let mut flags = Flags::draw(&mut rng);
-        // Without pre-vote, a member with a short timeout and a short log campaigns forever before others
-        // can, as in etcd.
+        // Pre-vote stays on here: without it, a member with a short timeout and a short log could campaign
+        // forever and prevent the election of others, as in etcd.
         flags.pre_vote = true;
         if self.fails(Fault::Quota) {
             flags.quota_bytes = rng.pick(&[32, 64, 200]) << 10;
@@ -527,7 +534,7 @@ impl Profile {
         self.faults.has(fault as u8)
     }
 
-    /// Returns true if members may find values that they cannot read from disk.
+    /// Returns true if a member may have to read values that its disk cannot return.
     pub fn reads_fail(&self) -> bool {
         let faults = [Fault::ReadError, Fault::Decay, Fault::LostWrite, Fault::Misdirected];
         faults.iter().any(|fault| self.fails(*fault))

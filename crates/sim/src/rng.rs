@@ -1,7 +1,8 @@
 //! Random numbers: one seed, and one independent stream for each concern of the world.
 //!
-//! Xoshiro256** (Blackman, Vigna 2018), filled by [`Random`]. Each stream has a name, so that the numbers one
-//! concern draws (or stops drawing when its faults are disabled) do not shift the numbers of another.
+//! Xoshiro256** (Blackman, Vigna 2018), filled by [`Random`]. Each stream has a name. If one concern draws
+//! more or fewer numbers, for example because its faults are disabled, the numbers of other concerns stay the
+//! same.
 
 use stdx::Random;
 
@@ -14,7 +15,8 @@ pub struct Rng {
 impl Rng {
     /// Creates the stream of this name for a seed.
     pub fn stream(seed: u64, name: &str) -> Rng {
-        // FNV-1a of the name. The names are few and short, so a hash that tells them apart is enough.
+        // FNV-1a hash of the name. There are few short names, so this simple hash gives each stream a
+        // different seed.
         let named = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
         });
@@ -35,8 +37,8 @@ impl Rng {
         drawn
     }
 
-    /// Returns a number below `limit`, which must not be 0. The bias of the multiplication is below one in
-    /// 2^32 here.
+    /// Returns a number below `limit`, which must not be 0. Multiplying instead of dividing makes some
+    /// numbers slightly more likely, here by less than one in 2^32.
     pub fn below(&mut self, limit: u64) -> u64 {
         assert!(limit > 0, "nothing is below 0");
         let wide = u128::from(self.draw()) * u128::from(limit);
@@ -63,25 +65,26 @@ impl Rng {
         self.below(times) == 0
     }
 
-    /// Returns true in `of` of a thousand calls on average.
+    /// Returns true in `of` of 1000 calls on average.
     pub fn per_mille(&mut self, of: u64) -> bool {
         self.below(1000) < of
     }
 
-    /// Returns a duration with this mean: mostly near the mean, sometimes many times as long (exponential).
+    /// Returns an exponentially distributed duration with this mean: often shorter than the mean, sometimes
+    /// many times as long.
     pub fn around(&mut self, mean: u64) -> u64 {
-        // Computes -ln(u) in steps of 1/1024, from the number of leading zeros and the bits behind them. Only
-        // integers are used, so that every machine draws the same numbers.
+        // Computes -ln(u) in steps of 1/1024, from the number of leading zeros of the random number and the
+        // bits after them. Only integers are used, so that every machine draws the same numbers.
         let drawn = self.draw() | 1;
         let zeros = u64::from(drawn.leading_zeros());
         let fraction = if zeros < 63 { (drawn << (zeros + 1)) >> 54 } else { 0 };
         let log2 = zeros * 1024 + (1024 - fraction);
-        // 710 / 1024 is ln 2. Half of the product is added where a straight line approximates the logarithm.
+        // The factor 710 / 1024 is ln 2. A straight line between powers of two approximates the logarithm.
         (u128::from(mean) * u128::from(log2) * 710 / (1024 * 1024)).try_into().unwrap_or(u64::MAX)
     }
 
-    /// Returns an index into a list of weights, in proportion to the weights. At least one weight must not be
-    /// 0.
+    /// Returns an index into a list of weights; the probability of each index is proportional to its weight.
+    /// At least one weight must not be 0.
     pub fn weighted(&mut self, weights: &[u64]) -> usize {
         let mut drawn = self.below(weights.iter().sum());
         for (index, weight) in weights.iter().enumerate() {

@@ -22,16 +22,16 @@ use crate::world::{Counts, World};
 
 /// Time within which the cluster must have a leader once all faults are over.
 const ELECTION_TIMEOUT: Nanos = 40 * SECOND;
-/// Time within which each client must then have an operation answered.
+/// Time within which a member must respond to an operation of each client, once there is a leader.
 const PROGRESS_TIMEOUT: Nanos = 60 * SECOND;
 /// Time within which all members must have equal state once clients have stopped.
 const CONVERGENCE_TIMEOUT: Nanos = 90 * SECOND;
-/// Time within which members must release everything held for readers and for partly received snapshots;
-/// longer than they keep a partial snapshot.
+/// Time within which members must release all that they keep for readers and for partly received snapshots.
+/// It is longer than the time for which members keep a partly received snapshot.
 const REST_TIMEOUT: Nanos = 75 * SECOND;
-/// Time without an event after which a watcher counts as having received everything.
+/// Time without a new event after which a watcher is assumed to have received all events.
 const DRAIN_TIMEOUT: Nanos = 6 * SECOND;
-/// Longest time for which watch events may keep arriving.
+/// Longest time during which watch events may still arrive after the workload has ended.
 const DRAIN_MAX: Nanos = 120 * SECOND;
 /// Interval at which conditions are checked.
 const LOOK_EVERY: Nanos = 50 * MILLI;
@@ -41,17 +41,17 @@ const LOOK_EVERY: Nanos = 50 * MILLI;
 pub struct Options {
     /// True to print the trace.
     pub prints: bool,
-    /// Faults that are disabled although the seed has them.
+    /// Faults that are disabled although the seed enables them.
     pub without_faults: Vec<Fault>,
-    /// Faults that are enabled although the seed does not have them.
+    /// Faults that are enabled although the seed does not enable them.
     pub with_faults: Vec<Fault>,
-    /// Work that is enabled although the seed does not have it.
+    /// Work that is enabled although the seed does not enable it.
     pub with_work: Vec<Work>,
-    /// Number of founding members, in place of the seed's.
+    /// Number of founding members; overrides the number that the seed selects.
     pub members: Option<usize>,
-    /// Work that is disabled although the seed has it.
+    /// Work that is disabled although the seed enables it.
     pub without_work: Vec<Work>,
-    /// Time at which the faults end, in place of the seed's.
+    /// Time at which the faults end; overrides the time that the seed selects.
     pub chaos: Option<Nanos>,
     /// Largest number of clients.
     pub clients_max: Option<usize>,
@@ -66,7 +66,7 @@ pub struct Report {
     pub seed: u64,
     /// Digest of all events; two runs with the same digest were identical.
     pub digest: u64,
-    /// Text of the violation; `None` if everything held.
+    /// Text of the violation; `None` if there was none.
     pub violation: Option<String>,
     /// Duration of the run in virtual time.
     pub lasted: Nanos,
@@ -74,11 +74,11 @@ pub struct Report {
     pub events: u64,
     /// Number of events of each kind.
     pub kinds: Vec<u64>,
-    /// Counts of what happened.
+    /// Counts of starts, faults, operations and other things that happened.
     pub counts: Counts,
     /// Last lines of the trace, if there was a violation.
     pub last: Vec<String>,
-    /// Number of questions that the oracle left open.
+    /// Number of questions that the oracle could not decide.
     pub undecided: usize,
 }
 
@@ -110,7 +110,8 @@ pub fn profile(seed: u64, options: &Options) -> Profile {
 /// Runs a seed and returns the result.
 pub fn run(seed: u64, options: &Options) -> Report {
     let profile = profile(seed, options);
-    // After a panic no part of the world can be relied on, and dropping it could panic again.
+    // After a panic the world may be inconsistent, and dropping it could panic again, so it is not dropped
+    // then.
     let mut world = ManuallyDrop::new(World::new(seed, profile, options.prints));
     if options.prints {
         println!("seed {seed}: {}", world.profile.describe());
@@ -154,7 +155,7 @@ struct Life<'w> {
     until: Option<u64>,
 }
 
-/// Error of a run that ended early because of a violation that the world has recorded.
+/// Error text of a run that ended early because the world has already recorded a violation.
 const FAILED: &str = "";
 
 impl Life<'_> {
@@ -171,8 +172,8 @@ impl Life<'_> {
             before.iter().all(|client| world.was_answered(*client, since))
         })?;
         if self.world.is_short_of_space() {
-            // Clients that were refused for lack of space have deleted and compacted, and the alarm was
-            // disarmed.
+            // The clients that were refused for lack of space have deleted keys and compacted, and the
+            // operator disarms the alarm. Then a write must succeed again.
             let since = self.world.now();
             self.wait("room for a write", PROGRESS_TIMEOUT, |world| {
                 world.history.operations.iter().rev().take_while(|op| op.returned >= since).any(|op| {
@@ -191,11 +192,11 @@ impl Life<'_> {
             self.reach_limits()?;
         }
         self.wait("all members being alike", CONVERGENCE_TIMEOUT, World::is_alike)?;
-        // Messages on their way to watchers arrive.
+        // Wait until the messages on their way to watchers have arrived.
         let revision = self.world.checks.revision();
         self.world.hurry_watchers();
         self.pass(DRAIN_TIMEOUT)?;
-        // A slow watcher that is far behind is still receiving events.
+        // A slow watcher that is far behind may still be receiving events, so the wait may last long.
         self.wait("the last event for every watcher", DRAIN_MAX, |world| {
             world.watchers.iter().all(|watcher| watcher.told_at + DRAIN_TIMEOUT / 2 < world.now())
         })?;
@@ -212,11 +213,12 @@ impl Life<'_> {
         self.finish(revision)
     }
 
-    /// Checks that the largest allowed requests are carried out, now that no fault interferes.
+    /// Checks that the largest requests that are allowed are carried out. No fault is active any more.
     fn reach_limits(&mut self) -> Result<(), String> {
         let world = &mut *self.world;
         let Some(leader) = world.leader() else { return Ok(()) };
-        // With one entry per round trip, thousands of concurrent leases take longer than a request's timeout.
+        // If the replication window allows only one entry per round trip, granting thousands of leases at
+        // once takes longer than a request's timeout, so this check is skipped.
         let slow = world.profile.window_bytes.is_some();
         world.extra(Client::deepest(), leader);
         let id = world.next_operation;
@@ -289,8 +291,9 @@ impl Life<'_> {
         let ppm = u64::try_from(2 * DRIFT_MAX_PPM).unwrap_or(0);
         world.history.settings.clock_drift_ppm = if world.profile.fails(Fault::Drift) { ppm } else { 0 };
         if world.profile.works(Work::Hostile) || planted::is_any() {
-            // Each step of a search may execute transactions of a hundred operations. Searching a wrong
-            // history to its end takes a minute; another seed finds the bug in less.
+            // Each step of the oracle's search may execute transactions of a hundred operations. Searching an
+            // incorrect history completely takes a minute; running another seed finds the same bug in less
+            // time.
             world.history.settings.search_steps_max = 5_000;
         }
         let verdict = oracle::check(&world.history);
@@ -360,8 +363,8 @@ impl World {
             && hashes.first().is_some_and(|first| first.is_some() && hashes.iter().all(|hash| hash == first))
     }
 
-    /// Returns true if no member holds anything for a caller that is gone, and no member has delayed a
-    /// checkpoint for more bytes than its limit.
+    /// Returns true if no member keeps anything for a caller that is gone, installs a snapshot, or has more
+    /// unsaved bytes than the limit at which it takes a checkpoint.
     fn is_at_rest(&self) -> bool {
         let processes = self.places.iter().filter_map(|place| place.process.as_ref());
         processes.map(|process| process.stepped.probe()).all(|probe| {
@@ -381,7 +384,7 @@ impl World {
         self.places.iter().map(line).collect::<Vec<_>>().join("\n")
     }
 
-    /// Calls one member and returns its response, without advancing the rest of the simulation.
+    /// Calls one member and returns its response. The virtual time and all other members stand still.
     pub(crate) fn ask_now(&mut self, at: Host, rpc: Rpc, message: Vec<u8>) -> Result<Bytes, String> {
         let Some(process) = &mut self.places[at].process else { return Err("it does not run".to_owned()) };
         process.stepped.hold_reads(false);
@@ -418,7 +421,7 @@ impl World {
         let learns =
             self.places[at].process.as_ref().is_some_and(|p| p.stepped.probe().learners.contains(&own));
         if learns {
-            // A learner answers no other calls.
+            // A learner answers no other calls, so its other data is left out.
             return Ok(Final {
                 member: at as u64 + 1,
                 revision: header.revision,

@@ -1,4 +1,4 @@
-//! Scripted worlds for situations that random faults reach too rarely.
+//! Scripted simulations of situations that random faults reach too rarely.
 
 use api::Rpc;
 use api::etcdserverpb as pb;
@@ -39,7 +39,7 @@ fn pass(world: &mut World, time: Nanos) {
     }
 }
 
-/// Waits until a condition holds; returns `false` if it does not hold within this time.
+/// Runs the world until a condition holds; returns `false` if it does not hold within this time.
 fn wait(world: &mut World, patience: Nanos, holds: impl Fn(&World) -> bool) -> bool {
     let until = world.now() + patience;
     while !holds(world) {

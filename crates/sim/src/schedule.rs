@@ -13,7 +13,7 @@ pub const MILLI: Nanos = 1_000_000;
 /// One second.
 pub const SECOND: Nanos = 1_000_000_000;
 
-/// Events in the order of their times; events of the same time keep their insertion order.
+/// Queue of events in the order of their times; events with the same time are in insertion order.
 pub struct Schedule<E> {
     now: Nanos,
     next: u64,
@@ -23,7 +23,7 @@ pub struct Schedule<E> {
 struct Due<E> {
     at: Nanos,
     number: u64,
-    /// Boxed, so that the heap moves little memory.
+    /// The event is boxed, so that the heap moves only pointers.
     event: Box<E>,
 }
 

@@ -1,4 +1,4 @@
-//! Faults that wait for their moment: a certain operation has to be in flight when they happen.
+//! Faults that are staged: they wait until a certain operation is in flight, and happen at that moment.
 
 mod steps;
 
@@ -9,9 +9,9 @@ use crate::schedule::Nanos;
 /// State of the staged faults.
 #[derive(Default)]
 pub(crate) struct Staged {
-    /// Fault that waits for a client's call.
+    /// Fault that waits for a suitable call of a client.
     lurks: Option<Fault>,
-    /// Follower that is cut off, and the time at which the wait for its lag ends.
+    /// Follower that is cut off, and the time until which the simulator waits for it to fall behind.
     stranded: Option<(Host, Nanos)>,
     /// True if the stranded follower is connected again and installs a snapshot next.
     back: bool,
@@ -30,9 +30,9 @@ pub(crate) enum Step {
     Behind(Host),
     /// Connects the follower again.
     Back(Host),
-    /// Gives up waiting: the follower should have installed a snapshot by now.
+    /// Ends the wait for the snapshot: the follower should have installed one by now.
     Late(Host),
-    /// Ends this member's process, by loss of power if true, else by a kill.
+    /// Ends this member's process: by a power failure if true, otherwise by a kill.
     End(Host, bool),
     /// Ends the leader's process abruptly.
     Depose,
@@ -48,32 +48,32 @@ pub(crate) enum Step {
     Crowd(Host, u64),
     /// Revokes this number of the crowd's leases at once.
     Disperse(Host, u64),
-    /// Retires this member, and loses everything it has sent that has not arrived.
+    /// Retires this member, and drops all messages that it has sent and that have not arrived.
     Vanish(Host),
 }
 
 impl Staged {
-    /// Returns true if no other fault may happen now.
+    /// Returns true if other faults must not happen now, because they would disturb a staged fault.
     pub fn is_delicate(&self) -> bool {
         self.leaving.is_some()
     }
 
-    /// Returns true if a step waits for the progress of this member.
+    /// Returns true if a staged fault waits for this member to make progress.
     pub fn waits_for(&self, at: Host) -> bool {
         self.leaving == Some(at) || self.back && self.stranded.is_some_and(|(stranded, _)| stranded == at)
     }
 
-    /// Records the time of a fault.
+    /// Records the time at which a fault happened.
     pub fn disturbed(&mut self, now: Nanos) {
         self.fault_at = now;
     }
 
-    /// Makes a fault wait for its moment.
+    /// Makes a fault wait for a suitable call.
     pub fn lurk(&mut self, fault: Fault) {
         self.lurks = Some(fault);
     }
 
-    /// Records that the operator's call was answered.
+    /// Records that the operator's call to remove a member was answered.
     pub fn removal_ended(&mut self) {
         self.leaving = None;
     }

@@ -1,4 +1,4 @@
-//! Record of what happened, as a digest and, on request, as text.
+//! Record of all events of a run: as a digest and, on request, as text.
 
 use std::fmt::Arguments;
 
@@ -8,7 +8,7 @@ pub struct Trace {
     events: u64,
     prints: bool,
     kinds: [u64; 16],
-    /// Last lines, for a failure in a run that did not print.
+    /// Last lines of the trace, for the report of a failure in a run that did not print them.
     last: std::collections::VecDeque<String>,
 }
 
@@ -16,7 +16,7 @@ pub struct Trace {
 const LAST_MAX: usize = 40;
 
 impl Trace {
-    /// An empty trace.
+    /// Returns an empty trace.
     pub fn new(prints: bool) -> Trace {
         Trace { digest: 0xcbf2_9ce4_8422_2325, events: 0, prints, kinds: [0; 16], last: Default::default() }
     }
@@ -46,7 +46,7 @@ impl Trace {
         self.last.iter().map(String::as_str)
     }
 
-    /// Records an event as numbers. This is cheap, and every event does it.
+    /// Adds an event, given as numbers, to the digest. This is cheap and happens for every event.
     pub fn event(&mut self, now: u64, kind: u8, numbers: &[u64]) {
         self.events += 1;
         self.kinds[usize::from(kind) % 16] += 1;
@@ -56,7 +56,7 @@ impl Trace {
         }
     }
 
-    /// Records a line for a reader about what just happened; the digest includes it.
+    /// Adds a line about what just happened, for a human reader. The digest includes the line.
     pub fn note(&mut self, now: u64, line: Arguments<'_>) {
         use std::fmt::Write as _;
         let mut text = String::new();

@@ -1,4 +1,4 @@
-//! Traffic between members: messages, requests, snapshots, and the connections that carry them.
+//! Traffic between members: messages, requests, snapshots, and the connections for them.
 
 use std::cell::RefCell;
 use std::io;
@@ -18,7 +18,7 @@ use crate::profile::Fault;
 use crate::schedule::{MICRO, MILLI, SECOND};
 use crate::world::{CONNECTIONS_EVERY, Event, World};
 
-/// Bytes of a snapshot piece that a link carries within its mean delay.
+/// Number of bytes of a snapshot piece that a link transfers within its mean delay.
 const PIECE_BYTES: u64 = 64 << 10;
 
 impl World {
@@ -37,7 +37,8 @@ impl World {
                 }
                 if self.watchers[watcher].streams == streams {
                     let now = self.now();
-                    // Responses sent before the end of the stream arrive before it.
+                    // Responses that the member sent before it closed the stream arrive before the close, so
+                    // the watcher reads them first.
                     self.watchers[watcher].read(now, true);
                     self.watchers[watcher].broken(now);
                     let delay = self.watchers[watcher].rng().below(SECOND);
@@ -51,7 +52,8 @@ impl World {
                 self.trace
                     .note(now, format_args!("m{at} has received a snapshot of m{}: {outcome:?}", from.0));
                 self.counts.snapshots += u64::from(delivered);
-                // If the network loses the response, the sender gives up after a timeout.
+                // If the network loses the response, the sender waits until its timeout and then treats the
+                // transfer as failed.
                 let delay = match self.network.pass(at, from.0, 2, now, &mut self.dice.network) {
                     Passage::At(when) | Passage::Twice(when, _) => when,
                     Passage::Lost => now + 4 * SILENCE_MAX,
@@ -115,8 +117,8 @@ impl World {
             let Some(to) = process.links.place_of(id) else { continue };
             if !process.links.is_active(id) {
                 self.schedule.after(MILLI, Event::Unreachable(at, life, id));
-                // A connection is opened for the message if possible. While faults happen, half of the attempts
-                // fail, and the message is lost.
+                // Try to open a connection for the message. In the phase with faults half of the attempts
+                // fail; the message is then lost.
                 if !self.network.connects(at, to) || self.chaos && self.dice.network.one_in(2) {
                     continue;
                 }
@@ -128,9 +130,9 @@ impl World {
                     self.schedule.at(when, Event::Messages { from: at, to, id, connection, messages });
                 }
                 Passage::Twice(when, again) => {
-                    // Connections deliver a message at most once, but raft's algorithm tolerates duplicates
-                    // and is tested with them. Forwarded proposals are excluded, since they need not tolerate
-                    // duplicates.
+                    // A connection delivers a message at most once. But raft tolerates duplicates, so some
+                    // messages are delivered twice to test this. Forwarded proposals are left out, because a
+                    // member may not tolerate duplicates of them.
                     let mut copy = messages.clone();
                     copy.retain(|message| message.r#type() != MessageType::MsgProp);
                     self.schedule.at(when, Event::Messages { from: at, to, id, connection, messages });
@@ -139,7 +141,7 @@ impl World {
             }
             let breaking = self.network.weather.breaking;
             if breaking > 0 && self.dice.network.per_mille(breaking) {
-                // Messages in flight are lost; the sender learns of the break.
+                // The in-flight messages are lost, and the sender is informed of the break.
                 self.network.break_off(at, to);
                 let Some(process) = &self.places[at].process else { return };
                 process.links.disconnected(id);
@@ -148,7 +150,7 @@ impl World {
         }
     }
 
-    /// Checks that everything a message promises is durable before the message leaves.
+    /// Checks that all data whose storage a message confirms is durable when the message is sent.
     pub(crate) fn promise(&mut self, at: Host, message: &Message) -> Result<(), String> {
         let vote = match message.r#type() {
             MessageType::MsgVoteResp if !message.reject() => Some(message.to()),
@@ -195,7 +197,7 @@ impl World {
         if sender != 0 {
             process.links.heard_of(sender, from);
         }
-        // Encodes and decodes each message as the wire does, so that members share no memory.
+        // Each message is encoded and decoded as for a real connection, so that members share no memory.
         for message in &mut messages {
             if let Ok(copy) = Message::decode(message.encode_to_vec().as_slice()) {
                 *message = copy;
@@ -284,7 +286,8 @@ impl World {
             Reply::Task(waiting) => {
                 let Some(sender) = waiting.borrow_mut().take() else { return };
                 if self.wake(at, life).is_some() {
-                    // The receiver may have been dropped; then there is nobody to answer.
+                    // Sending fails if the task that waits for the response was dropped; then the response is
+                    // not needed.
                     let _ = sender.send(answer);
                     self.trace.event(now, 8, &[at as u64]);
                     self.settle(at);
@@ -313,15 +316,15 @@ impl World {
             }
             let Some(process) = &self.places[at].process else { continue };
             let life = process.life;
-            // Space may also be lacking on a large disk, where a segment could not be created for another
-            // reason.
+            // The log may also lack space although the disk is large, if it could not create a segment for
+            // another reason.
             let lacks_space = self.profile.fails(Fault::Full) || process.stepped.log_lacks_space();
             let (mut refused, mut removed) = (Vec::new(), false);
             for (id, place) in process.links.members() {
                 let there = self.places.get(place).and_then(|place| place.process.as_ref());
                 let alive = there.is_some_and(|process| process.id == id);
                 match self.network.cut_since(at, place) {
-                    // A removed member's stream is refused.
+                    // Other members refuse the stream of a removed member.
                     None if there.is_some_and(|there| {
                         alive && there.stepped.is_ready() && there.stepped.peering().is_removed(process.id)
                     }) =>
@@ -350,7 +353,7 @@ impl World {
                 process.stepped.peering().refused(id);
             }
             if lacks_space && !process.log_busy {
-                // A log without space looks for some now and then.
+                // A log that lacks space gets a turn now and then, to check if there is space again.
                 process.log_busy = true;
                 self.schedule.after(MICRO, Event::Log(at, life));
             }
@@ -421,7 +424,8 @@ impl World {
             }
         }
         if breaks && self.dice.network.one_in(3) {
-            // The transfer broke because the sender crashes; another member may then send the snapshot.
+            // In some cases the transfer broke because its sender crashed; another member may then send the
+            // snapshot.
             self.crash(at, false);
         }
     }

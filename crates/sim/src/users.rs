@@ -1,5 +1,5 @@
-//! Users, roles and tokens: an administrator grants and revokes permissions while clients work and send
-//! tokens.
+//! Users, roles and tokens: an administrator grants and revokes permissions while clients send operations
+//! with tokens.
 //!
 //! Each slot has a user with its own role. If the result of a change is unknown, the change may still take
 //! effect at any later time. The administrator then gives up that user and creates another one with new
@@ -44,7 +44,7 @@ struct User {
     made: usize,
 }
 
-/// Auth token: its user, its text, and the time at which the client received it.
+/// Auth token: name of its user, text of the token, and the time at which the client received it.
 #[derive(Clone, Debug)]
 pub(crate) struct Token {
     pub user: String,
@@ -77,17 +77,18 @@ enum Step {
 pub(crate) struct Users {
     rng: Rng,
     pending: Option<(u64, Step, Nanos)>,
-    /// True if root exists, and true if root has its role.
+    /// Two flags: root exists, and root has its role.
     root: [bool; 2],
     /// True if authentication is enabled, as far as the administrator knows.
     pub enabled: bool,
-    /// True if authentication may be enabled, so that clients need tokens.
+    /// True if authentication may be enabled, in which case clients need tokens.
     pub needed: bool,
-    /// True once authentication is to be disabled for the rest of the run.
+    /// True once authentication is being disabled for the rest of the run.
     pub closing: bool,
     /// Users by slot, complete or still being created.
     users: Vec<User>,
-    /// Names and passwords of the users that clients use, by slot.
+    /// Name and password number of the user with which clients of each slot log in; `None` if the slot has no
+    /// complete user.
     current: Vec<Option<(String, u64)>>,
     generations: u64,
     root_token: Option<Token>,
@@ -115,8 +116,8 @@ impl Users {
         }
     }
 
-    /// Returns name and password of the user of a client or a watcher. Every fourth client uses root, as does
-    /// each client whose user is still being created.
+    /// Returns name and password number of the user for a client or a watcher. Every fourth client uses root;
+    /// a client whose slot has no complete user uses root as well.
     fn user_of(&self, number: usize) -> (String, u64) {
         let own = number.checked_rem(SLOTS + 1).filter(|slot| *slot < SLOTS);
         own.and_then(|slot| self.current[slot].clone()).unwrap_or((ROOT.to_owned(), 0))
@@ -184,7 +185,7 @@ impl Users {
         })
     }
 
-    /// Gives up the user of this slot and draws another one.
+    /// Gives up the user of this slot, and draws a new user for the slot.
     fn give_up(&mut self, slot: usize, keys: u64) {
         self.users[slot] = self.draw_user(keys);
         self.current[slot] = None;

@@ -1,4 +1,4 @@
-//! Watch streams of clients: some lag behind, some break and resume at their last revision.
+//! Watch streams of clients: some are read slowly, some break and resume at their last revision.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -20,7 +20,7 @@ use crate::profile::{Profile, Work};
 use crate::rng::Rng;
 use crate::schedule::{MILLI, Nanos};
 
-/// First watch id of a crowd of watches whose responses are ignored.
+/// Lowest watch id of the watches whose responses the client ignores (see `crowd`).
 const CROWD: i64 = 1 << 20;
 
 /// Buffers between a client's stream and the member that serves it.
@@ -122,7 +122,7 @@ struct Open {
     ended: bool,
 }
 
-/// Client with one watch stream at a time.
+/// Client that has at most one watch stream at a time.
 pub struct Watcher {
     /// Number of the watcher, which also serves as a client number.
     pub number: u64,
@@ -135,14 +135,14 @@ pub struct Watcher {
     pub streams: u64,
     /// Place of the member that serves the stream.
     pub place: usize,
-    /// Time of the last event received, or of the last connect.
+    /// Time at which the last event was received, or at which the stream was opened if that is later.
     pub told_at: Nanos,
     /// Watches that have ended.
     pub done: Vec<Watch>,
 }
 
 impl Watcher {
-    /// Creates the watcher of this number in the world of a seed.
+    /// Creates the watcher with this number in the world of a seed.
     pub fn new(seed: u64, number: u64) -> Watcher {
         let mut rng = Rng::stream(seed, &format!("watcher {number}"));
         let pace = rng.pick(&[MILLI, 20 * MILLI, 300 * MILLI, 1500 * MILLI, 6000 * MILLI]);
@@ -235,7 +235,8 @@ impl Watcher {
         }
         self.streams += 1;
         self.place = place;
-        // No event can have arrived yet; the watcher gets time to receive one before it counts as finished.
+        // No event can have arrived yet, so the watcher gets the full time to receive one before it is
+        // assumed to have received all events.
         self.told_at = now;
         self.pipe = Some(Rc::clone(&pipe));
         pipe
@@ -251,10 +252,10 @@ impl Watcher {
             let (key, range_end) = match order {
                 0 => (far(number), far(number + 1)),
                 1 => (far(count - number), far(count - number + 1)),
-                // Each range contains the next one.
+                // Each range contains the range after it.
                 2 => (far(number), far(3 * count - number)),
                 3 => (far(count - number), far(count + number + 1)),
-                // Ranges alternate from both ends towards the middle.
+                // Every other range is at the low end; the ranges between them all end at the same key.
                 _ if number % 2 == 0 => (far(number), far(number + 1)),
                 _ => (far(2 * count - number), far(2 * count)),
             };
@@ -314,7 +315,7 @@ impl Watcher {
         (watch, start)
     }
 
-    /// Lets many responses wait for the client, which from now on takes all of them with every read.
+    /// Lets many more responses wait for the client. From now on each read takes all of them.
     pub fn widen(&mut self) {
         if let Some(pipe) = &self.pipe {
             pipe.borrow_mut().window = 1024;
@@ -353,11 +354,13 @@ impl Watcher {
             return;
         }
         if response.watch_id >= CROWD {
-            // Responses behind this one are still to be read.
+            // This response is ignored, but responses to the client's own watches may be waiting after it, so
+            // the watcher counts as still receiving.
             self.told_at = now;
             return;
         }
-        // A failed creation carries watch id -1; it belongs to the first watch without a response.
+        // A response to a failed creation has watch id -1. Responses to creations come in order, so it
+        // belongs to the first watch without a response.
         let named = response.watch_id;
         let failed = response.created && response.canceled;
         let found = self.open.iter_mut().find(|open| {
@@ -390,11 +393,12 @@ impl Watcher {
         let events = response.events.into_iter().map(crate::wire::event).collect();
         note(open, WatchAnswer::Events { events, fragment: response.fragment });
         open.partial = response.fragment;
-        // After a break, the events of an incomplete revision are sent again.
+        // If the last response was a fragment, the watch resumes at the same revision, so that the events of
+        // that revision are sent again.
         open.next_revision = if response.fragment { last } else { last + 1 };
     }
 
-    /// Handles the end of the stream, whichever side ended it.
+    /// Handles the end of the stream, whichever side has ended it.
     pub fn broken(&mut self, _now: Nanos) {
         let Some(pipe) = self.pipe.take() else { return };
         pipe.borrow_mut().close();
@@ -402,7 +406,8 @@ impl Watcher {
         self.done.extend(self.open.iter().map(|open| open.record.clone()));
     }
 
-    /// Ends the watcher with the run. If `drained` is given, events up to that revision must have arrived.
+    /// Ends all watches of the watcher at the end of the run. If `drained` is given, events up to that
+    /// revision must have arrived.
     pub fn finish(&mut self, drained: Option<i64>) {
         let connected = self.pipe.take();
         for open in self.open.drain(..).filter(|_| connected.is_some()) {

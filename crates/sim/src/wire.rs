@@ -197,7 +197,7 @@ pub fn decode(request: &Request, message: Bytes) -> Option<(Header, Response)> {
     Some((header, response))
 }
 
-/// Returns the outcome that a client can conclude from an error.
+/// Returns the outcome of an operation that a client can conclude from this error.
 pub fn failed(status: &Status) -> Outcome {
     let certain = [
         (error::COMPACTED, Refusal::Compacted),

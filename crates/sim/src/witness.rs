@@ -11,9 +11,9 @@ thread_local! {
 
 static LISTENS: Once = Once::new();
 
-/// Runs a closure and returns its panic as an error with message and location. A panic that other code caught
-/// counts as well, since a panicking task would otherwise disappear silently. Where panics abort the process,
-/// they still do.
+/// Runs a closure and returns its panic as an error with message and location. A panic that other code has
+/// caught is returned as well, since a panicking task would otherwise disappear silently. In builds where a
+/// panic aborts the process, it still does.
 pub fn panics<T>(something: impl FnOnce() -> T) -> Result<T, String> {
     LISTENS.call_once(|| {
         let before = take_hook();
@@ -33,7 +33,7 @@ pub fn panics<T>(something: impl FnOnce() -> T) -> Result<T, String> {
     outcome.ok().filter(|_| heard.is_empty()).ok_or(heard)
 }
 
-/// Returns true if any panic happened, whether or not other code caught it.
+/// Returns true if there was any panic since [`panics`] was called, even if other code caught it.
 pub fn heard_one() -> bool {
     HEARD.with(|heard| heard.borrow().as_ref().is_some_and(|heard| !heard.is_empty()))
 }

@@ -1,4 +1,4 @@
-//! Operations of clients, drawn from each client's own random stream, with values that are never used twice.
+//! Operations of clients, drawn from each client's own random stream. No value is written twice.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use crate::schedule::{MILLI, Nanos, SECOND};
 const NO_END: &[u8] = b"\0";
 /// Number of locks that clients compete for.
 const LOCKS: u64 = 2;
-/// Number of nested transactions in the deepest request, which is sent at the end.
+/// Number of nested transactions in the deepest request, which a client sends at the end of the run.
 const DEPTH: usize = 62;
 /// Largest number of leases that a client keeps at once.
 const LEASES_MAX: usize = 3;
@@ -28,7 +28,7 @@ pub enum Locking {
     Granting,
     /// The client has requested the creation of its lock key.
     Queueing(Fence, i64),
-    /// The client reads whether its lock key is the oldest, up to this many more times.
+    /// The client checks if its lock key is the oldest one, up to this many more times.
     Waiting(Fence, i64, u32),
     /// The client has held the lock since this time, and makes this many more writes.
     Holding(Fence, i64, Nanos, u32),
@@ -45,26 +45,27 @@ struct Keeping {
     asked: Nanos,
     /// Time before the lease's end at which the next renewal is sent.
     margin: Nanos,
-    /// True if the lease was granted again under the same id, and not renewed since.
+    /// True if the lease was granted again under the same id, and has not been renewed since.
     anew: bool,
 }
 
 impl Keeping {
-    /// Returns true if much of the lease's time has passed, but not so much that the lease may expire before
-    /// it is revoked. The revocation of an expired lease also ends a lease that was granted again under its
-    /// id, as in etcd.
+    /// Returns true if some time of the lease has passed, but so much is left that the lease cannot expire
+    /// before its revocation is applied. The revocation of an expired lease would also end a lease that was
+    /// granted again under its id, as in etcd.
     fn is_exchangeable(&self, now: Nanos) -> bool {
         let ttl = u64::try_from(self.ttl).unwrap_or(0) * SECOND;
         !self.anew && now > self.asked + 3 * SECOND && now + 5 * SECOND < self.asked + ttl
     }
 
-    /// Returns true if the lease is about to expire, or has just expired: see `hold_up_regrant` of the world.
+    /// Returns true if the lease is about to expire, or has just expired. See `World::hold_up_regrant`.
     fn is_about_to_end(&self, now: Nanos) -> bool {
         let ttl = u64::try_from(self.ttl).unwrap_or(0) * SECOND;
         now + 400 * MILLI > self.asked + ttl
     }
 
-    /// Returns true if no fault may delay a revocation for seconds.
+    /// Returns true if the profile tests leases that are revoked and granted again, and has no fault that may
+    /// delay a revocation for seconds.
     fn may_be_exchanged(profile: &Profile) -> bool {
         profile.fails(Fault::Ambush) && !SLOW.iter().any(|fault| profile.fails(*fault))
     }
@@ -84,16 +85,16 @@ pub struct Client {
     seen: BTreeMap<Vec<u8>, KeyValue>,
     leases: Vec<i64>,
     lock: Option<Locking>,
-    /// True if the client does nothing but keep a lease.
+    /// True if the client only keeps a lease alive and sends no other operations.
     keeper: bool,
     keeping: Option<Keeping>,
     /// Lease that another client revokes right before this client's next operation.
     pub revokes_first: Option<i64>,
     /// Time at which the client's last operation was sent.
     asked: Nanos,
-    /// True if the client was refused for lack of space, and now frees some.
+    /// True if the client was refused for lack of space, and now frees some space.
     cramped: bool,
-    /// Data about the member that the client calls next.
+    /// What an attacker can learn about the member that the client calls next.
     pub known: Option<Known>,
     values: u64,
     /// Newest revision that the client has seen.
@@ -254,7 +255,7 @@ impl Client {
                 0 | 1 => actions.push(Action::Range(self.range(profile))),
                 2 if profile.works(Work::Delete) => {
                     let key = self.key(profile);
-                    // A server refuses two changes of one key in one transaction.
+                    // A server refuses a transaction that changes one key twice.
                     if !used.contains(&key) {
                         used.push(key.clone());
                         let prev_kv = self.rng.one_in(2);
@@ -288,7 +289,7 @@ impl Client {
         txn.success = self.actions(profile, depth);
         txn.failure = self.actions(profile, depth);
         if let (0, Some(first)) = (depth, txn.compare.first()) {
-            // Compare-and-set: writes the key that was compared.
+            // Compare-and-set: the transaction writes the key that it compares.
             let key = first.key.clone();
             let value = self.value(profile);
             let touched = |action: &Action| match action {
@@ -334,7 +335,7 @@ impl Client {
         }
     }
 
-    /// Returns the next request for a lock, and the fence it depends on.
+    /// Returns the next request of a client with a lock, and the fence that the request depends on.
     fn lock_step(&mut self, profile: &Profile, now: Nanos) -> Option<(Request, Option<Fence>)> {
         let locking = self.lock.clone()?;
         Some(match locking {
@@ -379,7 +380,7 @@ impl Client {
                 if left % 2 == 0 {
                     return Some((Request::KeepAlive { id: lease }, None));
                 }
-                // The write is guarded by the client's own lock key, as a careful client does.
+                // Like a careful client, the client guards each write by a comparison with its own lock key.
                 let guard = Compare {
                     key: fence.key.clone(),
                     range_end: Vec::new(),
@@ -401,7 +402,8 @@ impl Client {
     fn keep(&mut self, profile: &Profile, now: Nanos) -> Request {
         let Some(keeping) = self.keeping else {
             let long = profile.fails(Fault::Ambush) && self.rng.one_in(2);
-            // Leases that are granted again and again have to expire often.
+            // If leases are to be granted again, they need a short time to live, so that they often are about
+            // to expire.
             let most = if profile.works(Work::Regrant) { 4 } else { 12 };
             let ttl = if long { 12 } else { i64::try_from(self.rng.between(1, most)).unwrap_or(1) };
             return Request::Grant { id: 0, ttl };
@@ -422,7 +424,7 @@ impl Client {
         match self.rng.below(40) {
             0 => Request::Revoke { id },
             1 => {
-                // The client lets the lease expire.
+                // The client no longer renews the lease, so the lease expires.
                 self.keeping = None;
                 Request::TimeToLive { id, keys: true }
             }
@@ -436,7 +438,8 @@ impl Client {
 
     fn kept(&mut self, request: &Request, outcome: &Outcome) {
         match outcome {
-            // The response to a repeated grant does not tell whether the old lease still exists.
+            // After a grant under the same id failed, the client does not know whether the old lease still
+            // exists.
             Outcome::Unknown(_) | Outcome::Refused(_)
                 if matches!(request, Request::Grant { id: 1.., .. }) =>
             {
@@ -460,7 +463,7 @@ impl Client {
         }
     }
 
-    /// Returns the time of the client's next operation; `None` if the client follows the normal think time.
+    /// Returns the time of the client's next operation; `None` if the client waits for the usual think time.
     pub fn next_at(&mut self, now: Nanos) -> Option<Nanos> {
         if !self.keeper {
             return None;
@@ -470,7 +473,7 @@ impl Client {
         Some(renewal.max(now + MILLI).min(look))
     }
 
-    /// Returns a transaction that is as deep or as large as a server accepts, or slightly more.
+    /// Returns a transaction that is as deep or as large as a server accepts, or slightly larger.
     fn hostile(&mut self, profile: &Profile) -> Request {
         if self.rng.one_in(4) {
             let depth = self.rng.pick(&[8, 31, 47, 48, 49, 50, 62, 63, 64, 65]);
@@ -503,7 +506,8 @@ impl Client {
         let actions = (0..count).map(|number| if number < keys { number } else { 3 * number + 1 });
         let mut success: Vec<Action> = actions.map(action).collect();
         if profile.works(Work::BigValues) || profile.works(Work::Forged) {
-            // A hundred responses with all values would dominate the time and memory of the run.
+            // If all ranges returned all values, the responses would take most of the run's time and memory,
+            // so they are limited.
             let ranges = success.iter_mut().filter_map(|action| match action {
                 Action::Range(range) => Some(range),
                 _ => None,
@@ -513,7 +517,7 @@ impl Client {
         Request::Txn(Txn { success, ..Txn::default() })
     }
 
-    /// Returns a transaction with two large branches, of which only one is executed.
+    /// Returns a transaction with two large branches, only one of which is executed.
     fn two_branches(&mut self, profile: &Profile) -> Request {
         let count = self.rng.pick(&[10, 60, 64, 120, 128]);
         let values: [Vec<u8>; 2] = [self.value(profile), self.value(profile)];
@@ -556,7 +560,7 @@ impl Client {
         Request::Txn(txn)
     }
 
-    /// Returns the client's next request, and the fence it depends on.
+    /// Returns the client's next request, and the fence that the request depends on.
     pub fn next(&mut self, profile: &Profile, now: Nanos) -> (Request, Option<Fence>) {
         self.asked = now;
         self.keeper = profile.works(Work::Keep) && self.number % 2 == 1;
@@ -594,7 +598,7 @@ impl Client {
             Work::Delete => {
                 let span =
                     if self.rng.one_in(3) { self.span(profile) } else { (self.key(profile), Vec::new()) };
-                // Only the owner of a lock may delete its keys.
+                // Only the owner of a lock may delete its lock key, so the range must not include lock keys.
                 let (key, range_end) = if span.1 == NO_END { (b"k".to_vec(), b"l".to_vec()) } else { span };
                 Request::Delete(Delete { key, range_end, prev_kv: self.rng.one_in(2) })
             }
@@ -699,8 +703,8 @@ impl Client {
                     _ => false,
                 };
                 if lost {
-                    // With this response the client knows that it lost the lock; before it, the oracle judges
-                    // by the lease.
+                    // From this response on the client knows that it has lost the lock, so the period of
+                    // holding ends now. Whether the lock was lost earlier, the oracle judges by the lease.
                     self.held.push((fence, lease, since, now));
                     return None;
                 }
@@ -714,7 +718,7 @@ impl Client {
         }
     }
 
-    /// Records locks that are held at the end of the run as held until then.
+    /// Records the locks that clients still hold at the end of the run as held until now.
     pub fn finish(&mut self, now: Nanos) {
         if let Some(Locking::Holding(fence, lease, since, _)) = self.lock.take() {
             self.held.push((fence, lease, since, now));

@@ -1,7 +1,7 @@
 //! The world of one seed: members, network, disks, clocks and clients, and the order of events.
 //!
-//! The world takes one event at a time from the schedule. All consequences at the same place happen at once;
-//! everything that goes to another place becomes an event. Nothing here waits for real time.
+//! The world takes one event at a time from the schedule. The consequences of an event at the same place
+//! happen immediately; what is sent to another place becomes a new event. Nothing here waits for real time.
 
 use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -135,12 +135,12 @@ impl Calling {
     }
 }
 
-/// Operation of a client that is in flight.
+/// Operation of a client that was sent and has not returned.
 pub(crate) struct Underway {
     pub(crate) operation: oracle::Operation,
 }
 
-/// Client and the state of its current operation.
+/// Client, and the state of the operation that it has sent.
 pub(crate) struct ActiveClient {
     pub client: Client,
     pub open: Option<Underway>,
@@ -176,7 +176,7 @@ pub(crate) struct Dice {
     pub operator: Rng,
 }
 
-/// Counts of what happened. A fault that never happens is not tested.
+/// Counts of what happened. They show which faults a run has tested.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Process starts.
@@ -212,7 +212,7 @@ pub struct World {
     pub(crate) places: Vec<Place>,
     pub(crate) desks: Vec<ActiveClient>,
     pub(crate) watchers: Vec<Watcher>,
-    /// In-flight operations of clients that make only one call.
+    /// In-flight operations of the clients that make only one call.
     pub(crate) extras: Vec<oracle::Operation>,
     pub(crate) staged: Staged,
     pub(crate) operator: Operator,
@@ -322,7 +322,7 @@ impl World {
         }
     }
 
-    /// Handles the next event. Returns `false` after a violation, or if no event is left.
+    /// Handles the next event. Returns `false` after a violation, or if there is no next event.
     pub fn step(&mut self) -> bool {
         let Some(event) = self.schedule.take() else { return false };
         self.dispatch(event);
@@ -334,7 +334,7 @@ impl World {
         (place.paused_until > self.now() && place.process.is_some()).then_some(place.paused_until)
     }
 
-    /// Returns the process of this start with its clock advanced to now; `None` if that process is gone.
+    /// Returns the process of this start with its clock advanced to now; `None` if that process has ended.
     pub(crate) fn wake(&mut self, at: Host, life: u64) -> Option<&mut Process> {
         let now = self.now();
         let place = self.places.get_mut(at)?;
@@ -357,7 +357,7 @@ impl World {
             _ => None,
         };
         if let Some(until) = at.and_then(|at| self.paused(at)) {
-            // A paused process handles the event when it continues.
+            // A paused process handles the event only when it continues.
             self.schedule.at(until, event);
             return;
         }

@@ -1,4 +1,4 @@
-//! Certificate authorities, certificates and revocation lists for tests of TLS.
+//! Certificate authorities, certificates and revocation lists for tests with TLS.
 //!
 //! [`Authority`] makes them in memory, [`Folder`] as files in a directory. Certificates are for servers and
 //! clients, and are valid from 2025 to 2055, unless their parameters say otherwise. [`Clock`] provides the
@@ -18,11 +18,11 @@ use rcgen::{
 use rustls::time_provider::TimeProvider;
 use rustls_pki_types::{CertificateDer, UnixTime};
 
-/// 2026-06-01T00:00:00Z, in seconds of Unix time: a time at which certificates and lists are valid.
+/// Time at which all certificates and lists are valid: 2026-06-01T00:00:00Z, in seconds since 1970.
 pub const NOW: u64 = 1_780_272_000;
-/// 2055-01-01T00:00:00Z, in seconds of Unix time: the time at which certificates expire.
+/// Time at which certificates expire: 2055-01-01T00:00:00Z, in seconds since 1970.
 pub const END: u64 = 2_682_374_400;
-/// 2050-01-01T00:00:00Z, in seconds of Unix time: the time at which a newer revocation list is due.
+/// Time at which a newer revocation list is due: 2050-01-01T00:00:00Z, in seconds since 1970.
 pub const NEXT_LIST: u64 = 2_524_608_000;
 
 /// Clock that shows [`NOW`] until a test changes it.
@@ -88,7 +88,7 @@ fn new_key() -> KeyPair {
 /// Certificate with its key, in PEM.
 #[derive(Clone, Debug)]
 pub struct Pair {
-    /// PEM of the certificate, possibly followed by those of its authorities.
+    /// PEM of the certificate. The certificates of its authorities may follow.
     pub cert: String,
     /// PEM of the key, in PKCS#8.
     pub key: String,
@@ -101,7 +101,8 @@ impl Pair {
     ///
     /// # Panics
     ///
-    /// Panics if the parameters are not valid; so do all functions that make a certificate.
+    /// Panics if the parameters are not valid. This also applies to all other functions that create a
+    /// certificate.
     pub fn self_signed(params: &CertificateParams) -> Pair {
         let key = new_key();
         Pair::of(&params.self_signed(&key).expect("the parameters are sound"), &key)
@@ -197,7 +198,7 @@ pub struct Files {
     pub key: PathBuf,
 }
 
-/// Authority, with the directory for its certificate and for everything that it issues.
+/// Authority, with a directory for its own certificate and for all files that it creates.
 pub struct Folder {
     /// Authority that signs.
     pub authority: Authority,
@@ -211,7 +212,8 @@ impl Folder {
     ///
     /// # Panics
     ///
-    /// Panics if the directory is not writable; so do all functions that write to it.
+    /// Panics if the directory is not writable. This also applies to all other functions that write to the
+    /// directory.
     pub fn new(dir: &Path, name: &str) -> Folder {
         let authority = Authority::new(name);
         let mut folder = Folder { authority, dir: dir.to_owned(), ca: PathBuf::new() };

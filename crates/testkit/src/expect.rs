@@ -1,4 +1,5 @@
-//! Compares whole outputs with files beside the tests. `UPDATE_EXPECT=1` rewrites the files.
+//! Compares whole outputs with files in the tests' directory. With `UPDATE_EXPECT=1`, writes the outputs to
+//! the files instead.
 
 use std::path::{Path, PathBuf};
 
@@ -28,7 +29,7 @@ pub fn check_file(path: &Path, actual: &str) {
 }
 
 fn folder() -> PathBuf {
-    // Directory of the crate under test, which cargo provides at run time.
+    // The directory of the crate under test, which cargo sets when it runs a test.
     let crate_root = std::env::var_os("CARGO_MANIFEST_DIR").expect("tests are run by cargo");
     Path::new(&crate_root).join("tests/it/expect")
 }

@@ -1,11 +1,11 @@
-//! Hand-written HTTP/1.1: request headers, chunks, and responses read byte by byte.
+//! HTTP/1.1 by hand: builds request headers and chunks, and reads responses byte by byte.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 
 use crate::TIMEOUT;
 
-/// Response, or only its header.
+/// A response, or only its header.
 #[derive(Debug)]
 pub struct Answer {
     /// Status code.
@@ -17,7 +17,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Returns the first header with this name, given in lower case.
+    /// Returns the value of the first header with this name. The name must be in lower case.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|header| header.0 == name).map(|header| header.1.as_str())
     }
@@ -41,7 +41,7 @@ pub fn connect(address: SocketAddr) -> TcpStream {
     with_timeouts(TcpStream::connect(address).expect("a connection"))
 }
 
-/// Returns the connection, with reads and writes that fail after [`TIMEOUT`].
+/// Returns the connection with timeouts: its reads and writes fail after [`TIMEOUT`].
 pub fn with_timeouts(stream: TcpStream) -> TcpStream {
     stream.set_read_timeout(Some(TIMEOUT)).expect("a read time-out");
     stream.set_write_timeout(Some(TIMEOUT)).expect("a write time-out");
@@ -118,7 +118,7 @@ pub fn read_head(stream: &mut TcpStream) -> Answer {
     Answer { status, headers: headers.collect(), body: Vec::new() }
 }
 
-/// Reads a response whose body has a length, or ends with the connection.
+/// Reads a response whose body has a stated length, or ends when the connection ends.
 ///
 /// # Panics
 ///

@@ -1,4 +1,4 @@
-//! Hand-written HTTP/2: frames, uncompressed header blocks, gRPC messages, and a blocking connection.
+//! HTTP/2 by hand: frames, uncompressed header blocks, gRPC messages, and a blocking connection.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -17,7 +17,7 @@ pub const HEADERS: u8 = 1;
 pub const RST_STREAM: u8 = 3;
 /// Type of a frame with the sender's settings.
 pub const SETTINGS: u8 = 4;
-/// Type of a frame that the receiver echoes.
+/// Type of a frame that the receiver sends back.
 pub const PING: u8 = 6;
 /// Type of a frame that announces the end of the connection.
 pub const GOAWAY: u8 = 7;
@@ -26,9 +26,9 @@ pub const WINDOW_UPDATE: u8 = 8;
 /// Type of a frame that continues a header block.
 pub const CONTINUATION: u8 = 9;
 
-/// Flag of DATA and HEADERS: the last frame that the sender sends on this stream.
+/// Flag of DATA and HEADERS frames: the sender sends no further frame on this stream.
 pub const END_STREAM: u8 = 1;
-/// Flag of HEADERS and CONTINUATION: the header block is complete.
+/// Flag of HEADERS and CONTINUATION frames: the header block is complete.
 pub const END_HEADERS: u8 = 4;
 
 /// Received frame.
@@ -38,7 +38,7 @@ pub struct Frame {
     pub kind: u8,
     /// Flag bits.
     pub flags: u8,
-    /// Stream number; 0 is the connection.
+    /// Stream number; 0 means the whole connection.
     pub stream: u32,
     /// Bytes after the nine-byte frame header.
     pub payload: Vec<u8>,
@@ -80,8 +80,8 @@ pub fn block(headers: &[(&str, &str)]) -> Vec<u8> {
     literals(0, headers)
 }
 
-/// Encodes a header block whose fields the receiver adds to its dynamic table (RFC 7541, section 6.2.1), as
-/// clients send them the first time.
+/// Encodes a header block whose fields the receiver adds to its dynamic table (RFC 7541, section 6.2.1).
+/// Clients send their fields in this way the first time.
 pub fn indexed_block(headers: &[(&str, &str)]) -> Vec<u8> {
     literals(0x40, headers)
 }
@@ -139,21 +139,22 @@ pub fn call(stream: u32, path: &str, request: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Client side of a connection, which sends only what the test requests. It can also send HTTP/1 bytes.
+/// Client side of a connection, which sends only what the test tells it to. It can also send the bytes of
+/// HTTP/1.
 #[derive(Debug)]
 pub struct Connection {
     stream: TcpStream,
 }
 
 impl Connection {
-    /// Connects without sending anything.
+    /// Opens a connection without sending anything.
     pub fn silent(address: SocketAddr) -> Connection {
         let stream = TcpStream::connect(address).expect("a connection");
         stream.set_read_timeout(Some(TIMEOUT)).expect("a read time-out");
         Connection { stream }
     }
 
-    /// Connects, and sends the preface and these settings (six bytes each).
+    /// Opens a connection, and sends the preface and these settings (six bytes each).
     pub fn h2(address: SocketAddr, settings: &[u8]) -> Connection {
         let mut connection = Connection::silent(address);
         connection.send(PREFACE);
@@ -161,7 +162,7 @@ impl Connection {
         connection
     }
 
-    /// Connects, and opens all flow-control windows to the maximum.
+    /// Opens a connection, and sets all flow-control windows to the maximum.
     pub fn greedy(address: SocketAddr) -> Connection {
         let window_max = (i32::MAX as u32).to_be_bytes();
         let mut connection = Connection::h2(address, &[&[0, 4][..], &window_max].concat());
@@ -174,8 +175,8 @@ impl Connection {
         self.stream.write_all(bytes).is_ok()
     }
 
-    /// Writes bytes until the server accepts none for 300 ms, or has closed. Returns the number of bytes
-    /// written.
+    /// Writes bytes until the server has accepted none for 300 ms, or has closed the connection. Returns the
+    /// number of bytes written.
     pub fn flood(&mut self, bytes: &[u8]) -> usize {
         self.stream.set_write_timeout(Some(Duration::from_millis(300))).expect("a write time-out");
         let mut taken = 0;
@@ -188,8 +189,8 @@ impl Connection {
         taken
     }
 
-    /// Sends a unary call, with `body` as all of its data, in one write; in several writes, the server could
-    /// process the parts at different times.
+    /// Sends a unary call with `body` as its data, in a single write. If it were sent in several writes, the
+    /// server could process the parts at different times.
     pub fn call(&mut self, stream: u32, path: &str, more: &[(&str, &str)], body: &[u8]) {
         let mut frames = frame(HEADERS, END_HEADERS, stream, &call_block(path, more));
         frames.extend(frame(DATA, END_STREAM, stream, body));
@@ -220,11 +221,11 @@ impl Connection {
         }
     }
 
-    /// Returns the next frame of this type, and drops all frames before it.
+    /// Returns the next frame of this type. Frames of other types before it are dropped.
     ///
     /// # Panics
     ///
-    /// Panics if the server closes first, or nothing arrives for [`TIMEOUT`].
+    /// Panics if the server closes the connection before that, or nothing arrives for [`TIMEOUT`].
     pub fn next_of(&mut self, kind: u8) -> Frame {
         loop {
             let frame = self.next().expect("the server did not close");
@@ -234,11 +235,11 @@ impl Connection {
         }
     }
 
-    /// Returns all bytes that arrive until the server closes.
+    /// Returns all bytes that arrive until the server closes the connection.
     ///
     /// # Panics
     ///
-    /// Panics if the server does not close and nothing arrives for [`TIMEOUT`].
+    /// Panics if the server does not close the connection, and nothing arrives for [`TIMEOUT`].
     pub fn read_to_close(&mut self) -> Vec<u8> {
         let mut all = Vec::new();
         if let Err(error) = self.stream.read_to_end(&mut all) {
@@ -247,7 +248,7 @@ impl Connection {
         all
     }
 
-    /// Waits until the server has closed.
+    /// Waits until the server has closed the connection.
     pub fn closed(mut self) {
         while self.next().is_some() {}
     }
@@ -267,12 +268,12 @@ fn is_timeout(error: &std::io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
 }
 
-/// Sends bytes on a new connection, shuts down the sending side, and returns what arrived until the server
-/// closed.
+/// Opens a connection, sends bytes, and shuts down the sending side. Returns the bytes that arrived until the
+/// server closed the connection.
 ///
 /// # Panics
 ///
-/// Panics if the server does not close.
+/// Panics if the server does not close the connection.
 pub fn send_garbage(address: SocketAddr, bytes: &[u8]) -> Vec<u8> {
     let mut connection = Connection::silent(address);
     connection.send(bytes);

@@ -3,14 +3,14 @@
 //!
 //! * [`expect`] compares whole outputs with files.
 //! * [`TempDir`] is a directory that is removed at the end of a test.
-//! * [`Random`] draws numbers that follow from a seed; it is the generator of the product.
+//! * [`Random`] draws numbers that are determined by a seed; it is the same generator that the product uses.
 //! * [`wait_until`] waits for a condition; `eventually` and `block_on` do so in a tokio runtime (feature
 //!   `tokio`).
 //! * [`ports`] finds addresses without a listener.
-//! * `certificates` makes authorities, certificates and revocation lists, `tls_ends` both ends of a TLS
-//!   connection (feature `certificates`).
-//! * [`http1`] and [`http2`] write and read the bytes of connections by hand, for what no well-behaved client
-//!   does.
+//! * `certificates` creates authorities, certificates and revocation lists; `tls_ends` creates both ends of a
+//!   TLS connection (feature `certificates`).
+//! * [`http1`] and [`http2`] write and read the bytes of connections by hand, to test what no well-behaved
+//!   client does.
 //!
 //! This crate depends on none of the crates under test. Start reading with [`expect`] and [`wait_until`].
 
@@ -41,6 +41,6 @@ pub use wait::wait_until;
 
 use std::time::Duration;
 
-/// Default time for which tests wait for something to happen. It is far above what any test needs on a busy
-/// machine, so a wait of this length means a bug.
+/// Default time for which tests wait for something to happen. It is far longer than any test needs, even on a
+/// busy machine. So if a wait takes this long, there is a bug.
 pub const TIMEOUT: Duration = Duration::from_secs(60);

@@ -9,12 +9,12 @@ pub fn listen() -> (TcpListener, SocketAddr) {
     (listener, address)
 }
 
-/// Returns an address of 127.0.0.1 without a listener. No other caller gets the same address.
+/// Returns an address of 127.0.0.1 on which no process listens. No other caller gets the same address.
 pub fn free_address() -> SocketAddr {
     free_address_of(Ipv4Addr::LOCALHOST)
 }
 
-/// Returns an address of `ip` without a listener. No other caller gets the same address
+/// Returns an address of `ip` on which no process listens. No other caller gets the same address
 /// ([`stdx::unused_port`]).
 pub fn free_address_of(ip: impl Into<IpAddr>) -> SocketAddr {
     let ip = ip.into();

@@ -2,11 +2,11 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 
-/// Runs a test's future to its end on this thread, in a new tokio runtime, and returns the result.
+/// Runs the future of a test to its end on this thread, in a new tokio runtime, and returns the result.
 ///
 /// # Panics
 ///
-/// Panics if the future has not ended after `limit`, which means that the test hangs.
+/// Panics if the future has not ended after `limit`, in which case the test hangs.
 #[track_caller]
 pub fn block_on<T>(limit: Duration, test: impl Future<Output = T>) -> T {
     let runtime =
@@ -15,11 +15,12 @@ pub fn block_on<T>(limit: Duration, test: impl Future<Output = T>) -> T {
     ended.unwrap_or_else(|_| panic!("the test has not ended after {limit:?}"))
 }
 
-/// Like [`wait_until`](crate::wait_until), for tests that run in a tokio runtime.
+/// Waits like [`wait_until`](crate::wait_until), for tests that run in a tokio runtime.
 ///
 /// # Panics
 ///
-/// Panics if `look` finds nothing within `timeout`; `what` describes the awaited condition in the message.
+/// Panics if `look` returns `None` until `timeout` has passed. The message contains `what`, which describes
+/// the awaited condition.
 pub async fn eventually<T>(what: &str, timeout: Duration, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + timeout;
     let mut pause = Duration::from_millis(1);

@@ -4,12 +4,12 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Stream with fixed input; writes are discarded.
+/// Stream that reads from fixed bytes, and discards what is written.
 #[derive(Debug)]
 pub struct Tape {
     /// Bytes that are read.
     pub bytes: Vec<u8>,
-    /// Number of bytes that were read; after the last byte, reads are pending.
+    /// Number of bytes that were read. After the last byte, reads stay pending.
     pub at: usize,
 }
 

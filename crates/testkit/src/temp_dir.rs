@@ -1,8 +1,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Directory of one test, empty at first. Dropping the value removes the directory with its contents, unless
-/// the test fails or `MAINSTAY_TEST_KEEP` is set.
+/// Directory for one test, which is empty at first. On drop it is removed with its contents, unless the test
+/// fails or `MAINSTAY_TEST_KEEP` is set.
 #[derive(Debug)]
 pub struct TempDir {
     path: PathBuf,
@@ -10,15 +10,16 @@ pub struct TempDir {
 
 impl TempDir {
     /// Creates a directory in `target/tmp` of the build, which is on a real disk. Its name begins with
-    /// `name`, so that the directory of a failed test can be identified.
+    /// `name`, so that the directory of a failed test can be found.
     pub fn new(name: &str) -> TempDir {
         TempDir::within(&build_dir(), name).expect("a test can make its directory")
     }
 
-    /// Creates a directory in memory if the machine has such a file system (`/dev/shm`), for tests that are
-    /// not about the disk: other processes' syncs do not delay them. Otherwise behaves like [`TempDir::new`].
+    /// Creates a directory in memory if the machine has a file system for this (`/dev/shm`), otherwise like
+    /// [`TempDir::new`]. It is for tests that do not test the disk, so that the syncs of other processes do
+    /// not delay them.
     ///
-    /// The path is short enough for the address of a socket.
+    /// The path is short enough to be the address of a Unix socket.
     pub fn in_memory(name: &str) -> TempDir {
         TempDir::within(Path::new("/dev/shm"), &format!("mainstay-{name}"))
             .unwrap_or_else(|_| TempDir::new(name))
@@ -28,7 +29,7 @@ impl TempDir {
         static CREATED: AtomicU32 = AtomicU32::new(0);
         let number = CREATED.fetch_add(1, Ordering::Relaxed);
         let path = parent.join(format!("{name}-{}-{number}", std::process::id()));
-        // An earlier process with the same id may have left a directory.
+        // An earlier process with the same id may have left a directory, so remove it.
         let _ = std::fs::remove_dir_all(&path);
         std::fs::create_dir(&path)?;
         Ok(TempDir { path })
@@ -48,15 +49,15 @@ impl TempDir {
 impl Drop for TempDir {
     fn drop(&mut self) {
         if !std::thread::panicking() && std::env::var_os("MAINSTAY_TEST_KEEP").is_none() {
-            // The test may have removed the directory itself.
+            // The test may already have removed the directory, so an error is ignored.
             let _ = std::fs::remove_dir_all(&self.path);
         }
     }
 }
 
-/// Returns `target/tmp`, which cargo passes to integration tests as `CARGO_TARGET_TMPDIR` at compile time. It
-/// is found from the test's own path in `target/PROFILE/deps`. Returns the system's temporary directory if
-/// `target/tmp` cannot be created.
+/// Returns the directory `target/tmp`, which cargo passes only to integration tests, as `CARGO_TARGET_TMPDIR`
+/// at compile time. So this function finds it from the path of the test's binary in `target/PROFILE/deps`. If
+/// `target/tmp` cannot be created, returns the system's temporary directory.
 fn build_dir() -> PathBuf {
     let program = std::env::current_exe().unwrap_or_default();
     let target = program.ancestors().find(|dir| dir.join("CACHEDIR.TAG").is_file());

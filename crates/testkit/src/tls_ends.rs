@@ -1,6 +1,6 @@
 //! Both ends of a TLS connection after its handshake, in memory.
 //!
-//! All functions panic if rustls fails.
+//! All functions here panic if rustls returns an error.
 
 use std::io::Read as _;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub fn pair() -> (ServerConnection, ClientConnection) {
     pair_by(default_provider(), default_provider())
 }
 
-/// Returns the configurations of a server with the name `a`, and of a client that trusts it.
+/// Returns the configurations of a server with the name `a`, and of a client that trusts this server.
 pub fn configurations() -> (Arc<ServerConfig>, Arc<ClientConfig>) {
     configurations_by(default_provider(), default_provider())
 }
@@ -68,7 +68,7 @@ pub fn pair_by(at_server: CryptoProvider, at_client: CryptoProvider) -> (ServerC
     (server, client)
 }
 
-/// Returns the records that a client sends now.
+/// Returns the TLS records that the client has to send now.
 pub fn sent_by(client: &mut ClientConnection) -> Vec<u8> {
     let mut sent = Vec::new();
     while client.wants_write() {
@@ -77,7 +77,7 @@ pub fn sent_by(client: &mut ClientConnection) -> Vec<u8> {
     sent
 }
 
-/// Decrypts bytes from the server.
+/// Passes bytes from the server to the client, and returns the decrypted data.
 pub fn receive(client: &mut ClientConnection, bytes: &[u8]) -> Vec<u8> {
     let (mut rest, mut plain) = (bytes, Vec::new());
     while !rest.is_empty() {
@@ -90,8 +90,8 @@ pub fn receive(client: &mut ClientConnection, bytes: &[u8]) -> Vec<u8> {
     plain
 }
 
-/// Returns a number of key updates, which are cheap to send and expensive to process. 16 in a row are
-/// tolerated.
+/// Returns records with this number of key updates, which are cheap to send and expensive to process. A
+/// receiver tolerates 16 in a row.
 pub fn flood(client: &mut ClientConnection, updates: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
     for _ in 0..updates {
@@ -101,7 +101,7 @@ pub fn flood(client: &mut ClientConnection, updates: usize) -> Vec<u8> {
     bytes
 }
 
-/// Returns a provider of TLS 1.2 only, whose keys may encrypt at most `records` records.
+/// Returns a crypto provider with only TLS 1.2, each of whose keys may encrypt at most `records` records.
 pub fn short_lived(records: u64) -> CryptoProvider {
     let suite = cipher_suite::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256;
     let SupportedCipherSuite::Tls12(suite) = suite else { panic!("it is a suite of TLS 1.2") };

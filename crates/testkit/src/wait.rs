@@ -1,10 +1,12 @@
 use std::time::{Duration, Instant};
 
-/// Waits until `look` finds something in another thread or process, and returns it.
+/// Calls `look` again and again until it returns a value, and returns that value. The awaited change happens
+/// in another thread or process.
 ///
 /// # Panics
 ///
-/// Panics if `look` finds nothing within `timeout`; `what` describes the awaited condition in the message.
+/// Panics if `look` returns `None` until `timeout` has passed. The message contains `what`, which describes
+/// the awaited condition.
 #[track_caller]
 pub fn wait_until<T>(what: &str, timeout: Duration, mut look: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + timeout;
@@ -14,7 +16,7 @@ pub fn wait_until<T>(what: &str, timeout: Duration, mut look: impl FnMut() -> Op
             return found;
         }
         assert!(Instant::now() < deadline, "waited {timeout:?} in vain: {what}");
-        // The pauses are short at first, since most awaited conditions are met soon.
+        // The pauses are short at first, because most conditions are met soon.
         std::thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(10));
     }

@@ -1,4 +1,4 @@
-//! Users and their permissions: created at the start of the run, and some of them changed all the time.
+//! Creates users at the start of the run, and changes the permissions of some of them during the whole run.
 //!
 //! Each changing user has its own role. If the result of a change is unknown, the change may still take
 //! effect at any later time; the administrator then gives up that user and creates another one with a new
@@ -22,7 +22,7 @@ use crate::user_client;
 
 /// Largest number of permissions of a user.
 const PERMISSIONS_MAX: usize = 4;
-/// Time that each call may take that creates the permanent users.
+/// Timeout of each call that creates the permanent users.
 const SET_UP_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// A permission of a role.
@@ -41,11 +41,11 @@ struct User {
     permissions: Vec<Permission>,
 }
 
-/// Auth call, and the change that it makes.
+/// A call that changes users, roles or authentication, and the grants that the call changes.
 pub(crate) struct Change {
     rpc: Rpc,
     message: Vec<u8>,
-    /// Grants that the call changes, with true if the grant exists afterwards.
+    /// Grants that the call changes; true if the grant exists after the call.
     about: Vec<(Grant, bool)>,
 }
 
@@ -61,7 +61,7 @@ pub(crate) enum Known {
 pub(crate) fn switch(on: bool) -> Change {
     let about = vec![(Grant::Authentication, on)];
     let rpc = if on { Rpc::AuthEnable } else { Rpc::AuthDisable };
-    // Both requests are empty.
+    // Both requests have no fields.
     Change { rpc, message: Vec::new(), about }
 }
 
@@ -178,7 +178,7 @@ impl User {
     }
 }
 
-/// Classifies the error of a change, by its text like `outcome::of`.
+/// Classifies the error of a change by its text, as `outcome::of` does.
 fn known_after(status: &Status) -> Known {
     let certain = [
         error::PERMISSION_DENIED,
@@ -200,9 +200,9 @@ fn known_after(status: &Status) -> Known {
     Known::Unknown
 }
 
-/// Requests a change, and records the result.
+/// Sends the request for a change, and records the result.
 pub(crate) async fn carry_out(context: &ClientContext, client: u64, member: usize, change: &Change) -> Known {
-    // If connecting fails, no request was sent.
+    // If connecting fails, the request was never sent, so the change cannot take effect.
     let Ok(link) = context.open(member, Identity::Root, client).await else { return Known::Refused };
     let call = context.record.now();
     let options = link.options().within(context.timeout);
@@ -232,7 +232,7 @@ pub(crate) async fn carry_out(context: &ClientContext, client: u64, member: usiz
 /// Creates the permanent users and enables authentication. All members must be healthy.
 ///
 /// # Errors
-/// Names the change that did not succeed in time.
+/// Returns an error that names the change which did not succeed in time.
 pub async fn set_up(context: &ClientContext, client: u64) -> Result<(), String> {
     use authpb::permission::Type;
     let Some(users) = &context.security.users else { return Ok(()) };
@@ -313,7 +313,7 @@ pub async fn work(context: Arc<ClientContext>, number: u64, mut rng: Rng, mut ph
     }
 }
 
-/// Creates a user. Returns false if any call did not succeed for certain.
+/// Creates a user. Returns false unless every call has certainly succeeded.
 async fn make(context: &ClientContext, number: u64, user: &User) -> bool {
     for (nth, change) in user.make().iter().enumerate() {
         let member = nth % context.addresses.len().max(1);

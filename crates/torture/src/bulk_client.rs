@@ -1,5 +1,5 @@
-//! A client with large values: logs grow, segments are sealed, checkpoints are written and space is reclaimed
-//! within minutes.
+//! A client that writes large values, so that logs grow, segments are sealed, checkpoints are written and
+//! space is reclaimed within minutes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::session::{ClientContext, Session};
 
 /// Number of keys, which are overwritten at random.
 const KEYS: u64 = 12;
-/// Interval between two puts; with the mean size this writes about 2 MB/s.
+/// Interval between two puts. With values of mean size the client writes about 2 MB/s.
 const EVERY: Duration = Duration::from_millis(150);
 const KIB_LEAST: u64 = 64;
 const KIB_MOST: u64 = 512;

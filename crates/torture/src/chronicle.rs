@@ -1,10 +1,10 @@
-//! Log of what was done to the members and how they reacted.
+//! Log of the faults that were injected into members, and of how the members reacted.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::session::ClientContext;
 
-/// State of a member's process, as far as this program caused it.
+/// State of a member's process, as far as faults of this program changed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// No process runs.
@@ -31,9 +31,9 @@ pub struct Reading {
 /// One injected fault, drawn as a bar in the timeline.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Bar {
-    /// Name of the fault.
+    /// Name of the fault kind.
     pub name: String,
-    /// Description of what was done.
+    /// Description of the injected fault.
     pub detail: String,
     /// Affected members.
     pub members: Vec<usize>,
@@ -41,11 +41,12 @@ pub struct Bar {
     pub from: u64,
     /// End of the fault; `None` if the run ended first.
     pub to: Option<u64>,
-    /// Time at which all members were healthy again.
+    /// Time at which all members were healthy again, in nanoseconds since the run began; `None` if they never
+    /// were.
     pub recovered: Option<u64>,
 }
 
-/// A violation that this program found by itself, outside the oracle.
+/// A violation that this program found itself, not the oracle.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Trouble {
     /// Time, in nanoseconds since the run began.
@@ -56,13 +57,13 @@ pub struct Trouble {
     pub text: String,
 }
 
-/// Log of what was done to the members and how they reacted, for the timeline and the report.
+/// Log of the injected faults and of the members' reactions, for the timeline and the report.
 pub struct Chronicle {
     context: Arc<ClientContext>,
     inner: Mutex<Chapters>,
 }
 
-/// Values over time: each with the time from which it holds.
+/// Values over time: each value with the time in nanoseconds from which it holds.
 pub type Trail<T> = Vec<(u64, T)>;
 
 /// Contents of the chronicle.

@@ -28,7 +28,7 @@ const PEER_PORT: u16 = 2380;
 pub const RECOVERY_TIME_MAX: Duration = Duration::from_secs(60);
 /// Time that a clean shutdown may take.
 const STOP_TIME_MAX: Duration = Duration::from_secs(30);
-/// Time within which a killed process must be gone.
+/// Time within which a killed process must have ended.
 const KILL_TIME_MAX: Duration = Duration::from_secs(30);
 /// Time that a call of the operator may take.
 const CALL_TIME_MAX: Duration = Duration::from_secs(5);
@@ -41,8 +41,8 @@ const LISTEN_TIME_MAX: Duration = Duration::from_secs(30);
 /// Largest part of a member's output that a message quotes, in bytes.
 const QUOTE_BYTES: u64 = 1500;
 
-/// Flags of every member, placed before the user's flags: small logs and short catch-up, so that checkpoints
-/// and snapshots happen within seconds.
+/// Flags of every member, placed before the user's flags. They keep logs small and catch-up short, so that
+/// checkpoints and snapshots happen within seconds.
 const FLAGS: &[&str] =
     &["--snapshot-count=300", "--snapshot-catchup-entries=100", "--watch-progress-notify-interval=2s"];
 
@@ -58,13 +58,13 @@ struct MemberSlot {
     clock: Option<ClockOffset>,
     /// True if the member joined an existing cluster.
     joined: bool,
-    /// True if the process may end by itself without a violation.
+    /// True if the process may end by itself without this being a violation.
     may_end: bool,
 }
 
 /// The members, with their network and their disks.
 pub struct Cluster {
-    // The field order is the order in which the parts must be dropped.
+    // Fields are dropped in this order: processes end before the network and their disks are removed.
     slots: Vec<MemberSlot>,
     disks: Vec<SmallDisk>,
     /// Simulated network; `None` if all members are on the loopback.
@@ -89,7 +89,7 @@ pub struct Parts {
     pub addresses: Vec<Ipv4Addr>,
     /// Simulated network; `None` if all members are on the loopback.
     pub network: Option<Network>,
-    /// One file system for each member, or none at all.
+    /// One file system for each member; empty if members have no file systems of their own.
     pub disks: Vec<SmallDisk>,
     /// Directory of the data directories, if members have no file systems of their own.
     pub work_dir: PathBuf,
@@ -101,7 +101,7 @@ impl Cluster {
     /// Creates a cluster in which no member runs yet.
     ///
     /// # Errors
-    /// Returns the error of the operating system.
+    /// Returns an error if the operating system refuses an operation.
     pub fn plan(
         parts: Parts,
         context: &Arc<ClientContext>,
@@ -182,7 +182,7 @@ impl Cluster {
             .args(FLAGS)
             .args(security.pki.iter().flat_map(|pki| pki.flags(at)));
         if let Some(users) = &security.users {
-            // The time of a password hash is not under test, so the cost is low.
+            // Cost of a password hash: low, since the time that a hash takes is not under test.
             command.arg("--bcrypt-cost=4");
             if let Some(pki) = security.pki.as_ref().filter(|_| users.are_signed) {
                 command.arg(format!("--auth-token={}", pki.jwt()));
@@ -195,7 +195,7 @@ impl Cluster {
         Ok(command)
     }
 
-    /// Returns how clients and members identify themselves.
+    /// Returns the certificates and users of the run.
     pub fn security(&self) -> &Security {
         &self.context.security
     }
@@ -223,8 +223,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Waits until a member's process accepts connections: by then it has loaded its certificates. A member
-    /// accepts connections without any other member.
+    /// Waits until a member's process accepts connections, which it does only after it has loaded its
+    /// certificates. No other member has to run.
     ///
     /// # Errors
     /// Returns an error if the process does not listen in time, or has ended.
@@ -250,7 +250,7 @@ impl Cluster {
         self.slots.get(at).is_some_and(|slot| slot.process.is_some())
     }
 
-    /// Ends a member as a crash would.
+    /// Kills a member's process, which it cannot handle, as in a crash.
     ///
     /// # Errors
     /// Returns the error of the operating system.
@@ -262,7 +262,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Ends several members at the same moment, as a crash would.
+    /// Kills the processes of several members at the same moment.
     ///
     /// # Errors
     /// Returns the error of the operating system.
@@ -288,7 +288,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Stops a member's process with SIGSTOP, or lets it continue.
+    /// Stops a member's process with SIGSTOP if `still` is true; otherwise lets it continue.
     ///
     /// # Errors
     /// Returns the error of the operating system.
@@ -300,7 +300,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Sets the clock of this member's next process.
+    /// Sets the clock offset with which this member's next process starts.
     ///
     /// # Errors
     /// Returns an error if the member does not exist.
@@ -309,7 +309,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Switches this member's next process to the next build.
+    /// Makes this member's next process run the next build.
     ///
     /// # Errors
     /// Returns an error if the member does not exist.
@@ -355,7 +355,7 @@ impl Cluster {
     }
 
     /// Searches the members' logs for panics: a build that does not abort on a panic continues without the
-    /// panicked task.
+    /// panicked task, so the process does not end.
     pub fn look_for_panics(&self) {
         for at in 0..self.slots.len() {
             let log = self.slot(at).and_then(|slot| std::fs::read(&slot.log_path)).unwrap_or_default();
@@ -392,19 +392,20 @@ impl Cluster {
         path.and_then(|path| path.metadata().ok()).map_or(0, |metadata| metadata.len())
     }
 
-    /// Returns the part of a member's log after byte `from`, cut to its last `QUOTE_BYTES` bytes.
+    /// Returns the part of a member's log after byte `from`; only the last `QUOTE_BYTES` bytes if it is
+    /// longer.
     pub fn said(&self, at: usize, from: u64) -> String {
         self.quote(at, from, QUOTE_BYTES)
     }
 
-    /// Returns true if these words are in a member's log after byte `from`. Only the last mebibyte is
-    /// searched.
+    /// Returns true if a member's log contains these words after byte `from`. Only the last mebibyte of the
+    /// log is searched.
     pub fn has_said(&self, at: usize, from: u64, words: &str) -> bool {
         self.times_said(at, from, words) > 0
     }
 
-    /// Returns how often these words are in a member's log after byte `from`. Only the last mebibyte is
-    /// searched.
+    /// Counts how often a member's log contains these words after byte `from`. Only the last mebibyte of the
+    /// log is searched.
     pub fn times_said(&self, at: usize, from: u64, words: &str) -> usize {
         self.quote(at, from, 1 << 20).matches(words).count()
     }
@@ -434,10 +435,10 @@ impl Cluster {
         self.call_within(at, rpc, request, CALL_TIME_MAX)
     }
 
-    /// Like [`Cluster::call`], with a timeout of the caller's choice.
+    /// Calls a method like [`Cluster::call`], with a timeout of the caller's choice.
     ///
     /// # Errors
-    /// Same as for [`Cluster::call`].
+    /// Returns the errors of [`Cluster::call`].
     pub fn call_within<A: Message + Default>(
         &self,
         at: usize,
@@ -451,7 +452,7 @@ impl Cluster {
         A::decode(answer).map_err(|error| Status::with(Code::Internal, format!("invalid answer: {error}")))
     }
 
-    /// Connects to a member with only these TLS settings.
+    /// Connects to a member with these TLS settings and without a user.
     fn dial(&self, at: usize, tls: &Tls) -> Result<Channel, Status> {
         let slot = self.slot(at).map_err(|error| Status::with(Code::Internal, error.to_string()))?;
         let endpoint = Endpoint::new(format!("https://{}:{CLIENT_PORT}", slot.address));
@@ -471,7 +472,7 @@ impl Cluster {
         shown.ok_or(Status::new(Code::Internal, "no certificate was shown"))
     }
 
-    /// Opens a connection to a member that answers calls on it.
+    /// Opens a connection to a member and checks that the member answers a call on it.
     ///
     /// # Errors
     /// Returns an error if no connection can be made, or the member does not answer.
@@ -483,13 +484,13 @@ impl Cluster {
         Ok(channel)
     }
 
-    /// Returns true if a member accepts a client with these TLS settings. Any answer of its services counts,
-    /// also a refusal.
+    /// Returns true if a member accepts a client with these TLS settings. Any response counts as acceptance,
+    /// even one that refuses the call.
     pub fn lets_in(&self, at: usize, tls: &Tls) -> bool {
         self.dial(at, tls).is_ok_and(|channel| self.answers(&channel))
     }
 
-    /// Returns true if a member answers over a connection, also with a refusal.
+    /// Returns true if a member responds over a connection, even if it refuses the call.
     pub fn answers(&self, channel: &Channel) -> bool {
         let (rpc, message) = crate::injector::question();
         let options = CallOptions::default().within(GLANCE_TIME_MAX);
@@ -499,12 +500,13 @@ impl Cluster {
         }
     }
 
-    /// Calls a member as a client whose operations are recorded, so that the oracle knows the operation.
+    /// Sends an operation to a member as a recorded client, so that the oracle takes the operation into
+    /// account.
     pub fn operate(&self, at: usize, request: oracle::Request) -> oracle::Outcome {
         self.runtime.block_on(Session::of(&self.context, Identity::Root, OPERATOR, at).ask(request))
     }
 
-    /// Makes a change of users, of roles or of authentication itself, and records it.
+    /// Changes users, roles or whether authentication is enabled, and records the change for the oracle.
     pub(crate) fn administer(&self, at: usize, change: &Change) -> Known {
         self.runtime.block_on(carry_out(&self.context, OPERATOR, at, change))
     }
@@ -517,7 +519,7 @@ impl Cluster {
     /// Returns the status that a member reports.
     ///
     /// # Errors
-    /// Same as for [`Cluster::call`].
+    /// Returns the errors of [`Cluster::call`].
     pub fn status(&self, at: usize) -> Result<pb::StatusResponse, Status> {
         let time = Duration::from_secs(1);
         self.call_within(at, Rpc::MaintenanceStatus, &pb::StatusRequest {}, time)
@@ -526,7 +528,7 @@ impl Cluster {
     /// Makes a linearizable read at a member, and returns the revision.
     ///
     /// # Errors
-    /// Returns the reason why the member does not answer.
+    /// Returns the member's error status, or the error of the connection.
     pub fn healthy(&self, at: usize) -> Result<i64, Status> {
         let request = pb::RangeRequest { key: "none".into(), ..pb::RangeRequest::default() };
         let time = Duration::from_secs(2);
@@ -537,7 +539,7 @@ impl Cluster {
     /// Starts all members that do not run, and waits until all are healthy.
     ///
     /// # Errors
-    /// Names a member that is not healthy, and the reason.
+    /// Returns an error that names an unhealthy member and the reason.
     pub fn recover(&mut self) -> io::Result<()> {
         let deadline = Instant::now() + RECOVERY_TIME_MAX;
         for at in 0..self.size() {
@@ -565,7 +567,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Returns the leader, if a member reports itself as the leader within this time.
+    /// Waits up to this time until a member reports itself as the leader. Returns that member, or `None`.
     pub fn leader(&self, patience: Duration) -> Option<usize> {
         let deadline = Instant::now() + patience;
         loop {
@@ -585,7 +587,8 @@ impl Cluster {
         }
     }
 
-    /// Repeats a call at the running members until it succeeds or the error counts as done.
+    /// Repeats a call at the running members except `but` until it succeeds or returns an error for which
+    /// `is_done` is true.
     fn insist<A: Message + Default>(
         &self,
         but: usize,
@@ -621,14 +624,13 @@ impl Cluster {
     /// same addresses, and starts it without data. The old process must not run.
     ///
     /// # Errors
-    /// Returns the refusal of the cluster.
+    /// Returns the error of the cluster if it refuses the removal or the addition.
     pub fn replace(&mut self, at: usize) -> io::Result<()> {
         let peer = format!("{}://{}:{PEER_PORT}", self.scheme(), self.slot(at)?.address);
         let other = (0..self.size())
             .find(|other| *other != at && self.runs(*other))
             .ok_or_else(|| io::Error::other("no other member runs"))?;
-        // The list comes from the other member, whose state may lag behind, but never misses this member's
-        // own addition.
+        // The list is linearizable, so it includes this member even if it was added just now.
         let deadline = Instant::now() + RECOVERY_TIME_MAX;
         let members = loop {
             let request = pb::MemberListRequest { linearizable: true };
@@ -658,7 +660,7 @@ impl Cluster {
         self.start(at)
     }
 
-    /// Returns the number of raised alarms; 0 also if no member answers.
+    /// Returns the number of raised alarms. Also returns 0 if no member responds.
     pub fn alarms(&self) -> usize {
         let request = pb::AlarmRequest {
             action: pb::alarm_request::AlarmAction::Get as i32,

@@ -19,7 +19,7 @@ pub async fn work(context: Arc<ClientContext>, number: u64, mut rng: Rng, mut ph
         let Ok(newest) = session.revision().await else { continue };
         let behind = rng.between(0, 1000) as i64;
         let physical = rng.percent(40);
-        // Some revisions are already compacted or do not exist yet; those requests are refused.
+        // The revision may already be compacted or may not exist yet; the server refuses such requests.
         let revision = (newest + 5 - behind).max(1);
         session.ask(Request::Compact { revision, physical }).await;
     }

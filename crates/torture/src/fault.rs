@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Requirement of a fault.
+/// What a fault requires of the machine, the run or the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// Only processes started by this program.
@@ -127,11 +127,11 @@ impl fmt::Display for Fault {
 }
 
 impl Fault {
-    /// Parses a comma-separated list of fault and group names; `-name` removes a fault or group. The result
-    /// has no duplicates and the order of [`Fault::ALL`].
+    /// Parses a comma-separated list of names of faults and groups; `-name` removes a fault or group from the
+    /// list. The result has no duplicates and is in the order of [`Fault::ALL`].
     ///
     /// # Errors
-    /// Names the unknown word, and lists the known ones.
+    /// Returns an error that names the unknown word and lists the known ones.
     pub fn parse_list(list: &str) -> Result<Vec<Fault>, String> {
         let mut chosen = Vec::new();
         for (nth, word) in list.split(',').map(str::trim).filter(|word| !word.is_empty()).enumerate() {

@@ -1,4 +1,5 @@
-//! Injects faults one after the other: decides which fault, when, at which members, and for how long.
+//! Injects faults one after the other: decides which fault to inject, when, at which members, and for how
+//! long.
 
 mod certificates;
 mod disks;
@@ -33,7 +34,7 @@ pub struct Injector<'a> {
     deadline: Instant,
     stopped: &'a dyn Fn() -> bool,
     say: &'a dyn Fn(&str),
-    /// Client certificates that are revoked and must be refused.
+    /// Revoked client certificates, which members must refuse.
     revoked: Revoked,
 }
 
@@ -92,7 +93,7 @@ impl<'a> Injector<'a> {
     /// Undoes all faults that can be undone.
     ///
     /// # Errors
-    /// Returns the first error, after every step was tried.
+    /// Returns the first error, after all steps have been tried.
     pub fn heal(&mut self) -> io::Result<()> {
         let mut result = match &mut self.cluster.network {
             Some(network) => network.heal(),
@@ -104,7 +105,7 @@ impl<'a> Injector<'a> {
             }
             result = result.and(self.cluster.pause(at, false));
         }
-        // A process that has ended by now ended while that was allowed.
+        // A process that has ended until now was allowed to end by itself. Later ends are violations again.
         self.cluster.look();
         for at in 0..self.cluster.size() {
             result = result.and(self.cluster.may_end(at, false));
@@ -128,8 +129,8 @@ impl<'a> Injector<'a> {
         }
     }
 
-    /// Draws a duration that is often long enough for an election, which takes up to two seconds, and often
-    /// ends in the middle of one.
+    /// Draws the duration of a fault. It is often longer than an election, which takes up to two seconds, and
+    /// often ends in the middle of an election.
     fn lasting(&mut self) -> Duration {
         Duration::from_millis(self.rng.between(500, 4500))
     }

@@ -22,9 +22,9 @@ pub(crate) fn system(program: &str, words: &[&str]) -> io::Result<()> {
     Err(io::Error::other(format!("{program} {}: {}", words.join(" "), said.trim())))
 }
 
-/// Moves the calling thread, and all threads and processes that it starts later, into a private mount
-/// namespace and, if requested, a private network namespace. Interfaces, routes, namespaces and mounts made
-/// there vanish with the last of these processes, however it ends, and are invisible from outside.
+/// Moves the calling thread into a private mount namespace and, if requested, a private network namespace,
+/// together with all threads and processes that it starts later. Interfaces, routes and mounts made there are
+/// invisible from outside, and disappear with the last of these processes, however it ends.
 ///
 /// Must be called before the program has a second thread.
 ///
@@ -33,8 +33,8 @@ pub(crate) fn system(program: &str, words: &[&str]) -> io::Result<()> {
 /// container.
 pub fn enter(with_network: bool) -> io::Result<()> {
     let what = if with_network { libc::CLONE_NEWNET | libc::CLONE_NEWNS } else { libc::CLONE_NEWNS };
-    // SAFETY: a plain system call; it changes where this thread makes sockets and mounts, and touches no
-    // memory.
+    // SAFETY: a plain system call, which touches no memory of this program; it only changes the namespaces of
+    // this thread.
     if unsafe { libc::unshare(what) } != 0 {
         return Err(io::Error::last_os_error());
     }
@@ -48,7 +48,7 @@ pub fn enter(with_network: bool) -> io::Result<()> {
         }
         Ok(())
     };
-    // Mounts made from here on stay in this namespace.
+    // The root is made private, so that mounts made later stay in this namespace.
     mount(None, "/", libc::MS_REC | libc::MS_PRIVATE)?;
     if !with_network {
         return Ok(());
@@ -61,7 +61,7 @@ pub fn enter(with_network: bool) -> io::Result<()> {
 /// Checks that processes can be started with shifted clocks.
 ///
 /// # Errors
-/// Returns the reason if they cannot.
+/// Returns an error with the reason why they cannot be started.
 pub fn probe_clock() -> io::Result<()> {
     const SHIFT_SECONDS: i64 = 100_000_000;
     let uptime = |text: &str| -> Option<f64> { text.split_whitespace().next()?.parse().ok() };
@@ -80,7 +80,7 @@ pub fn probe_clock() -> io::Result<()> {
 /// Checks that a file system can be made and mounted in this directory.
 ///
 /// # Errors
-/// Returns the reason if it cannot.
+/// Returns an error with the reason why it cannot be mounted.
 pub fn probe_disk(dir: &Path) -> io::Result<()> {
     const PROBE_BYTES: u64 = 32 << 20;
     let disk = crate::small_disk::SmallDisk::make(dir, "probe", PROBE_BYTES)?;

@@ -14,12 +14,13 @@ use crate::phase::{Phase, pause_until};
 use crate::rng::Rng;
 use crate::session::{ClientContext, Session};
 
-/// Number of operations of all clients after which they move to new keys. This bounds what the oracle has to
-/// search at once.
+/// Number of operations of all clients together after which the clients move to new keys, which limits how
+/// much the oracle has to search at once.
 const GROUP_OPERATIONS: u64 = 1500;
 /// Number of keys in a group; few, so that clients collide.
 const GROUP_KEYS: usize = 6;
-/// Delay after a failure, since a member that is down refuses at once.
+/// Delay after a failed call: a member that is down refuses connections at once, so the client would
+/// otherwise retry in a busy loop.
 const REST: Duration = Duration::from_millis(60);
 
 /// State of the keys as the clients have seen it.
@@ -79,7 +80,7 @@ impl Known {
     }
 }
 
-/// Works at one member until the phase ends.
+/// Sends requests to one member until the phase ends.
 pub async fn work(
     context: Arc<ClientContext>,
     known: Arc<Known>,
@@ -108,7 +109,7 @@ pub async fn work(
     }
 }
 
-/// Draws the next request of a client. Each value is put only once.
+/// Draws the next request of a client. No value is ever put twice.
 fn invent(rng: &mut Rng, known: &Known, id: u64, group: u64) -> Request {
     let mut order: Vec<usize> = (0..GROUP_KEYS).collect();
     rng.shuffle(&mut order);
@@ -178,7 +179,7 @@ fn invent(rng: &mut Rng, known: &Known, id: u64, group: u64) -> Request {
             let target = target.get(rng.index(target.len())).copied().unwrap_or_default();
             let order = if rng.percent(50) { Order::Ascend } else { Order::Descend };
             let limit = rng.between(0, 4) as i64;
-            // Keys with equal sort values have no defined order, so a limit could cut anywhere among them.
+            // The order of keys with equal sort values is not defined, so a limit could return any of them.
             let limit = if matches!(target, SortTarget::Key | SortTarget::Value) { limit } else { 0 };
             Request::Range(Range { order, target, limit, ..all() })
         }
@@ -193,7 +194,7 @@ fn invent(rng: &mut Rng, known: &Known, id: u64, group: u64) -> Request {
     }
 }
 
-/// Draws a comparison that often holds.
+/// Draws a comparison for a transaction that often holds.
 fn guard(rng: &mut Rng, known: &Known, key: Vec<u8>) -> Compare {
     let revision = if rng.percent(10) { 0 } else { known.mod_revision(&key) };
     let (relation, target) = match rng.below(10) {

@@ -92,8 +92,8 @@ async fn live(
         session.ask(Request::Revoke { id: lease }).await;
         return;
     }
-    // The lease is renewed no more: it and its keys must end, but not too early. The reads below record when
-    // the keys end.
+    // The client no longer renews the lease. The lease and its keys must now expire, but not before the time
+    // to live has passed; the reads below record when the keys disappear.
     let deadline = tokio::time::Instant::now() + Duration::from_secs(u64::try_from(ttl).unwrap_or(1) + 4);
     while tokio::time::Instant::now() < deadline && pause(phase, Duration::from_millis(250)).await {
         let keys =

@@ -1,5 +1,5 @@
-//! Working directories left by earlier runs that were killed. The namespaces, mounts and processes of such a
-//! run disappear by themselves.
+//! Working directories left by earlier runs that were killed. The namespaces, mounts and processes of such
+//! runs have disappeared by themselves.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ impl Drop for WorkDir {
     }
 }
 
-/// Removes the working directories of runs whose process is gone.
+/// Removes the working directories of all runs whose process no longer exists.
 pub fn remove() {
     let Ok(entries) = std::fs::read_dir(std::env::temp_dir()) else { return };
     for entry in entries.filter_map(Result::ok) {

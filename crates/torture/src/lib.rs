@@ -1,15 +1,16 @@
 //! Runs a cluster of real processes under faults, records what clients see, and judges the result.
 //!
 //! Contents: the parts of the program `mainstay-torture`. Members run in their own network namespaces and on
-//! their own file systems, as far as the machine allows; everything that is made for a run ends with the
-//! program, however the program ends.
+//! their own file systems, as far as the machine allows; all that a run creates outside of its directories
+//! disappears with the program, however the program ends.
 //!
-//! Outside its scope: how the server works inside. It tests any server with etcd's flags and API, including
-//! real etcd; only the fault `flip-bit` knows file names. The `oracle` decides if a history is correct.
+//! Outside its scope: how the server works inside. The crate can test any server with etcd's flags and API,
+//! including real etcd; only the fault `flip-bit` needs the file names of Mainstay. The crate `oracle`
+//! decides if a history is correct.
 //!
-//! Invariants: an operation is sent once and recorded once; an outcome counts as refused only where the
-//! operation can never take effect (`outcome`); a fault is undone before the next begins, and every member
-//! must be healthy between two faults.
+//! Invariants: an operation is sent once and recorded once; an outcome counts as refused only if the
+//! operation can never take effect (`outcome`); a fault is undone before the next one begins, and between two
+//! faults every member must become healthy.
 //!
 //! Unsafe code: system calls that the standard library lacks, in `isolation`, `process`, `shaper`,
 //! `small_disk` and the binary's signal handler.

@@ -18,7 +18,7 @@ use crate::{
     watch_client,
 };
 
-/// First client number of each kind of client.
+/// First client number of the clients that watch all keys.
 const FOLLOWERS: u64 = 1000;
 const GLANCERS: u64 = 2000;
 const LOCKERS: u64 = 3000;
@@ -74,16 +74,16 @@ impl Load {
         Ok(Load { phase, workers_done, thread })
     }
 
-    /// Ends the work phase. Returns true once all clients have finished their requests in flight, false if
-    /// that takes too long.
+    /// Ends the work phase. Returns true once all clients have finished their in-flight requests; false if
+    /// they take longer than `patience`.
     pub async fn rest(&mut self, patience: Duration) -> bool {
         self.phase.send_replace(Phase::Rest);
         let done = self.workers_done.wait_for(|done| *done);
         matches!(tokio::time::timeout(patience, done).await, Ok(Ok(_)))
     }
 
-    /// Waits until all watches have received everything up to a revision, and ends. Returns false if a watch
-    /// did not in time, or a client panicked.
+    /// Waits until all watches have received everything up to `revision`, and ends the load. Returns false if
+    /// a watch did not get there within `patience`, or a client panicked.
     pub fn drain(self, revision: i64, patience: Duration) -> bool {
         self.phase.send_replace(Phase::Drain(revision));
         let deadline = std::time::Instant::now() + patience;

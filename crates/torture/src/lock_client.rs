@@ -17,14 +17,14 @@ use crate::session::{ClientContext, Session};
 
 const PREFIX: &str = "lock/a/";
 const PREFIX_END: &str = "lock/a0";
-/// Key that only holders of the lock write.
+/// Key that only the holder of the lock writes.
 const FENCED: &str = "fence/a";
-/// Time to live of the lock's lease, in seconds. A holder that is cut off may believe for about that long
-/// that it still holds the lock, so its writes carry a guard.
+/// Time to live of the lock's lease, in seconds. A holder that is cut off may believe for about this long
+/// that it still holds the lock. Therefore its writes compare the lock key in the same transaction.
 const TTL: i64 = 4;
 /// Time that a client waits for the lock.
 const WAIT_MAX: Duration = Duration::from_secs(10);
-/// Interval at which a waiting client checks if it holds the lock.
+/// Interval at which a waiting client checks whether it holds the lock.
 const LOOK_EVERY: Duration = Duration::from_millis(60);
 
 /// Takes the lock again and again until the phase ends.
@@ -102,7 +102,7 @@ async fn hold(session: &mut Session, lease: i64, rng: &mut Rng, phase: &mut watc
         }
         match session.ask(Request::Range(first_of_all())).await {
             Outcome::Done(_, Response::Range(range)) => match range.kvs.first() {
-                // No lock key exists, not even this client's: its lease has ended.
+                // Not even this client's own lock key exists, so its lease has ended.
                 None => return false,
                 Some(kv) => is_first = kv.key == key && kv.create_revision == created,
             },

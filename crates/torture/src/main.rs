@@ -8,12 +8,12 @@ use oracle::History;
 use torture::options::{self, Invocation};
 use torture::{report, run, timeline};
 
-/// Set by the first termination signal; the second one ends the program at once.
+/// Set by the first termination signal. A second signal ends the program at once.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn interrupt(signal: libc::c_int) {
     INTERRUPTED.store(true, Ordering::Relaxed);
-    // SAFETY: signal may be called in a handler; the default action is a valid disposition.
+    // SAFETY: a signal handler may call `signal`; the default action is a valid disposition.
     unsafe { libc::signal(signal, libc::SIG_DFL) };
 }
 
@@ -38,7 +38,7 @@ fn main() -> ExitCode {
     };
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
         let handler = interrupt as extern "C" fn(libc::c_int);
-        // SAFETY: the handler stores to an atomic and calls signal, both of which handlers may.
+        // SAFETY: the handler only stores to an atomic and calls `signal`; signal handlers may do both.
         unsafe { libc::signal(signal, handler as libc::sighandler_t) };
     }
     let finding = match run::run(options, &INTERRUPTED) {
@@ -57,7 +57,7 @@ fn main() -> ExitCode {
     if finding.is_clean() { ExitCode::SUCCESS } else { ExitCode::from(1) }
 }
 
-/// Judges a recorded history.
+/// Checks a recorded history with the oracle and prints the verdict.
 fn judge(path: &Path) -> ExitCode {
     let text = std::fs::read_to_string(path).map_err(|error| error.to_string());
     let history = text.and_then(|text| History::from_lines(&text).map_err(|error| error.to_string()));

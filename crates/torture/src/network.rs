@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use crate::isolation::system;
 use crate::shaper::{Quality, Shaper};
 
-/// Behavior of a cut link.
+/// What happens to packets on a link that is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
     /// Packets vanish, so that nothing fails at once.
@@ -17,13 +17,14 @@ pub enum Cut {
 }
 
 /// Network in which members can be cut off from each other without closing any connection: each member is in
-/// its own namespace, and a router joins the namespaces. This program runs at the router and always reaches
-/// all members.
+/// its own namespace, and a router joins the namespaces. This program runs at the router, so it can always
+/// reach all members.
 ///
-/// Requires a call of [`crate::isolation::enter`] before; the network vanishes with that namespace.
+/// [`crate::isolation::enter`] must have been called before. The network disappears together with the
+/// namespace that this call creates.
 pub struct Network {
     places: Vec<OwnedFd>,
-    /// Routing rules that were added, so that they can be removed.
+    /// Routing rules that were added and have to be removed again.
     rules: BTreeSet<Vec<String>>,
     shaper: Option<Shaper>,
 }
@@ -36,8 +37,8 @@ fn ip(words: &[&str]) -> io::Result<()> {
 }
 
 impl Network {
-    /// Creates a network with namespaces for `size` members. Without TUN devices, links cannot be shaped; the
-    /// reason is stored in `no_shaper`.
+    /// Creates a network with namespaces for `size` members. If links cannot be shaped, because the machine
+    /// has no TUN devices, stores the reason in `no_shaper`.
     ///
     /// # Errors
     /// Returns the error of the operating system.
@@ -57,7 +58,7 @@ impl Network {
             ip(&["-n", &name, "route", "add", "default", "via", &router])?;
             places.push(File::open(format!("/run/netns/{name}"))?.into());
         }
-        // This setting belongs to this thread's network namespace.
+        // The setting changes only the network namespace of this thread.
         std::fs::write("/proc/sys/net/ipv4/ip_forward", "1")?;
         let mut network = Network { places, rules: BTreeSet::new(), shaper: None };
         match Network::shaper(seed) {
@@ -70,8 +71,8 @@ impl Network {
     fn shaper(seed: u64) -> io::Result<Shaper> {
         let shaper = Shaper::open("slow0", seed)?;
         ip(&["link", "set", "slow0", "up"])?;
-        // Packets return from the device with the original sender's address, which reverse path filtering
-        // would drop.
+        // A packet comes back from the device with the original sender's address. Reverse path filtering
+        // would drop such a packet, so it is disabled.
         for device in ["all", "slow0"] {
             std::fs::write(format!("/proc/sys/net/ipv4/conf/{device}/rp_filter"), "0")?;
         }
@@ -127,7 +128,8 @@ impl Network {
     /// Removes all cuts and shaped links at once.
     ///
     /// # Errors
-    /// Returns the error of the operating system. Rules that could not be removed are kept for the next call.
+    /// Returns the error of the operating system. Rules that could not be removed are remembered, and the
+    /// next call tries again.
     pub fn heal(&mut self) -> io::Result<()> {
         let mut result = Ok(());
         self.rules.retain(|rule| {

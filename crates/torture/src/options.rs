@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::fault::Fault;
 
-/// Connection between the members.
+/// How the members are connected with each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NetworkKind {
     /// Each member in its own network namespace.
@@ -79,7 +79,7 @@ impl Default for Options {
     }
 }
 
-/// Action that the arguments request.
+/// What the arguments ask the program to do.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Invocation {
     /// Print the help text.
@@ -288,7 +288,7 @@ pub fn help() -> String {
 /// Parses the arguments after the program's name.
 ///
 /// # Errors
-/// Describes the wrong argument in a sentence.
+/// Returns an error that describes the wrong argument in a sentence.
 pub fn parse(arguments: &[String]) -> Result<Invocation, String> {
     let mut options = Options::default();
     let mut rest = arguments.iter();

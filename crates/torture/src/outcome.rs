@@ -1,19 +1,19 @@
-//! Decides from an error if the request may have taken effect.
+//! Decides from the error of a request whether the request may have taken effect.
 //!
-//! Clients here send each request once, over one connection, so a call results in at most one write. The open
-//! question is whether it resulted in one:
+//! Clients here send each request once, over one connection, so a call causes at most one write. An error is
+//! classified by whether the call may have caused the write:
 //!
-//! * Refused for certain: errors that etcd returns before it proposes anything, or that the state machine
-//!   returns instead of a write; and requests that were never sent because no connection could be made.
+//! * Refused for certain: errors that etcd returns before it proposes anything; errors that the state machine
+//!   returns instead of writing; and requests that were never sent because no connection could be made.
 //! * Unknown: everything else, such as the client's own deadline, a broken connection, every "request timed
 //!   out" (the proposal stays in the log even if no caller waits for it), "server stopped" and "leader
-//!   changed". "Database space exceeded" is unknown as well: a member that finds its quota used up while it
-//!   applies a put reports the error after the put.
+//!   changed". "Database space exceeded" is unknown as well, because a member that finds its quota used up
+//!   while it applies a put returns this error although it has applied the put.
 
 use api::{Status, error};
 use oracle::{Outcome, Refusal};
 
-/// Errors after which the request never takes effect, and whose exact kind the oracle ignores.
+/// Errors after which the request never takes effect, and for which the oracle need not know the exact kind.
 const CERTAIN: &[&Status] = &[
     &error::TOO_MANY_REQUESTS,
     &error::NO_LEADER,
@@ -37,7 +37,8 @@ const CERTAIN: &[&Status] = &[
 
 /// Returns the outcome of a request that was sent and failed with this status.
 pub fn of(status: &Status) -> Outcome {
-    // Only the text is compared: proxies and versions change codes more often than texts.
+    // Compares only the text: the codes differ more often between versions, and through proxies, than the
+    // texts.
     let is = |other: &Status| status.message == other.message;
     let refusal = if is(&error::COMPACTED) {
         Refusal::Compacted
@@ -62,7 +63,8 @@ pub fn never_sent(why: &str) -> Outcome {
     Outcome::Refused(Refusal::Other(format!("not sent: {why}")))
 }
 
-/// Returns a short name of a failure for counting: its text without the variable parts.
+/// Returns a short name of a failure, for counting: the error text without its variable parts. `None` if the
+/// request succeeded.
 pub fn kind(outcome: &Outcome) -> Option<String> {
     let text = match outcome {
         Outcome::Done(..) => return None,

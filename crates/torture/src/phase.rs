@@ -1,4 +1,4 @@
-//! The phases of a run, and how clients wait for the next one.
+//! The phases of a run, and functions with which clients wait for the next phase.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ pub(crate) async fn pause(phase: &mut watch::Receiver<Phase>, time: Duration) ->
     pause_until(phase, tokio::time::Instant::now() + time).await
 }
 
-/// Like [`pause`], until a point in time.
+/// Waits like [`pause`], until a point in time.
 pub(crate) async fn pause_until(phase: &mut watch::Receiver<Phase>, due: tokio::time::Instant) -> bool {
     let over = phase.wait_for(|phase| *phase != Phase::Work);
     tokio::time::timeout_at(due, over).await.is_err()

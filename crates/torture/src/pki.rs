@@ -12,8 +12,8 @@ use rcgen::{
     IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams, SerialNumber, date_time_ymd,
 };
 
-/// All keys and certificates of a run. Members and clients have different authorities, so that a client
-/// cannot pass as a member.
+/// All keys and certificates of a run. Clients and members have different authorities, so that a client's
+/// certificate is never accepted as a member's.
 pub struct Pki {
     inner: Mutex<Inner>,
 }
@@ -27,19 +27,19 @@ struct Inner {
     last_serial: u64,
     /// Serial numbers of revoked client certificates, and of revoked member certificates.
     revoked: [Vec<u64>; 2],
-    /// Contents of the revocation list in each file: the PEM text of the signing authority, and the serial
-    /// numbers.
+    /// Revocation lists by file path: the PEM text of the authority that signed the list, and the serial
+    /// numbers in the list.
     lists: BTreeMap<PathBuf, (String, Vec<u64>)>,
-    /// Serial numbers of the certificates that each member presents or has presented to the others, the
-    /// newest last, without the revoked ones.
+    /// Serial numbers of the certificates that each member presents or has presented to the others, in order
+    /// of issue. Revoked certificates are not included.
     peer_serials: Vec<Vec<u64>>,
-    /// TLS settings of clients, by the common name of their certificate.
+    /// TLS settings of clients, by the common name of the client's certificate.
     settings: BTreeMap<String, Tls>,
     /// Certificate that each member presents to clients, in DER.
     shown: Vec<Vec<u8>>,
 }
 
-/// Authorities that are trusted for one purpose; one of them issues.
+/// Authorities that are trusted for one purpose (clients or members); one of them issues new certificates.
 struct Realm {
     trusted: Vec<Authority>,
     issuer: usize,
@@ -59,7 +59,7 @@ pub struct ClientCertificate {
 }
 
 impl ClientCertificate {
-    /// Loads TLS settings without any earlier TLS session.
+    /// Loads the certificate and trusted authorities from the files, with an empty cache of TLS sessions.
     ///
     /// # Errors
     /// Returns an error if a file is missing.
@@ -70,7 +70,7 @@ impl ClientCertificate {
     /// Loads TLS settings that accept any server certificate.
     ///
     /// # Errors
-    /// Same as for [`ClientCertificate::load`].
+    /// Returns the errors of [`ClientCertificate::load`].
     pub fn load_trusting_anyone(&self) -> io::Result<Tls> {
         let files = TlsFiles { insecure_skip_verify: true, ..self.files.clone() };
         files.load().map_err(io::Error::other)
@@ -197,8 +197,8 @@ impl Pki {
             let serial = inner.serial();
             let realm = if side == "peer" { &inner.peers } else { &inner.clients };
             let leaf = realm.issue(&format!("m{at}"), serial, &inner.hosts)?;
-            // The two files are written one after the other, as operators' tools do. A member must not use
-            // them before both are written.
+            // The certificate and the key are written one after the other, as operators' tools do. A member
+            // must not use one of them before both are written.
             std::fs::write(dir.join(format!("{side}.crt")), leaf.cert)?;
             std::fs::write(dir.join(format!("{side}.key")), leaf.key)?;
             if side == "client"
@@ -215,7 +215,7 @@ impl Pki {
         Ok(())
     }
 
-    /// Writes a member's trusted authorities, and those revocation lists that have changed.
+    /// Writes the authorities that a member trusts, and the revocation lists that have changed.
     ///
     /// # Errors
     /// Returns the error of the operating system.
@@ -229,7 +229,7 @@ impl Pki {
         inner.write_list(dir.join("peer.crl"), peers, |inner| &inner.peers)
     }
 
-    /// Returns the path of a member's file, for a fault that breaks it.
+    /// Returns the path of one of a member's files, so that a fault can corrupt the file.
     pub fn file(&self, at: usize, name: &str) -> PathBuf {
         self.lock().member(at).join(name)
     }
@@ -239,8 +239,8 @@ impl Pki {
         self.lock().shown.get(at).cloned().unwrap_or_default()
     }
 
-    /// Returns the TLS settings of the clients whose certificate has this common name. All clients of one
-    /// name share them.
+    /// Returns the TLS settings of the clients whose certificate has this common name. All clients with this
+    /// name share the settings, and so their TLS sessions.
     ///
     /// # Errors
     /// Returns the error of the operating system.
@@ -274,7 +274,8 @@ impl Pki {
         Ok(ClientCertificate { serial, files })
     }
 
-    /// Makes clients that connect from now on use new certificates and the currently trusted authorities.
+    /// Drops the cached settings of clients, so that later connections use new certificates and the currently
+    /// trusted authorities.
     pub fn renew_clients(&self) {
         self.lock().settings.clear();
     }
@@ -291,14 +292,14 @@ impl Pki {
         Ok(())
     }
 
-    /// Makes the newest authorities the issuers.
+    /// Makes the newest authorities issue all later certificates.
     pub fn issue_by_newest(&self) {
         let mut inner = self.lock();
         inner.clients.issuer = inner.clients.trusted.len() - 1;
         inner.peers.issuer = inner.peers.trusted.len() - 1;
     }
 
-    /// Drops the trust in all authorities that do not issue now.
+    /// Removes all authorities from the trusted ones except those that issue certificates now.
     pub fn drop_old_authorities(&self) {
         let mut inner = self.lock();
         let Inner { clients, peers, .. } = &mut *inner;
@@ -308,20 +309,21 @@ impl Pki {
         }
     }
 
-    /// Adds a client certificate to the revocation list; members learn of it when their files are written.
+    /// Adds a client certificate to the revocation list. Members see the change after their files are written
+    /// again.
     pub fn revoke(&self, serial: u64) {
         let [clients, _] = &mut self.lock().revoked;
         clients.push(serial);
     }
 
-    /// Removes a client certificate from the revocation list.
+    /// Removes a client certificate from the revocation list, if it is listed.
     pub fn pardon(&self, serial: u64) {
         let [clients, _] = &mut self.lock().revoked;
         clients.retain(|revoked| *revoked != serial);
     }
 
     /// Revokes all certificates that a member has presented to the others: the newest one, and earlier ones
-    /// whose connections may still exist. Returns the newest serial number.
+    /// that existing connections may still use. Returns the serial number of the newest one.
     pub fn revoke_member(&self, at: usize) -> u64 {
         let mut inner = self.lock();
         let own = inner.peer_serials.get_mut(at).map(std::mem::take).unwrap_or_default();
@@ -333,7 +335,8 @@ impl Pki {
 }
 
 impl Inner {
-    /// Writes a revocation list signed by the issuing authority, unless the file is up to date.
+    /// Writes a revocation list signed by the issuing authority. Does nothing if the file has this content
+    /// already.
     fn write_list(
         &mut self,
         path: PathBuf,

@@ -1,4 +1,4 @@
-//! Asks each member at intervals if it is the leader, for the timeline.
+//! Asks each member at intervals whether it is the leader, for the timeline.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::session::ClientContext;
 const EVERY: Duration = Duration::from_millis(150);
 const TIME_MAX: Duration = Duration::from_millis(800);
 
-/// Asks until the watches are drained.
+/// Asks all members periodically until the watches are drained.
 pub async fn probe(
     context: Arc<ClientContext>,
     chronicle: Arc<Chronicle>,

@@ -1,4 +1,5 @@
-//! A member's process: it starts in its network namespace with its clock, and ends with this program.
+//! A member's process, which runs in its own network namespace and with its own clock, and is killed when
+//! this program ends.
 
 use std::fs::File;
 use std::io;
@@ -7,7 +8,7 @@ use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// Interval at which a process is checked while its end is awaited.
+/// Interval at which a process is checked while the caller waits for its end.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
 /// Offset of a process's monotonic and boot clocks from the machine's clocks.
@@ -25,8 +26,8 @@ pub(crate) fn shift_clock(command: &mut Command, offset: ClockOffset) {
         if unsafe { libc::unshare(CLONE_NEWTIME) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the path is terminated; the line lives in the closure; open, write and close may be called between
-        // fork and exec.
+        // SAFETY: the path ends with a zero byte; the closure owns the line; open, write and close may be
+        // called between fork and exec.
         let written = unsafe {
             let file = libc::open(c"/proc/self/timens_offsets".as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
             if file < 0 {
@@ -41,16 +42,16 @@ pub(crate) fn shift_clock(command: &mut Command, offset: ClockOffset) {
         }
         Err(io::Error::last_os_error())
     };
-    // SAFETY: the closure makes system calls only, and allocates nothing.
+    // SAFETY: between fork and exec the closure only makes system calls, and allocates nothing.
     unsafe { command.pre_exec(shift) };
 }
 
-/// Value from `linux/sched.h`.
+/// Value of this constant in `linux/sched.h`.
 const CLONE_NEWTIME: libc::c_int = 0x80;
 
-/// Environment of a process.
+/// Network namespace and clock in which a process runs.
 pub struct Place<'a> {
-    /// Network namespace; `None` for this program's.
+    /// Network namespace; `None` for the namespace of this program.
     pub network: Option<&'a OwnedFd>,
     /// Clock offset; `None` for the machine's clocks.
     pub clock: Option<ClockOffset>,
@@ -63,14 +64,15 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts the command and appends its output and errors to the log. The process is killed when the
+    /// Starts the command and appends its output and errors to the log. The kernel kills the process when the
     /// calling thread ends.
     ///
     /// # Errors
     /// Returns the error of the operating system.
     pub fn start(mut command: Command, place: &Place<'_>, log: &File) -> io::Result<Process> {
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log.try_clone()?);
-        // A terminal signal must reach only this program, which then ends its processes itself.
+        // The process gets its own group, so that a signal of the terminal reaches only this program, which
+        // then ends its processes itself.
         command.process_group(0);
         if let Some(network) = place.network {
             let network = network.as_raw_fd();
@@ -81,7 +83,7 @@ impl Process {
                 }
                 Ok(())
             };
-            // SAFETY: the closure makes a system call only.
+            // SAFETY: between fork and exec the closure makes only a system call.
             unsafe { command.pre_exec(enter) };
         }
         if let Some(clock) = place.clock {
@@ -89,18 +91,19 @@ impl Process {
         }
         let parent = std::process::id();
         let bind = move || {
-            // SAFETY: plain system calls.
+            // SAFETY: plain system calls without pointers.
             let bound = unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) } == 0;
             if !bound {
                 return Err(io::Error::last_os_error());
             }
-            // SAFETY: a plain system call. It detects a parent that ended before the call of prctl.
+            // SAFETY: a plain system call without pointers. The check finds a parent that ended before the
+            // call of prctl took effect.
             if unsafe { libc::getppid() }.unsigned_abs() != parent {
                 return Err(io::Error::from_raw_os_error(libc::ESRCH));
             }
             Ok(())
         };
-        // SAFETY: the closure makes system calls only; its error does not allocate.
+        // SAFETY: between fork and exec the closure makes only system calls, and its error does not allocate.
         unsafe { command.pre_exec(bind) };
         Ok(Process { child: command.spawn()?, ended: None })
     }
@@ -157,7 +160,7 @@ impl Process {
         }
     }
 
-    /// Kills the process and waits until it is gone; then its files and ports are free.
+    /// Kills the process and waits until it has ended; only then are its files and ports free.
     ///
     /// # Errors
     /// Returns the error of the operating system.
@@ -169,10 +172,10 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Killing fails only if the process has already ended.
+        // Killing fails only if the process has already ended, which is fine.
         let _ = self.child.kill();
-        // The wait is bounded: a process whose disk is frozen cannot end, and the caller may be about to thaw
-        // the disk.
+        // The wait is limited: a process whose disk is frozen cannot end, and the caller may thaw the disk
+        // only after this drop.
         if let Err(error) = self.wait(Duration::from_secs(10)) {
             eprintln!("process {}: {error}", self.id());
         }

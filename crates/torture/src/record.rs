@@ -1,4 +1,4 @@
-//! Record of everything that clients did.
+//! Record of all operations, watches and locks of the clients.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +9,8 @@ use oracle::{Asker, GrantChange, Holding, Operation, Outcome, Watch};
 
 use crate::outcome;
 
-/// Record of everything that all clients did. All times are nanoseconds since the record was created.
+/// Record of all operations, watches and locks of the clients. All times are nanoseconds since the record was
+/// created.
 pub struct Record {
     began: Instant,
     next: AtomicU64,
@@ -23,15 +24,15 @@ pub struct Recorded {
     pub operations: Vec<Operation>,
     /// Finished watches.
     pub watches: Vec<Watch>,
-    /// Finished holdings of locks.
+    /// Finished periods in which a client believed that it held a lock.
     pub holdings: Vec<Holding>,
     /// Changes of users and their permissions.
     pub grants: Vec<GrantChange>,
-    /// Users on whose behalf operations and watches were sent.
+    /// Users on whose behalf the operations and watches were sent.
     pub askers: Vec<Asker>,
     /// Number of failures by kind.
     pub failures: BTreeMap<String, u64>,
-    /// Number of operations by outcome: done, refused, unknown.
+    /// Number of operations by outcome, in the order done, refused, unknown.
     pub tally: [u64; 3],
     /// Number of events that watches received.
     pub events: u64,
@@ -54,14 +55,14 @@ impl Record {
         self.began + Duration::from_nanos(at)
     }
 
-    /// Returns a number that no other operation or watch has.
+    /// Returns a number that no other operation or watch of the run has.
     pub fn number(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Locks and returns the contents.
     pub fn lock(&self) -> MutexGuard<'_, Recorded> {
-        // A poisoned lock is harmless: no client panics while it changes the contents.
+        // A poisoned lock still holds consistent contents, because no client panics while it changes them.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::run::Finding;
 
-/// Largest number of violations of one kind that are printed, since one mistake has many consequences.
+/// Largest number of violations of one kind that are printed, since one bug can cause many violations.
 const SHOWN_OF_A_KIND: usize = 4;
 /// Largest number of characters that are printed of one violation.
 const SHOWN_CHARS: usize = 700;
@@ -60,7 +60,8 @@ impl Sort {
     }
 }
 
-/// Returns the quantile of sorted values, in thousandths.
+/// Returns the quantile `per_mille`, in thousandths, of values in ascending order; `None` if there are no
+/// values.
 pub fn quantile(sorted: &[u64], per_mille: usize) -> Option<u64> {
     let last = sorted.len().checked_sub(1)?;
     sorted.get(last * per_mille / 1000).copied()
@@ -92,7 +93,8 @@ fn outcomes(operations: &[Operation], sort: Sort) -> [u64; 3] {
     counts
 }
 
-/// Returns the times from each kill of a leader to the end of the first write sent after it, in nanoseconds.
+/// Returns, for each kill of a leader, the time from the kill to the end of the first write that was sent
+/// after it, in nanoseconds.
 fn after_leader_kills(finding: &Finding) -> Vec<u64> {
     let kills = finding.chapters.bars.iter().filter(|bar| bar.name == "kill-leader");
     let mut times: Vec<u64> = kills
@@ -109,7 +111,7 @@ fn after_leader_kills(finding: &Finding) -> Vec<u64> {
     times
 }
 
-/// Returns every violation: its time, its kind and its text.
+/// Returns every violation as its time (if known), kind and text.
 pub fn violations(finding: &Finding) -> Vec<(Option<u64>, String, String)> {
     let mut out = Vec::new();
     for trouble in &finding.chapters.troubles {

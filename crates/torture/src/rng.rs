@@ -1,9 +1,9 @@
 use stdx::Random;
 
-/// Random numbers that follow from a seed ([`Random`]).
+/// Random numbers that are determined by a seed ([`Random`]).
 ///
-/// The schedule of faults and the requests of each client follow from the run's seed. The course of a run
-/// does not, since real processes run.
+/// The run's seed determines the schedule of faults and the requests of each client. It does not determine
+/// the course of the run, because the members are real processes.
 #[derive(Clone, Debug)]
 pub struct Rng(Random);
 

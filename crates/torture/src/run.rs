@@ -34,17 +34,18 @@ const DISK_BYTES: u64 = 4 << 30;
 const REST_TIME_MAX: Duration = Duration::from_secs(60);
 /// Time within which watches must receive the remaining events.
 const DRAIN_TIME_MAX: Duration = Duration::from_secs(60);
-/// Largest drift between the clocks of members and clients, in parts per million; all run on one machine.
+/// Largest drift between the clocks of members and clients, in parts per million. It is small because all run
+/// on one machine.
 const DRIFT_PPM: u64 = 1000;
-/// Tolerated error of a lease's time to live in nanoseconds, for the resolution of timers.
+/// Tolerated deviation of a lease's time to live, in nanoseconds, because timers have a limited resolution.
 const LEASE_SLACK: u64 = 10_000_000;
 
 /// Error of a run that could not be set up.
 #[derive(Debug)]
 pub struct SetupError {
-    /// The message for the user: what could not be set up, and why.
+    /// Message for the user that says what could not be set up, and why.
     pub text: String,
-    /// True if the operating system does not allow what a run needs, whatever is tested.
+    /// True if the operating system does not allow what every run needs, so that the server is not at fault.
     pub is_of_machine: bool,
 }
 
@@ -98,7 +99,7 @@ impl Finding {
     }
 }
 
-/// Thaws the file systems when this program is gone, however it ended: a process whose disk is frozen cannot
+/// Thaws the file systems when this program ends, even if it is killed: a process whose disk is frozen cannot
 /// be killed.
 struct ThawGuard {
     stdin: Option<ChildStdin>,
@@ -119,7 +120,7 @@ impl ThawGuard {
 impl Drop for ThawGuard {
     fn drop(&mut self) {
         self.stdin = None;
-        // The helper process ends by itself once its input is closed.
+        // The helper process ends by itself, because its input was closed above.
         let _ = self.child.wait();
     }
 }
@@ -247,11 +248,11 @@ fn choose(options: &Options, machine: &Machine, own: bool) -> Result<(Vec<Fault>
         let mut why =
             machine.missing.iter().find(|(need, _)| *need == fault.need()).map(|(_, why)| why.clone());
         if fault.need() == Need::Certificates && !options.tls {
-            // The run does not use TLS.
+            // A certificate fault needs TLS, which this run does not use.
             continue;
         }
         if fault.need() == Need::Users && !options.users {
-            // The run does not have users.
+            // A fault of users needs users, which this run does not have.
             continue;
         }
         if matches!(fault.need(), Need::OwnFiles | Need::Certificates) && !own {
@@ -262,7 +263,7 @@ fn choose(options: &Options, machine: &Machine, own: bool) -> Result<(Vec<Fault>
         }
         match why {
             None => chosen.push(*fault),
-            // A fault that was requested by name must not be skipped silently.
+            // The user has requested this fault by name, so it must not be skipped silently.
             Some(why) if options.faults.is_some() && options.network == Some(NetworkKind::Loopback) => {
                 return Err(SetupError::of(format!(
                     "the fault {fault} is not possible on this machine: {why}"
@@ -323,8 +324,8 @@ pub fn run(mut options: Options, interrupted: &'static AtomicBool) -> Result<Fin
     if options.keep {
         keep(&cluster, &out)?;
     }
-    // The processes end before the disks are unmounted, and the disks before the guard and the directory are
-    // removed.
+    // Drops the cluster first: its processes must end before the disks are unmounted, and the disks must be
+    // unmounted before the guard and the directory are removed.
     drop(cluster);
     drop(guard);
     drop(machine.work_dir);
@@ -363,7 +364,7 @@ fn security(options: &Options, machine: &Machine, seed: u64) -> Result<Security,
         true => Some(Pki::new(&machine.work_dir.path().join("tls"), &machine.addresses)?),
         false => None,
     };
-    // Signed tokens need a key, which is created with the certificates.
+    // Signed tokens need a key, which exists only in runs with certificates.
     let users = options.users.then(|| Users::new(options.tls && seed % 2 == 1));
     Ok(Security { pki, users, ..Security::default() })
 }
@@ -386,7 +387,8 @@ fn security_figures(context: &ClientContext) -> Vec<(&'static str, u64)> {
     .to_vec()
 }
 
-/// Returns the binaries of the run; members start with the first one. Stores the first path in the options.
+/// Returns the binaries of the run; members start with the first one. Also stores the path of the first
+/// binary in the options.
 fn builds(options: &mut Options) -> Result<Vec<PathBuf>, SetupError> {
     let server = match &options.server {
         Some(server) => existing(server)?,
@@ -400,8 +402,9 @@ fn builds(options: &mut Options) -> Result<Vec<PathBuf>, SetupError> {
     Ok(builds)
 }
 
-/// Runs clients and faults until the time is over, then waits until the cluster is quiet. Returns the time at
-/// which the clients ended their work, in nanoseconds, and the members' final states.
+/// Runs clients and faults until the time is over, then heals all faults and waits until the members have the
+/// same state. Returns the time at which the clients ended their work, in nanoseconds, and the members' final
+/// states.
 fn work(
     cluster: &mut Cluster,
     context: &Arc<ClientContext>,
@@ -433,7 +436,7 @@ fn work(
     let worked = chronicle.now();
     let finals = settle(cluster, context, chronicle, load);
     over.store(true, Ordering::Relaxed);
-    // The thread has no result.
+    // The thread that shows the progress returns nothing.
     let _ = progress.join();
     Ok((worked, finals))
 }
@@ -521,7 +524,7 @@ fn progress(
             } else {
                 "settling".to_owned()
             };
-            // The progress line is best effort.
+            // A failure to print the progress is ignored, because it does not affect the run.
             let _ = write!(
                 terminal,
                 "\r\x1b[K{stage} · {done} done, {refused} refused, {unknown} unknown · {events} events · \

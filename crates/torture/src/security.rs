@@ -13,7 +13,7 @@ use prost::Message;
 
 use crate::pki::Pki;
 
-/// User that may do everything.
+/// User with the role root, who may do everything.
 pub const ROOT: &str = "root";
 /// User that may read and write all keys; it authenticates by certificate if the run has certificates.
 pub const WORKER: &str = "worker";
@@ -26,14 +26,14 @@ pub const SLOTS: usize = 3;
 /// Time that a login may take.
 const LOGIN_TIME_MAX: Duration = Duration::from_secs(3);
 
-/// User on whose behalf a client acts.
+/// User, or slot of a changing user, on whose behalf a client acts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Identity {
     /// The user that may do everything.
     Root,
-    /// User that may read and write all keys, authenticated by certificate.
+    /// The user [`WORKER`], authenticated by certificate.
     Worker,
-    /// User that may read and write all keys, authenticated by password.
+    /// The user [`STAFF`], authenticated by password.
     Staff,
     /// User in this slot among those whose permissions change. It authenticates by certificate if the flag is
     /// true and the run has certificates.
@@ -123,7 +123,7 @@ impl Users {
         Users { are_signed, ..Users::default() }
     }
 
-    /// Records that authentication is enabled, so that clients authenticate from now on.
+    /// Records that authentication is enabled; from now on clients log in.
     pub fn require(&self) {
         self.required.store(true, Ordering::SeqCst);
     }
@@ -137,7 +137,7 @@ impl Users {
 }
 
 impl Security {
-    /// Returns true if the identity currently has a user; permanent users always exist.
+    /// Returns true if a user currently exists for the identity; the permanent users always exist.
     pub fn is_there(&self, identity: Identity) -> bool {
         self.account(identity).is_some()
     }
@@ -167,15 +167,15 @@ impl Security {
         if account.password.is_some() || account.name.is_empty() { NOBODY } else { &account.name }
     }
 
-    /// Returns the user to whom members attribute a call of this account with this token. A client that
-    /// logged in while authentication was disabled has no token. If authentication is enabled again by the
-    /// time of the call, only the certificate counts, which belongs to no user.
+    /// Returns the user to whom members attribute a call of this account with this token. A client that tried
+    /// to log in while authentication was disabled has no token. If authentication is enabled again before
+    /// the call arrives, members see only the client's certificate, whose name belongs to no user.
     pub fn seen_as<'a>(account: &'a Account, token: Option<&Token>) -> &'a str {
         if token.is_none() { Security::certificate_name(account) } else { &account.name }
     }
 
-    /// Returns this client's token of a user, and requests one over this connection if needed. `None` means
-    /// that the client needs no token.
+    /// Returns the token with which this client acts for a user, and requests one over this connection if the
+    /// client has none. `None` means that the client needs no token.
     ///
     /// # Errors
     /// Returns the status of the server, or the error of the connection.
@@ -209,7 +209,7 @@ impl Security {
         Ok(Some(token))
     }
 
-    /// Forgets a token that a server refused; the next call requests another one.
+    /// Forgets a token that a server refused; before its next call the client requests another one.
     pub fn forget(&self, user: &str, client: u64) {
         if let Some(users) = &self.users {
             locked(&users.tokens).remove(&(user.to_owned(), client));

@@ -38,7 +38,7 @@ pub struct ClientContext {
 pub struct Link {
     /// The connection.
     pub channel: Channel,
-    /// Number of the process start at the other end; 0 if uncertain.
+    /// Number of the process start of the member that the connection leads to; 0 if uncertain.
     pub life: u64,
     /// User account; its name is empty if the run has no users.
     pub account: Account,
@@ -66,8 +66,8 @@ impl ClientContext {
         self.lives.get(member).map_or(0, |life| life.load(Ordering::SeqCst))
     }
 
-    /// Connects to a member with a certificate of this common name, if the run has certificates. Returns the
-    /// number of the process start at the other end, 0 if uncertain.
+    /// Connects to a member. If the run has certificates, uses one with this common name. Also returns the
+    /// number of the process start that the connection leads to, 0 if uncertain.
     async fn connect(&self, member: usize, name: &str) -> Result<(Channel, u64), Status> {
         let Some(address) = self.addresses.get(member) else {
             return Err(unavailable(&format!("there is no member {member}")));
@@ -88,14 +88,14 @@ impl ClientContext {
         match connected {
             Err(_) => Err(unavailable("no greeting in time")),
             Ok(Err(error)) => Err(unavailable(&error.to_string())),
-            // A process is gone before the next one starts, so this connection belongs to the counted
-            // process.
+            // The number of starts is the same before and after connecting. A process ends before the next
+            // one starts, so the connection leads to the process of this number.
             Ok(Ok(channel)) if self.life(member) == before => Ok((channel, before)),
             Ok(Ok(channel)) => Ok((channel, 0)),
         }
     }
 
-    /// Connects to a member as this client with this identity, and logs in if needed.
+    /// Connects to a member as this client with this identity, and logs in if the user needs a token.
     ///
     /// # Errors
     /// Returns an error if connecting or logging in fails; then no request of the client was sent.
@@ -103,7 +103,7 @@ impl ClientContext {
         self.reopen(None, member, identity, client).await
     }
 
-    /// Like [`ClientContext::open`], but reuses an existing connection if possible.
+    /// Opens a link like [`ClientContext::open`], but reuses an existing connection if possible.
     async fn reopen(
         &self,
         link: Option<Link>,
@@ -158,7 +158,8 @@ fn unavailable(text: &str) -> Status {
     Status::with(Code::Unavailable, format!("connection error: {text}"))
 }
 
-/// Client's connection to one member, opened again when it breaks. No request is sent twice.
+/// Connection of a client to one member. A broken connection is opened again for the next request; no request
+/// is sent twice.
 pub struct Session {
     context: Arc<ClientContext>,
     client: u64,
@@ -175,7 +176,7 @@ impl Session {
         Session::of(context, identity, client, member)
     }
 
-    /// Like [`Session::new`], with a given identity.
+    /// Creates a session like [`Session::new`], with a given identity.
     pub fn of(context: &Arc<ClientContext>, identity: Identity, client: u64, member: usize) -> Session {
         Session { context: Arc::clone(context), client, identity, member, link: None, late: 0 }
     }
@@ -190,7 +191,7 @@ impl Session {
         &self.context
     }
 
-    /// Continues at another member.
+    /// Sends the following requests to another member.
     pub fn move_to(&mut self, member: usize) {
         if self.member != member {
             (self.member, self.link, self.late) = (member, None, 0);
@@ -202,14 +203,15 @@ impl Session {
         self.ask_fenced(request, None).await
     }
 
-    /// Like [`Session::ask`], for a client that believes it holds a lock.
+    /// Sends a request like [`Session::ask`], and records that the client believes it holds the lock of
+    /// `fence`.
     pub async fn ask_fenced(&mut self, request: Request, fence: Option<Fence>) -> Outcome {
         let id = self.context.record.number();
         self.ask_numbered(id, request, fence).await
     }
 
-    /// Like [`Session::ask_fenced`], with a number from the record that the request may already use in its
-    /// values.
+    /// Sends a request like [`Session::ask_fenced`], with an operation number that the caller has taken from
+    /// the record, because the request may use the number in its values.
     pub async fn ask_numbered(&mut self, id: u64, request: Request, fence: Option<Fence>) -> Outcome {
         let mut call = self.context.record.now();
         let mut life = 0;
@@ -297,7 +299,7 @@ impl Session {
 async fn send(link: &Link, request: &Request, timeout: Duration) -> Result<Outcome, Status> {
     let (rpc, message) = translation::call(request);
     let answer = if matches!(request, Request::KeepAlive { .. }) {
-        // A keepalive is the only streaming request; it sends one message and expects one.
+        // A keepalive is the only streaming request: the client sends one message and waits for one response.
         let asking = async {
             let (mut sender, mut receiver) = link.channel.stream_with(rpc.path(), &link.options()).await?;
             sender.send_last(message).await?;

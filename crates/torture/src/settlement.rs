@@ -1,4 +1,5 @@
-//! End of a run: all faults are healed, all members reach the same revision, and each reports its data.
+//! End of a run: all faults are healed, all members reach the same revision, and the data of each member is
+//! read.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,14 +19,14 @@ const DUMP_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// Final state of the cluster.
 pub struct Settled {
-    /// The last revision.
+    /// Revision that all members have reached.
     pub revision: i64,
     /// Final data of each member.
     pub finals: Vec<Final>,
 }
 
-/// Brings all members to the same revision and reads their data. A member that does not get there is a
-/// violation.
+/// Waits until all members have the same revision, and reads their data. A member that does not reach the
+/// revision is a violation.
 pub fn settle(cluster: &mut Cluster, context: &Arc<ClientContext>, chronicle: &Arc<Chronicle>) -> Settled {
     if let Err(error) = cluster.recover() {
         chronicle.trouble("not recovered", format!("at the end: {error}"));
@@ -142,7 +143,7 @@ fn ask(cluster: &Cluster, at: usize, revision: i64) -> Result<(Final, i64), Stat
     let request = pb::HashKvRequest { revision };
     let hash: pb::HashKvResponse =
         cluster.call_within(at, Rpc::MaintenanceHashKv, &request, DUMP_TIME_MAX)?;
-    // A store that was never compacted reports -1.
+    // A store that was never compacted reports -1, which the oracle treats as 0.
     let compact_revision = hash.compact_revision.max(0);
     let last = Final {
         member: at as u64,

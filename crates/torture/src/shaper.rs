@@ -1,5 +1,6 @@
-//! Slow and lossy links in user space: the router sends packets of such a link to a TUN device, and this
-//! program forwards, delays or drops them. This works on kernels without netem.
+//! Slow and lossy links in user space: the router sends the packets of such a link to a TUN device, from
+//! which this program reads them and forwards, delays or drops them. Unlike netem, this works on every
+//! kernel.
 
 use std::collections::{BTreeMap, BinaryHeap};
 use std::fs::{File, OpenOptions};
@@ -29,9 +30,10 @@ pub struct Quality {
     pub bytes_per_second: u64,
 }
 
-/// Largest number of packets in flight; a real router's buffer is limited, too.
+/// Largest number of packets in flight. Further packets are dropped, since a real router's buffer is limited,
+/// too.
 const PACKETS_MAX: usize = 8192;
-/// Larger than any packet of a device with a usual MTU, in bytes.
+/// Size of the buffer for one packet, in bytes: larger than any packet of a device with a usual MTU.
 const PACKET_BYTES_MAX: usize = 65_536;
 
 type Links = Arc<Mutex<BTreeMap<(Ipv4Addr, Ipv4Addr), Quality>>>;
@@ -44,7 +46,7 @@ pub(crate) struct Shaper {
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-/// Packet in flight. The heap returns the earliest first.
+/// Packet in flight. The heap returns the packet with the earliest due time first.
 struct Packet {
     due: Instant,
     nth: u64,
@@ -86,7 +88,7 @@ impl Shaper {
             *to = from as libc::c_char;
         }
         request.ifr_ifru.ifru_flags = (libc::IFF_TUN | libc::IFF_NO_PI) as libc::c_short;
-        // SAFETY: the descriptor is open, and the request is the structure that this call takes.
+        // SAFETY: the descriptor is open, and TUNSETIFF takes a pointer to an ifreq.
         if unsafe { libc::ioctl(device.as_raw_fd(), libc::TUNSETIFF as _, &raw mut request) } != 0 {
             return Err(io::Error::last_os_error());
         }
@@ -111,7 +113,7 @@ impl Shaper {
         self.links.lock().unwrap_or_else(PoisonError::into_inner).insert((from, to), quality);
     }
 
-    /// Makes all links good again.
+    /// Removes the quality of all links, so that the shaper forwards packets at once.
     pub fn clear(&self) {
         self.links.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
@@ -121,21 +123,21 @@ impl Drop for Shaper {
     fn drop(&mut self) {
         self.stop = None;
         if let Some(thread) = self.thread.take() {
-            // The thread has no result, and prints its own error.
+            // The thread returns nothing, and prints its error itself.
             let _ = thread.join();
         }
     }
 }
 
-/// State of the shaper's thread.
+/// State that the shaper's thread owns.
 struct Under {
     device: File,
     links: Links,
     rng: Rng,
     waiting: BinaryHeap<Packet>,
-    /// Time until which a link with limited bandwidth is busy.
+    /// Time until which each link with limited bandwidth is busy with earlier packets.
     busy_until: BTreeMap<(Ipv4Addr, Ipv4Addr), Instant>,
-    /// Due time of the latest packet that later ones must not overtake.
+    /// Due time of the latest packet of each link that later packets must not overtake.
     latest: BTreeMap<(Ipv4Addr, Ipv4Addr), Instant>,
     packets: u64,
 }
@@ -146,7 +148,7 @@ impl Under {
         loop {
             let now = Instant::now();
             while let Some(packet) = self.waiting.peek().filter(|packet| packet.due <= now) {
-                // If the device does not accept the packet, it is lost, as on a real link.
+                // A packet that the device does not accept is lost, as on a real link.
                 let _ = self.device.write(&packet.bytes);
                 self.waiting.pop();
             }
@@ -204,7 +206,7 @@ fn ends(packet: &[u8]) -> Option<(Ipv4Addr, Ipv4Addr)> {
     Some((address(12)?, address(16)?))
 }
 
-/// Waits for a packet or the timeout. Returns true if the thread must end.
+/// Waits until the device has a packet or the timeout has passed. Returns true if the thread must end.
 fn wait(device: &File, stopped: &io::PipeReader, timeout: Option<Duration>) -> io::Result<bool> {
     let poll = |fd: i32| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     let mut fds = [poll(device.as_raw_fd()), poll(stopped.as_raw_fd())];
@@ -213,7 +215,8 @@ fn wait(device: &File, stopped: &io::PipeReader, timeout: Option<Duration>) -> i
         tv_nsec: i64::from(timeout.subsec_nanos()),
     });
     let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-    // SAFETY: both descriptors are open; the array and the time live until the call returns; no signal mask.
+    // SAFETY: both descriptors are open; the array and the timeout live until the call returns; the signal
+    // mask may be null.
     let ready = unsafe { libc::ppoll(fds.as_mut_ptr(), 2, time, std::ptr::null()) };
     if ready < 0 {
         let error = io::Error::last_os_error();

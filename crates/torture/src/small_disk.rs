@@ -5,13 +5,14 @@ use std::path::{Path, PathBuf};
 
 use crate::isolation::system;
 
-/// Values from `linux/fs.h`: `_IOWR('X', 119, int)` and `_IOWR('X', 120, int)`.
+/// Request numbers as `linux/fs.h` defines them: `_IOWR('X', 119, int)` and `_IOWR('X', 120, int)`.
 const FIFREEZE: libc::c_ulong = 0xc004_5877;
 const FITHAW: libc::c_ulong = 0xc004_5878;
 
 /// Separate file system in an image file, which can be filled and frozen.
 ///
-/// Unmounted and removed on drop. Its mount vanishes with the program's mount namespace in any case.
+/// The file system is unmounted and its image removed on drop. Even after a crash, the mount disappears with
+/// the program's mount namespace.
 pub struct SmallDisk {
     image: PathBuf,
     mounted_at: PathBuf,
@@ -43,7 +44,7 @@ impl SmallDisk {
 
     fn control(&self, request: libc::c_ulong) -> io::Result<()> {
         let dir = File::open(&self.mounted_at)?;
-        // SAFETY: the descriptor is open; these requests ignore their integer argument.
+        // SAFETY: the descriptor is open; both requests ignore their integer argument.
         if unsafe { libc::ioctl(dir.as_raw_fd(), request as _, 0) } != 0 {
             return Err(io::Error::last_os_error());
         }
@@ -73,7 +74,7 @@ impl SmallDisk {
         self.mounted_at.join("ballast")
     }
 
-    /// Uses up all free space except this number of bytes.
+    /// Allocates all free space of the file system except `but_bytes` bytes.
     ///
     /// # Errors
     /// Returns the error of the operating system.
@@ -95,7 +96,7 @@ impl SmallDisk {
         file.set_len(len.saturating_sub(but_bytes))
     }
 
-    /// Releases the space again.
+    /// Releases the space that [`SmallDisk::fill`] has allocated.
     ///
     /// # Errors
     /// Returns the error of the operating system.

@@ -9,7 +9,7 @@ use crate::chronicle::{Chapters, Reading, State, Trail};
 use crate::report::{Sort, quantile, violations};
 use crate::run::Finding;
 
-/// Largest number of time buckets; more than the pixels of a screen are useless.
+/// Largest number of time buckets in a chart; a screen has no more pixels in a row.
 const BUCKETS_MAX: u64 = 1200;
 /// Largest number of violations that are listed.
 const VIOLATIONS_MAX: usize = 500;
@@ -148,7 +148,7 @@ fn faults(chapters: &Chapters, end: u64) -> Vec<Span> {
     spans
 }
 
-/// Returns a span without label and detail; its kind says everything.
+/// Returns a span without label and detail, because its kind says enough.
 fn plain(kind: &'static str, tone: Tone) -> Span {
     Span {
         lane: String::new(),
@@ -186,7 +186,7 @@ fn members(chapters: &Chapters, end: u64) -> Vec<Span> {
             Reading { sees_leader: false, .. } => Some(plain("knows no leader", Tone::Warning)),
             _ => None,
         });
-        // A member that is down cannot report a leader.
+        // A member whose process is down has no leader either, but only the time while it is up counts.
         let is_up = |from: u64, to: u64| {
             states
                 .iter()
@@ -204,7 +204,8 @@ fn members(chapters: &Chapters, end: u64) -> Vec<Span> {
     spans
 }
 
-/// Returns those pieces of a trail that are drawn: start, end and span.
+/// Converts the values of a trail for which `draw` returns a span; each result has the start, the end and the
+/// span.
 fn pieces<T: Copy>(trail: &Trail<T>, end: u64, draw: impl Fn(T) -> Option<Span>) -> Vec<(u64, u64, Span)> {
     let mut out = Vec::new();
     for (nth, (from, value)) in trail.iter().enumerate() {

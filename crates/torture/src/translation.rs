@@ -195,16 +195,16 @@ fn comparison(compare: &Compare) -> pb::Compare {
     }
 }
 
-/// Largest value, in bytes, that is recorded in full.
+/// Length of the longest value that is recorded in full, in bytes.
 const WHOLE_BYTES_MAX: usize = 8192;
 
-/// Returns what is recorded of a value: all of a small one; the beginning, length and hash of a large one.
-/// The oracle only compares values for equality.
+/// Returns the form of a value that is recorded: the whole value if it is small; otherwise its beginning,
+/// length and hash. This suffices because the oracle only compares values for equality.
 pub fn recorded(value: &[u8]) -> Vec<u8> {
     if value.len() <= WHOLE_BYTES_MAX {
         return value.to_vec();
     }
-    // Variant of FNV that takes eight bytes at a time.
+    // A variant of the FNV hash that processes eight bytes at a time.
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     for bytes in value.chunks(8) {
         let mut word = [0; 8];

@@ -1,4 +1,5 @@
-//! Clients whose permissions change: they send requests that they may and may not make.
+//! Clients whose permissions change. They send requests that their permissions allow, and requests that the
+//! server must refuse.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,10 +12,10 @@ use crate::rng::Rng;
 use crate::security::Identity;
 use crate::session::{ClientContext, Session};
 
-/// Number of parts that divide the keys under changing permissions.
+/// Number of parts into which the keys under changing permissions are divided.
 const PARTS: u64 = 6;
-/// Number of operations of all clients after which they move to new keys. This bounds what the oracle has to
-/// search at once.
+/// Number of operations of all clients together after which the clients move to new keys, which limits how
+/// much the oracle has to search at once.
 const GROUP_OPERATIONS: u64 = 1500;
 /// Delay after a failure.
 const REST: Duration = Duration::from_millis(100);
@@ -45,7 +46,7 @@ pub async fn work(
             continue;
         }
         if rng.percent(3) {
-            // Tokens are valid at every member.
+            // The client may change the member at any time, because a token is valid at every member.
             session.move_to(rng.index(context.addresses.len()));
         }
         let id = context.record.number();

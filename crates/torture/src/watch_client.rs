@@ -1,4 +1,4 @@
-//! Clients that watch: all keys for the whole run, and some keys for a while.
+//! Clients that watch: some watch all keys for the whole run, others watch some keys for a while.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,12 +19,12 @@ use crate::security::Identity;
 use crate::session::ClientContext;
 use crate::{translation, user_client};
 
-/// Both the start and the end of the range of all keys.
+/// Start of the range of all keys, and also its end: a single zero byte.
 const ALL: &[u8] = b"\0";
 /// Delay between a broken stream and the next attempt.
 const REST: Duration = Duration::from_millis(100);
 
-/// Condition under which a watch is closed.
+/// Condition under which a client closes its watch.
 enum Until {
     /// The watch has reached this revision, or has received nothing for some time, or the work phase is over.
     Revision(i64),
@@ -49,8 +49,8 @@ pub async fn follow(
         watch.fragment = member == 2;
         let strict = number.is_multiple_of(2);
         run(&context, (&mut watch, identity_of(number)), strict, Until::Drained, &mut phase).await;
-        // A response without fragments holds all events of its revisions, so the next watch starts after
-        // them.
+        // A response that is not a fragment contains all events of its revisions, so the next watch starts at
+        // the revision after them.
         for response in &watch.responses {
             match &response.answer {
                 WatchAnswer::Events { events, fragment: false } => {
@@ -130,14 +130,14 @@ pub async fn spy(
     }
 }
 
-/// Watches all remaining events once more at one member, at the end of the run.
+/// Watches all events from `from` to `to` again at one member, at the end of the run.
 pub async fn reread(context: &Arc<ClientContext>, number: u64, member: usize, from: i64, to: i64) {
     let mut watch = plan(context, number, member);
     (watch.key, watch.range_end, watch.start_revision) = (ALL.to_vec(), ALL.to_vec(), from);
     let (_sender, mut phase) = watch::channel(Phase::Drain(to));
     let patience = Duration::from_secs(30);
     let reading = run(context, (&mut watch, identity_of(number)), false, Until::Drained, &mut phase);
-    // If the watch does not receive everything in time, the oracle judges what it has received.
+    // If a timeout ends the watch early, the oracle still judges the events that it received.
     let _ = tokio::time::timeout(patience, reading).await;
     context.record.lock().watches.push(watch);
 }
@@ -201,7 +201,7 @@ async fn run(
         return;
     }
     let mut come = watch.start_revision - 1;
-    // A watch with filters may never receive an event, so its time is limited.
+    // A watch whose filters match all events never receives one, so the watch ends after a limited time.
     let patience = tokio::time::Instant::now()
         + match until {
             Until::Revision(i64::MAX) => Duration::from_secs(6),
@@ -252,7 +252,8 @@ async fn run(
         if let WatchAnswer::Canceled { reason, .. } = &answer
             && !reason.is_empty()
         {
-            // The cancellation may be due to an invalid token.
+            // The server may have cancelled the watch because the token is not valid any more, so the next
+            // attempt uses a new token.
             context.security.forget(&link.account.name, watch.client);
         }
         watch.responses.push(WatchResponse { at, revision, answer });

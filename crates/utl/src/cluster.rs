@@ -1,5 +1,5 @@
-//! The cluster for which a snapshot is restored: new ids, computed from peer URLs and token as every member
-//! does.
+//! The cluster for which a snapshot is restored. Its ids are new: they are computed from peer URLs and token,
+//! as every member does.
 
 use cli::Failure;
 use config::{Bootstrap, Url};
@@ -25,7 +25,7 @@ pub struct ClusterOptions {
 pub struct NewCluster {
     /// Ids of the restored member and of the cluster.
     pub identity: Identity,
-    /// All members; no removed ones.
+    /// All members; the list of removed members is empty.
     pub membership: Membership,
 }
 
@@ -37,7 +37,8 @@ impl NewCluster {
     /// Returns etcdutl's error if the options are not consistent. Unlike etcdutl, no host name is resolved:
     /// URLs are compared as text.
     pub fn of(options: &ClusterOptions) -> Result<NewCluster, Failure> {
-        // `Url::parse_list` accepts an empty list; etcdutl refuses it as an invalid URL.
+        // Not parsed with `Url::parse_list`, which accepts an empty list: etcdutl refuses that as an invalid
+        // URL.
         let advertised: Result<Vec<Url>, _> = options.advertised.split(',').map(Url::parse).collect();
         let mut advertised = advertised.map_err(Failure::error)?;
         advertised.sort();
@@ -60,7 +61,7 @@ impl NewCluster {
         Index(self.membership.members.len() as u64)
     }
 
-    /// Returns the vote of the first term: as in etcdutl, the member with the lowest id.
+    /// Returns the id of the member that gets the vote in the first term: as in etcdutl, the lowest id.
     pub fn vote(&self) -> u64 {
         self.membership.members.iter().map(|member| member.id).min().unwrap_or_default()
     }

@@ -1,4 +1,4 @@
-//! The table of commands. Each command has its own file with its flags and its function.
+//! The table of commands. Each command has its own file, with its flags and its function.
 
 use cli::{Command, Program};
 

@@ -59,18 +59,18 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
             wal = wal_dir.display()
         )));
     }
-    // A running Mainstay member holds both locks. If none runs, an etcd that has not written yet may be
-    // running, so take both locks here.
+    // If the lock cannot be taken, a Mainstay member is running, which keeps etcd from starting. Otherwise an
+    // etcd process may be running that has not written yet, so take the locks of both products.
     let _locks = match lock_member(&RealDisk, &member_dir) {
         Ok(lock) => Some(lock.and(mark.shut_out(&RealDisk, &member_dir).map_err(Failure::error)?.lock)),
         Err(DataDirError::Locked { .. }) => None,
         Err(error) => return Err(Failure::error(error)),
     };
     mark.check(&RealDisk, &member_dir).map_err(Failure::error)?;
-    // Put the guard files first: however this process ends, etcd must start neither on the remaining files
-    // nor on an empty directory.
+    // Create the guard files first: even if this process is killed, etcd must start neither on the remaining
+    // files nor on an empty directory.
     mark.guard(&RealDisk, &member_dir).map_err(Failure::error)?;
-    // From here on, missing files of etcd do not prevent a start of the member.
+    // After this is recorded, the member starts even if files of etcd are missing.
     let mark = TakenOver { files: Files::BeingDropped, ..mark };
     mark.write(&RealDisk, &member_dir).map_err(Failure::error)?;
     let wal_dir = mark.wal_dir(&member_dir);
@@ -79,15 +79,16 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     files += empty(&wal_dir, |name| {
         (name.ends_with(".wal") || is_prepared(name)) && !GUARD_NAMES.contains(&name)
     })?;
-    // A symbolic link or a mount point cannot be removed; it stays and is empty.
+    // If the directory is a symbolic link or a mount point, it cannot be removed; it then stays, and is
+    // empty.
     if fs::remove_dir(&snap).is_ok() {
         RealDisk.sync_dir(&member_dir).map_err(|error| unsure(&member_dir, &error))?;
     }
     let mark = TakenOver { files: Files::Dropped, ..mark };
     mark.write(&RealDisk, &member_dir).map_err(Failure::error)?;
     if let Err(why) = etcd_beside::keep_out(&RealDisk, &member_dir, None) {
-        // The guard files beside etcd's log still prevent a start of etcd, and the next start of the member
-        // tries again.
+        // The guard files in etcd's log directory still keep etcd from starting, and the member's next start
+        // tries again to create this file.
         session.notices.warn(
             "cannot replace member/snap with a file that keeps etcd from starting; the files in etcd's log \
              directory still do so",
@@ -101,16 +102,16 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns true if etcd prepares files with this name for its log: a number and `.tmp`.
+/// Returns true if the name is that of a file which etcd prepares for its log: a number and `.tmp`.
 fn is_prepared(name: &str) -> bool {
     name.strip_suffix(".tmp").is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// Deletes the files in a directory, durably, and returns their number. The directory may be missing or be a
-/// symbolic link.
+/// Deletes the files in a directory, durably, and returns their number. The directory may be a symbolic link,
+/// and need not exist.
 fn empty(dir: &Path, is_etcds: impl Fn(&str) -> bool) -> Result<usize, Failure> {
     let names = match RealDisk.list(dir) {
-        // A file in place of the directory prevents a start of etcd.
+        // If there is a file in place of the directory, Mainstay has put it there to keep etcd from starting.
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
             return Ok(0);
         }
@@ -133,8 +134,8 @@ fn empty(dir: &Path, is_etcds: impl Fn(&str) -> bool) -> Result<usize, Failure> 
     Ok(files)
 }
 
-/// Frees the disk space of a file even if a running member has the file open. If that fails, the space is
-/// freed when the member stops. A file with another hard link is left unchanged.
+/// Frees the disk space of a file even if a running member has the file open. If truncating fails, the space
+/// is freed when the member stops. A file with another hard link is left unchanged.
 fn free(path: &Path) {
     if fs::symlink_metadata(path).is_ok_and(|found| found.is_file() && found.nlink() == 1) {
         let _ = fs::OpenOptions::new().write(true).open(path).and_then(|file| file.set_len(0));

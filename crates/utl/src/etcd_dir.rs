@@ -1,4 +1,4 @@
-//! Code shared by the commands that convert a state of etcd to one of Mainstay.
+//! Code shared by the commands that convert the state of an etcd member or snapshot to one of Mainstay.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -21,7 +21,7 @@ pub fn users<S: Source>(from: &Backend<S>, without: bool) -> Result<Auth, Failur
     Ok(etcd_database::users(from.auth().map_err(Failure::error)?))
 }
 
-/// Refuses a state written by a release that this version does not support.
+/// Returns an error if the state was written by a release that this version does not support.
 pub fn check_versions(storage: Option<&str>, membership: &Membership) -> Result<(), Failure> {
     etcd_database::check_versions(storage, membership).map_err(Failure::error)
 }
@@ -40,7 +40,7 @@ pub struct WithoutLease(BTreeMap<Vec<u8>, LeaseId>);
 const NAMED_KEYS_MAX: usize = 20;
 
 impl WithoutLease {
-    /// Warns about these keys, and says what happens to them.
+    /// Warns about these keys, and says how they are imported.
     pub fn warn(&self, notices: &mut Notices) {
         for (key, lease) in self.0.iter().take(NAMED_KEYS_MAX) {
             let key = cli::go::quote(key);
@@ -56,9 +56,8 @@ impl WithoutLease {
     }
 }
 
-/// Copies the history; `leases` are the ids of the existing leases. Reports the bytes of keys and values
-/// processed, and stops with the error if the report returns one. Returns the live keys whose lease does not
-/// exist.
+/// Copies the history; `leases` are the ids of the existing leases. Calls `passed` with the bytes of keys and
+/// values copied so far, and stops if it returns an error. Returns the live keys whose lease does not exist.
 pub fn take_history<S: Source>(
     from: &Backend<S>,
     leases: &HashSet<LeaseId>,

@@ -1,4 +1,4 @@
-//! `export`: makes a data directory for etcd from one of Mainstay.
+//! `export`: converts a data directory of Mainstay to one of etcd.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -59,7 +59,8 @@ or to export it again, because of a file in it (member/exported), which you may 
     ..Command::EMPTY
 };
 
-/// Instructions for users who were referred to this command by the file in a data directory of Mainstay.
+/// Instructions in the help text, for users who were sent to this command by the sign file in a data
+/// directory of Mainstay.
 const STEPS: &str = "\
 export converts a data directory of Mainstay into one for etcd: name both. To go back to etcd on one machine, where DIR is the --data-dir:
 
@@ -102,11 +103,11 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
     let rules = max_learners::rules(given);
     let refuse_again = || exported::refuse_again(&RealDisk, &from.join("member"));
-    // If the member was exported before, its log may have been moved. Check that first, so that the error
-    // names the export and not the log.
+    // If the member was exported before, its log may have been moved away. Check for this first, so that the
+    // error mentions the earlier export and not a missing log.
     refuse_again().map_err(Failure::error)?;
     let mut stopped = Stopped::open_with(&disk, &from, None, rules).map_err(Failure::error)?;
-    // Another export may have finished while this one waited for the disk.
+    // Opening the directory may have waited for the lock of another export, which has finished by now.
     refuse_again().map_err(Failure::error)?;
     max_learners::check(given, stopped.refused_learner)?;
     let (id, members) = (stopped.identity.member_id, &stopped.machine.members);
@@ -157,8 +158,8 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
 }
 
 /// Moves the directory to its final name. The member is marked as exported before etcd can start on the
-/// directory, so if the process is killed in between, at most one of the two can start. If the move fails,
-/// the new directory is removed first, and then the mark: the mark stays as long as the directory does.
+/// directory, so even if this process is killed in between, at most one of the two members can start. If the
+/// move fails, the new directory is removed first, and the mark only after that.
 fn place(target: &mut Target, member_dir: &Path, to: &Path) -> Result<(), Failure> {
     let marked = exported::mark(&RealDisk, member_dir, to).map_err(Failure::error);
     let Err(failure) = marked.and_then(|()| target.place()) else { return Ok(()) };
@@ -182,7 +183,7 @@ fn place(target: &mut Target, member_dir: &Path, to: &Path) -> Result<(), Failur
     })
 }
 
-/// Facts that the members of a cluster have agreed on, as etcd of a given release finds them in its
+/// What the members of a cluster have agreed on, in the form in which etcd of a given release finds it in its
 /// directory.
 pub(crate) struct Agreed {
     /// Cluster version; empty if none is decided.
@@ -194,16 +195,16 @@ pub(crate) struct Agreed {
 }
 
 impl Agreed {
-    /// Returns the facts for the member `own` of these members, which will be served by `release` (named
-    /// `named`) and whose log continues with entries that are not known to be committed.
+    /// Returns what `members` have agreed on, for the member `own`, which will run etcd of `release` (as
+    /// text: `named`). `uncommitted` are the last entries of its log, which are not known to be committed.
     ///
     /// # Errors
     ///
-    /// Returns an error if etcd of that release would exit, now or once some of those entries are committed:
-    /// the release is below the cluster version and no downgrade to it is in progress, or another downgrade
-    /// is in progress. For the only member of a cluster, the cluster version becomes that of the release,
-    /// because no other member depends on it. A member that does not know yet of its own addition does not
-    /// count as the only member.
+    /// Returns an error if etcd of that release would exit, now or once some of the uncommitted entries are
+    /// committed: the release is below the cluster version and no downgrade to it is in progress, or another
+    /// downgrade is in progress. For the only member of a cluster, the cluster version becomes that of the
+    /// release, because no other member depends on it. A member that does not know yet of its own addition
+    /// does not count as the only member.
     fn of(
         members: &Members,
         own: u64,
@@ -212,8 +213,8 @@ impl Agreed {
         named: &str,
     ) -> Result<Agreed, Failure> {
         let lowered = format!("{named}.0");
-        // This member is the only one and has a vote. An uncommitted entry would mean that votes of other
-        // members are missing.
+        // This member has the only vote, so all its entries are committed. If there is an uncommitted entry,
+        // other voters must exist that this member does not know yet.
         if members.by_id.keys().eq([&own]) && members.voters() == [own] && uncommitted.is_empty() {
             return Ok(Agreed { version: lowered, downgrade_target: None, form: release });
         }
@@ -234,7 +235,8 @@ impl Agreed {
         }
         let (mut later, mut later_target) = (version.to_owned(), downgrade_target.map(str::to_owned));
         for entry in uncommitted.iter().filter(|entry| entry.kind == EntryKind::Normal) {
-            // Data that is no request comes from a release that had no cluster version.
+            // An entry that cannot be decoded was written by a release without a cluster version, so it does
+            // not change the version.
             let Ok(request) = InternalRaftRequest::decode(entry.data.clone()) else { continue };
             if let Some(set) = request.cluster_version_set {
                 later = set.ver;
@@ -255,18 +257,18 @@ impl Agreed {
     }
 }
 
-/// Returns true if etcd of a release runs in a cluster with this version and this downgrade target.
+/// Returns true if etcd of this release keeps running in a cluster with this version and downgrade target.
 fn serves(release: Release, version: &str, downgrade_target: Option<&str>) -> bool {
     let is_below = Release::of_cluster_version(version).is_some_and(|decided| release < decided);
     let goes_to_release = downgrade_target.and_then(Release::of_cluster_version) == Some(release);
-    // etcd 3.5 starts during a downgrade only if it is the target.
+    // etcd 3.5 starts in a cluster with a downgrade in progress only if 3.5 is the target.
     let is_other = release < Release::V3_6 && downgrade_target.is_some() && !goes_to_release;
     !is_other && (!is_below || goes_to_release)
 }
 
-/// Converts an entry to the form in etcd's log. If an entry records remaining times of leases, its converted
-/// form removes those records (COMPAT-175): once it was committed, etcd would never grant the leases more
-/// time than recorded.
+/// Converts an entry to the form in etcd's log. An entry that records the remaining times of leases is
+/// converted to one that removes these records (COMPAT-175). If etcd applied the records, the leases would
+/// never get more time than recorded.
 fn entry(entry: &Entry) -> api::raftpb::Entry {
     let kind = match entry.kind {
         EntryKind::Normal => api::raftpb::EntryType::EntryNormal,
@@ -280,8 +282,8 @@ fn entry(entry: &Entry) -> api::raftpb::Entry {
     }
 }
 
-/// Returns the data of an entry that records remaining times of leases, with all of these removed; `None` for
-/// other entries.
+/// Returns the data of an entry that records remaining times of leases, changed to remove these records;
+/// `None` for other entries.
 fn without_notes(entry: &Entry) -> Option<Bytes> {
     if entry.kind != EntryKind::Normal {
         return None;
@@ -293,7 +295,8 @@ fn without_notes(entry: &Entry) -> Option<Bytes> {
     Some(request.encode_to_vec().into())
 }
 
-/// Writes the state of a machine and finishes the directory; returns the size of the database in bytes.
+/// Writes the state of a machine to etcd's database, and finishes the directory. Returns the size of the
+/// database in bytes.
 pub(crate) fn write(
     machine: &mut Machine,
     values: &dyn Values,

@@ -26,8 +26,8 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     let path = one_arg(session)?;
     let format = Format::of(session.matches.get(crate::session::WRITE_OUT))?;
     stat(&path)?;
-    // etcdutl opens the file for writing and changes it, so that it can no longer be restored. Here the file
-    // is only read.
+    // etcdutl opens the file for writing and changes it, so that the file can no longer be restored. This
+    // command only reads the file.
     let backend = match SnapshotFile::look(&path)? {
         SnapshotFile::Etcd(backend) => backend,
         SnapshotFile::Own(..) => return Err(own_format(&path)),

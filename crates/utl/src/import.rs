@@ -1,5 +1,5 @@
-//! `import`: makes a data directory for Mainstay from one of etcd. [`Import`] does the work, also for a
-//! takeover in place.
+//! `import`: converts a data directory of etcd to one of Mainstay. [`Import`] does the work, for this command
+//! and for a takeover in place.
 
 use std::collections::{BTreeSet, HashSet};
 use std::error::Error;
@@ -128,7 +128,7 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
         })?
     };
     max_learners::check(session.matches, refused_learner)?;
-    // Read the result back as a start would.
+    // Open the result as a start of the member would, to check it.
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
     let log_dir = match (&to_wal_dir, &wal) {
         (Some(WalDir::Inside(below)), _) => Some(target.making().join(below)),
@@ -143,7 +143,8 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     migration.as_ref().map_or(Ok(()), |migration| migration.check(&mut made.machine))?;
     let applied = made.machine.applied_index;
     drop(made);
-    // Move the log's directory first: without the data directory it is refused, and its name explains why.
+    // Move the log's directory to its final name first. If the process is killed in between, nothing can
+    // start on the log alone, and its name explains what it is.
     wal.map_or(Ok(()), Target::finish)?;
     target.finish()?;
     if left_out > 0 {
@@ -181,7 +182,7 @@ struct Options {
     /// Directory of the new log, if the user names one.
     to_wal_dir: Option<WalDir>,
     leave_out: LeaveOut,
-    /// Options of the migration, if the old store is to be migrated.
+    /// Options for moving keys of the old store; `None` if the keys are not moved.
     migration: Option<old_store::Options>,
 }
 
@@ -204,7 +205,8 @@ impl Options {
                 "--migrate-v2 and --without-old-store exclude each other: give one of them",
             ));
         }
-        // Migrated keys are not lost, so requests to the old store in the log can be left out.
+        // If the keys of the old store are moved, requests to it in the log need not be imported, because
+        // nothing is lost.
         let old_store = old_store || migration.is_some();
         let leave_out = LeaveOut { users: given.get(WITHOUT_USERS), old_store };
         Ok(Options { from, wal_dir, to, to_wal_dir, leave_out, migration })
@@ -220,11 +222,11 @@ pub(crate) struct LeaveOut {
     pub old_store: bool,
 }
 
-/// Entries of the log that an import did not take over.
+/// Data about entries of the log that an import has not taken over.
 pub(crate) struct Filled {
     /// Number of entries left out because they change users, roles or authentication.
     pub left_out: u64,
-    /// First entry refused only because of the maximum number of learners in the given rules.
+    /// First entry that was refused only because of the maximum number of learners in the rules.
     pub refused_learner: Option<Index>,
 }
 
@@ -233,7 +235,7 @@ pub(crate) struct Filled {
 pub(crate) enum Passed {
     /// Number of bytes of keys and values taken from the database.
     Bytes(u64),
-    /// The whole database was taken.
+    /// The database was taken completely.
     Database,
     /// Number of entries taken from the log.
     Entries(u64),
@@ -249,8 +251,8 @@ pub(crate) struct Import {
     /// The data directory of etcd.
     pub source: DataDir,
     leave_out: LeaveOut,
-    /// True if authentication is enabled and left out: then only etcd could decide which requests were
-    /// permitted.
+    /// True if users are left out although authentication is enabled. Then requests whose permissions etcd
+    /// checks while applying them cannot be imported.
     guarded: bool,
 }
 
@@ -260,8 +262,8 @@ impl Import {
     pub fn open(from: &Path, wal_dir: Option<&Path>, leave_out: LeaveOut) -> Result<Import, Failure> {
         let member = from.join("member");
         let own = member.join("wal");
-        // An etcd that was started in the directory of a Mainstay member began an empty store, which must not
-        // be imported.
+        // If etcd was started by mistake in the directory of a Mainstay member, its store there is empty and
+        // must not be imported.
         etcd_beside::refuse(&RealDisk, &member, wal_dir).map_err(Failure::error)?;
         places::refuse_without_database(from)?;
         let source = DataDir::open_with(&RealDisk, from, wal_dir.unwrap_or(&own)).map_err(|e| {
@@ -273,7 +275,7 @@ impl Import {
             })
         })?;
         etcd_dir::check_versions(source.meta.storage_version.as_deref(), &source.membership)?;
-        // If users are imported, the state machine checks permissions as etcd does.
+        // If users are imported, the state machine checks the permissions itself, as etcd does.
         let guarded = leave_out.users && source.base.auth().map_err(Failure::error)?.enabled;
         if let Some(loss) = source.old_store.loss()
             && !leave_out.old_store
@@ -320,7 +322,8 @@ impl Import {
             watching: &mut *watching,
         };
         let promised = source.wal.hard_state;
-        // The term of the log's last entry was promised, even if the last hard state record was lost.
+        // The member has promised the term of the log's last entry, even if the last record of the hard state
+        // was lost.
         let newest = source.wal.term(source.wal.last()).unwrap_or(0).max(term);
         let hard_state = HardState {
             term: Term(promised.term.max(newest)),
@@ -340,8 +343,8 @@ impl Import {
         Ok(Filled { left_out, refused_learner })
     }
 
-    /// Takes the state in etcd's database, which is that of the entry `base_index` with this raft term. Also
-    /// returns the ids of its leases.
+    /// Takes over the state in etcd's database, which is the state at entry `base_index` with this raft term.
+    /// Also returns the ids of its leases.
     fn fill_database(
         &self,
         notices: &mut Notices,
@@ -361,7 +364,8 @@ impl Import {
                 alarms: source.base.alarms().map_err(Failure::error)?,
                 members: etcd_database::members(&source.membership),
                 auth: etcd_dir::users(&source.base, self.leave_out.users)?,
-                // Members stopped at different entries, so this state is not shared with others.
+                // Each member of the cluster stopped at a different entry, so no other member has the same
+                // state.
                 is_shared: false,
             })
             .map_err(Failure::error)?;
@@ -374,9 +378,9 @@ impl Import {
         Ok((machine, lease_ids))
     }
 
-    /// Returns the entry after which the log begins. Entries kept before the state allow this member, as
-    /// leader, to send entries to slow followers, which may run etcd. Returns `None` if no entry that the
-    /// database already contains is kept.
+    /// Returns the entry after which the new log begins; `None` if it begins after the database's state. The
+    /// new log keeps some entries that the database already contains, so that this member, as leader, can
+    /// send them to slow followers, which may run etcd.
     fn kept_before(&self, base: u64) -> Result<Option<EntryId>, Failure> {
         let wal = &self.source.wal;
         let (mut first, mut bytes) = (base + 1, 0);
@@ -388,7 +392,8 @@ impl Import {
                 Ok(interchange::Command::Request(today)) => today == data,
                 Ok(interchange::Command::Nothing) => data.is_empty(),
                 Ok(interchange::Command::ConfChange(_)) => true,
-                // Requests to the old store are never sent to other members.
+                // Requests to the old store are never sent to other members, so the kept entries begin after
+                // them.
                 Ok(interchange::Command::OldWrite { .. }) | Err(_) => false,
             };
             if !is_same || bytes > KEPT_BYTES_MAX {
@@ -406,7 +411,8 @@ impl Import {
 /// # Errors
 ///
 /// Returns an error if the old store cannot be rebuilt, or an alarm prevents writing keys, or the cluster has
-/// other members: each member stopped at a different entry, so entries added behind it would differ.
+/// other members. Each of these stopped at a different entry, so each would add the migration's entries at a
+/// different index.
 fn plan_migration(
     session: &Session<'_>,
     source: &DataDir,
@@ -441,7 +447,7 @@ fn raised(source: &DataDir) -> Result<BTreeSet<(i32, u64)>, Failure> {
     let alarms = source.base.alarms().map_err(Failure::error)?;
     let mut raised: BTreeSet<_> = alarms.iter().map(|alarm| (alarm.alarm, alarm.member_id)).collect();
     for entry in source.entries() {
-        // Errors of an entry are reported when it is converted.
+        // An entry that cannot be decoded is reported later, when it is converted.
         let Ok(interchange::Command::Request(data)) =
             interchange::Command::of(&entry.map_err(Failure::error)?)
         else {
@@ -462,10 +468,10 @@ fn raised(source: &DataDir) -> Result<BTreeSet<(i32, u64)>, Failure> {
 
 /// Appends the entries of a migration after the last entry of the log.
 ///
-/// Their term must not occur in etcd's entries, including those of learners. etcd's leader sends entries
-/// while it is still writing them, so a learner may have entries that are missing in this log: entries of the
-/// last recorded term or, if etcd was killed during its election, of the term after that. With the same index
-/// and term, raft would consider them equal to the appended entries.
+/// The appended entries need a term that no entry of etcd has, not even one that only a learner has. etcd's
+/// leader sends entries while it is still writing them, so a learner may have entries that this log lacks:
+/// entries of the last recorded term or, if etcd was killed during its election, of the term after that. If
+/// they had the same index and term as appended entries, raft would take them for the same entries.
 fn move_old_store(
     restoration: &mut Restoration,
     machine: &mut Machine,
@@ -492,29 +498,30 @@ fn move_old_store(
     restoration.follow_on(machine, hard_state, &mut entries, terms).map_err(Failure::error)
 }
 
-/// Maximum number of entries kept that the database already contains: as many as etcd keeps.
+/// Maximum number of entries that the new log keeps although the database already contains them; etcd keeps
+/// as many.
 const KEPT_ENTRIES_MAX: u64 = 5000;
-/// Maximum number of bytes of these entries.
+/// Maximum number of bytes of the entries that the new log keeps although the database already contains them.
 const KEPT_BYTES_MAX: usize = 64 << 20;
 
-/// The entries of the log, converted to current requests: some that the database already contains, and all
-/// after them.
+/// The entries of etcd's log, converted to current requests: those kept before the database's state, and all
+/// after it.
 struct Tail<'s, 'w> {
     import: &'s Import,
     first: u64,
     next: u64,
     term: u64,
-    /// True if authentication is enabled: etcd checks the permissions of some requests only when it applies
-    /// them.
+    /// True if users are left out although authentication is enabled: etcd checks the permissions of some
+    /// requests only when it applies them.
     guarded: bool,
-    /// Number of entries that change users, roles or authentication.
+    /// Number of entries left out because they change users, roles or authentication.
     left_out: u64,
     /// Ids of all leases that exist or existed.
     lease_ids: HashSet<LeaseId>,
     watching: &'s mut Watching<'w>,
 }
 
-/// Error for an entry after etcd's database that cannot be imported.
+/// Reason why an entry after the database's state cannot be imported.
 #[derive(Debug)]
 enum TailError {
     /// etcd's log cannot be read.
@@ -529,11 +536,11 @@ enum TailError {
     Unknown { index: u64, error: prost::DecodeError },
     /// The entry changes the old store, and the change would be lost.
     OldStore { index: u64, method: String, path: String },
-    /// The entry contains a password that etcd hashes only when it applies the entry.
+    /// The entry contains a password in plain text, which etcd hashes only when it applies the entry.
     Password { index: u64, change: &'static str },
-    /// Only etcd can decide whether the user of the request was permitted to make it.
+    /// Only etcd could decide if the user was permitted to make this request.
     Guarded { index: u64 },
-    /// The caller has ended the import.
+    /// The caller's callback has ended the import.
     Ended(Failure),
 }
 
@@ -611,7 +618,8 @@ impl Tail<'_, '_> {
         let (entry_type, data) = match command {
             interchange::Command::Nothing => (0, Bytes::new()),
             interchange::Command::ConfChange(_) => (1, entry.data.unwrap_or_default()),
-            // The effects of this entry are already in the database, whatever is left out.
+            // The database already contains the effect of this entry, so the entry is kept even if it changes
+            // what is left out.
             interchange::Command::Request(data) if is_old => (0, data),
             interchange::Command::Request(data) => (0, self.request(index, data)?),
             interchange::Command::OldWrite { .. } if self.import.leave_out.old_store => (0, Bytes::new()),
@@ -682,7 +690,7 @@ fn has_plain_password(request: &InternalRaftRequest) -> bool {
             .is_some_and(|change| is_plain(&change.password, &change.hashed_password))
 }
 
-/// Returns true if etcd checks the user's permissions when it applies the request.
+/// Returns true if etcd checks the user's permissions only when it applies this request.
 fn may_be_refused(request: &InternalRaftRequest) -> bool {
     request.put.is_some()
         || request.delete_range.is_some()

@@ -1,23 +1,23 @@
-//! `mainstay utl`, also available as `etcdutl`: works on files while no member runs.
+//! `mainstay utl`, also available as `etcdutl`: works on the files of members that are not running.
 //!
-//! Parts: etcdutl's commands with its flags, outputs, errors and exit codes ([`run`]), which read snapshots
-//! and data directories of etcd 3.4 to 3.7 and of Mainstay; and Mainstay's own commands `import` and
-//! `export`, which convert a data directory of one program to the other. [`take_over`] does what `import`
-//! does, in place, when a member is started. [`rebuild`] replaces a member whose data is damaged by a new one,
-//! before that is started.
+//! Parts: etcdutl's commands with the same flags, outputs, errors and exit codes ([`run`]), which read
+//! snapshots and data directories of etcd 3.4 to 3.7 and of Mainstay; and Mainstay's own commands `import`
+//! and `export`, which convert a data directory of one program to one of the other. [`take_over`] imports in
+//! place when a member is started. [`rebuild`] replaces a member whose data is damaged by a new member, which
+//! is then started.
 //!
 //! The crate does not define formats (`interchange`, `storage::restoration`, `storage::stopped`), and never
-//! touches a running member. It uses no network, except in [`rebuild`], which changes the cluster's members
-//! through the other members.
+//! touches a running member. It uses the network only in [`rebuild`], which sends the changes of the
+//! cluster's members to the other members.
 //!
 //! Invariants:
-//! - Input is never changed, except by `defrag` and `migrate`, whose purpose that is, and by `export`, which
-//!   cuts off the remains of an interrupted write at the end of a log, as a start would, and marks the member
-//!   as exported (test `import`, with a read-only directory).
-//! - A directory exists completely or not at all, whatever kills the process; existing data is never
+//! - Input is never changed, except by `defrag` and `migrate`, whose purpose this is, and by `export`. Like a
+//!   start, `export` cuts off an interrupted write at the end of a log; it also marks the member as exported
+//!   (test `import`, with a read-only directory).
+//! - A directory exists completely or not at all, even if the process is killed; existing data is never
 //!   overwritten (tests `restore`, `damage`).
-//! - Revisions, history, leases, alarms and HashKV are preserved; anything that cannot be preserved is
-//!   refused (test `round_trip`).
+//! - Revisions, history, leases, alarms and HashKV are preserved. Data that cannot be preserved makes the
+//!   command fail (test `round_trip`).
 //! - Memory holds a few MiB and the index of the new Mainstay data directory, as a running member does: about
 //!   100 bytes and the key for each version. Writing etcd's format takes memory independent of the size,
 //!   except 24 bytes per entry of a log that is read, and 32 to 80 bytes per key for `snapshot status` and
@@ -64,8 +64,8 @@ use session::Session;
 pub use commands::PROGRAM;
 pub use takeover::{TakeOver, take_over};
 
-/// Runs the tool in this process: `args` are the words after its name. Data goes to standard output,
-/// everything else to standard error.
+/// Runs the tool in this process. `args` are the words after the program's name. Data goes to standard
+/// output, everything else to standard error.
 pub fn run(args: &[OsString]) -> ExitCode {
     ExitCode::from(run_in(args, &Io::of_process()))
 }
@@ -74,7 +74,7 @@ pub fn run(args: &[OsString]) -> ExitCode {
 pub fn run_in(args: &[OsString], io: &Io) -> u8 {
     let outcome = match PROGRAM.parse(args, io.text_environment()) {
         Err(error) => {
-            // cobra prints the error twice, with the usage in between.
+            // cobra prints the error before the usage and again after it.
             let usage = match error.message.starts_with("unknown command") {
                 true => format!("Run '{} --help' for usage.\n", PROGRAM.root.name),
                 false => PROGRAM.usage(&error.path) + "\n",
@@ -83,7 +83,7 @@ pub fn run_in(args: &[OsString], io: &Io) -> u8 {
             return 1;
         }
         Ok(Invocation::Help(text)) => {
-            // etcdutl's help consists of its usage.
+            // The help of etcdutl's own commands consists only of the usage text.
             let own = ["import", "export", "drop-etcd"]
                 .iter()
                 .any(|name| text.contains(&format!("etcdutl {name} --data-dir")));

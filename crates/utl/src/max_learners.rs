@@ -1,5 +1,5 @@
-//! The maximum number of learners in a cluster: an option of members that also affects how they apply entries
-//! proposed by others.
+//! The maximum number of learners in a cluster. It is an option of each member that also affects how the
+//! member applies entries proposed by other members.
 
 use cli::{Failure, Flag, Matches};
 use machine::Rules;
@@ -12,14 +12,14 @@ pub const FLAG: Flag<u64> = Flag::uint(
     "Maximum number of learners in the cluster, as in the member's flags; required if an entry written by etcd adds a second one",
 );
 
-/// Returns the rules by which entries of the log are applied.
+/// Returns the rules by which the entries of the log are applied, with the limit of this option.
 pub fn rules(given: &Matches) -> Rules {
     Rules { learners_max: usize::try_from(given.get(FLAG)).unwrap_or(usize::MAX) }
 }
 
-/// Refuses to drop a learner because of the default limit, which may differ from the member's option.
-/// `refused` is the first entry that was refused only because of the number of learners. A limit given by the
-/// user is trusted.
+/// Returns an error if a learner was refused because of the default limit, which may differ from the member's
+/// option. `refused` is the first entry that was refused only because of the number of learners. A limit that
+/// the user has given is trusted.
 ///
 /// # Errors
 ///

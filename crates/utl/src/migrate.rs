@@ -135,7 +135,8 @@ fn spelled((major, minor): Minor) -> String {
     format!("{major}.{minor}")
 }
 
-/// Returns the version for which the database is written; `None` if it is too old to be determined.
+/// Returns the version for which the database is written; `None` if the database is too old to contain a
+/// version.
 fn storage_version(meta: &Meta) -> Result<Option<Minor>, Failure> {
     let Some(version) = &meta.storage_version else {
         return Ok(meta.term.filter(|term| *term > 0).map(|_| (3, 5)));
@@ -147,7 +148,7 @@ fn storage_version(meta: &Meta) -> Result<Option<Minor>, Failure> {
     }
 }
 
-/// Returns the releases from the current one to the target, the target last.
+/// Returns the releases to go through from the current one to the target, ending with the target.
 fn plan(current: Minor, target: Minor) -> Result<Vec<Minor>, Failure> {
     let failed = |what: String| Err(Failure::error(format!("cannot create migration plan: {what}")));
     if current.0 != target.0 {
@@ -155,7 +156,8 @@ fn plan(current: Minor, target: Minor) -> Result<Vec<Minor>, Failure> {
     }
     let (mut at, mut steps) = (current, Vec::new());
     while at != target {
-        // The higher release defines each step: the target of a step up, the start of a step down.
+        // A step is possible if its higher release is supported; that is the next release of a step up, and
+        // the current one of a step down.
         let (higher, next) = match at < target {
             true => ((at.0, at.1 + 1), (at.0, at.1 + 1)),
             false => (at, (at.0, at.1 - 1)),
@@ -170,8 +172,8 @@ fn plan(current: Minor, target: Minor) -> Result<Vec<Minor>, Failure> {
     Ok(steps)
 }
 
-/// Refuses a step down if the log after its last snapshot contains entries that only later releases support.
-/// Of all entries in logs, only the test of a downgrade is newer than 3.5.
+/// Returns an error for a step down if the log, after its last snapshot, contains entries that only later
+/// releases support. The only such entry is a request that tests a downgrade, which 3.5 does not know.
 fn check_log(dir: &Path, target: Minor) -> Result<(), Failure> {
     let wal_dir = dir.join("member").join("wal");
     let log = Wal::open(&RealDisk, &wal_dir)
@@ -199,8 +201,8 @@ fn check_log(dir: &Path, target: Minor) -> Result<(), Failure> {
     }
 }
 
-/// Locks a database against a member that runs or starts on it. Waits for the lock for `patience`, or without
-/// limit if that is zero.
+/// Locks a database against a member that runs or starts on it. Waits for the lock for the time `patience`,
+/// or without limit if it is zero.
 pub(crate) fn lock(path: &Path, patience: Duration) -> Result<Lock, Failure> {
     let deadline = (!patience.is_zero()).then(|| Instant::now() + patience);
     loop {

@@ -1,5 +1,5 @@
-//! Messages of a command on standard error, in the format of etcd's console lines; for a start, in the
-//! member's log.
+//! Messages of a command: on standard error in the format of etcd's console lines, or in a member's log if a
+//! start of the member runs the command.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};

@@ -1,9 +1,9 @@
-//! Moves keys of etcd's old store (API version 2) into the key space of version 3, after everything else that
-//! is imported.
+//! Moves keys of etcd's old store (API version 2) into the key space of version 3. This happens after
+//! everything else has been imported.
 //!
-//! The keys become log entries, each a transaction with one put, in the order in which the keys were last
-//! changed. So a member that joins later receives them like all other entries. An existing key is not
-//! overwritten: [`Migration::check`] detects it, and the import is refused.
+//! Each key becomes a log entry: a transaction with one put, in the order in which the keys were last
+//! changed. So a member that joins later receives these entries like all others. A key that exists in version
+//! 3 is not overwritten: [`Migration::check`] finds it, and the import fails.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -41,12 +41,12 @@ const NAMED_MAX: usize = 20;
 /// Maximum time to live of a lease in seconds, as granted by etcd.
 const TTL_SECONDS_MAX: i64 = 9_000_000_000;
 const NANOS_PER_SECOND: i64 = 1_000_000_000;
-/// If authentication is enabled, entries are applied as a user; this user may do everything. The auth
-/// revision means that the user was authenticated after the last change of users.
+/// Name of the user as which the entries are applied if authentication is enabled; `root` may do everything.
+/// The auth revision in the entries says that the user was authenticated after the last change of users.
 const USER: &str = "root";
 const AUTH_REVISION: u64 = u64::MAX;
 
-/// Treatment of keys with an expiry time.
+/// How to treat keys with an expiry time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ttl {
     Lease,
@@ -63,11 +63,12 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Returns the options of a migration; `None` if none is requested.
+    /// Returns the options of a migration; `None` if the flags do not request one.
     ///
     /// # Errors
     ///
-    /// Returns an error if a value is invalid, or an option of a migration is given without requesting one.
+    /// Returns an error if a value is invalid, or an option of a migration is given although no migration is
+    /// requested.
     pub fn of(given: &Matches) -> Result<Option<Options>, Failure> {
         if !given.get(MIGRATE) {
             for flag in [PREFIX.row(), TTL.row(), DIRS.row()] {
@@ -90,13 +91,13 @@ impl Options {
     }
 }
 
-/// The keys and leases to be moved.
+/// The keys and leases that will be moved.
 pub(crate) struct Migration {
     /// Keys in the order of their last changes.
     keys: Vec<Key>,
     /// Leases in the order of their expiry.
     leases: Vec<Lease>,
-    /// Keys and directories that have expired, which etcd would remove as soon as it runs.
+    /// Keys and directories that have expired. etcd would remove them at once if it ran.
     expired: Vec<String>,
     /// Number of keys that are left out because they have an expiry time.
     skipped: usize,
@@ -104,7 +105,7 @@ pub(crate) struct Migration {
     directories: Vec<String>,
     /// Number of keys that belong to users, roles and permissions of API version 2.
     others: usize,
-    /// Revision of version 3 before anything is moved; see [`Migration::begin`].
+    /// Revision of version 3 before any key is moved; set by [`Migration::begin`].
     before: Revision,
 }
 
@@ -115,11 +116,11 @@ struct Key {
     expires_unix_nanos: Option<i64>,
 }
 
-/// The lease of all keys that expire at the same time.
+/// A lease, which is shared by all keys that expire at the same time.
 struct Lease {
     expires_unix_nanos: i64,
     ttl_seconds: i64,
-    /// Id of the lease; none before [`Migration::begin`].
+    /// Id of the lease; set by [`Migration::begin`].
     id: LeaseId,
 }
 
@@ -163,7 +164,7 @@ impl Migration {
         }
         plan.leases = Vec::from_iter(ends.into_iter().map(|expires_unix_nanos| {
             let nanos = expires_unix_nanos.saturating_sub(now);
-            // Rounded up, so that no key expires too early.
+            // The seconds are rounded up, so that no key expires too early.
             let seconds = nanos / NANOS_PER_SECOND + i64::from(nanos % NANOS_PER_SECOND > 0);
             let ttl_seconds = seconds.min(TTL_SECONDS_MAX);
             Lease { expires_unix_nanos, ttl_seconds, id: LeaseId::NONE }
@@ -236,7 +237,7 @@ impl Migration {
     ///
     /// # Errors
     ///
-    /// Returns an error that names the keys that are missing, or whose names existed before.
+    /// Returns an error that names the keys that are missing, or that existed before the migration.
     pub fn check(&self, machine: &mut Machine) -> Result<(), Failure> {
         let view = machine.store.publish();
         let snapshot = view.snapshot();
@@ -249,7 +250,7 @@ impl Migration {
                 refused.push(key);
                 continue;
             };
-            // A version that existed before is not the moved one, whatever its value.
+            // A version from before the migration is not the moved key, even if the values are equal.
             let is_it = version.main() > self.before
                 && version.value_len() as usize == key.value.len()
                 && version.value_crc() == crc32c::crc32c(&key.value)

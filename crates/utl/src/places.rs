@@ -1,6 +1,6 @@
 //! Checks for arguments that name the wrong place: a directory of the other product, a part of a directory,
-//! or the file that keeps etcd out of a directory of Mainstay. Otherwise such mistakes end in errors of the
-//! operating system that explain neither the cause nor the right command.
+//! or the file that keeps etcd out of a directory of Mainstay. Without these checks the user would get an
+//! error of the operating system, which explains neither the cause nor the right command.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,12 +9,12 @@ use cli::Failure;
 use disk::RealDisk;
 use storage::etcd_beside::{SIGN_TEXT, holds_member};
 
-/// Refuses a path that is not a data directory: a file, a missing directory, or the directory `member` in a
-/// data directory.
+/// Returns an error if a path is not a data directory: if it is a file, does not exist, or is the directory
+/// `member` in a data directory.
 ///
 /// # Errors
 ///
-/// Returns an error that says what the path is, and which path to name.
+/// Returns an error that says what the path is, and which path to give instead.
 pub fn refuse_other(data_dir: &Path) -> Result<(), Failure> {
     let name = data_dir.display();
     refuse_file(data_dir)?;
@@ -35,7 +35,7 @@ pub fn refuse_other(data_dir: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Refuses a file where a data directory is expected.
+/// Returns an error if the path of a data directory is that of a file.
 ///
 /// # Errors
 ///
@@ -49,7 +49,8 @@ pub fn refuse_file(data_dir: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Refuses a directory without a database of etcd, and says what it contains instead.
+/// Returns an error if a directory has no database of etcd; the error says what the directory contains
+/// instead.
 ///
 /// # Errors
 ///
@@ -72,7 +73,7 @@ pub fn refuse_without_database(data_dir: &Path) -> Result<(), Failure> {
 }
 
 /// Returns a text which says that a data directory contains a Mainstay member and no database of etcd; `None`
-/// if that is not the case.
+/// if this is not true.
 pub fn holds_mainstays(data_dir: &Path) -> Option<String> {
     let member_dir = data_dir.join("member");
     let is_mainstays = holds_member(&RealDisk, &member_dir).unwrap_or(false);
@@ -80,8 +81,8 @@ pub fn holds_mainstays(data_dir: &Path) -> Option<String> {
         .then(|| format!("{} holds a member of Mainstay", data_dir.display()))
 }
 
-/// Returns a text to append to an error about a path, if the path is the file in place of `member/snap` or
-/// leads through that file; otherwise `None`.
+/// Returns a text to append to an error about a path: that a file of Mainstay is in place of `member/snap`.
+/// Returns `None` unless the path is this file or leads through it.
 pub fn in_place_of_snap(path: &Path) -> Option<String> {
     let is_it = |path: &Path| {
         fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() == SIGN_TEXT.len() as u64)

@@ -1,22 +1,22 @@
 //! `mainstay rebuild FLAGS`: rebuilds a member whose data is damaged from the data of the other members.
 //!
 //! A voter that has lost a part of its log may have forgotten its votes and acknowledgements. Under its old
-//! id it could vote twice, and be counted for entries that it no longer has. So it comes back as a new
-//! member: the old member is removed from the cluster, its data is moved aside, and a new member is added at
-//! the same address and started.
+//! id it could vote twice in a term, and be counted as having entries that it no longer has. So a new member
+//! takes its place: the old member is removed from the cluster, its data is moved aside, and a new member is
+//! added at the same address and started.
 //!
-//! Each step leaves a state from which the same command continues after any interruption. What has been done
-//! is read from the cluster's list of members, from the data directory, and from the journal, which exists
-//! from before the first step until the member serves.
+//! Each step leaves a state from which the same command can continue after an interruption. The command finds
+//! out what has been done from the cluster's list of members, from the data directory, and from the journal.
+//! The journal exists from before the first step until the new member serves.
 //!
-//! A member may start with no data only under an id that has never run: a member that ran may have voted and
-//! acknowledged entries. So the journal names the new id before that member is started, and says that it may
-//! have run before it can run. A new member whose data is missing although it may have run is replaced by yet
-//! another one, and so is a member at this address that the journal does not know. A member that answers at
-//! the address is left alone, at every step.
+//! Only a member that has never run may start without data, because a member that ran may have voted and
+//! acknowledged entries. Therefore the journal names the new id before that member is started, and records
+//! that it may have run before it can run. If the data of the new member is missing although it may have run,
+//! yet another member replaces it. The same happens to a member at this address that the journal does not
+//! know. A member that answers at the address is never replaced.
 //!
-//! These conditions are checked before the first step: the addresses and the data belong to this member, no
-//! process uses the data, and the log to be moved aside is the old member's.
+//! Before the first step, the command checks that the addresses and the data belong to this member, that no
+//! process uses the data, and that the log to be moved aside is the old member's.
 //!
 //! ```text
 //! <data-dir>/rebuild                journal, one line; see `Journal`
@@ -56,10 +56,10 @@ mod journal;
 
 /// Longest time that one call to a member may take.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time for which a change of the members is retried while the cluster settles from an earlier change.
+/// Time for which a change of the members is retried while the cluster still completes an earlier change.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(200);
-/// Reason why a member is not rebuilt. The text says what to do; no old data is lost.
+/// Reason why a member is not rebuilt. The text says what the user can do; no old data is lost.
 #[derive(Debug)]
 pub enum RebuildError {
     /// A file or directory of the member cannot be used.
@@ -71,7 +71,7 @@ pub enum RebuildError {
         /// Error of the operating system.
         error: io::Error,
     },
-    /// The old data cannot be moved aside.
+    /// The old data cannot be moved to another directory.
     Move {
         /// Directory of the old data.
         from: PathBuf,
@@ -98,9 +98,9 @@ pub enum RebuildError {
     NoAnswer {
         /// Answer or error of each member.
         why: String,
-        /// Number of peer URLs that answered.
+        /// Number of peer URLs at which a member answered.
         answered: usize,
-        /// Number of peer URLs that were queried.
+        /// Number of peer URLs that were tried.
         asked: usize,
     },
     /// A member answers, but there is no quorum.
@@ -125,10 +125,10 @@ pub enum RebuildError {
         what: &'static str,
         /// Error that the cluster returned.
         status: Status,
-        /// True if it is certain that nothing was changed.
+        /// True if the cluster has certainly not made the change.
         is_certain: bool,
     },
-    /// The program was told to stop.
+    /// The program was asked to stop.
     Stopped,
     /// The flags, the data and the cluster contradict each other; the text says how, and what to check.
     Refused(String),
@@ -197,18 +197,18 @@ impl std::error::Error for RebuildError {
     }
 }
 
-/// Advice if a cluster with authentication refuses to change its members.
+/// Advice that is printed if a cluster with authentication refuses to change its members.
 const WANTS_ROOT: &str = "authentication is on, and this command uses the certificate of the member's \
      client listeners as a client of the other members: issue it to root, or replace the member by hand (`member remove` and `member add` by \
      root, the data directory moved aside, and a start with --initial-cluster-state=existing)";
 
-/// Returns true if the client was refused because of its identity or permissions.
+/// Returns true if the cluster refused the request because of the client's identity or permissions.
 fn is_of_rights(status: &Status) -> bool {
     let is = |refusal: &Status| status.message == refusal.message;
     is(&error::PERMISSION_DENIED) || is(&error::USER_EMPTY) || is(&error::INVALID_AUTH_TOKEN)
 }
 
-/// Message for a start of a member whose rebuild is not finished.
+/// Message that a start of the member prints if a rebuild of it is not finished.
 pub const UNFINISHED: &str = "a rebuild of this member was started and not finished: run `mainstay \
      rebuild` with the same flags to finish it";
 
@@ -220,13 +220,13 @@ pub fn journal_path(data_dir: &Path) -> PathBuf {
 /// State of a rebuild in progress.
 pub struct Rebuild<'a> {
     config: &'a mut Config,
-    /// Client addresses of other members, if the user gave any.
+    /// Client URLs of other members, if the user gave any.
     endpoints: &'a [String],
     logger: &'a Logger,
     runtime: tokio::runtime::Runtime,
-    /// TLS settings for other members at `https` peer URLs.
+    /// TLS settings for connections to other members at `https` peer URLs.
     peer_tls: ClientTls,
-    /// TLS settings for other members at `https` client URLs.
+    /// TLS settings for connections to other members at `https` client URLs.
     client_tls: Option<client::Tls>,
     disk: Arc<dyn Disk>,
     /// Callback that waits for the given time and returns true if the program is to stop; called between
@@ -234,16 +234,16 @@ pub struct Rebuild<'a> {
     stop_wanted: &'a dyn Fn(Duration) -> bool,
 }
 
-/// The cluster, as reported by a member that had confirmed the list with a quorum.
+/// The cluster, as described by a member that had a quorum confirm its list of members.
 struct Cluster {
     id: u64,
     members: Vec<Member>,
-    /// Address at which that member answered.
+    /// Address of the member that has returned the list.
     contact: String,
 }
 
-/// Returns the TLS files with which this member connects to the others as a client: those of its own client
-/// listeners.
+/// Returns the TLS files with which this member connects to client URLs of the others: the files of its own
+/// client listeners.
 fn files_for_clients(options: &TlsOptions) -> TlsFiles {
     let settings = &options.settings;
     let own = settings.client_cert_file.is_some();
@@ -252,17 +252,19 @@ fn files_for_clients(options: &TlsOptions) -> TlsFiles {
         cert: if own { settings.client_cert_file.clone() } else { settings.cert_file.clone() },
         key: if own { settings.client_key_file.clone() } else { settings.key_file.clone() },
         server_name: None,
-        // The other members have made their own certificates, too.
+        // With automatic TLS, each member has made its own certificate, which cannot be verified.
         insecure_skip_verify: options.auto && settings.is_empty(),
     }
 }
 
 impl<'a> Rebuild<'a> {
-    /// Creates a rebuild; performs no step yet. `peer_tls` is used for other members at `https` peer URLs.
+    /// Creates a rebuild without performing any step. `peer_tls` is used for other members at `https` peer
+    /// URLs.
     ///
     /// # Errors
     ///
-    /// The async runtime cannot be started, or a TLS file of the client listeners cannot be used.
+    /// Returns an error if the async runtime cannot be started, or a TLS file of the client listeners cannot
+    /// be used.
     pub fn new(
         config: &'a mut Config,
         endpoints: &'a [String],
@@ -284,12 +286,12 @@ impl<'a> Rebuild<'a> {
         Ok(Rebuild { config, endpoints, logger, runtime, peer_tls, client_tls, disk, stop_wanted })
     }
 
-    /// Performs all steps up to the start of the new member, and sets the configuration for that start.
-    /// Returns the lock that excludes other rebuilds; the caller must hold it until the rebuild is finished.
+    /// Performs all steps before the start of the new member, and sets the configuration for that start.
+    /// Returns a lock that prevents other rebuilds; the caller must hold it until the rebuild is finished.
     ///
     /// # Errors
     ///
-    /// The text says what prevents the rebuild, and what to do.
+    /// Returns an error whose text says what prevents the rebuild, and what to do.
     pub fn prepare(mut self) -> Result<Lock, RebuildError> {
         let data_dir = self.config.storage.data_dir.clone();
         let journal_path = journal_path(&data_dir);
@@ -335,8 +337,8 @@ impl<'a> Rebuild<'a> {
         }
         let member_dir = data_dir.join("member");
         self.refuse_other_log_dir(&member_dir)?;
-        // Id of the member whose data is in place: `identify` may read it from a separate log even if the
-        // other files are missing.
+        // Id of the member whose data is in the directory. The id counts only if there is more than the files
+        // of a first start: `identify` may have read the id from a separate log.
         let data = known.map(|(_, id)| id).filter(|_| first_files::are_not_all(&*self.disk, &member_dir));
         let next = next_step(own.as_ref(), data, journal.as_ref());
         let place = self.log_place(&member_dir)?;
@@ -350,11 +352,12 @@ impl<'a> Rebuild<'a> {
                 (Journal { new: own.id, ..journal }, cluster.members)
             }
             (_, own, begun) => {
-                // If the old member is still listed, no earlier attempt has changed anything.
+                // If the old member is still listed, no earlier attempt has removed it.
                 let is_first =
                     begun.as_ref().is_none_or(|begun| Some(begun.old) == own.as_ref().map(|own| own.id));
                 let (old, learner) = match (&own, begun) {
-                    // A listed member may be one that an earlier rebuild added with the role of the old member.
+                    // The listed member may be one that an earlier rebuild added; it has the same role as the
+                    // old member.
                     (Some(own), _) => (own.id, own.is_learner),
                     (None, Some(journal)) => (journal.old, journal.learner),
                     (None, None) => (known.map_or(0, |(_, id)| id), false),
@@ -363,7 +366,8 @@ impl<'a> Rebuild<'a> {
                 journal::write(&*self.disk, &journal_path, &journal)?;
                 if let Some(own) = &own {
                     self.remove(&cluster.contact, own.id).inspect_err(|error| {
-                        // The old member is unchanged, and may be started.
+                        // The old member was certainly not removed, so it can still be started: remove the
+                        // journal.
                         if is_first && matches!(error, RebuildError::Unchanged { is_certain: true, .. }) {
                             let _ = finish(&data_dir);
                         }
@@ -372,7 +376,8 @@ impl<'a> Rebuild<'a> {
                 self.move_aside(&data_dir, &place, logs)?;
                 let (id, members) = self.add(&cluster.contact, learner)?;
                 journal.new = id;
-                // Whether an id has run is known only for an id that the journal names.
+                // Record the new id before it can run, since only for an id in the journal is it known
+                // whether it has run.
                 journal::write(&*self.disk, &journal_path, &journal)?;
                 (journal, members)
             }
@@ -380,12 +385,12 @@ impl<'a> Rebuild<'a> {
         journal.started = true;
         journal::write(&*self.disk, &journal_path, &journal)?;
         self.configure(&members);
-        // The member takes this lock itself when it starts.
+        // Release this lock, because the member itself takes it when it starts.
         drop(member_lock);
         Ok(whole)
     }
 
-    /// Returns the flags' peer URLs in one line, in sorted order.
+    /// Returns the peer URLs that the flags give, sorted and joined with commas.
     fn peer_urls(&self) -> String {
         let urls: BTreeSet<&str> =
             self.config.cluster.initial_advertise_peer_urls.iter().map(Url::as_str).collect();
@@ -406,12 +411,14 @@ impl<'a> Rebuild<'a> {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 Err(taken(&path, "the member is running; stop it first"))
             }
-            // If the lock cannot be taken because the data is damaged, the data is moved aside anyway.
+            // If the damage of the data prevents taking the lock, continue without it, since the data is
+            // moved aside anyway.
             Err(_) => Ok((whole, None)),
         }
     }
 
-    /// Returns the cluster id and the member id of the data in this directory, if the damage leaves them readable.
+    /// Returns the cluster id and the member id that the data in this directory contains; `None` if the
+    /// damage makes them unreadable.
     fn identify(&self, member_dir: &Path) -> Option<(u64, u64)> {
         let path = member_dir.join(log::ShutdownRecord::FILE_NAME);
         let record = log::ShutdownRecord::read(&*self.disk, &path).ok().flatten();
@@ -429,7 +436,7 @@ impl<'a> Rebuild<'a> {
         from_record.or_else(|| from_log().map(|owner| (owner.cluster_id.0, owner.member_id.0)))
     }
 
-    /// Requests the list of members, confirmed by a quorum, from the other members.
+    /// Requests the list of members from the other members. A quorum must confirm the list.
     fn find_cluster(&self) -> Result<Cluster, RebuildError> {
         let own: BTreeSet<&str> =
             self.config.cluster.initial_advertise_peer_urls.iter().map(Url::as_str).collect();
@@ -491,9 +498,9 @@ impl<'a> Rebuild<'a> {
         }
     }
 
-    /// Returns the member to be replaced, which is the one at this address; `None` if it is not listed any
-    /// more. Fails if the data belongs to another member of the cluster, or if another member uses a part of
-    /// the address.
+    /// Returns the member to be replaced: the one whose peer URLs are those of the flags; `None` if it is not
+    /// listed any more. Returns an error if the data belongs to another member of the cluster, or if another
+    /// member uses one of the peer URLs.
     fn own<'m>(
         &self,
         members: &'m [Member],
@@ -561,7 +568,7 @@ impl<'a> Rebuild<'a> {
         }
     }
 
-    /// Returns the flags' peer URLs.
+    /// Returns the peer URLs that the flags give.
     fn peer_urls_given(&self) -> Vec<String> {
         self.config.cluster.initial_advertise_peer_urls.iter().map(|url| url.as_str().to_owned()).collect()
     }
@@ -609,7 +616,7 @@ impl<'a> Rebuild<'a> {
         Ok((id, members))
     }
 
-    /// Retries a change while the cluster refuses it with a status that is temporary.
+    /// Retries a membership change while the cluster refuses it with a status that is only temporary.
     fn change<T>(
         &self,
         what: &'static str,
@@ -641,14 +648,15 @@ impl<'a> Rebuild<'a> {
         }
     }
 
-    /// Sets the configuration with which the new member joins the cluster.
+    /// Sets the configuration so that the new member joins the existing cluster.
     fn configure(&mut self, members: &[Member]) {
         let own = self.peer_urls_given();
         let mut pairs: Vec<String> = own.iter().map(|url| format!("{}={url}", self.config.name)).collect();
         let here =
             other_members::member_at(members, |member| &member.peer_urls, &own).map(|member| member.id);
         for member in members.iter().filter(|member| Some(member.id) != here) {
-            // Uses the id in place of the name: a member that has not been started has no name.
+            // The entry uses the id in place of a name, because a member that has not been started has no
+            // name.
             pairs.extend(member.peer_urls.iter().map(|url| format!("member-{:x}={url}", member.id)));
         }
         self.config.cluster.initial_cluster = pairs.join(",");
@@ -661,7 +669,7 @@ impl<'a> Rebuild<'a> {
         self.logger.info(what, &[("member-id", Value::Id(id))]);
     }
 
-    /// Returns the cluster id and all members, confirmed by a quorum.
+    /// Returns the cluster id and all members, as confirmed by a quorum.
     fn list(&self, contact: &str) -> Result<(u64, Vec<Member>), Status> {
         let answer: MemberListResponse =
             self.call(contact, Rpc::ClusterMemberList, &MemberListRequest { linearizable: true })?;
@@ -694,7 +702,7 @@ impl<'a> Rebuild<'a> {
     }
 }
 
-/// Removes the journal: the rebuilt member serves, so the rebuild is complete.
+/// Removes the journal. Called once the rebuilt member serves, which completes the rebuild.
 pub fn finish(data_dir: &Path) -> Result<(), RebuildError> {
     let path = journal_path(data_dir);
     let failed = |error| RebuildError::io("remove", &path, error);

@@ -1,4 +1,5 @@
-//! `snapshot restore`: a data directory for the first start of a new cluster, with the state of a snapshot.
+//! `snapshot restore`: creates a data directory with the state of a snapshot, for the first start of a new
+//! cluster.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -93,7 +94,7 @@ pub(crate) const RESTORE: Command<Run> = Command {
 
 /// Raft term of the first entries of a restored member's log.
 const TERM: Term = Term(1);
-/// Number of bytes read at once of a snapshot in Mainstay's own format.
+/// Number of bytes of a snapshot in Mainstay's own format that are read at once.
 const CHUNK_BYTES: usize = 256 << 10;
 
 /// The program that will serve the restored directory.
@@ -115,7 +116,7 @@ struct Options {
     without_users: bool,
 }
 
-/// Facts about a restored state that are printed.
+/// Data about a restored state that is printed.
 #[derive(Default)]
 struct Done {
     revision: Revision,
@@ -238,7 +239,7 @@ fn to_mainstay(
     etcd_dir::check_versions(meta.storage_version.as_deref(), &before)?;
     let auth = etcd_dir::users(from, options.without_users)?;
     let mut members = etcd_database::members(&options.cluster.membership);
-    // etcd's restore keeps the cluster version too.
+    // Keep the cluster version, as etcd's restore does.
     members.cluster_version = before.cluster_version;
     let (mut restoration, wal) = begin(options, target.making(), options.wal_dir.as_ref())?;
     let leases = etcd_dir::leases(from)?;
@@ -263,8 +264,8 @@ fn to_mainstay(
     Ok(Done { without_lease, ..finish_mainstay(options, (restoration, wal), machine)? })
 }
 
-/// Begins Mainstay's directory in `dir`, and the log's directory if it is separate; `wal_dir` is the log's
-/// final path.
+/// Begins a data directory of Mainstay in `dir`, and a separate directory for the log if one is requested.
+/// `wal_dir` is the final path of the log.
 fn begin(
     options: &Options,
     dir: &Path,
@@ -291,12 +292,13 @@ fn finish_mainstay(
         .follow(&mut machine, hard_state, None, &mut std::iter::empty())
         .map_err(Failure::error)?;
     restoration.finish(machine, &terms).map_err(Failure::error)?;
-    // Move the log's directory first: the data directory is complete only with it.
+    // Move the log's directory to its final name first, since the data directory is complete only with its
+    // log.
     wal.map_or(Ok(()), Target::finish)?;
     Ok(done)
 }
 
-/// Restores a state in Mainstay's own format into a directory that is being made.
+/// Restores a snapshot in Mainstay's own format into a directory that is being created.
 fn read_own(
     options: &Options,
     from: &File,
@@ -337,7 +339,7 @@ fn new_member(options: &Options, release: Release) -> NewMember {
     }
 }
 
-/// Begins etcd's directory, and the log's directory if it is separate.
+/// Begins a data directory of etcd, and a separate directory for the log if one is requested.
 fn begin_etcd<'d>(
     options: &Options,
     dir: &Path,
@@ -346,7 +348,7 @@ fn begin_etcd<'d>(
     let member = new_member(options, release);
     let (new, wal) = match &options.wal_dir {
         None => (NewDataDir::begin(&RealDisk, dir, member), None),
-        // The log is made inside the data directory, and is renamed together with it.
+        // The log's directory is created inside the data directory, so one rename moves both.
         Some(WalDir::Inside(below)) => {
             (NewDataDir::begin_with(&RealDisk, dir, &dir.join(below), member), None)
         }
@@ -358,7 +360,7 @@ fn begin_etcd<'d>(
     Ok((new.map_err(Failure::error)?, wal))
 }
 
-/// Copies etcd's database with the facts about members and log replaced.
+/// Copies etcd's database, but replaces the data about members and log.
 fn to_etcd(
     options: &Options,
     from: &Backend<File>,
@@ -377,9 +379,10 @@ fn to_etcd(
         finished_compact_revision: before.finished_compact_revision,
         ..new.meta(None)
     };
-    // The revision of the last change, even if it was compacted: like `etcdutl`, add to that one.
+    // The bump is added to the revision of the last change, even if that change was compacted, as in
+    // `etcdutl`.
     let mut last = Revision(0);
-    // The first plan has no bump, because it determines the revision that is bumped.
+    // The first plan has no bump; it only determines the last revision, to which the bump is added.
     let mut plan = copy.plan_with(&mut |at| last = last.max(at)).map_err(Failure::error)?;
     if let Some(by) = options.bump {
         last = bumped(last, by).map_err(Failure::error)?;
@@ -394,7 +397,8 @@ fn to_etcd(
     copy.write_with(&mut database, &mut |at| progress.at((at.0 as f64 * share) as u64, ""))
         .map_err(|e| unwritten(options, &e))?;
     new.finish(database, &copy.membership).map_err(|e| unwritten(options, &e))?;
-    // Move the log's directory first: without the database it is refused, and its name explains why.
+    // Move the log's directory to its final name first. If the process is killed in between, etcd does not
+    // start on the log alone, and its name explains what it is.
     wal.map_or(Ok(()), Target::finish)?;
     Ok(Done { revision, compact_revision: compacted.unwrap_or(Revision::NEVER_COMPACTED), ..Done::default() })
 }
@@ -403,8 +407,8 @@ fn unwritten(options: &Options, error: &dyn std::fmt::Display) -> Failure {
     Failure::error(format!("cannot write {}: {error}", options.data_dir.display()))
 }
 
-/// Returns the release of the snapshot. A snapshot of 3.4 is written in the format of 3.5, which 3.4 can read
-/// as well and later releases require.
+/// Returns the release of the snapshot. A snapshot of 3.4 is restored in the format of 3.5, which 3.4 can
+/// read too, and which later releases require.
 fn release_of(meta: &Meta) -> Result<Release, Failure> {
     match meta.storage_version.as_deref() {
         None => Ok(Release::V3_5),
@@ -418,7 +422,7 @@ fn release_of(meta: &Meta) -> Result<Release, Failure> {
 }
 
 /// Converts a snapshot in Mainstay's own format to a directory for etcd. The snapshot is ordered by key and
-/// etcd's database by revision, so it first becomes a directory of Mainstay.
+/// etcd's database by revision, so the snapshot is first restored to a directory of Mainstay.
 fn own_to_etcd(
     options: &Options,
     from: &File,
@@ -430,7 +434,7 @@ fn own_to_etcd(
     let begun = begin(options, &between, None)?;
     let ((restoration, _), mut machine) = read_own(options, from, bytes, begun, progress)?;
     let (new, wal) = begin_etcd(options, target.making(), Release::V3_6)?;
-    // The new cluster will agree on its own cluster version.
+    // No cluster version is written, because the new cluster will agree on one itself.
     let agreed = Agreed { version: String::new(), downgrade_target: None, form: Release::V3_6 };
     export::write(&mut machine, &restoration.values(), new, agreed, progress)?;
     let done = Done {

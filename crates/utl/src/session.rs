@@ -1,4 +1,5 @@
-//! The environment of a command ([`Session`]), and what the commands share: flags, and checks of arguments.
+//! The environment of a command ([`Session`]), and what several commands share: flags, and checks of
+//! arguments.
 
 use std::time::{Duration, SystemTime};
 
@@ -10,7 +11,7 @@ use crate::notice::Notices;
 #[derive(Clone, Copy)]
 pub struct Run(pub(crate) fn(&mut Session<'_>) -> Result<(), Failure>);
 
-/// Time to wait for the lock on a database.
+/// Maximum time to wait for the lock on a database.
 pub(crate) const TIMEOUT: Flag<Duration> = Flag::duration(
     "timeout",
     "10s",
@@ -29,7 +30,7 @@ pub(crate) struct Session<'s> {
     pub(crate) matches: &'s Matches,
     pub(crate) out: Output,
     pub(crate) notices: Notices,
-    /// Clock for the time in notices.
+    /// Clock that gives the time in notices.
     pub(crate) clock: fn() -> SystemTime,
 }
 
@@ -40,14 +41,14 @@ impl Session<'_> {
     }
 }
 
-/// Reports a usage error as cobra does: prints the error and the usage; the caller prints the returned error
-/// again.
+/// Reports a usage error as cobra does: prints the error and the usage. The caller then prints the returned
+/// error once more.
 pub(crate) fn usage(session: &mut Session<'_>, message: &str) -> Failure {
     session.notices.plain(&format!("Error: {message}\n{}\n", session.program.usage(&session.matches.path)));
     Failure::error(message)
 }
 
-/// Returns the only argument; fails if there is none or more than one.
+/// Returns the only argument. Returns an error if there is not exactly one.
 pub(crate) fn one_arg(session: &mut Session<'_>) -> Result<std::path::PathBuf, Failure> {
     use std::os::unix::ffi::OsStringExt as _;
     match session.matches.args.as_slice() {
@@ -59,7 +60,7 @@ pub(crate) fn one_arg(session: &mut Session<'_>) -> Result<std::path::PathBuf, F
     }
 }
 
-/// Fails unless all of these flags were given.
+/// Returns an error if one of these flags was not given.
 pub(crate) fn required(session: &mut Session<'_>, flags: &[FlagRow]) -> Result<(), Failure> {
     let missing: Vec<String> = flags
         .iter()

@@ -1,4 +1,4 @@
-//! Reads snapshot files of both kinds.
+//! Reads snapshot files in etcd's format and in Mainstay's own format.
 
 use std::fs::File;
 use std::path::Path;
@@ -14,7 +14,7 @@ use crate::places;
 /// First bytes of a snapshot in Mainstay's own format.
 const OWN_MAGIC: &[u8; 8] = b"MAINSNAP";
 
-/// Contents of a snapshot file.
+/// A snapshot file, by its format.
 pub enum SnapshotFile {
     /// A database of etcd, the format that etcd and Mainstay send.
     Etcd(Backend<File>),
@@ -34,7 +34,7 @@ pub fn stat(path: &Path) -> Result<std::fs::Metadata, Failure> {
     })
 }
 
-/// Returns an error of the operating system in Go's form, without Rust's error number.
+/// Returns the text of an error of the operating system in Go's form, without Rust's error number.
 pub fn spelled(error: &std::io::Error) -> String {
     let text = error.to_string();
     let text = text.split(" (os error").next().unwrap_or_default();
@@ -66,8 +66,8 @@ pub fn open_file(path: &Path) -> Result<File, Failure> {
 }
 
 impl SnapshotFile {
-    /// Opens a snapshot to show facts about it. Its digest is not verified, because status and hashkv are
-    /// also used on copied databases.
+    /// Opens a snapshot to show data about it. Its digest is not verified, because status and hashkv are also
+    /// used on copied databases.
     ///
     /// # Errors
     ///

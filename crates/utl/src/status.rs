@@ -1,4 +1,4 @@
-//! `snapshot status`: prints facts about a snapshot.
+//! `snapshot status`: prints revision, number of keys, size and hash of a snapshot.
 
 use cli::{Command, Failure};
 use interchange::Status;

@@ -1,7 +1,7 @@
-//! Takes a member over from etcd in place: [`take_over`], before the member is started.
+//! Takes a member over from etcd in place. [`take_over`] runs before the member is started.
 //!
-//! Mainstay's files are made beside etcd's files, which are not changed. However the process ends, the next
-//! start finds either only etcd's files, or everything that it needs to finish:
+//! Mainstay's files are created beside etcd's files, which are not changed. Even if the process is killed,
+//! the next start finds either only etcd's files, or everything that it needs to finish the takeover:
 //!
 //! ```text
 //! <data-dir>/member/snap, wal                etcd's, until they are dropped
@@ -15,8 +15,9 @@
 //! <data-dir>/member/taken-over-from-etcd     the mark: from now on etcd's files are stale
 //! ```
 //!
-//! If the process was killed before the mark was moved to its final place, etcd may have been started again
-//! instead. Then the new files are outdated and were never served: they are removed and made again.
+//! If the process was killed before the mark was moved to its final place, etcd may have been started again.
+//! Then the new files are outdated, but Mainstay has never served from them; they are removed and created
+//! again.
 
 use std::fs;
 use std::io;
@@ -42,7 +43,8 @@ use crate::target::Target;
 
 /// Name of the directory that contains the complete result before it is moved to its final place.
 const COMPLETE: &str = etcd_beside::TAKING_OVER;
-/// Name of the mark in [`COMPLETE`] once etcd has continued since, so that everything there is to be removed.
+/// Name to which the mark in [`COMPLETE`] is renamed if etcd has run again, so that the whole directory is to
+/// be removed.
 const OUTDATED: &str = "outdated";
 /// Progress in percent between two log lines.
 const PERCENT_A_LINE: u64 = 10;
@@ -59,24 +61,24 @@ pub struct TakeOver<'t> {
 }
 
 /// Takes a member over if its data directory is one of etcd, so that Mainstay continues as the same member.
-/// Does nothing if the directory has no data of etcd, or was taken over before.
+/// Does nothing if the directory contains no data of etcd, or if the member was taken over before.
 ///
 /// # Errors
 ///
-/// Returns an error that says which file of etcd has which problem, or that the disk is full; nothing has
-/// changed then.
+/// Returns an error that names the file of etcd and its problem, or says that the disk is full. In both cases
+/// nothing has changed.
 pub fn take_over(wanted: &TakeOver<'_>) -> Result<(), Failure> {
     let member_dir = &wanted.config.storage.data_dir.join("member");
     let is_begun = there(&member_dir.join(COMPLETE))?;
     let is_wanted =
         || Ok::<bool, Failure>(wanted.config.storage.import_etcd_data && is_etcds(wanted, member_dir)?);
-    // If the directory is to be left alone, nothing is written to it, not even a lock file.
+    // If the directory does not have to be changed, nothing is written to it, not even a lock file.
     let _lock = if is_begun || is_wanted()? {
         Some(lock_member(&RealDisk, member_dir).map_err(Failure::error)?)
     } else {
         None
     };
-    // Check again: another process may have held the lock until now.
+    // Check again, because another process may have finished the takeover while this one waited for the lock.
     if there(&member_dir.join(COMPLETE))? {
         let _etcd = lock_database(&RealDisk, member_dir).map_err(Failure::error)?;
         if is_current(member_dir)? {
@@ -106,14 +108,14 @@ pub fn take_over(wanted: &TakeOver<'_>) -> Result<(), Failure> {
         "the data directory was written by etcd: taking this member over; etcd's files are not changed",
         &[("data-dir", Value::Str(&wanted.config.storage.data_dir.display().to_string()))],
     );
-    // Locked until etcd is prevented from starting.
+    // The lock on etcd's files is held until the guard files keep etcd from starting.
     let _etcd = make(wanted, member_dir)?;
     finish(wanted, member_dir)?;
     tell(wanted, "took this member over from etcd");
     Ok(())
 }
 
-/// Reports what was done, what it means for etcd's files, and how to go back.
+/// Logs what was done, what it means for etcd's files, and how to go back to etcd.
 fn tell(wanted: &TakeOver<'_>, what: &str) {
     let data_dir = wanted.config.storage.data_dir.display().to_string();
     wanted.logger.warn(
@@ -141,9 +143,10 @@ fn tell(wanted: &TakeOver<'_>, what: &str) {
     );
 }
 
-/// Returns true if a member's directory contains data of etcd worth keeping, and none of Mainstay.
+/// Returns true if a member's directory contains data of etcd, and no data of Mainstay.
 fn is_etcds(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<bool, Failure> {
-    // A failed first start leaves an empty log directory, and etcd may have been started there since.
+    // An empty log directory does not count as Mainstay's, because a failed first start leaves one, and etcd
+    // may have been started there since.
     if !is_empty(&member_dir.join("log"))?
         || etcd_beside::holds_member(&RealDisk, member_dir).map_err(Failure::error)?
     {
@@ -166,7 +169,8 @@ fn cannot(data_dir: &Path, wal_dir: Option<&Path>, why: &str) -> Failure {
     ))
 }
 
-/// Makes all files and renames the directory, which completes the decision. Returns etcd's files, locked.
+/// Creates all files and renames their directory, which makes the takeover final. Returns etcd's directory,
+/// which is still locked.
 fn make(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<Import, Failure> {
     let (data_dir, wal_dir) = (&wanted.config.storage.data_dir, wanted.config.storage.wal_dir.as_deref());
     let failed = |error: &dyn std::fmt::Display| cannot(data_dir, wal_dir, &error.to_string());
@@ -175,7 +179,7 @@ fn make(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<Import, Failure> {
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
     let own = member_dir.join("wal");
     let etcd_log = std::path::absolute(wal_dir.unwrap_or(&own)).map_err(Failure::error)?;
-    // If the user has moved the log to a separate disk, in whichever way, the new log goes to that disk too.
+    // If etcd's log is on a separate disk, by a flag, a link or a mount, the new log is put on that disk too.
     let on_own_disk = wal_dir.or_else(|| leads_elsewhere(&own).then_some(&*own));
     warn_of_snapshots_elsewhere(wanted, member_dir);
     let apart = match on_own_disk {
@@ -221,7 +225,7 @@ fn make(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<Import, Failure> {
             }
         })
         .map_err(|error| failed(&error))?;
-    // Read the result back as a start would.
+    // Open the result as a start of the member would, to check it.
     let made = Stopped::open_with(&disk, target.making(), None, rules(wanted.config.cluster.max_learners));
     let made = made.map_err(|error| failed(&error))?;
     let source = &import.source;
@@ -251,13 +255,13 @@ fn make(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<Import, Failure> {
             .map_err(|error| failed(&error))?;
         apart.leave()?;
     }
-    // From this rename on, the member is taken over.
+    // With this rename, the takeover is final.
     target.finish()?;
     Ok(import)
 }
 
-/// Warns that checkpoints are written to the disk of the data directory if etcd's database was on another
-/// disk.
+/// Logs a warning if etcd's database was on another disk than the data directory, because Mainstay writes its
+/// checkpoints to the disk of the data directory.
 fn warn_of_snapshots_elsewhere(wanted: &TakeOver<'_>, member_dir: &Path) {
     let snap = member_dir.join("snap");
     if leads_elsewhere(&snap) {
@@ -273,14 +277,14 @@ fn warn_of_snapshots_elsewhere(wanted: &TakeOver<'_>, member_dir: &Path) {
     }
 }
 
-/// Returns false if etcd has continued since the complete result was made from its files, or if that result
-/// is being removed.
+/// Returns false if etcd has run again since the result was made from its files, or if the result is being
+/// removed already.
 fn is_current(member_dir: &Path) -> Result<bool, Failure> {
     let complete = member_dir.join(COMPLETE);
     if there(&complete.join(OUTDATED))? {
         return Ok(false);
     }
-    // After the last step of the takeover the mark has been moved from here.
+    // If the mark is missing, it has been moved to its final place by the last step of the takeover.
     let Some(mark) = TakenOver::read(&RealDisk, &complete).map_err(Failure::error)? else { return Ok(true) };
     let wal_dir = mark.wal_dir(member_dir);
     let changed = mark.left.has_changed(&RealDisk, &wal_dir);
@@ -289,8 +293,8 @@ fn is_current(member_dir: &Path) -> Result<bool, Failure> {
         .map_err(|error| Failure::error(format!("cannot look into {}: {error}", wal_dir.display())))
 }
 
-/// Removes the result of a takeover if etcd has continued since. Mainstay has never served from it, because
-/// the mark is not in its final place. Can be repeated after an interruption at any point.
+/// Removes the result of a takeover because etcd has run again. Mainstay has never served from the result,
+/// because the mark is not in its final place. Can be repeated after an interruption at any point.
 fn discard(member_dir: &Path) -> Result<(), Failure> {
     let complete = member_dir.join(COMPLETE);
     if !there(&complete.join(OUTDATED))? {
@@ -315,7 +319,7 @@ fn discard(member_dir: &Path) -> Result<(), Failure> {
     remove(&complete)
 }
 
-/// Returns the directory of the new log, if it is separate.
+/// Returns the directory of the new log if the result says that it is a separate one.
 fn noted(member_dir: &Path) -> Result<Option<PathBuf>, Failure> {
     let parts = member_dir.join(COMPLETE).join("member");
     match log_dir::read_note(&RealDisk, &parts).map_err(Failure::error)? {
@@ -339,7 +343,8 @@ fn finish(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<(), Failure> {
         let list = |error| Failure::error(format!("cannot list {}: {error}", parts.display()));
         for entry in fs::read_dir(&parts).map_err(list)? {
             let name = entry.map_err(list)?.file_name();
-            // This is the lock of the temporary directory; the member's own lock is already held.
+            // The file `lock` belongs to the temporary directory. The member's own lock is already held, so
+            // it must not be replaced.
             if name != "lock" {
                 rename(&parts.join(&name), &member_dir.join(&name))?;
             }
@@ -348,8 +353,8 @@ fn finish(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<(), Failure> {
     if let Some(mark) = TakenOver::read(&RealDisk, &complete).map_err(Failure::error)? {
         mark.guard(&RealDisk, member_dir).map_err(Failure::error)?;
         if let Err(why) = etcd_beside::put_sign(&RealDisk, &wanted.config.storage.data_dir) {
-            // The file only informs people; the guard files keep etcd out. The next start tries again to
-            // write it.
+            // This file only informs people; the guard files keep etcd from starting. The member's next start
+            // tries again to write the file.
             wanted.logger.warn(
                 "cannot write the file that marks the data directory as Mainstay's",
                 &[("error", Value::Str(&why.to_string()))],
@@ -383,7 +388,7 @@ fn is_empty(dir: &Path) -> Result<bool, Failure> {
     match fs::read_dir(dir) {
         Ok(mut entries) => Ok(entries.next().is_none()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
-        // The text of this error contains advice.
+        // This error type is used for its text, which contains advice.
         Err(error) => {
             Err(Failure::error(log::OpenError::Io { doing: "list", path: dir.to_path_buf(), error }))
         }

@@ -1,4 +1,4 @@
-//! A directory that is created completely or not at all.
+//! Creates a directory completely or not at all.
 
 use std::fs;
 use std::io;
@@ -10,22 +10,24 @@ use disk::{Disk as _, Lock, RealDisk};
 use storage::etcd_beside::holds_member;
 use storage::first_files;
 
-/// A directory being made under a temporary name, which is never taken for a member's directory. If it is
-/// dropped unfinished, it is removed; the remains of a killed process are removed by the next attempt.
+/// A directory being made under a temporary name, which is never taken for a member's directory. A drop
+/// before the end removes the directory. If the process is killed, the next attempt removes it.
 ///
-/// Only a directory made by this program is ever cleared: one that belongs to the current user, that no other
-/// user may write to, and that contains the file [`MARK`]. Anything else with that name is left alone, and
-/// the attempt is refused.
+/// A directory with this name is removed only if this program has created it: it must belong to the current
+/// user, be inaccessible to other users, and contain the file [`MARK`] or nothing. If anything else has this
+/// name, the attempt fails.
 ///
 /// An existing empty target directory may be a mount point, or may lie in a directory that is not writable.
-/// Then the new directory is made inside of it, and its only part, one directory, is moved up at the end.
+/// Then the new directory is created inside the target, and at the end its only entry, which is a directory,
+/// is moved up into the target.
 pub struct Target {
     path: PathBuf,
     making: PathBuf,
-    /// True if the target directory existed, so that the new one is made inside of it.
+    /// True if the target directory existed, so that the new directory is created inside it.
     is_inside: bool,
     finished: bool,
-    /// True once the temporary directory was removed: another process may create one with that name.
+    /// True after the temporary directory was removed. From then on a directory with its name may belong to
+    /// another process.
     is_removed: bool,
     _lock: Lock,
 }
@@ -35,8 +37,8 @@ const UNFINISHED: &str = "unfinished";
 /// Name of the file that marks an unfinished directory of this program.
 const MARK: &str = "unfinished-by-mainstay";
 
-/// Returns true if the path contains something that must not be overwritten. Allowed are an empty directory,
-/// the remains of a killed attempt, and the sign file of a removed member.
+/// Returns true if the path contains something that must not be overwritten. An empty directory, the remains
+/// of a killed attempt, and the sign file of a removed member may be overwritten.
 ///
 /// # Errors
 ///
@@ -53,17 +55,18 @@ pub fn is_taken(path: &Path) -> io::Result<bool> {
             Ok(false)
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        // The path itself is a file; if a parent is one, another error follows.
+        // The path itself is a file. If a parent directory is a file instead, creating the directory will
+        // fail with a clear error.
         Err(error) if error.kind() == io::ErrorKind::NotADirectory && path.exists() => Ok(true),
         Err(error) => Err(error),
     }
 }
 
-/// Refuses a directory for which [`is_taken`] is true; `besides` is appended to the error text.
+/// Returns an error if [`is_taken`] is true for the directory; `besides` is appended to the error text.
 ///
 /// # Errors
 ///
-/// Returns an error that says what exists, or why the directory cannot be read.
+/// Returns an error that says what exists at the path, or why the path cannot be read.
 pub fn refuse_taken(path: &Path, besides: &str) -> Result<(), Failure> {
     let name = path.display();
     match is_taken(path) {
@@ -80,8 +83,8 @@ pub fn refuse_taken(path: &Path, besides: &str) -> Result<(), Failure> {
     }
 }
 
-/// Returns the directory `member` of a data directory that contains only files of a first start that has not
-/// found its cluster; `None` if there is more, or a process has it locked.
+/// Returns the directory `member` of a data directory if it contains only files of a first start that has not
+/// found its cluster. Returns `None` if it contains anything else, or a process has locked it.
 pub fn left_by_first_start(data_dir: &Path) -> Option<PathBuf> {
     let member_dir = data_dir.join("member");
     let all = |dir: &Path, is_first: &dyn Fn(&fs::DirEntry) -> bool| {
@@ -104,11 +107,12 @@ pub fn left_by_first_start(data_dir: &Path) -> Option<PathBuf> {
 }
 
 impl Target {
-    /// Begins to make a directory, with missing parents. The caller has checked that [`is_taken`] is false.
+    /// Begins to create a directory, and creates missing parent directories. The caller must have checked
+    /// that [`is_taken`] returns false.
     ///
     /// # Errors
     ///
-    /// Returns an error if another process is making the directory, or the operating system refuses.
+    /// Returns an error if another process is creating the same directory, or the operating system refuses.
     pub fn begin(path: &Path) -> Result<Target, Failure> {
         let is_inside = path.is_dir();
         let making = if is_inside { path.join(UNFINISHED) } else { Target::making_of(path)? };
@@ -116,7 +120,7 @@ impl Target {
         if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
             RealDisk.create_dir_all(parent).map_err(failed)?;
         }
-        // Mode 0700: other users cannot see the contents, whatever the modes of the files are.
+        // With mode 0700 other users cannot read the contents, whatever modes the files in it have.
         let is_new = match fs::DirBuilder::new().mode(0o700).create(&making) {
             Ok(()) => true,
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
@@ -153,7 +157,7 @@ impl Target {
         })
     }
 
-    /// Returns the temporary name for a directory that does not exist yet.
+    /// Returns the temporary name of the directory for a target directory that does not exist.
     ///
     /// # Errors
     ///
@@ -167,13 +171,12 @@ impl Target {
         Ok(path.with_file_name(name))
     }
 
-    /// Returns the path to write to.
+    /// Returns the temporary path, to which the caller writes.
     pub fn making(&self) -> &Path {
         &self.making
     }
 
-    /// Makes the directory durable and leaves it under its temporary name, for the caller to rename its
-    /// contents.
+    /// Makes the directory durable and keeps it under its temporary name; the caller renames its contents.
     ///
     /// # Errors
     ///
@@ -187,22 +190,24 @@ impl Target {
         Ok(())
     }
 
-    /// Makes the directory durable and renames it to its final name. After that a member may start on it,
-    /// even if [`Target::finish`] is not called.
+    /// Makes the directory durable and renames it to its final name. Afterwards a member may start on the
+    /// directory, even if [`Target::finish`] is not called.
     ///
     /// # Errors
     ///
-    /// Returns an error if the final name was taken in the meantime, or the operating system refuses.
-    /// [`Target::is_in_place`] tells whether the rename took effect nevertheless.
+    /// Returns an error if the final name was taken in the meantime, or the operating system refuses. Even
+    /// then the rename may have taken effect; see [`Target::is_in_place`].
     pub fn place(&mut self) -> Result<(), Failure> {
         RealDisk.sync_dir(&self.making).map_err(|error| self.failed(error))?;
-        // The whole data directory is in its one subdirectory, so it appears completely or not at all.
+        // All data is in the only subdirectory, so one rename makes the data directory appear completely or
+        // not at all.
         let (from, to) = match self.is_inside {
             true => (self.making.join("member"), self.path.join("member")),
             false => (self.making.clone(), self.path.clone()),
         };
         let renamed = RealDisk.rename(&from, &to);
-        // A network file system may have lost the response: if the old name is gone, the rename took effect.
+        // On a network file system the rename may have succeeded although its response was lost. If the old
+        // name does not exist any more, it has succeeded.
         self.finished = renamed.is_ok() || !from.try_exists().unwrap_or(false);
         renamed.map_err(|error| self.failed(error))
     }
@@ -216,23 +221,25 @@ impl Target {
         Failure::error(format!("cannot rename {} to {}: {error}", self.making.display(), self.path.display()))
     }
 
-    /// Removes the temporary directory durably, if it still exists; must not be called after it was renamed.
+    /// Removes the temporary directory durably, if it still exists. Must not be called after the directory
+    /// was renamed.
     ///
     /// # Errors
     ///
-    /// Returns an error if the operating system refuses; then all of the directory may be left.
+    /// Returns an error if the operating system refuses. In that case all contents may still exist.
     pub fn remove(&mut self) -> io::Result<()> {
         if !self.is_removed {
             gone(clear(&self.making))?;
             gone(fs::remove_file(self.making.join(MARK)))?;
             gone(fs::remove_dir(&self.making))?;
-            // The lock is gone with the directory: a directory of that name now belongs to another process.
+            // The lock was removed with the directory, so a directory with this name may now belong to
+            // another process.
             self.is_removed = true;
         }
         RealDisk.sync_dir(parent(&self.making))
     }
 
-    /// Renames the directory as [`Target::place`] does, if that was not done yet, and makes the rename
+    /// Renames the directory as [`Target::place`] does, unless this was done already, and makes the rename
     /// durable.
     ///
     /// # Errors
@@ -254,8 +261,8 @@ impl Target {
     }
 }
 
-/// Returns true if an earlier attempt of this user left this directory: it is no symbolic link, is not
-/// accessible to other users, and is marked or empty.
+/// Returns true if an earlier attempt of this user left this directory: it is not a symbolic link, is not
+/// accessible to other users, and is either marked or empty.
 fn is_own(dir: &Path) -> io::Result<bool> {
     let found = fs::symlink_metadata(dir)?;
     // The files in `/proc/self` belong to the user that this process runs as.
@@ -264,7 +271,8 @@ fn is_own(dir: &Path) -> io::Result<bool> {
         return Ok(false);
     }
     let mark = fs::symlink_metadata(dir.join(MARK)).is_ok_and(|mark| mark.is_file());
-    // The process may have been killed before it wrote the mark.
+    // An empty directory without a mark is also accepted, since the process may have been killed before it
+    // wrote the mark.
     Ok(mark || fs::read_dir(dir)?.next().is_none())
 }
 
@@ -296,13 +304,13 @@ fn parent(path: &Path) -> &Path {
 impl Drop for Target {
     fn drop(&mut self) {
         if !self.finished && !self.is_removed {
-            // If removing fails, the next attempt removes it: that is why the mark is removed last.
+            // If the removal fails, the next attempt can remove the rest, because the mark is removed last.
             let _ = self.remove();
         }
     }
 }
 
-/// A file that atomically replaces an existing one, with the same owner and mode.
+/// A new file that atomically replaces an existing file, and gets the owner and mode of that file.
 pub struct Replacement {
     path: PathBuf,
     making: PathBuf,
@@ -310,8 +318,8 @@ pub struct Replacement {
 }
 
 impl Replacement {
-    /// Begins to write the new file; removes the remains of an earlier attempt. The caller holds a lock on
-    /// the existing file.
+    /// Begins to write the new file, after removing the remains of an earlier attempt. The caller must hold a
+    /// lock on the existing file.
     ///
     /// # Errors
     ///
@@ -326,19 +334,20 @@ impl Replacement {
         }
     }
 
-    /// Returns the path to write to.
+    /// Returns the temporary path, to which the caller writes.
     pub fn making(&self) -> &Path {
         &self.making
     }
 
-    /// Makes the new file durable and renames it over the old one.
+    /// Makes the new file durable and renames it over the existing file.
     ///
     /// # Errors
     ///
     /// Returns an error if the operating system refuses.
     pub fn finish(mut self) -> Result<(), Failure> {
         let failed = |e: io::Error| Failure::error(format!("cannot replace {}: {e}", self.path.display()));
-        // The member that reads the file may run as another user than this program.
+        // Copy owner and mode, because the member that reads the file may run as another user than this
+        // program.
         let before = fs::metadata(&self.path).map_err(failed)?;
         let own = fs::metadata(&self.making).map_err(failed)?;
         if (own.uid(), own.gid()) != (before.uid(), before.gid()) {

@@ -1,4 +1,4 @@
-//! `version`: prints the version of the tool and of the API whose files it supports.
+//! `version`: prints the version of the tool, and the API version of etcd whose files it supports.
 
 use cli::{Command, Failure};
 

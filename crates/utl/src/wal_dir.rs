@@ -1,4 +1,4 @@
-//! A log in a separate directory, outside the usual place in the data directory.
+//! A log directory that is not at the usual place in the data directory.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,21 +11,23 @@ use storage::restoration::Restoration;
 
 use crate::target::Target;
 
-/// Place of the log of a member, if the user has named one.
+/// Location of a member's log, if the user has named one.
 pub(crate) enum WalDir {
-    /// A relative path below the data directory.
+    /// Path below the data directory, relative to it.
     Inside(PathBuf),
     /// An absolute path outside of the data directory.
     Apart(PathBuf),
 }
 
 impl WalDir {
-    /// Determines the place of the log. `flags` are the names of the flags that gave the two directories.
+    /// Determines the location of the log. `flags` are the names of the two flags that gave the directories,
+    /// for error texts.
     ///
     /// # Errors
     ///
-    /// Returns an error if the data directory would lie in the log's directory, or the log in the data
-    /// directory but outside of `member`: the two could then not be created atomically.
+    /// Returns an error if the data directory would lie in the log's directory, or if the log would lie in
+    /// the data directory but outside of `member`. In both cases the two directories could not be created
+    /// atomically.
     pub fn of(
         wal_dir: &Path,
         data_dir: &Path,
@@ -56,12 +58,12 @@ impl WalDir {
     }
 }
 
-/// Begins a data directory of Mainstay in `making`, which will be renamed to `data_dir`, and the log's
-/// directory if it is separate.
+/// Begins a data directory of Mainstay in `making`, which the caller will rename to `data_dir`. Also begins
+/// the log's directory if it is separate.
 ///
 /// # Errors
 ///
-/// Returns an error if something exists there already, or the operating system refuses.
+/// Returns an error if something exists at the place of the log, or the operating system refuses.
 pub(crate) fn begin(
     making: &Path,
     data_dir: &Path,

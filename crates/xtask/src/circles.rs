@@ -1,5 +1,5 @@
-//! Circles of files: files of one crate that use each other, directly or through others. A test keeps them small and names
-//! the use to turn around.
+//! Finds circles of files: files of one crate that use each other, directly or through other files. A test
+//! keeps the circles small, and names the use that has to be removed or reversed.
 //!
 //! A file uses another one if its code has a path into that file's module (`crate::`, `super::` or `self::`). The root of a
 //! crate, comments and tests do not count.
@@ -17,21 +17,22 @@ const FILES_MAX: usize = 3;
 /// Names of the modules below the crate's root: `["watch", "hub"]` for `src/watch/hub.rs`.
 type Module = Vec<String>;
 
-/// One place where a file names another module.
+/// A place where a file names another module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Use {
     line: usize,
     name: String,
 }
 
-/// Uses of other modules: by the file that uses, then by the file that is used.
+/// Uses of other modules: by the module of the file that uses, and then by the module that is used.
 type Uses = BTreeMap<Module, BTreeMap<Module, Vec<Use>>>;
 
 /// Checks every crate.
 ///
 /// # Errors
 ///
-/// Describes each circle that is too large, with the uses whose removal opens it best. Also names files that cannot be read.
+/// Returns a description of each circle that is too large, with the uses whose removal opens the circle best.
+/// Also returns an error if a file cannot be read.
 pub fn check() -> Result<String, String> {
     let crates = root().join("crates");
     let mut wrong = String::new();
@@ -60,7 +61,7 @@ pub fn check() -> Result<String, String> {
     if wrong.is_empty() { Ok(format!("{count} circles of files, none too large")) } else { Err(wrong) }
 }
 
-/// Returns the files of a crate by their modules. The root is the module without a name.
+/// Returns the files of a crate by their modules. The root file has the module without a name.
 fn files(source: &Path) -> Result<BTreeMap<Module, PathBuf>, String> {
     let mut found = BTreeMap::new();
     let mut folders = vec![source.to_path_buf()];
@@ -94,13 +95,13 @@ fn module_of(path: &Path) -> Module {
     module
 }
 
-/// Reads all files of a crate and returns what each uses.
+/// Reads all files of a crate, and returns the uses of each.
 fn uses(files: &BTreeMap<Module, PathBuf>) -> Result<Uses, String> {
     let mut uses = Uses::new();
     for (module, path) in files {
         let text = fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
         for (line, named) in named(&text, module) {
-            // A path may lead into a module, to an item of it.
+            // A path may name an item in a module, so the module is the longest part of the path that is one.
             let used =
                 (0..=named.len()).rev().map(|len| &named[..len]).find(|used| files.contains_key(*used));
             let Some(used) = used.filter(|used| !used.is_empty() && *used != module) else { continue };
@@ -115,7 +116,7 @@ fn uses(files: &BTreeMap<Module, PathBuf>) -> Result<Uses, String> {
     Ok(uses)
 }
 
-/// Returns all paths from the crate's root that the code of a module names, with their lines.
+/// Returns all paths from the crate's root that the code of a module names, each with its line.
 fn named(text: &str, module: &[String]) -> Vec<(usize, Module)> {
     let mut code = String::with_capacity(text.len());
     for line in text.lines() {
@@ -149,7 +150,8 @@ fn named(text: &str, module: &[String]) -> Vec<(usize, Module)> {
     found
 }
 
-/// Reads the paths of a `use` tree, or the one path of an expression: `a::b`, `{a, b::{c, d}}`. Returns its length.
+/// Reads the paths in a `use` tree, or the single path in an expression: `a::b`, `{a, b::{c, d}}`. Returns
+/// the length of the text that was read.
 fn tree(text: &str, base: &[String], found: &mut impl FnMut(Module)) -> usize {
     let mut path = base.to_vec();
     let mut at = 0;
@@ -163,13 +165,13 @@ fn tree(text: &str, base: &[String], found: &mut impl FnMut(Module)) -> usize {
                     return (at + 1).min(text.len());
                 }
                 at += tree(&text[at..], &path, found).max(1);
-                // Another name (`as other`) is of no interest.
+                // Skip the other name after `as`, because it does not matter.
                 at += text[at..].find([',', '}']).unwrap_or(text.len() - at);
             }
         }
         let len = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
         if len == 0 {
-            // `*`: everything of the module.
+            // A `*` means that the whole module is used.
             found(path);
             return at;
         }
@@ -188,7 +190,8 @@ fn tree(text: &str, base: &[String], found: &mut impl FnMut(Module)) -> usize {
     }
 }
 
-/// Returns the circles among these files: the largest sets of two or more in which each file leads to each other one.
+/// Returns the circles among these files: the largest sets of at least two files in which each file leads to
+/// each other file.
 fn circles(uses: &Uses, files: &BTreeSet<Module>) -> Vec<BTreeSet<Module>> {
     let reached: BTreeMap<&Module, BTreeSet<&Module>> = files
         .iter()
@@ -220,8 +223,9 @@ fn circles(uses: &Uses, files: &BTreeSet<Module>) -> Vec<BTreeSet<Module>> {
     circles
 }
 
-/// Returns the uses that open a circle: without them no circle of more than [`FILES_MAX`] files is left of it. Each is the
-/// one that leaves the smallest circles; among equals, the one with the fewest places in the code.
+/// Returns the uses that open a circle: without them no circle of more than [`FILES_MAX`] files is left of
+/// it. Each step chooses the use that leaves the smallest circles; if several are equal, the one that occurs
+/// at the fewest places in the code.
 fn openings(circle: &BTreeSet<Module>, uses: &Uses) -> Vec<(Module, Module)> {
     let mut left: Uses = uses.clone();
     left.retain(|file, _| circle.contains(file));

@@ -1,11 +1,11 @@
-//! Generates the table of the console's files, which are compiled into the binary.
+//! Generates the table of the console's files, which the build compiles into the binary.
 
 use std::fs;
 use std::path::Path;
 
 use crate::generated::{Files, root};
 
-/// Returns the table with its path from the root of the repository.
+/// Returns the table, by its path from the root of the repository.
 pub fn generate() -> Result<Files, String> {
     Ok(Files::from([("crates/console/src/table.rs".to_owned(), table()?)]))
 }
@@ -27,8 +27,8 @@ fn table() -> Result<String, String> {
     ))
 }
 
-/// Adds the names of the files below a folder, whose path is `prefix`. Hidden files, which editors create,
-/// are skipped.
+/// Adds the names of all files below a folder, whose own path is `prefix`. Skips hidden files, because
+/// editors create them.
 fn collect(folder: &Path, prefix: &str, names: &mut Vec<String>) -> Result<(), String> {
     let failed = |e: std::io::Error| format!("{}: {e}", folder.display());
     for entry in fs::read_dir(folder).map_err(failed)? {

@@ -7,8 +7,8 @@ use std::path::Path;
 
 use crate::generated::root;
 
-/// All crates from the lowest to the highest: a crate may use only crates before it. Dev-dependencies do not
-/// count.
+/// All crates, from the lowest to the highest. A crate may use only crates before it in this list.
+/// Dev-dependencies do not count.
 const ORDER: &[&str] = &[
     "stdx",
     "numbers",
@@ -56,7 +56,7 @@ const ORDER: &[&str] = &[
     "xtask",
 ];
 
-/// Lines of ARCHITECTURE.md around the list.
+/// Lines of ARCHITECTURE.md directly before the list. The next constant is the text after it.
 const BEGIN: &str = "<!-- crates: written by `cargo xtask crates` -->\n```text\n";
 const END: &str = "```\n<!-- crates: end -->\n";
 
@@ -64,7 +64,7 @@ fn read(path: &Path) -> Result<String, String> {
     fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))
 }
 
-/// Returns each crate with the crates of this repository that it uses.
+/// Returns for each crate the other crates of this repository that it uses.
 fn dependencies() -> Result<BTreeMap<String, Vec<String>>, String> {
     let folder = root().join("crates");
     let mut found = BTreeMap::new();
@@ -84,7 +84,7 @@ fn dependencies() -> Result<BTreeMap<String, Vec<String>>, String> {
     Ok(found)
 }
 
-/// Returns the dependencies that no other dependency already implies.
+/// Returns the dependencies that do not follow from another dependency.
 fn direct<'a>(uses: &'a [String], all: &BTreeMap<String, Vec<String>>) -> Vec<&'a str> {
     fn leads(from: &str, to: &str, all: &BTreeMap<String, Vec<String>>) -> bool {
         all.get(from).is_some_and(|uses| uses.iter().any(|used| used == to || leads(used, to, all)))
@@ -133,7 +133,8 @@ fn split(page: &str) -> Result<(&str, &str, &str), String> {
 ///
 /// # Errors
 ///
-/// Returns an error if a crate uses one that is listed above it, or if a file cannot be read or written.
+/// Returns an error if a crate uses a crate that is not before it in the order, or if a file cannot be read
+/// or written.
 pub fn write() -> Result<String, String> {
     let path = root().join("ARCHITECTURE.md");
     let page = read(&path)?;

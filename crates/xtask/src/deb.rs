@@ -6,7 +6,7 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Manual pages: argument of `mainstay man`, name of the page, and its section.
+/// The manual pages: the argument of `mainstay man`, the name of the page, and the page's section.
 const PAGES: [(&str, &str, u8); 11] = [
     ("", "mainstay", 8),
     ("ctl", "mainstay-ctl", 1),
@@ -20,8 +20,8 @@ const PAGES: [(&str, &str, u8); 11] = [
     ("grpc-proxy", "mainstay-grpc-proxy", 1),
     ("completion", "mainstay-completion", 1),
 ];
-/// Names of etcd's tools, for users who add this directory to their PATH; in /usr/bin, Debian's own etcd
-/// packages use these names.
+/// Names of etcd's tools. They are links in a separate directory, which users can add to their PATH, because
+/// Debian's own etcd packages use these names in /usr/bin.
 const TOOLS: [&str; 3] = ["etcd", "etcdctl", "etcdutl"];
 /// Version of the program with the Debian revision of its package.
 const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "-1");
@@ -90,7 +90,7 @@ pub fn make(binary: Option<&str>) -> Result<String, String> {
     tree.put("DEBIAN/control", control.as_bytes(), 0o644)?;
     let package = target.join(format!("debian/mainstay_{VERSION}_{architecture}.deb"));
     let mut packed = Command::new("dpkg-deb");
-    // `dpkg-deb` replaces later file times with this time.
+    // `dpkg-deb` sets all file times that are later than this time to this time.
     packed.env("SOURCE_DATE_EPOCH", epoch.to_string());
     packed.args(["--root-owner-group", "-Zxz", "--threads-max=1", "--build"]).args([&tree.root, &package]);
     let done = packed.output().map_err(|e| format!("dpkg-deb: {e}"))?;
@@ -101,7 +101,7 @@ pub fn make(binary: Option<&str>) -> Result<String, String> {
 }
 
 /// Returns the timestamp of the package in seconds since 1970: `SOURCE_DATE_EPOCH`, or the time of the last
-/// commit. The same binary and source give the same package.
+/// commit. So the same binary and source always give the same package.
 fn epoch(root: &Path) -> Result<u64, String> {
     let text = match std::env::var("SOURCE_DATE_EPOCH") {
         Ok(text) => text,
@@ -126,7 +126,7 @@ impl Tree {
         let path = self.root.join(path);
         let folder = path.parent().unwrap_or(&self.root);
         fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
-        // The permissions must not depend on the umask.
+        // Set the permissions explicitly, because they must not depend on the umask.
         for folder in folder.ancestors().take_while(|folder| folder.starts_with(&self.root)) {
             fs::set_permissions(folder, Permissions::from_mode(0o755))
                 .map_err(|e| format!("{}: {e}", folder.display()))?;
@@ -150,7 +150,8 @@ impl Tree {
         symlink(to, &path).map_err(|e| format!("{}: {e}", path.display()))
     }
 
-    /// Adds a file, compressed without its name and time, so that the same content gives the same package.
+    /// Adds a file in compressed form. The compressed file contains no name and no time, so that the same
+    /// content always gives the same package.
     fn zipped(&self, path: &str, content: &[u8]) -> Result<(), String> {
         let plain = path.trim_end_matches(".gz");
         self.put(plain, content, 0o644)?;
@@ -158,8 +159,8 @@ impl Tree {
     }
 }
 
-/// Returns the oldest glibc release that a program can run with, according to the versions of its imported
-/// symbols.
+/// Returns the oldest glibc release with which a program can run, according to the versions of the symbols
+/// that it imports.
 fn needed_libc(program: &Path) -> Result<String, String> {
     let listed = said("objdump", [OsStr::new("-T"), program.as_os_str()])?;
     let listed = String::from_utf8_lossy(&listed);
@@ -178,7 +179,7 @@ fn read(path: &Path) -> Result<Vec<u8>, String> {
     fs::read(path).map_err(|e| format!("{}: {e}", path.display()))
 }
 
-/// Runs a program and returns its standard output.
+/// Runs a program and returns what it wrote to standard output.
 fn said<S: AsRef<OsStr>>(
     program: impl AsRef<OsStr>,
     words: impl IntoIterator<Item = S>,

@@ -1,4 +1,5 @@
-//! Checks third-party dependencies: their licences, their source, and packages in two versions.
+//! Checks third-party dependencies: their licences, where they come from, and that no package is built in two
+//! versions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
@@ -9,10 +10,10 @@ use serde_json::Value;
 const LICENCES: [&str; 8] =
     ["0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "MIT", "Unicode-3.0", "Zlib"];
 
-/// Only permitted source of dependencies.
+/// The only source from which dependencies may come.
 const SOURCE: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
-/// Packages that are built in two versions, until the dependents of the older version are updated.
+/// Packages that may be built in two versions until the packages that need the older version are updated.
 const TWICE: [&str; 8] =
     ["bitflags", "hashbrown", "logos", "logos-codegen", "logos-derive", "syn", "thiserror", "thiserror-impl"];
 
@@ -20,7 +21,8 @@ const TWICE: [&str; 8] =
 ///
 /// # Errors
 ///
-/// Names each package that may not be used, or that is built twice without being listed.
+/// Returns an error that names each package that may not be used, or that is built twice without being
+/// listed.
 pub fn check() -> Result<String, String> {
     let metadata = metadata()?;
     let built = strings(&metadata["resolve"]["nodes"], "id");
@@ -39,7 +41,7 @@ pub fn check() -> Result<String, String> {
     }
 }
 
-/// Returns cargo's metadata of a build on Linux, resolved by the lock file.
+/// Returns cargo's metadata for a build on Linux, with the versions of the lock file.
 pub fn metadata() -> Result<Value, String> {
     let arguments =
         ["metadata", "--format-version=1", "--locked", "--filter-platform=x86_64-unknown-linux-gnu"];
@@ -64,7 +66,7 @@ fn wrong(packages: &[&Value]) -> Vec<String> {
             continue;
         };
         versions.entry(name).or_default().push(version);
-        // The crates of this repository have no source.
+        // The crates of this repository have no source, so they are skipped.
         if let Some(source) = package["source"].as_str()
             && source != SOURCE
         {
@@ -87,11 +89,12 @@ fn wrong(packages: &[&Value]) -> Vec<String> {
     wrong
 }
 
-/// Returns true if the listed licences satisfy an SPDX expression. `/` is an older notation for `OR`; an
-/// exception only adds permissions to a licence.
+/// Returns true if the allowed licences satisfy an SPDX expression. `/` is an older notation for `OR`.
+/// Exceptions are ignored, because they only add permissions to a licence.
 fn is_allowed(expression: &str) -> bool {
     let flat = expression.replace(['(', ')'], " ").replace('/', " OR ");
-    // Among the dependencies, no expression mixes `OR` and `AND` with a meaning other than `(A OR B) AND C`.
+    // Brackets are ignored: no expression of a dependency combines `OR` and `AND` in a way that has another
+    // meaning than `(A OR B) AND C`.
     flat.split(" AND ").all(|all| {
         all.split(" OR ").any(|one| LICENCES.contains(&one.split(" WITH ").next().unwrap_or(one).trim()))
     })

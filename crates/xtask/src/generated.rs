@@ -1,5 +1,4 @@
-//! Files of the repository that a program generates and that are committed, and the check that they are up to
-//! date.
+//! Files of the repository that are generated and committed, and the check that they are up to date.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,7 +16,7 @@ pub fn root() -> PathBuf {
 ///
 /// # Errors
 ///
-/// Names the file that cannot be read.
+/// Returns an error that names the file that cannot be read.
 pub fn read(name: &str) -> Result<String, String> {
     fs::read_to_string(root().join(name)).map_err(|e| format!("{name}: {e}"))
 }
@@ -26,7 +25,7 @@ pub fn read(name: &str) -> Result<String, String> {
 ///
 /// # Errors
 ///
-/// Names the file that cannot be written.
+/// Returns an error that names the file that cannot be written.
 pub fn write(files: &Files) -> Result<String, String> {
     for (name, text) in files {
         let path = root().join(name);
@@ -42,7 +41,7 @@ pub fn write(files: &Files) -> Result<String, String> {
 ///
 /// # Errors
 ///
-/// Names the file that is not up to date.
+/// Returns an error that names the file that is not up to date.
 pub fn check(files: &Files, verb: &str) -> Result<String, String> {
     for (name, text) in files {
         if read(name).ok().as_deref() != Some(text) {

@@ -1,9 +1,9 @@
 //! Developers' commands; see [`USAGE`].
 //!
-//! They write what is generated (`proto`, `console`, `crates`, `monitoring`), check dependencies, and make
-//! packages and lists of parts. The crate does not know how members work, except the table of metrics.
-//! Invariants, which its tests check (beside the code): the order of crates in `ARCHITECTURE.md`, which crates
-//! contain unsafe code, the bans in `clippy.toml`, and that everything generated is current. Start reading
+//! The commands write generated files (`proto`, `console`, `crates`, `monitoring`), check dependencies, and
+//! build packages and bills of materials. The crate knows nothing about members except the table of metrics.
+//! Its tests, beside the code, check these invariants: the order of crates in `ARCHITECTURE.md`, which crates
+//! contain unsafe code, the bans in `clippy.toml`, and that all generated files are current. Start reading
 //! with `main` and `crates.rs`.
 
 #![forbid(unsafe_code)]
@@ -76,7 +76,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the same script as CI, so that there is only one list of checks.
+/// Runs the script that CI also runs, so that there is only one list of checks.
 fn ci(arguments: &[&str]) -> Result<String, String> {
     let script = generated::root().join(".ci/run");
     let status =

@@ -1,4 +1,4 @@
-//! Generates the message types of the `api` crate, without protoc.
+//! Generates the message types of the `api` crate, without the program protoc.
 //!
 //! The generated files are committed, so that building the product needs neither this crate nor its
 //! dependencies; CI checks that they are up to date.
@@ -13,7 +13,7 @@ use prost_types::{DescriptorProto, EnumDescriptorProto, FieldDescriptorProto, Fi
 
 use crate::generated::{Files, root};
 
-/// Names that the generator's snake case distorts, with their replacements.
+/// Names that the generator's conversion to snake case spoils, with the names to use instead.
 const RENAMES: &[(&str, &str)] = &[
     ("peer_ur_ls", "peer_urls"),
     ("client_ur_ls", "client_urls"),
@@ -73,7 +73,7 @@ pub fn generate() -> Result<Files, String> {
     Ok(files)
 }
 
-/// RPC as the descriptors define it.
+/// An RPC as the descriptors define it.
 struct Method {
     /// Name of the variant in `Rpc`, such as `KvRange`.
     variant: String,
@@ -108,8 +108,8 @@ fn methods(set: &FileDescriptorSet) -> Vec<Method> {
     methods
 }
 
-/// Returns the variant's name: service and method, but without the service if the method's name begins with
-/// it, as in `KvRange` and `LeaseGrant`. Method names alone are not unique.
+/// Returns the name of the variant: service and method, as in `KvRange`; but only the method if its name
+/// already begins with the service, as in `LeaseGrant`. The names of methods alone would not be unique.
 fn variant(service: &str, name: &str) -> String {
     let variant = if name.starts_with(service) { name.to_owned() } else { format!("{service}{name}") };
     variant.replace("KV", "Kv")
@@ -170,7 +170,7 @@ impl<'a> Types<'a> {
     }
 }
 
-/// Returns the name of the static that describes a type.
+/// Returns the name of the Rust static that describes a type.
 fn static_name(full: &str) -> String {
     full.trim_start_matches('.').replace('.', "_").to_uppercase()
 }

@@ -6,12 +6,12 @@ use crate::generated::read;
 ///
 /// # Errors
 ///
-/// Names the versions that CHANGELOG.md has.
+/// Returns an error that lists the versions in CHANGELOG.md, if this version is not one of them.
 pub fn print(version: &str) -> Result<String, String> {
     cut(&read("CHANGELOG.md")?, version)
 }
 
-/// Returns the version if the line begins a section, such as `## 0.1.0 (unreleased)`.
+/// Returns the version if the line is the heading of a version's section, such as `## 0.1.0 (unreleased)`.
 fn version_of(line: &str) -> Option<&str> {
     line.strip_prefix("## ")?.split_whitespace().next()
 }

@@ -1,6 +1,6 @@
 //! `cargo xtask sbom`: writes the components of the binary as CycloneDX 1.5: each crate with version,
-//! licence, digest, source and dependencies. The same source gives the same bytes, since the output contains
-//! no time and no random number.
+//! licence, digest, source and dependencies. The same source always gives the same bytes, because the output
+//! contains no time and no random number.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::dependencies;
 
-/// Name of the package whose binary is described.
+/// Name of the package whose binary the list describes.
 const BINARY: &str = "mainstay";
 const REGISTRY: &str = "registry+";
 
@@ -18,7 +18,7 @@ const REGISTRY: &str = "registry+";
 ///
 /// # Errors
 ///
-/// Describes the part of `cargo metadata` or of the lock file that could not be used.
+/// Returns an error that says which part of `cargo metadata` or of the lock file could not be used.
 pub fn write() -> Result<String, String> {
     let root = crate::generated::root();
     let lock = root.join("Cargo.lock");
@@ -57,7 +57,7 @@ fn by_id(list: &Value) -> BTreeMap<&str, &Value> {
     items.filter_map(|item| Some((item["id"].as_str()?, item))).collect()
 }
 
-/// Returns the ids of the packages that a node needs to build or run; dev-dependencies do not count.
+/// Returns the ids of the packages that a package needs to build or run. Dev-dependencies do not count.
 fn uses(node: &Value) -> impl Iterator<Item = &str> {
     let is_used = |each: &&Value| {
         let mut kinds = each["dep_kinds"].as_array().into_iter().flatten();
@@ -71,7 +71,7 @@ fn text<'a>(package: &'a Value, field: &str) -> Result<&'a str, String> {
 }
 
 fn purl(package: &Value) -> Result<String, String> {
-    // A version may have build metadata after a plus, which a package URL must escape.
+    // A version may contain a plus sign, before its build metadata. In a package URL, it must be escaped.
     Ok(format!("pkg:cargo/{}@{}", text(package, "name")?, text(package, "version")?.replace('+', "%2B")))
 }
 

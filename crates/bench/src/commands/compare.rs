@@ -1,5 +1,4 @@
-//! The `compare` command: runs workloads against several servers in turn, and puts the results into one
-//! table.
+//! The `compare` command: runs workloads against several servers in turn, and shows the results in one table.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -90,7 +89,7 @@ fn compare(session: &Session) -> Result<(), Failure> {
 
 const BASELINE: &str = "responder";
 
-/// Runs a comparison as the flags request.
+/// Runs the comparison that the flags describe.
 fn measured(session: &Session) -> Result<Document, Failure> {
     let matches = &session.matches;
     let contests = choose(matches.get(WORKLOAD))?;
@@ -135,8 +134,8 @@ fn measured(session: &Session) -> Result<Document, Failure> {
         for contestant in &contestants {
             let server = match Server::start(contestant, &place, &given) {
                 Ok(server) => server,
-                // A server without TLS support is skipped with a warning. A failed start without TLS is an
-                // error of the command.
+                // If a server with TLS does not start, it may not support TLS, so it is skipped with a
+                // warning. If a server without TLS does not start, the command fails.
                 Err(error) if contestant.tls => {
                     let warning = format!("{}: not measured: {error}", contestant.name);
                     if !document.warnings.contains(&warning) && round == 0 {
@@ -214,7 +213,8 @@ fn contestants(matches: &Matches) -> Result<Vec<Contestant>, Failure> {
     if matches.get(TLS) {
         let with: Vec<Contestant> = all
             .iter()
-            // A server that already runs cannot be switched to TLS.
+            // The command cannot switch a server that already runs to TLS, so there is no entry with TLS for
+            // it.
             .filter(|one| !matches!(one.source, Source::Running { .. }))
             .map(|one| Contestant { name: format!("{}+tls", one.name), tls: true, ..one.clone() })
             .collect();
@@ -290,15 +290,15 @@ fn gather(
     }
 }
 
-/// Getter of a row's figure; `None` if the figure is unknown.
+/// Function that returns a figure of a row; `None` if the figure is unknown.
 type Column = fn(&Row) -> Option<f64>;
-/// Situation, its representative workload, true if less is better, the unit or aspect shown, and the figure
-/// that is compared.
+/// A conclusion to draw: the situation, its representative workload, true if a lower figure is better, the
+/// text that describes the figure, and the function that returns it.
 type Situation = (&'static str, &'static str, bool, &'static str, Column);
-/// Server and its figure.
+/// Name of a server, and its figure.
 type Placed = (String, f64);
 
-/// Returns sentences about typical situations, one for each situation with figures.
+/// Returns one sentence for each typical situation for which there are figures.
 fn conclusions(document: &Document) -> Vec<String> {
     let mut all = Vec::new();
     let is_plain = |row: &&Row| {
@@ -382,7 +382,8 @@ fn conclusions(document: &Document) -> Vec<String> {
     all
 }
 
-/// Returns the overall ranking: mean ranks by rate, p99 and CPU per operation over all loads.
+/// Returns a sentence with the overall ranking: the mean rank of each server over all loads, by rate, p99,
+/// and CPU time per operation.
 fn ranks<'a>(document: &'a Document, rows: &dyn Fn(&str) -> Vec<&'a Row>) -> Option<String> {
     let mut sums: Vec<(String, f64, f64)> = Vec::new();
     for workload in workloads(document) {

@@ -1,5 +1,5 @@
 //! All commands: those of etcd's benchmark, with the same names and defaults, and Mainstay's additional ones.
-//! Each command has one file with its flags and its function.
+//! Each command has its own file, with its flags and its function.
 
 mod authenticate;
 mod compare;
@@ -21,7 +21,7 @@ use cli::{Command, Failure, FlagRow, Program};
 use crate::given;
 use crate::session::Session;
 
-/// Function of a command, and the arguments that the command accepts.
+/// Function that runs a command, and what the command accepts besides its own flags.
 #[derive(Clone, Copy)]
 pub struct Run {
     pub(crate) run: fn(&Session) -> Result<(), Failure>,

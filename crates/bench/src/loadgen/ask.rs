@@ -33,7 +33,7 @@ impl Handler for Answer {
 }
 
 impl Asker {
-    /// Connects. Each call may take ten seconds.
+    /// Connects to the server. Each later call may take ten seconds.
     pub fn new(target: Target) -> Result<Self, Error> {
         let calls = Calls::open(target, 1).map_err(Error::Dial)?;
         Ok(Self { calls, longest: Duration::from_secs(10) })
@@ -64,7 +64,7 @@ impl Asker {
         String::from_utf8(Fields(&answer).bytes(2).to_vec()).map_err(|_| Error::TokenNotText)
     }
 
-    /// Returns the server's version and its database size in bytes, from `Status`.
+    /// Calls `Status`. Returns the server's version and the size of its database in bytes.
     pub fn status(&mut self) -> Result<(String, u64), Error> {
         let answer = self.ask(Rpc::MaintenanceStatus, |_| ())?;
         let fields = Fields(&answer);

@@ -1,4 +1,5 @@
-//! Calls over many connections in one thread: turns socket readiness into events for a [`Handler`].
+//! Calls over many connections in one thread: waits for sockets to become ready, and passes events to a
+//! [`Handler`].
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -11,20 +12,21 @@ use crate::loadgen::poller::{Poller, Ready};
 use crate::loadgen::socket::{Endpoint, Socket};
 use crate::loadgen::status::Status;
 
-/// Receiver of events. Its methods may start further calls.
+/// Receiver of the events of calls. Its methods may start further calls.
 pub trait Handler {
     /// Handles a response message of the call with this tag.
     fn message(&mut self, calls: &mut Calls, tag: u64, body: &[u8]);
     /// Handles the end of a call.
     fn ended(&mut self, calls: &mut Calls, tag: u64, status: Status);
-    /// Called at the end of each turn, after all events were delivered; a timer may have fired.
+    /// Called at the end of each turn, after all events were delivered. Also called if the turn ended because
+    /// of a timer.
     fn turned(&mut self, calls: &mut Calls);
 }
 
-/// Servers to connect to, and connection settings.
+/// Servers to connect to, and the settings of the connections.
 #[derive(Clone)]
 pub struct Target {
-    /// Endpoints; calls go to them in turn.
+    /// Endpoints of the servers; successive calls go to the next endpoint in turn.
     pub endpoints: Vec<Endpoint>,
     /// Time limit of connecting.
     pub dial_timeout: Duration,
@@ -37,7 +39,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// Returns a target with the usual windows.
+    /// Returns a target with the default flow-control windows.
     pub fn new(endpoints: Vec<Endpoint>) -> Self {
         let usual = Options::new("");
         Self {
@@ -54,18 +56,18 @@ struct Link {
     endpoint: usize,
     connection: Connection,
     socket: Option<Socket>,
-    /// Bytes of an incomplete frame.
+    /// Received bytes of an incomplete frame.
     partial: Vec<u8>,
-    /// True if the socket is writable as far as known: no write has blocked since the last notification.
+    /// True unless a write has blocked since the last notification of the poller.
     writable: bool,
-    /// True if received input waits until the server accepts some of the output.
+    /// True if received input is not processed until the server accepts some of the output.
     held_up: bool,
-    /// True if the server has closed its sending side. The poller sends no further notification, so all
-    /// remaining bytes must be read now.
+    /// True if the server has closed its sending side. The poller then sends no further notification, so all
+    /// remaining bytes must be read at once.
     closed: bool,
     dirty: bool,
     retry: Option<Instant>,
-    /// Distinguishes events of this socket from those of earlier ones.
+    /// Number of the socket of this link, to tell its events from those of earlier sockets.
     generation: u32,
 }
 
@@ -74,14 +76,14 @@ pub struct Calls {
     target: Target,
     poller: Poller,
     links: Vec<Link>,
-    /// Number of calls sent on each logical connection; selects the next endpoint.
+    /// Number of calls sent so far on each logical connection; it selects the endpoint of the next call.
     turns: Vec<usize>,
     dirty: Vec<usize>,
     ready: Vec<Ready>,
     buffer: Vec<u8>,
-    /// Number of links that are down.
+    /// Number of links that are not connected now.
     down: usize,
-    /// Number of times that a connection was lost.
+    /// Number of connections that were lost so far.
     pub lost: u64,
 }
 
@@ -90,8 +92,8 @@ const REDIAL_MAX: Duration = Duration::from_millis(500);
 const BUFFER_BYTES: usize = 256 << 10;
 
 impl Calls {
-    /// Opens `connections` logical connections. Like etcd's client, each has one real connection per
-    /// endpoint.
+    /// Opens `connections` logical connections. As in etcd's client, each logical connection consists of one
+    /// real connection per endpoint.
     pub fn open(target: Target, connections: usize) -> io::Result<Self> {
         assert!(!target.endpoints.is_empty(), "an endpoint at least");
         let mut calls = Self {
@@ -143,7 +145,7 @@ impl Calls {
         self.links.first()?.socket.as_ref()?.segment_bytes()
     }
 
-    /// Starts a call on a logical connection; see [`Connection::call`].
+    /// Starts a call on a logical connection. See [`Connection::call`] for the parameters.
     pub fn call(&mut self, connection: usize, method: Rpc, message: &[u8], tag: u64, keep: bool) {
         let link = self.pick(connection);
         self.links[link].connection.call(method, message, tag, keep, true);
@@ -159,7 +161,7 @@ impl Calls {
         link
     }
 
-    /// Sends a message on a call started with [`Calls::open_stream`]. Returns false if the call is over.
+    /// Sends a message on a call started with [`Calls::open_stream`]. Returns false if the call has ended.
     pub fn send(&mut self, link: usize, tag: u64, message: &[u8]) -> bool {
         self.mark(link);
         self.links.get_mut(link).is_some_and(|link| link.connection.send(tag, message))
@@ -173,12 +175,12 @@ impl Calls {
         }
     }
 
-    /// Makes [`Calls::turn`] end, and thus call [`Handler::turned`], at this time at the latest.
+    /// Makes [`Calls::turn`] return, and thus call [`Handler::turned`], no later than at `time`.
     pub fn wake_at(&mut self, now: Instant, time: Instant) -> io::Result<()> {
         self.poller.wake_after(time.saturating_duration_since(now))
     }
 
-    /// Sends the pending output, waits at most `longest`, and delivers the events that have arrived.
+    /// Sends the pending output, waits up to `longest` for events, and delivers the events that have arrived.
     pub fn turn<H: Handler>(&mut self, longest: Duration, handler: &mut H) -> io::Result<()> {
         self.flush_all(handler);
         if self.down > 0 {
@@ -246,7 +248,8 @@ impl Calls {
     fn read<H: Handler>(&mut self, at: usize, handler: &mut H) {
         let mut buffer = std::mem::take(&mut self.buffer);
         self.links[at].connection.begin_turn(Instant::now());
-        // The input left over when the connection was blocked comes before newly read bytes.
+        // The connection was blocked with unprocessed input, which has to be processed before newly read
+        // bytes.
         let mut was_held_up = std::mem::take(&mut self.links[at].held_up);
         loop {
             let link = &mut self.links[at];
@@ -278,7 +281,8 @@ impl Calls {
                 break;
             }
             self.mark(at);
-            // A read that did not fill the buffer has emptied the socket; the poller reports further bytes.
+            // If a read did not fill the buffer, the socket is empty, and the poller will report further
+            // bytes.
             let is_empty = bytes.len() < buffer.len() && !was_held_up && !self.links[at].closed;
             if is_empty && self.target.endpoints[self.links[at].endpoint].tls.is_none() {
                 self.links[at].held_up = self.links[at].connection.is_blocked();
@@ -289,11 +293,11 @@ impl Calls {
         self.buffer = buffer;
     }
 
-    /// Processes the received bytes of a connection: the incomplete frame left over, then these bytes.
+    /// Processes received bytes of a connection: first the incomplete frame that is left, then `bytes`.
     fn take<H: Handler>(&mut self, at: usize, bytes: &[u8], handler: &mut H) -> Result<(), Violation> {
         let link = &mut self.links[at];
-        // Handlers may start calls on this connection while the input is processed, so the input must not be
-        // borrowed from it.
+        // A handler may start calls on this connection while the input is processed, so the input must not
+        // borrow from the connection.
         let mut joined = std::mem::take(&mut link.partial);
         let input = if joined.is_empty() {
             bytes
@@ -319,7 +323,8 @@ impl Calls {
 
     fn flush_all<H: Handler>(&mut self, handler: &mut H) {
         while let Some(at) = self.dirty.pop() {
-            // If the handler changes other connections while this one fails, they are marked as dirty again.
+            // If the handler needs to send on other connections because this one fails, it marks them as
+            // dirty again.
             self.flush(at, handler);
         }
     }
@@ -365,7 +370,7 @@ impl Calls {
         let now = Instant::now();
         for at in 0..self.links.len() {
             if self.links[at].retry.is_some_and(|time| time <= now) {
-                // Dialing blocks the other connections of this thread, so it gets little time.
+                // Connecting blocks all other connections of this thread, so it gets only a short time.
                 match self.dial(at, self.target.dial_timeout.min(REDIAL_MAX)) {
                     Ok(()) => {
                         self.links[at].retry = None;

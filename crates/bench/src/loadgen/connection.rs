@@ -1,5 +1,5 @@
-//! Client side of gRPC calls over one HTTP/2 connection: consumes received bytes, and produces events and
-//! bytes to send. It does no IO.
+//! Client side of gRPC calls over one HTTP/2 connection, without IO: the caller passes received bytes, and
+//! gets events and bytes to send.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
@@ -11,26 +11,27 @@ use http2::{ConnectionError, Fields, InvalidField, Key, OpenError, Output, Reaso
 
 use crate::loadgen::status::Status;
 
-/// Event of a connection.
+/// Event that results from received bytes.
 #[derive(Debug)]
 pub enum Event<'a> {
-    /// Complete response message of a call; empty if the call does not keep messages.
+    /// A response message of a call is complete. Its body is empty if the call does not need the contents of
+    /// messages.
     Message {
-        /// Tag given with the call.
+        /// Tag that the caller gave to the call.
         tag: u64,
-        /// Message without gRPC's prefix.
+        /// Message without gRPC's length prefix.
         body: Cow<'a, [u8]>,
     },
-    /// End of a call.
+    /// A call has ended.
     Ended {
-        /// Tag given with the call.
+        /// Tag that the caller gave to the call.
         tag: u64,
         /// Status of the call.
         status: Status,
     },
 }
 
-/// Protocol violation by the server; the connection must be closed.
+/// The server has violated the protocol, as the text describes; the connection must be closed.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Violation(pub &'static str);
 
@@ -47,7 +48,7 @@ pub struct Options {
     pub authority: String,
     /// True if `:scheme` is https.
     pub tls: bool,
-    /// Token from `Authenticate`, sent with each call.
+    /// Auth token from `Authenticate`, which is sent with each call; `None` for no token.
     pub token: Option<String>,
     /// Bytes that the server may send on a stream before the window is extended.
     pub stream_window: u32,
@@ -71,15 +72,17 @@ impl Options {
     ///
     /// # Errors
     ///
-    /// Returns the first field that is not.
+    /// Returns the first field that is not a valid header value.
     pub fn check(&self) -> Result<(), InvalidField> {
         template(Rpc::KvRange, self).map(drop)
     }
 }
 
-/// Output in bytes above which request bodies are held back; far more than a socket accepts at once.
+/// Number of output bytes above which no more request bodies are added; far more than a socket accepts at
+/// once.
 const OUTPUT_BYTES_MAX: usize = 4 << 20;
-/// Largest message in bytes whose content is kept. Messages that are only counted may have any size.
+/// Maximum size of a message in bytes if its contents are kept. A message that is only counted may have any
+/// size.
 const MESSAGE_BYTES_MAX: usize = 1 << 30;
 /// Length of gRPC's message prefix in bytes.
 const PREFIX_BYTES: usize = 5;
@@ -89,7 +92,7 @@ struct Call {
     key: Key,
     tag: u64,
     keep: bool,
-    /// Received bytes of the prefix of the current message.
+    /// Bytes received so far of the prefix of the current message.
     prefix: [u8; PREFIX_BYTES],
     prefix_bytes: usize,
     missing: usize,
@@ -106,7 +109,7 @@ struct Waiting {
     message: Vec<u8>,
 }
 
-/// Rest of a received body, which [`Connection::next`] delivers message by message.
+/// Rest of a received body, from which [`Connection::next`] delivers one message after the other.
 #[derive(Clone, Copy)]
 struct Data {
     key: Key,
@@ -139,7 +142,8 @@ impl Connection {
     pub fn new(options: Options, now: Instant) -> Self {
         let settings = http2::Options {
             stream_window_bytes: options.stream_window,
-            // The load generator manages flow-control windows itself.
+            // The load generator manages flow-control windows itself, so the HTTP/2 connection must not
+            // extend them.
             stream_window_bytes_max: 0,
             connection_window_bytes: options.connection_window,
             output_bytes_max: OUTPUT_BYTES_MAX,
@@ -158,36 +162,36 @@ impl Connection {
         }
     }
 
-    /// Begins a turn in which received bytes are processed.
+    /// Begins a turn, at time `now`, in which received bytes are processed.
     pub fn begin_turn(&mut self, now: Instant) {
         self.http2.begin_turn(now);
     }
 
-    /// Returns the bytes to send; the sender removes them from the front.
+    /// Returns the bytes to send. The caller removes the bytes that it has sent from the front.
     pub fn output(&mut self) -> &mut Output {
         self.http2.gather();
         self.http2.output()
     }
 
-    /// Returns true if no input is processed until the server accepts some of the output; see
+    /// Returns true if no input may be processed until the server accepts some of the output. See
     /// [`http2::Connection::is_blocked`].
     pub fn is_blocked(&self) -> bool {
         self.http2.is_blocked()
     }
 
-    /// Returns the number of calls that are in flight or wait.
+    /// Returns the number of calls that are in flight or waiting.
     pub fn calls(&self) -> usize {
         self.under_way + self.waiting.len()
     }
 
-    /// Returns true if the server accepts no more calls on this connection, and the last one has ended.
+    /// Returns true if the server accepts no more calls on this connection, and the last call has ended.
     pub fn spent(&self) -> bool {
         self.going_away && self.under_way == 0
     }
 
-    /// Starts a call with its first message. `complete` means that no further message follows. Without
-    /// `keep`, response messages are delivered with an empty body. If the server limits the number of
-    /// streams, the call waits for a free one.
+    /// Starts a call with its first message. If `complete` is true, no further message follows. If `keep` is
+    /// false, response messages are delivered with an empty body. If the server limits the number of streams,
+    /// the call waits until a stream is free.
     pub fn call(&mut self, method: Rpc, message: &[u8], tag: u64, keep: bool, complete: bool) {
         if self.hands_over_the_last() {
             self.waiting.push_back(Waiting { method, tag, keep, complete, message: message.to_vec() });
@@ -197,8 +201,8 @@ impl Connection {
         let key = match self.http2.open(head, &[], false) {
             Ok(key) => key,
             Err(error) => {
-                // Stream numbers last for a billion calls; then the connection is renewed, as after a GOAWAY
-                // from the server.
+                // A connection has enough stream numbers for a billion calls. When they are used up, the
+                // connection is replaced, as after a GOAWAY frame of the server.
                 self.going_away |= error == OpenError::Leaving;
                 self.waiting.push_back(Waiting { method, tag, keep, complete, message: message.to_vec() });
                 return;
@@ -218,27 +222,28 @@ impl Connection {
     }
 
     fn put_message(&mut self, key: Key, message: &[u8], complete: bool) {
-        // Sending fails only if the server has ended the stream, which is reported as an event.
+        // Sending fails only if the server has ended the stream. An event will report that end, so the error
+        // is ignored here.
         let write = |out: &mut Vec<u8>| out.extend_from_slice(message);
         let _ = self.http2.send_message(key, message.len(), complete, write);
     }
 
-    /// Sends a further message of a call. Returns false if no open call has this tag.
+    /// Sends a further message on a call. Returns false if there is no open call with this tag.
     pub fn send(&mut self, tag: u64, message: &[u8]) -> bool {
         let Some(key) = self.open.get(&tag).copied() else { return false };
         self.put_message(key, message, false);
         true
     }
 
-    /// Cancels a call; no event follows for it.
+    /// Cancels a call. No further event is delivered for it.
     pub fn cancel(&mut self, tag: u64) {
         if let Some(key) = self.open.get(&tag).copied() {
             self.forget(key);
         }
     }
 
-    /// Ends a lost connection. Returns a status for each call in flight, and a function that restarts the
-    /// waiting calls on a new connection.
+    /// Ends a lost connection. Returns the status of each call in flight, by tag, and a function that starts
+    /// the waiting calls again on a new connection.
     pub fn lose(self, why: &str) -> (Vec<(u64, Status)>, impl FnOnce(&mut Connection)) {
         let calls = self.calls.into_iter().flatten();
         let over = calls.map(|call| (call.tag, Status::unavailable(why))).collect();
@@ -250,7 +255,8 @@ impl Connection {
         })
     }
 
-    /// Returns true while the last body of a stream is being delivered: its slot in `calls` is still in use.
+    /// Returns true while the last body of a stream is being delivered. Until then the stream's entry in
+    /// `calls` is needed.
     fn hands_over_the_last(&self) -> bool {
         self.data.is_some_and(|data| data.is_last)
     }
@@ -268,8 +274,9 @@ impl Connection {
         self.calls.get_mut(key.slot())?.as_mut().filter(|call| call.key == key)
     }
 
-    /// Returns the next event from the received input; `at` is the offset up to which it was processed. After
-    /// `None`, the caller must pass the unprocessed rest again, followed by the bytes that arrive next.
+    /// Returns the next event from the received input; `at` is the offset up to which the input was
+    /// processed. After `None` was returned, the caller must pass the unprocessed rest of the input again,
+    /// followed by the bytes that arrive next.
     ///
     /// # Errors
     ///
@@ -314,7 +321,8 @@ impl Connection {
         }
     }
 
-    /// Handles the header of a response; a response with trailers only has nothing else.
+    /// Handles the header of a response. If `end` is true, the response consists only of this header, which
+    /// then contains the status.
     fn head(&mut self, key: Key, fields: &Fields, end: bool) -> Option<Event<'static>> {
         match fields.status() {
             Some(200) if end => self.end(key, status_of(fields)),
@@ -331,7 +339,7 @@ impl Connection {
     fn data_event<'a>(&mut self, input: &'a [u8]) -> Result<Option<Event<'a>>, Violation> {
         while let Some(Data { key, at, left, is_last }) = self.data {
             let Some(call) = self.call_of(key) else {
-                // The call was cancelled by this client.
+                // The call no longer exists, because this client has cancelled it.
                 self.data = None;
                 self.start_waiting();
                 return Ok(None);
@@ -339,7 +347,8 @@ impl Connection {
             if left == 0 {
                 self.data = None;
                 if is_last {
-                    // A server must end a call with trailers; without them the status is unknown.
+                    // The server has ended the stream without trailers, which contain the status of a call.
+                    // So the status is unknown.
                     let message = "the stream ended without a status".to_owned();
                     return Ok(self.end(key, Status { code: 13, message }));
                 }
@@ -361,7 +370,7 @@ impl Connection {
         Some(Event::Ended { tag, status })
     }
 
-    /// Removes a call, resets its stream if it is still open, and returns the call's tag.
+    /// Removes a call, resets its stream if the stream is still open, and returns the call's tag.
     fn forget(&mut self, key: Key) -> Option<u64> {
         let call = self.calls.get_mut(key.slot())?.take_if(|call| call.key == key)?;
         self.under_way -= 1;
@@ -376,11 +385,12 @@ impl Connection {
     }
 }
 
-/// Number of bytes taken from a body, and the message that they complete.
+/// Number of bytes taken from a body, and the message that these bytes complete, if any.
 type Taken<'a> = (usize, Option<Cow<'a, [u8]>>);
 
 impl Call {
-    /// Takes bytes from a response body. Returns their number and the message that they complete.
+    /// Takes bytes from a response body. Returns how many it took, and the message that they complete, if
+    /// any.
     fn take<'a>(&mut self, payload: &'a [u8]) -> Result<Taken<'a>, Violation> {
         if self.prefix_bytes < PREFIX_BYTES {
             let size = (PREFIX_BYTES - self.prefix_bytes).min(payload.len());
@@ -424,11 +434,11 @@ impl Call {
     }
 }
 
-/// Returns the request header of a method.
+/// Returns the template of the request header of a method.
 ///
 /// # Panics
 ///
-/// Panics if [`Options::check`] fails; callers check the options before they connect.
+/// Panics if [`Options::check`] fails. Callers check the options before they connect.
 fn head(method: Rpc, options: &Options) -> Template {
     template(method, options).unwrap_or_else(|field| panic!("{field}"))
 }
@@ -449,7 +459,7 @@ fn template(method: Rpc, options: &Options) -> Result<Template, InvalidField> {
     Template::new(fields)
 }
 
-/// Returns the status from the trailers of a response.
+/// Returns the call's status from the trailers of a response.
 fn status_of(fields: &Fields) -> Status {
     let code = fields.get(b"grpc-status").and_then(|digits| std::str::from_utf8(digits).ok()?.parse().ok());
     match code {
@@ -458,8 +468,8 @@ fn status_of(fields: &Fields) -> Status {
     }
 }
 
-/// Returns the status of a call whose stream the server reset, in grpc-go's words. REFUSED_STREAM means that
-/// the server has not processed the call.
+/// Returns the status of a call whose stream the server has reset, with the text of grpc-go. The code
+/// REFUSED_STREAM means that the server has not processed the call.
 fn reset_status(Reason(code): Reason) -> Status {
     match code {
         7 => Status::unavailable("the server refused the stream (REFUSED_STREAM)"),

@@ -1,5 +1,5 @@
-//! Runs a load and measures it: clients that each make one operation at a time, by a schedule, over the
-//! connections of several threads.
+//! Runs a load and measures it. Each of its clients makes one operation at a time; a schedule decides when
+//! operations begin; several threads share the connections.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -14,30 +14,30 @@ use crate::loadgen::histogram::Histogram;
 use crate::loadgen::samples::Series;
 use crate::loadgen::status::Status;
 
-/// Next request of an operation.
+/// The next request of an operation.
 pub struct Request {
     /// RPC to call.
     pub method: Rpc,
     /// Encoded message; replaced for each request.
     pub message: Vec<u8>,
-    /// True if the response messages are needed.
+    /// True if the workload needs the contents of the response messages.
     pub keep: bool,
 }
 
-/// Next step of an operation.
+/// What a client does next in an operation.
 #[derive(Debug)]
 pub enum Step {
     /// Send the request.
     Call,
     /// Send the request on a stream that stays open until [`Workload::message`] returns true.
     Open,
-    /// End the operation: the series in which it counts, and its error if it failed.
+    /// End the operation. The fields are the series in which it counts, and an error if it failed.
     Done(usize, Result<(), Error>),
 }
 
-/// Operations that the clients of a load make. Each thread has its own instance.
+/// The operations that the clients of a load make. Each thread has its own instance.
 pub trait Workload: Send {
-    /// State of a client between its requests.
+    /// State that a client keeps from one request to the next.
     type Client: Send + Default;
 
     /// Returns the number of series of measurements.
@@ -46,7 +46,7 @@ pub trait Workload: Send {
     }
 
     /// Returns the next step of a client's preparation, done once before all runs and not measured. Called
-    /// again with each status until the step is `Done`.
+    /// again with the status of each request, until it returns `Done`.
     fn prepare(&mut self, _: &mut Self::Client, _: Option<&Status>, _: &mut Request) -> Step {
         Step::Done(0, Ok(()))
     }
@@ -54,16 +54,17 @@ pub trait Workload: Send {
     /// Begins an operation. Operations are numbered from 0 over all clients and threads.
     fn begin(&mut self, client: &mut Self::Client, number: u64, request: &mut Request) -> Step;
 
-    /// Handles a response message of a request with `keep`. Returning true ends an open stream as successful.
+    /// Handles a response message of a request with `keep`. If it returns true, the open stream of the
+    /// operation ends successfully.
     fn message(&mut self, _: &mut Self::Client, _: &[u8]) -> bool {
         false
     }
 
-    /// Handles the status of a request, after which most operations are done.
+    /// Handles the status of a request. Most operations are done then.
     fn answered(&mut self, client: &mut Self::Client, status: &Status, request: &mut Request) -> Step;
 }
 
-/// Returns the final step of an operation that consists of one request with this status.
+/// Returns the step that ends an operation which consists of a single request with this status.
 pub fn done(status: &Status) -> Step {
     Step::Done(0, outcome(status))
 }
@@ -73,21 +74,22 @@ pub fn outcome(status: &Status) -> Result<(), Error> {
     if status.code == 0 { Ok(()) } else { Err(Error::Status(status.clone())) }
 }
 
-/// Times at which operations begin.
+/// When the operations of a load begin.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Schedule {
-    /// Each client begins its next operation when the last one is answered, as fast as the server answers. A
-    /// server that stalls gets fewer requests, so that latencies look better than users would find them.
+    /// Each client begins its next operation when the last one is answered, so the server determines the
+    /// rate. A server that stalls gets fewer requests, so the measured latencies are better than those that
+    /// users would experience.
     Flat,
     /// This many operations begin per second, at fixed times, whatever the server does. Latency counts from
-    /// the time an operation was due, even if no client was free then.
+    /// the time at which an operation was due, even if no client was free at that time.
     Open(f64),
     /// At most this many operations begin per second; latency counts from the actual start. This is `--rate`
     /// of etcd's tool.
     Paced(f64),
 }
 
-/// Size, clients and times of a load.
+/// Size, clients and duration of a load.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// Number of operations per run; ignored if there is a duration.
@@ -100,13 +102,13 @@ pub struct Plan {
     pub clients: usize,
     /// Number of connections that the clients share.
     pub connections: usize,
-    /// Number of threads that send them.
+    /// Number of threads that send the operations.
     pub threads: usize,
-    /// Time that the load runs before it is measured.
+    /// Time for which the load runs before the measurement begins.
     pub warmup: Duration,
     /// Number of measured runs.
     pub repeat: usize,
-    /// Time for which outstanding operations may still be answered after the last one has begun.
+    /// Time for which responses to outstanding operations are awaited after the last operation has begun.
     pub drain_max: Duration,
 }
 
@@ -139,16 +141,16 @@ pub struct Run {
     pub generator: Generator,
 }
 
-/// Load generator's own cost.
+/// Resources that the load generator itself has used.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Generator {
-    /// CPU time of all its threads.
+    /// CPU time of all threads of the load generator.
     pub cpu: Duration,
-    /// Time during which its threads were ready to run but had no CPU.
+    /// Time during which threads of the load generator were ready to run but had no CPU.
     pub starved: Duration,
-    /// CPU time of the busiest thread as a fraction of the run's time, 0 to 1.
+    /// CPU time of the busiest thread, as a fraction of the duration of the run, from 0 to 1.
     pub busiest: f64,
-    /// Number of times that a connection was lost.
+    /// Number of connections that were lost.
     pub lost: u64,
     /// TCP segment size of the first connection in bytes, if known.
     pub segment_bytes: Option<u32>,
@@ -160,8 +162,8 @@ pub trait Observer {
     fn begins(&mut self, _run: usize) {}
     /// Called when a run has ended.
     fn ends(&mut self, _run: usize) {}
-    /// Called about every half second with the latencies since the last call, the actual length of that time,
-    /// and the number of operations done in the run.
+    /// Called about every half second. Gets the latencies since the last call, the time since the last call,
+    /// and the number of operations done so far in the run.
     fn progress(&mut self, _run: usize, _recent: &Histogram, _over: Duration, _done: u64) {}
 }
 
@@ -233,7 +235,7 @@ pub fn measure<W: Workload>(
         }
         let result = conduct(plan, &shared, &workers, observer);
         shared.stop.store(true, Ordering::Relaxed);
-        // The workers end when their order channels are closed.
+        // The channels for orders close with this drop, which ends the workers.
         drop(workers);
         result
     })
@@ -247,7 +249,7 @@ fn conduct(
     workers: &[Worker],
     observer: &mut dyn Observer,
 ) -> Result<Vec<Run>, Error> {
-    // The first wait is for the connections, the second for the preparation.
+    // Wait twice: first until all workers have connected, then until their clients are prepared.
     all_ready(workers)?;
     order_all(workers, || Order::Prepare)?;
     all_ready(workers)?;
@@ -282,8 +284,8 @@ fn all_ready(workers: &[Worker]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Lets all workers run once, and adds up their measurements. Every half second, `progress` gets the
-/// latencies since the last call, the actual length of that time, and the number of operations done.
+/// Lets all workers run once, and adds up their measurements. Calls `progress` every half second with the
+/// latencies since the last call, the time since the last call, and the number of operations done so far.
 fn one_run(
     plan: &Plan,
     duration: Option<Duration>,
@@ -296,7 +298,7 @@ fn one_run(
     let (start, began) = (Instant::now(), SystemTime::now());
     let total = match (duration, plan.schedule) {
         (None, _) => plan.total,
-        // All operations that are due within the time.
+        // The number of operations that become due in this time.
         (Some(time), Schedule::Open(rate)) => (time.as_secs_f64() * rate).ceil() as u64,
         (Some(_), _) => u64::MAX,
     };
@@ -327,7 +329,7 @@ fn one_run(
         busiest = busiest.max(part.cpu);
         ran.add(part);
     }
-    // If a duration was given, the rate refers to all of it, even if the last response came earlier.
+    // If a duration was given, the rate is computed over all of it, even if the last response came earlier.
     let elapsed = (ran.last - start).max(duration.unwrap_or_default());
     Ok(Run {
         series: ran.series,
@@ -356,8 +358,8 @@ fn worker<W: Workload>(
 ) {
     let share = |count: usize| (count + threads - 1 - thread) / threads;
     let connections = share(plan.connections);
-    // Client c uses connection c mod connections, as in etcd's tool. This thread runs the clients of its own
-    // connections.
+    // Client c uses the connection c mod `connections`, as in etcd's tool. Each thread runs the clients of
+    // its own connections.
     let clients = (0..plan.clients).filter(|client| client % plan.connections % threads == thread);
     let clients: Vec<usize> = clients.map(|client| client % plan.connections / threads).collect();
     let mut calls = match Calls::open(target, connections) {
@@ -424,14 +426,14 @@ struct Slot<C> {
     connection: usize,
     client: C,
     started: Instant,
-    /// Index of the connection that carries the client's stream, while one is open.
+    /// Index of the connection that carries the client's open stream; `None` without an open stream.
     open: Option<usize>,
 }
 
 struct Driver<'a, W: Workload> {
     workload: W,
     slots: Vec<Slot<W::Client>>,
-    /// Idle clients; the one that has waited longest is last.
+    /// Idle clients; the client that has been idle longest is last.
     idle: Vec<usize>,
     request: Request,
     preparing: bool,
@@ -445,7 +447,7 @@ struct Driver<'a, W: Workload> {
     began: f64,
     until: Option<Instant>,
     total: u64,
-    /// Number of this thread's next operation, under a schedule with fixed times.
+    /// Number of this thread's next operation, in a schedule with fixed times.
     next: u64,
     token: Instant,
     outstanding: usize,
@@ -455,7 +457,7 @@ struct Driver<'a, W: Workload> {
     pushed: Instant,
 }
 
-/// Longest duration of a turn; a timer or a response ends it earlier.
+/// Longest duration of a turn, unless a timer or a response ends the turn earlier.
 const TURN: Duration = Duration::from_millis(200);
 
 impl<W: Workload> Driver<'_, W> {
@@ -493,8 +495,8 @@ impl<W: Workload> Driver<'_, W> {
                 return Err(Error::Stopped);
             }
             let now = Instant::now();
-            // With fixed times, operations that were due while no client was free still have to be made, but
-            // not without limit.
+            // In a schedule with fixed times, operations that became due while no client was free still have
+            // to begin, but only within a time limit.
             let over = self.until.is_some_and(|until| now >= until) || !self.more(now);
             if over && now > *drain.get_or_insert(now + plan.drain_max) {
                 let left = if let Schedule::Open(_) = self.schedule { self.unserved() } else { 0 };
@@ -504,7 +506,7 @@ impl<W: Workload> Driver<'_, W> {
                         seconds: plan.drain_max.as_secs(),
                     });
                 }
-                // The server cannot sustain the rate, so the remaining operations count as failed.
+                // The server was too slow for the rate, so the operations that did not begin count as failed.
                 for _ in 0..left {
                     self.note(0, now, now, Err(Error::NotBegun));
                 }
@@ -528,7 +530,7 @@ impl<W: Workload> Driver<'_, W> {
         self.total.saturating_sub(self.next).div_ceil(self.threads)
     }
 
-    /// Returns true if there are operations that have not begun.
+    /// Returns true if there are operations of this run that have not begun.
     fn more(&self, now: Instant) -> bool {
         match self.schedule {
             Schedule::Open(_) => self.next < self.total,
@@ -539,7 +541,8 @@ impl<W: Workload> Driver<'_, W> {
         }
     }
 
-    /// Begins due operations while clients are idle, and sets the timer for the next one.
+    /// Begins the operations that are due, as long as clients are idle. Sets the timer for the next
+    /// operation.
     fn dispatch(&mut self, calls: &mut Calls) {
         while let Some(&at) = self.idle.last() {
             let now = Instant::now();
@@ -560,7 +563,8 @@ impl<W: Workload> Driver<'_, W> {
                     }
                     let due = self.start + Duration::from_secs_f64(self.next as f64 / rate);
                     if due > now {
-                        // If the timer cannot be set, this thread only checks less often.
+                        // If the timer cannot be set, the error is ignored: the thread then only checks less
+                        // often what is due.
                         let _ = calls.wake_at(now, due);
                         return;
                     }
@@ -580,7 +584,8 @@ impl<W: Workload> Driver<'_, W> {
                         return;
                     }
                     let interval = Duration::from_secs_f64(self.threads as f64 / rate);
-                    // At most one unused token is kept.
+                    // At most one unused token accumulates, so that operations do not begin in bursts after a
+                    // pause.
                     self.token = self.token.max(now.checked_sub(interval).unwrap_or(now)) + interval;
                     (number, now)
                 }
@@ -641,7 +646,7 @@ impl<W: Workload> Driver<'_, W> {
         }
     }
 
-    /// Passes the recent measurements to the progress display.
+    /// Passes the measurements since the last call to the progress display.
     fn push(&mut self) {
         self.shared.done.fetch_add(self.recent.count(), Ordering::Relaxed);
         let recent = std::mem::replace(&mut self.recent, Histogram::new(Histogram::COARSE));
@@ -695,8 +700,8 @@ impl<W: Workload> Handler for Driver<'_, W> {
     }
 }
 
-/// Returns this thread's CPU time, and the time it has waited for a CPU, since the thread started. Both are
-/// zero if the kernel does not report them.
+/// Returns this thread's CPU time, and the time it has waited for a CPU, since the thread started. Returns
+/// zero for both if the kernel does not report them.
 pub fn thread_times() -> (Duration, Duration) {
     let told = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     let mut nanos = told.split_ascii_whitespace().map(|word| Duration::from_nanos(word.parse().unwrap_or(0)));

@@ -8,7 +8,7 @@ use crate::loadgen::status::Status;
 pub enum Error {
     /// No connection could be made.
     Dial(io::Error),
-    /// The operating system could not report the readiness of the sockets.
+    /// The operating system could not report which sockets are ready.
     Poll(io::Error),
     /// A call failed.
     Status(Status),
@@ -29,7 +29,7 @@ pub enum Error {
     NoThread(io::Error),
     /// A thread panicked.
     ThreadGone,
-    /// The preparing calls were not answered in time.
+    /// The requests that prepare the clients were not answered in time.
     NotPrepared,
     /// Another thread of the load failed.
     Stopped,
@@ -37,10 +37,11 @@ pub enum Error {
     Unanswered {
         /// Number of operations without a response.
         operations: usize,
-        /// Time in seconds for which their responses were awaited.
+        /// Time in seconds for which the responses were awaited.
         seconds: u64,
     },
-    /// An operation of an open schedule did not begin in time, since all clients were waiting for responses.
+    /// An operation of a schedule with fixed times did not begin in time, because all clients were waiting
+    /// for responses.
     NotBegun,
     /// Error that the workload itself reported for an operation.
     Workload(Box<dyn std::error::Error + Send + Sync>),
@@ -58,7 +59,7 @@ pub enum EndpointError {
     },
     /// The text contains neither a host with a port nor the path of a socket.
     NoAddress(String),
-    /// The scheme requires TLS, but no TLS settings were given.
+    /// The scheme requires TLS, but no TLS settings were given; contains the text of the endpoint.
     NoTls(String),
 }
 

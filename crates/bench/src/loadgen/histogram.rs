@@ -1,8 +1,8 @@
-//! Latency histogram with bounded memory.
+//! Histogram of latencies whose memory is bounded.
 
 /// Histogram whose bucket width grows with the value (log-linear, like HdrHistogram): each power of two is
-/// divided into `2^precision` equal parts, so a value read back exceeds the original by at most
-/// `1 / 2^precision` of it.
+/// divided into `2^precision` equal parts, so a value that is read from the histogram is at most `1 /
+/// 2^precision` larger than the recorded value.
 ///
 /// The values are nanoseconds here, but the histogram does not depend on the unit.
 #[derive(Clone, Debug)]
@@ -16,9 +16,9 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// Precision for results: about three and a half decimal digits.
+    /// Precision of the final results, which gives about three and a half decimal digits.
     pub const FINE: u32 = 11;
-    /// Precision for a second of the time series.
+    /// Precision of the latencies of a single second.
     pub const COARSE: u32 = 6;
 
     /// Creates an empty histogram with a `precision` from 1 to 16.
@@ -75,7 +75,7 @@ impl Histogram {
         if self.total == 0 { 0 } else { self.min }
     }
 
-    /// Returns the largest value exactly.
+    /// Returns the largest value, which is exact.
     pub fn max(&self) -> u64 {
         self.max
     }
@@ -88,8 +88,8 @@ impl Histogram {
     /// Returns the value that `percent` of all values do not exceed: the upper end of its bucket, but never
     /// more than the largest value.
     pub fn percentile(&self, percent: f64) -> u64 {
-        // The product is lowered slightly, since a rounding error above an integer would select the next
-        // value.
+        // The product is lowered slightly, because a rounding error could put it above an integer and so
+        // select the next value.
         let wanted = (percent * self.total as f64 / 100.0 * (1.0 - 1e-12)).ceil() as u64;
         let wanted = wanted.clamp(1, self.total.max(1));
         let mut seen = 0;

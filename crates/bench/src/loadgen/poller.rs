@@ -10,7 +10,7 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::time::{self, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
 
-/// Waits for sockets to become ready. Returns at most 256 of them per call, the rest in the next call.
+/// Waits for sockets to become ready. One call reports at most 256 sockets; further calls report the others.
 pub struct Poller {
     epoll: OwnedFd,
     timer: OwnedFd,
@@ -23,8 +23,8 @@ pub struct Ready {
     pub token: u64,
     /// True if there are bytes to read, or the peer has closed the connection.
     pub readable: bool,
-    /// True if the peer has closed the connection or its sending side, so that the stream ends after the
-    /// bytes that can still be read.
+    /// True if the peer has closed the connection or its sending side. The stream then ends after the bytes
+    /// that can still be read.
     pub closed: bool,
     /// True if the socket accepts bytes again.
     pub writable: bool,
@@ -44,8 +44,8 @@ impl Poller {
         Ok(Self { epoll, timer })
     }
 
-    /// Adds a socket, which is reported each time it becomes readable or writable (edge-triggered). Closing
-    /// the socket removes it.
+    /// Adds a socket. It is reported each time it becomes readable or writable again (edge-triggered).
+    /// Closing the socket removes it.
     pub fn add(&self, socket: &impl AsFd, token: u64) -> io::Result<()> {
         assert_ne!(token, TIMER, "the timer's token");
         let events = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
@@ -53,9 +53,9 @@ impl Poller {
     }
 
     /// Makes [`Poller::wait`] return once after this time, with microsecond resolution where the machine
-    /// supports it. Replaces an earlier timer.
+    /// supports it. An earlier timer is replaced.
     pub fn wake_after(&self, time: Duration) -> io::Result<()> {
-        // A time of zero would disarm the timer.
+        // A timer with the time zero would be disarmed, so the time is at least a nanosecond.
         let time = time.clamp(Duration::from_nanos(1), Duration::from_secs(1 << 31));
         let it_value = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
         let it_interval = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -67,7 +67,8 @@ impl Poller {
         Ok(())
     }
 
-    /// Waits until a socket is ready or the time is over, and replaces `ready` with the ready sockets.
+    /// Waits until a socket is ready or the time is over. Stores the ready sockets in `ready`, in place of
+    /// the earlier ones.
     pub fn wait(&mut self, longest: Option<Duration>, ready: &mut Vec<Ready>) -> io::Result<()> {
         ready.clear();
         let longest = longest.and_then(|time| Timespec::try_from(time).ok());

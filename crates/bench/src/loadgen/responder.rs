@@ -1,6 +1,6 @@
 //! A gRPC server that does no work: it answers every request with the same bytes. A measurement against it
 //! shows the cost of the client and the network alone, which is the baseline for other servers. For tests of
-//! the client, it can misbehave on purpose.
+//! the client, the server can also misbehave on purpose.
 
 use std::collections::HashMap;
 use std::io;
@@ -17,7 +17,7 @@ use crate::loadgen::poller::Poller;
 use crate::loadgen::socket::Socket;
 use crate::loadgen::wire::{Fields, Message};
 
-/// Responses, windows and misbehavior of the responder.
+/// Settings of the responder: its responses, its flow-control windows and its misbehavior.
 #[derive(Clone)]
 pub struct Options {
     /// Size in bytes of the value that a read returns.
@@ -32,12 +32,12 @@ pub struct Options {
     pub streams_max: u32,
     /// Value of `SETTINGS_HEADER_TABLE_SIZE`.
     pub table_bytes: u32,
-    /// Number of requests after which the responder stalls once, and the duration of the stall.
+    /// Number of requests after which the responder once stops answering, and for how long.
     pub stall: Option<(u64, Duration)>,
     /// Every n-th stream is reset instead of answered; `None` for none.
     pub reset_every: Option<u64>,
-    /// Number of requests on a connection after which the responder sends GOAWAY, answers the accepted
-    /// requests, and closes the connection.
+    /// Number of requests on a connection after which the responder sends GOAWAY, then answers the requests
+    /// that it has accepted, and closes the connection. `None` for never.
     pub goaway_after: Option<u64>,
     /// Every n-th request is refused with this code and text; `None` for none.
     pub refuse_every: Option<(u64, u32, String)>,
@@ -73,15 +73,15 @@ pub struct Responder {
 }
 
 const LISTENER: u64 = 0;
-/// Largest incomplete message, in bytes, on a stream with several messages.
+/// Maximum number of bytes of an incomplete message that are kept, on a stream with several messages.
 const PARTIAL_BYTES_MAX: usize = 4 << 20;
 /// Largest number of streams of one connection.
 const STREAMS_MAX: u32 = 1 << 20;
-/// Output of a connection, in bytes, above which responses are held back.
+/// Number of output bytes of a connection above which no more responses are added.
 const OUTPUT_BYTES_MAX: usize = 4 << 20;
 
 impl Responder {
-    /// Listens on `HOST:PORT`; port 0 selects any free port.
+    /// Listens on `HOST:PORT`; port 0 lets the system choose a free port.
     pub fn bind(address: &str, options: Options) -> io::Result<Self> {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
@@ -248,11 +248,11 @@ impl Answers {
     }
 }
 
-/// Call without a complete response.
+/// Call whose response has not been sent completely.
 struct Call {
     key: Key,
     kind: Kind,
-    /// Received bytes of an incomplete message, on a stream with several messages.
+    /// Bytes received so far of an incomplete message, on a stream with several messages.
     partial: Vec<u8>,
     watches: u64,
 }
@@ -260,7 +260,8 @@ struct Call {
 struct Connection {
     socket: Socket,
     http2: http2::Connection,
-    /// Received bytes that are an incomplete frame, or that wait until the client accepts output.
+    /// Received bytes that are an incomplete frame, or that are not processed until the client accepts
+    /// output.
     input: Vec<u8>,
     held_up: bool,
     /// Calls in flight, by [`Key::slot`].
@@ -268,7 +269,7 @@ struct Connection {
     requests: u64,
 }
 
-/// Parts of the responder that a connection needs.
+/// Parts of the responder that every connection uses.
 struct Context<'a> {
     answers: &'a Answers,
     options: &'a Options,
@@ -276,7 +277,7 @@ struct Context<'a> {
     requests: &'a mut u64,
 }
 
-/// Error: the connection is over.
+/// Error: the connection has ended.
 struct Gone;
 
 impl From<io::Error> for Gone {
@@ -309,7 +310,8 @@ impl Connection {
                 self.held_up = true;
                 return Ok(());
             }
-            // The input left over when the connection was blocked comes before newly read bytes.
+            // The connection was blocked with unprocessed input, which has to be processed before newly read
+            // bytes.
             if std::mem::take(&mut self.held_up) {
                 self.take(&[], context)?;
                 continue;
@@ -324,7 +326,8 @@ impl Connection {
         }
     }
 
-    /// Answers the requests in the received bytes, after the bytes left over from before.
+    /// Answers the requests in the received bytes. Bytes that are left from earlier calls are processed
+    /// first.
     fn take(&mut self, bytes: &[u8], context: &mut Context<'_>) -> Result<(), Gone> {
         let mut joined = std::mem::take(&mut self.input);
         let input = if joined.is_empty() {
@@ -418,7 +421,7 @@ impl Connection {
             return Err(Gone);
         }
         for answer in out {
-            // Sending fails if the stream is over; then no response is needed.
+            // Sending fails only if the stream has ended. Then no response is needed.
             let _ = self.answer(key, answers, answer);
         }
         Ok(())
@@ -447,14 +450,14 @@ impl Connection {
             self.http2.reset(key, Reason::CANCEL);
             return;
         }
-        // Sending fails if the stream is over; then no response is needed.
+        // Sending fails only if the stream has ended. Then no response is needed.
         let _ = self.conclude(&call, requests, context);
         if options.goaway_after.is_some_and(|after| self.requests >= after) {
             self.http2.shut_down();
         }
     }
 
-    /// Sends a response, or its rest, with the trailers.
+    /// Sends a response with its trailers; if a part of the response was sent already, sends the rest.
     fn conclude(&mut self, call: &Call, requests: u64, context: &Context<'_>) -> Result<(), SendError> {
         let (key, answers) = (call.key, context.answers);
         let refused = context.options.refuse_every.as_ref();

@@ -1,10 +1,10 @@
-//! Measurements: each latency, the operations of each second, and the failures.
+//! Measurements: the latency of each operation, the operations of each second, and the failures.
 
 use std::collections::BTreeMap;
 
 use crate::loadgen::histogram::Histogram;
 
-/// Largest number of latencies that are kept exactly; further ones are only counted in a histogram.
+/// Largest number of latencies that are kept exactly. Further latencies are only counted in a histogram.
 const EXACT_MAX: usize = 16 << 20;
 
 /// Measurements of one kind of operation in one run. Latencies are in nanoseconds.
@@ -37,7 +37,7 @@ impl Default for Series {
 }
 
 impl Series {
-    /// Creates a series of these latencies, all of operations that were due in this second.
+    /// Creates a series with these latencies; all operations were due in this second.
     pub fn of(second: i64, latencies: impl IntoIterator<Item = u64>) -> Self {
         let mut series = Self::default();
         latencies.into_iter().for_each(|latency| series.record(second, latency));
@@ -60,7 +60,8 @@ impl Series {
 
     /// Records a failed operation.
     pub fn fail(&mut self, mut text: String) {
-        // A server that sends long or always different texts must not fill the memory.
+        // The text and the number of different texts are limited, so that a server cannot fill the memory
+        // with them.
         if let Some((end, _)) = text.char_indices().nth(1000) {
             text.truncate(end);
         }
@@ -103,7 +104,7 @@ impl Series {
         self.errors.values().sum()
     }
 
-    /// Returns all latencies in ascending order, each with its number of occurrences.
+    /// Returns the distinct latencies in ascending order, each with its number of occurrences.
     pub fn sorted(&self) -> Vec<(u64, u64)> {
         let mut exact = self.exact.clone();
         exact.sort_unstable();
@@ -121,7 +122,7 @@ impl Series {
         runs
     }
 
-    /// Returns a histogram of all latencies, with three decimal digits.
+    /// Returns a histogram of all latencies, which gives three decimal digits.
     pub fn histogram(&self) -> Histogram {
         let mut all = self.counted.clone();
         self.exact.iter().for_each(|latency| all.record(*latency));

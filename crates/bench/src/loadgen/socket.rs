@@ -1,4 +1,4 @@
-//! A byte stream that never blocks once it is set up: TCP or a Unix socket, with or without TLS.
+//! A byte stream over TCP or a Unix socket, with or without TLS. Once it is set up, it never blocks.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -12,7 +12,7 @@ use socket2::SockRef;
 
 use crate::loadgen::EndpointError;
 
-/// Largest number of output pieces per write.
+/// Largest number of pieces of output that one write sends.
 const PIECES_MAX: usize = 64;
 
 /// Address of a server.
@@ -27,8 +27,8 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Parses an endpoint as etcd's client does: the scheme decides about TLS; without a scheme, `tls` is
-    /// used if given.
+    /// Parses an endpoint as etcd's client does: the scheme decides whether TLS is used. Without a scheme,
+    /// `tls` is used if it is given.
     pub fn parse(text: &str, tls: Option<&Arc<rustls::ClientConfig>>) -> Result<Self, EndpointError> {
         let (scheme, rest) = text.split_once("://").unwrap_or(("", text));
         let (unix, wants_tls) = match scheme {
@@ -80,8 +80,8 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// Connects, with at most `longest` for each address of the host, and makes the socket non-blocking. With
-    /// TLS, the handshake is complete when this returns.
+    /// Connects to the server and makes the socket non-blocking. Connecting may take up to `longest` for each
+    /// address of the host. With TLS, this also completes the handshake.
     pub fn connect(endpoint: &Endpoint, longest: Duration) -> io::Result<Self> {
         let stream = if endpoint.unix {
             Stream::Unix(UnixStream::connect(&endpoint.address)?)
@@ -127,7 +127,7 @@ impl Socket {
         Ok(socket)
     }
 
-    /// Creates the server's end of an accepted connection. A TLS handshake happens as bytes arrive.
+    /// Creates the server's end of an accepted connection. With TLS, the handshake proceeds as bytes arrive.
     pub fn accepted(stream: TcpStream, tls: Option<&Arc<rustls::ServerConfig>>) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         let tls = tls
@@ -159,7 +159,7 @@ impl Socket {
         loop {
             match tls.reader().read(buffer) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                // A peer that closes without a close_notify alert is treated as closed.
+                // A peer that closes a TLS connection without a close_notify alert counts as closed normally.
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
                 done => return done,
             }
@@ -214,8 +214,8 @@ impl Socket {
         Ok(())
     }
 
-    /// Returns the kernel's segment size towards the peer, which is derived from the MTU, if available (TCP
-    /// only).
+    /// Returns the kernel's segment size for sending to the peer, which depends on the MTU. Returns `None` if
+    /// it is unknown, or the socket is not TCP.
     pub fn segment_bytes(&self) -> Option<u32> {
         let Stream::Tcp(stream) = &self.stream else { return None };
         SockRef::from(stream).tcp_mss().ok()

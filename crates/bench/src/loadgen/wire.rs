@@ -1,4 +1,5 @@
-//! Hand-written protobuf: encodes the few messages of a load into a reused buffer, and decodes a few fields.
+//! Hand-written protobuf: encodes the few messages of a load into a buffer that is used again and again, and
+//! decodes a few fields.
 
 use api::wire::{put_varint, wide_tag};
 
@@ -8,7 +9,7 @@ use crate::loadgen::Error;
 pub struct Message<'a>(pub &'a mut Vec<u8>);
 
 impl Message<'_> {
-    /// Appends a number; 0 is omitted, as in proto3.
+    /// Appends a number. The value 0 is omitted, as in proto3.
     pub fn uint(&mut self, field: u32, value: u64) -> &mut Self {
         if value != 0 {
             put_varint(self.0, u64::from(field << 3));
@@ -22,12 +23,12 @@ impl Message<'_> {
         self.uint(field, value as u64)
     }
 
-    /// Appends a bool; false is omitted.
+    /// Appends a bool. The value false is omitted.
     pub fn flag(&mut self, field: u32, value: bool) -> &mut Self {
         self.uint(field, u64::from(value))
     }
 
-    /// Appends bytes; an empty value is omitted.
+    /// Appends bytes. An empty value is omitted.
     pub fn bytes(&mut self, field: u32, value: &[u8]) -> &mut Self {
         if !value.is_empty() {
             self.bytes_always(field, value);
@@ -35,7 +36,7 @@ impl Message<'_> {
         self
     }
 
-    /// Appends bytes even if they are empty, as for a member of a `oneof`.
+    /// Appends bytes even if they are empty, as a field of a `oneof` requires.
     pub fn bytes_always(&mut self, field: u32, value: &[u8]) -> &mut Self {
         put_varint(self.0, wide_tag(field));
         put_varint(self.0, value.len() as u64);
@@ -49,8 +50,8 @@ impl Message<'_> {
         let start = self.0.len();
         write(&mut Message(self.0));
         let length = self.0.len() - start;
-        // The length precedes the message, and takes one byte in most cases. It is appended, and then rotated
-        // to the front.
+        // The length must come before the message, but is known only after it; it mostly takes one byte. So
+        // it is appended, and then rotated to the front.
         put_varint(self.0, length as u64);
         self.0[start..].rotate_left(length);
         self
@@ -89,17 +90,18 @@ impl<'a> Field<'a> {
 pub struct Fields<'a>(pub &'a [u8]);
 
 impl<'a> Fields<'a> {
-    /// Returns the last occurrence of a field, which is the valid one in protobuf.
+    /// Returns the last occurrence of a field. If a field occurs several times, protobuf defines that the
+    /// last one counts.
     pub fn last(self, number: u32) -> Option<Field<'a>> {
         self.filter(|(at, _)| *at == number).last().map(|(_, field)| field)
     }
 
-    /// Returns a number; 0 if the field is absent.
+    /// Returns the number in a field; 0 if the field is absent.
     pub fn number(self, field: u32) -> u64 {
         self.last(field).map_or(0, Field::number)
     }
 
-    /// Returns bytes; empty if the field is absent.
+    /// Returns the bytes in a field; empty if the field is absent.
     pub fn bytes(self, field: u32) -> &'a [u8] {
         self.last(field).map_or(&[], Field::bytes)
     }
@@ -146,9 +148,9 @@ impl<'a> Iterator for Fields<'a> {
     }
 }
 
-/// Writes a number over the first bytes of a key, encoded as by Go's `binary.PutVarint` (zigzag).
+/// Writes a number over the first bytes of a key, encoded as Go's `binary.PutVarint` does (zigzag).
 ///
-/// A key that is too short for the number is an error; etcd's tool panics in that case.
+/// Returns an error if the key is too short for the number; etcd's tool panics in that case.
 pub fn number_key(key: &mut [u8], number: i64) -> Result<(), Error> {
     let mut rest = (number << 1 ^ number >> 63) as u64;
     let size = key.len();

@@ -1,17 +1,18 @@
-//! The load of `authenticate`: repeated logins, like a client that does not reuse its token.
+//! The load of `authenticate`: repeated logins, as by a client that does not reuse its token.
 
 use crate::loadgen::drive::{Request, Step, Workload, done};
 use crate::loadgen::status::Status;
 use crate::loadgen::wire::Message;
 use api::Rpc;
 
-/// Workload that logs in with each operation.
+/// Workload in which each operation is a login.
 pub struct Authenticate {
     /// User name, or the common prefix of many user names.
     pub name: String,
     /// Password of all users.
     pub password: String,
-    /// Number of users that log in in turn, named with a suffix from 0 on; 0 for one user without a suffix.
+    /// Number of users that log in in turn. Their names end with a number, counted from 0. With 0, there is
+    /// one user, whose name has no number.
     pub users: u64,
 }
 

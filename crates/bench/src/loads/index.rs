@@ -1,5 +1,5 @@
-//! The loads of `mvcc put` and `mvcc range`: the key index alone, in this process, without network, log or
-//! disk.
+//! The loads of `mvcc put` and `mvcc range`, which use only the key index, in this process, without network,
+//! log or disk.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -19,9 +19,10 @@ pub struct Puts {
     pub key_bytes: usize,
     /// Size of a value in bytes; the index stores only its length and location.
     pub value_bytes: usize,
-    /// Number of keys that one operation puts.
+    /// Number of keys that each operation puts.
     pub per_txn: usize,
-    /// Number of operations after which the index is published to readers, as a member does once per batch.
+    /// Number of operations after which the index is published to readers. A member does this once per batch
+    /// of entries.
     pub batch: u64,
 }
 
@@ -62,7 +63,8 @@ pub fn put(puts: &Puts) -> (Series, Duration) {
     (series, began.elapsed())
 }
 
-/// Puts random keys, then measures `total` reads of `limit` keys in order, each from a random key on.
+/// Puts random keys. Then measures `total` reads, each of `limit` keys in ascending order from a random key
+/// on.
 pub fn range(puts: &Puts, total: u64, limit: usize) -> Result<(Series, Duration), Error> {
     let keys = keys(puts.key_bytes, puts.total as usize * puts.per_txn.max(1));
     let mut series = Series::default();

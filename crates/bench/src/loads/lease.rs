@@ -6,7 +6,7 @@ use crate::loadgen::wire::{Fields, Message};
 use api::Rpc;
 
 /// Workload with one lease per client, granted before the load. Each operation opens a keepalive stream and
-/// abandons it after the first response, as etcd's client does for a single keepalive.
+/// cancels it after the first response, as etcd's client does for a single keepalive.
 #[derive(Clone, Debug, Default)]
 pub struct KeepAlive;
 
@@ -33,7 +33,8 @@ impl Workload for KeepAlive {
     }
 
     fn message(&mut self, lease: &mut u64, body: &[u8]) -> bool {
-        // The responses to a grant and to a keepalive both start with header, ID and TTL.
+        // The responses to a grant and to a keepalive both begin with the fields header, ID and TTL, so field
+        // 2 is the id.
         *lease = Fields(body).number(2);
         true
     }

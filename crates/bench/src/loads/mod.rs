@@ -1,4 +1,4 @@
-//! Loads of etcd's benchmark, command by command, with the same keys and requests.
+//! The loads of etcd's benchmark, one file per command, with the same keys and requests.
 
 pub mod authenticate;
 pub mod index;
@@ -10,7 +10,8 @@ pub mod write;
 
 use stdx::Random;
 
-/// Returns a random generator that differs from run to run, and within a run for each purpose (`salt`).
+/// Returns a random generator that is different in each run. Within a run, each `salt` gives a different
+/// generator.
 pub fn random_from_clock(salt: u64) -> Random {
     let nanos = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)

@@ -1,11 +1,11 @@
-//! The load of `range`: a single request, a stream, or a read page by page.
+//! The load of `range`: each operation is a single request, a stream, or a read of several pages.
 
 use crate::loadgen::drive::{Request, Step, Workload, done, outcome};
 use crate::loadgen::status::Status;
 use crate::loadgen::wire::{Fields, Message};
 use api::Rpc;
 
-/// Number of keys on a page, the same that Kubernetes' watch cache requests.
+/// Number of keys on a page. Kubernetes' watch cache requests as many.
 pub const PAGE: i64 = 10_000;
 
 /// Workload that reads a range.
@@ -25,7 +25,7 @@ pub struct Range {
     pub serializable: bool,
     /// True to call `RangeStream` instead of `Range`.
     pub stream: bool,
-    /// True to read pages of [`PAGE`] keys, all at one revision.
+    /// True to read the range in pages of [`PAGE`] keys, all at one revision.
     pub paginate: bool,
 }
 
@@ -61,7 +61,7 @@ impl Range {
     }
 }
 
-/// Progress of a client through its pages.
+/// How far a client has read its pages.
 #[derive(Debug, Default)]
 pub struct Page {
     next: Vec<u8>,
@@ -112,7 +112,7 @@ impl Workload for Range {
     }
 }
 
-/// Workload that repeats one unary request and ignores the response: for loads beside the measured one.
+/// Workload that repeats one unary request and ignores the responses. It runs beside the measured load.
 #[derive(Clone, Debug)]
 pub struct Same {
     /// RPC to call.

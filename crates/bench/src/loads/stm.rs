@@ -15,7 +15,7 @@ use super::random_from_clock;
 /// Isolation level of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isolation {
-    /// Each read returns some committed revision.
+    /// Each read returns committed data, of whatever revision.
     ReadCommitted,
     /// Repeated reads of a key return the same value.
     RepeatableReads,
@@ -28,7 +28,7 @@ pub enum Isolation {
 /// Lock that clients hold during a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Locker {
-    /// No lock; only the transaction itself protects.
+    /// No lock: only the comparisons in the transaction detect conflicts.
     None,
     /// Mutex that the client builds from keys.
     Client,
@@ -55,7 +55,7 @@ pub struct Stm {
 }
 
 const LOCK: &[u8] = b"stmlock";
-/// Time to live of etcd's sessions, in seconds; a session is renewed three times in it.
+/// Time to live of etcd's sessions, in seconds. A session is renewed three times in this time.
 const TTL_S: i64 = 60;
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
 
@@ -76,11 +76,11 @@ enum Phase {
 
 struct Read {
     mod_revision: i64,
-    /// Revision of the store at the read.
+    /// Revision of the store when the key was read.
     revision: i64,
 }
 
-/// Progress of a client in its transaction.
+/// How far a client is in its transaction.
 #[derive(Default)]
 pub struct Client {
     phase: Phase,
@@ -88,17 +88,17 @@ pub struct Client {
     alive: Option<Instant>,
     lock_key: Vec<u8>,
     lock_revision: i64,
-    /// Key whose deletion the client waits for.
+    /// Key before the client's own in the lock queue; the client waits for its deletion.
     ahead: Vec<u8>,
     keys: Vec<[u8; 16]>,
     reads: Vec<Read>,
-    /// Revision that reads are pinned to; 0 for none.
+    /// Revision at which the client reads; 0 if no revision is fixed yet.
     base: i64,
     verdict: Verdict,
     error: Option<crate::loadgen::Error>,
 }
 
-/// Result that a response carried.
+/// What a response means for the transaction.
 #[derive(Default)]
 enum Verdict {
     #[default]
@@ -152,8 +152,8 @@ impl Stm {
         client.phase = Phase::Reading;
         request.method = Rpc::KvTxn;
         request.keep = true;
-        // The first read of a serializable transaction is linearizable, and its revision applies to all other
-        // reads.
+        // In a serializable transaction, the first read is linearizable, and all other reads are at its
+        // revision.
         let first = client.reads.is_empty() && self.is_serializable();
         let revision = if self.is_serializable() { client.base } else { 0 };
         Message(&mut request.message).message(2, |op| {
@@ -173,7 +173,7 @@ impl Stm {
         let mut txn = Message(&mut request.message);
         if self.isolation != Isolation::ReadCommitted {
             for (key, read) in client.keys.iter().zip(&client.reads) {
-                // The key's modification revision (target 2) must be equal (result 0).
+                // Compares the key's modification revision (target 2) for equality (result 0).
                 txn.message(1, |compare| {
                     compare.uint(2, 2).bytes(3, key);
                     revision_always(compare, read.mod_revision);
@@ -198,7 +198,7 @@ impl Stm {
             });
         }
         if self.is_serializable() {
-            // If the comparisons fail, these reads prepare the next attempt.
+            // If a comparison fails, these reads prepare the next attempt.
             for key in &client.keys {
                 txn.message(3, |op| {
                     op.message(1, |range| {
@@ -224,8 +224,8 @@ impl Stm {
                 request.method = Rpc::KvTxn;
                 let key = &client.lock_key;
                 let mut txn = Message(&mut request.message);
-                // Creates the key if its create revision (target 1) is 0. In both cases reads the first key
-                // in the queue.
+                // Creates the lock key if its create revision (target 1) is 0. In both cases, also reads the
+                // first key in the lock queue.
                 txn.message(1, |compare| {
                     compare.uint(2, 1).bytes(3, key);
                     create_revision_always(compare, 0);
@@ -247,7 +247,7 @@ impl Stm {
         Step::Call
     }
 
-    /// Reads the key right before the client's own in the lock queue.
+    /// Reads the key directly before the client's own key in the lock queue.
     fn look_ahead(&self, client: &mut Client, request: &mut Request) -> Step {
         client.phase = Phase::LookingAhead;
         request.method = Rpc::KvRange;
@@ -298,7 +298,7 @@ fn owner(op: &mut Message) {
     });
 }
 
-/// Writes a comparison's revision even if it is 0, since the field belongs to a `oneof`.
+/// Writes the revision of a comparison even if it is 0, because a field of a `oneof` must always be written.
 fn revision_always(compare: &mut Message, revision: i64) {
     if revision == 0 {
         compare.0.extend_from_slice(&[6 << 3, 0]);
@@ -312,7 +312,7 @@ fn create_revision_always(compare: &mut Message, revision: i64) {
     compare.0.extend_from_slice(&[5 << 3, 0]);
 }
 
-/// Extracts the read from a `RangeResponse` inside a transaction's response.
+/// Returns the read that a `RangeResponse` in a transaction's response contains.
 fn read_of(range: Fields, outer: i64) -> Read {
     let revision = Fields(range.bytes(1)).number(3) as i64;
     Read {
@@ -384,8 +384,8 @@ impl Workload for Stm {
                 };
             }
             Phase::Waiting => {
-                // The wait ends with a deletion (type 1) of the previous key, or with the end of the watch,
-                // after which the client reads the queue again.
+                // The wait ends when the key before is deleted (event type 1), or when the watch ends. In
+                // both cases the client reads the lock queue again.
                 let gone =
                     answer.clone().any(|(field, event)| field == 11 && Fields(event.bytes()).number(1) == 1);
                 return gone || answer.number(4) != 0;
@@ -451,7 +451,7 @@ impl Workload for Stm {
                 self.read(client, request)
             }
             (Phase::Committing, Verdict::Conflict(reads)) => {
-                // For serializable transactions, the failed commit has returned the reads for the next
+                // In a serializable transaction, the failed commit has also returned the reads for the next
                 // attempt.
                 client.reads.clear();
                 client.base = 0;
@@ -461,7 +461,7 @@ impl Workload for Stm {
                 self.read(client, request)
             }
             (Phase::Committing, Verdict::Committed) => {
-                // Advances the random stream, since values have to differ between transactions.
+                // Advances the random stream, so that the next transaction writes a different value.
                 self.random.number();
                 self.unlock(client, request)
             }
@@ -474,12 +474,12 @@ impl Workload for Stm {
     }
 }
 
-/// Error of an operation that this load detects itself.
+/// Error of an operation that this load finds itself.
 #[derive(Debug)]
 enum StmError {
     /// The lease of the lock has expired.
     SessionExpired,
-    /// The response does not match the request.
+    /// The response does not match the request of this phase.
     Senseless(Phase),
 }
 

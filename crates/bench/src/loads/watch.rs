@@ -1,5 +1,5 @@
-//! The loads of `watch`, `watch-get` and `watch-latency`. They run in one thread, since only the arrival
-//! times of events matter.
+//! The loads of `watch`, `watch-get` and `watch-latency`. One thread is enough for them, because they measure
+//! when events arrive, not how many calls are possible.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -13,7 +13,7 @@ use api::Rpc;
 use super::random_from_clock;
 use crate::Error;
 
-/// Bit in the tag of unary calls; tags without it belong to watch streams.
+/// Bit that is set in the tags of unary calls. A tag without this bit is that of a watch stream.
 const UNARY: u64 = 1 << 63;
 const TURN: Duration = Duration::from_millis(100);
 
@@ -26,11 +26,11 @@ pub type Measured = (Series, Duration);
 
 /// Watch streams, and the events that have arrived on them.
 struct Watching {
-    /// Index of the connection that carries each stream, once the stream is open.
+    /// For each stream that is open, the index of the connection that carries it.
     links: Vec<Option<usize>>,
-    /// Streams with a response to a watch creation that was not handled yet, one entry per response.
+    /// Streams on which a watch was created, one entry for each response that was not handled yet.
     created: Vec<usize>,
-    /// Events that arrived together: stream, watch on the stream, number of events, arrival time.
+    /// Events that arrived together, as stream, watch on that stream, number of events, and arrival time.
     events: Vec<(usize, usize, usize, Instant)>,
     /// Results of finished unary calls.
     answers: Vec<(u64, Result<(), crate::loadgen::Error>)>,
@@ -50,7 +50,7 @@ impl Watching {
         }
     }
 
-    /// Requests one more watch on a stream.
+    /// Requests the creation of one more watch on a stream.
     fn create(&mut self, calls: &mut Calls, stream: usize, key: &[u8], revision: i64, prev_kv: bool) {
         let mut message = Vec::new();
         Message(&mut message).message(1, |create| {
@@ -110,7 +110,7 @@ impl Handler for Watching {
     fn turned(&mut self, _: &mut Calls) {}
 }
 
-/// Rate limiter with bursts: unused operations of up to `burst` may be made up.
+/// Rate limiter that allows bursts: up to `burst` operations that were not used earlier may follow at once.
 struct Pace {
     interval: Duration,
     burst: u32,
@@ -121,12 +121,12 @@ impl Pace {
     fn new(rate: u64, burst: u64) -> Option<Self> {
         let (now, burst) = (Instant::now(), u32::try_from(burst.max(1)).unwrap_or(u32::MAX));
         let interval = Duration::from_secs_f64(1.0 / rate.max(1) as f64);
-        // The full burst is available from the start.
+        // At the start, a full burst is available.
         let next = now.checked_sub(interval * (burst - 1)).unwrap_or(now);
         (rate > 0).then_some(Self { interval, burst, next })
     }
 
-    /// Takes a token; if none is available, returns the time of the next one.
+    /// Takes a token. If none is available, returns the time at which the next one will be.
     fn take(&mut self, now: Instant) -> Result<(), Instant> {
         if self.next > now {
             return Err(self.next);
@@ -155,9 +155,9 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Creates the watches, one after the other on each stream, since the client in etcd's tool waits for
-    /// each one. Then puts keys; each event is recorded with the time that handling it took. Returns both
-    /// measurements. Calls `between` once all watches exist.
+    /// Creates the watches, one after the other on each stream, because etcd's tool also waits for each
+    /// watch. Then puts keys, and records for each event the time that handling it took. Calls `between` once
+    /// all watches exist. Returns the measurements of the creations and of the events.
     pub fn run(
         &self,
         target: Target,
@@ -195,7 +195,8 @@ impl Watch {
         }
         let made = (series, began.elapsed());
         between();
-        // The keys are assigned to the watchers in turn.
+        // The keys are assigned to the watches in turn, so each key has an equal number of watches or one
+        // less.
         let watchers_of = |key: usize| (watchers + self.keys.len() - 1 - key) / self.keys.len();
         let events: usize = (0..self.put_total).map(|put| watchers_of(put as usize % self.keys.len())).sum();
         Ok([made, self.put(&mut calls, &mut watching, events)?])
@@ -208,7 +209,8 @@ impl Watch {
         let (mut put, mut free, mut left) = (0_u64, self.clients, events);
         let mut message = Vec::new();
         let mut until = deadline();
-        // Waits for all puts, even of keys without a watcher, so that the next run does not see them.
+        // Waits for all puts, also for those of keys without a watch, so that none of them affects the next
+        // run.
         while left > 0 || put < self.put_total || free < self.clients {
             while free > 0 && put < self.put_total {
                 let now = Instant::now();
@@ -231,7 +233,7 @@ impl Watch {
             watching.bodies.clear();
             for (_, _, count, _) in watching.events.drain(..) {
                 until = deadline();
-                // As in etcd's tool, the time runs from receiving a response to counting its event.
+                // The measured time runs from receiving a response to counting its events, as in etcd's tool.
                 let (start, second) = (Instant::now(), unix_second());
                 for _ in 0..count.min(left) {
                     series.record(second, start.elapsed().as_nanos() as u64);
@@ -255,7 +257,7 @@ pub struct WatchGet {
 }
 
 impl WatchGet {
-    /// Returns the measurement of the reads.
+    /// Runs the load. Returns the measurement of the reads.
     pub fn run(&self, target: Target, connections: usize) -> Result<Measured, Error> {
         let mut calls = Calls::open(target.clone(), connections).map_err(crate::loadgen::Error::Dial)?;
         let mut reader = Calls::open(target, 1).map_err(crate::loadgen::Error::Dial)?;
@@ -295,7 +297,7 @@ impl WatchGet {
                 reader.call(0, Rpc::KvRange, &message, UNARY, false);
                 Instant::now()
             });
-            // Reads and watches are polled in turn, so each waits for the other by one turn at most.
+            // The reads and the watches are polled in turn, so each waits for at most one turn of the other.
             reader.turn(Duration::from_millis(1), &mut reads).map_err(crate::loadgen::Error::Poll)?;
             reads.bodies.clear();
             if let Some((_, answer)) = reads.answers.pop() {
@@ -322,7 +324,8 @@ impl WatchGet {
     }
 }
 
-/// The load of `watch-latency`: measures from the response to a put until the event has reached each watcher.
+/// The load of `watch-latency`: measures the time from the response to a put until each watch has received
+/// the event.
 #[derive(Clone, Copy, Debug)]
 pub struct WatchLatency {
     /// Number of streams.
@@ -342,7 +345,7 @@ pub struct WatchLatency {
 }
 
 impl WatchLatency {
-    /// Returns the measurements of the puts and of the events.
+    /// Runs the load. Returns the measurements of the puts and of the events.
     pub fn run(&self, target: Target, connections: usize) -> Result<[Measured; 2], Error> {
         let mut random = random_from_clock(3);
         let (key, value) = (random.bytes(self.key_bytes), random.bytes(self.value_bytes));
@@ -361,7 +364,7 @@ impl WatchLatency {
         }
         let mut puts = Series::default();
         let mut answered: Vec<Instant> = Vec::new();
-        // Arrival times of each watcher's events, in the order of the puts.
+        // Arrival times of the events, by stream and watch, in the order of the puts.
         let mut came: Vec<Vec<Vec<Instant>>> = vec![vec![Vec::new(); self.per_stream]; self.streams];
         let mut pace = Pace::new(self.put_rate, self.put_rate);
         let (began, mut until) = (Instant::now(), deadline());
@@ -405,7 +408,7 @@ impl WatchLatency {
         let mut events = Series::default();
         for times in came.iter().flatten() {
             for (event, put) in times.iter().zip(&answered) {
-                // An event may arrive before the response to its put; then the latency is 0.
+                // If an event arrives before the response to its put, its latency counts as 0.
                 events.record(unix_second(), event.saturating_duration_since(*put).as_nanos() as u64);
             }
         }

@@ -9,7 +9,7 @@ use api::Rpc;
 
 use super::random_from_clock;
 
-/// Keys of a load: a buffer of fixed size that begins with a number.
+/// Keys of a load. A key has a fixed size and begins with its number.
 #[derive(Clone, Debug)]
 pub struct Keys {
     key: Vec<u8>,
@@ -26,10 +26,10 @@ impl Keys {
         Ok(Self { key, space })
     }
 
-    /// Returns the key with this number, which must be below the number of keys.
+    /// Returns the key with this number. The number must be below [`Keys::space`].
     pub fn key(&mut self, number: u64) -> &[u8] {
         let number = i64::try_from(number).unwrap_or(i64::MAX);
-        // Like etcd's tool, writes the number over the bytes of the previous one.
+        // Writes the number over the bytes of the previous number, as etcd's tool does.
         assert!(number_key(&mut self.key, number).is_ok(), "the size was checked for the whole space");
         &self.key
     }
@@ -77,8 +77,8 @@ pub struct TxnPut {
 }
 
 impl TxnPut {
-    /// Creates the workload. The caller checks that there are not more operations than keys, as a transaction
-    /// may write a key only once.
+    /// Creates the workload. The caller must check that a transaction has no more operations than there are
+    /// keys, because a transaction may write each key only once.
     pub fn new(keys: Keys, value_bytes: usize, operations: u64, seed: u64) -> Self {
         Self { keys, value: random_from_clock(seed).bytes(value_bytes), operations }
     }

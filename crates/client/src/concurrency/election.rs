@@ -26,7 +26,7 @@ pub struct Election {
     candidacy: Option<Candidacy>,
 }
 
-/// Own key, as a candidate or as the leader.
+/// The key of this candidate, who may also be the leader.
 struct Candidacy {
     key: Bytes,
     revision: i64,
@@ -77,11 +77,11 @@ impl Election {
         Election { client: session.client().clone(), lease: session.lease(), prefix, candidacy: None }
     }
 
-    /// Becomes a candidate with this value and waits until the candidate is the leader. If the future is
+    /// Becomes a candidate with this value, and waits until this candidate is the leader. If the future is
     /// dropped while it waits, the candidacy remains; [`Election::resign`] withdraws it.
     ///
     /// # Errors
-    /// Returns the server's status. The candidacy is then withdrawn if the server can be reached.
+    /// Returns the server's status. In that case the candidacy is withdrawn, if the server can be reached.
     pub async fn campaign(&mut self, value: impl Into<Bytes>) -> Result<ResponseHeader, ElectionError> {
         let value = value.into();
         let key: Bytes = [&self.prefix[..], format!("{:x}", self.lease).as_bytes()].concat().into();
@@ -160,26 +160,26 @@ impl Election {
         Observer::new(client, [prefix.as_ref(), b"/"].concat().into())
     }
 
-    /// Returns the own key, as a candidate or as the leader; otherwise `None`.
+    /// Returns the key of this candidate or leader; `None` if there is no candidacy.
     pub fn key(&self) -> Option<&Bytes> {
         self.candidacy.as_ref().map(|ours| &ours.key)
     }
 
-    /// Returns the create revision of the own key, as a candidate or as the leader; otherwise `None`.
+    /// Returns the create revision of the key of this candidate or leader; `None` if there is no candidacy.
     pub fn revision(&self) -> Option<i64> {
         self.candidacy.as_ref().map(|ours| ours.revision)
     }
 }
 
-/// Returns the leader, if there is one, and the revision of the read.
+/// Returns the leader, if there is one, and the revision at which it was read.
 async fn look(client: &Client, prefix: &Bytes) -> Result<(Option<Leadership>, i64), Status> {
     let found: RangeResponse = client.call(Rpc::KvRange, &oldest(prefix)).await?;
     let header = found.header.unwrap_or_default();
     Ok((found.kvs.into_iter().next().map(|kv| Leadership { header, kv }), header.revision))
 }
 
-/// Follows the leaders and the values that they proclaim: all values of a leader in order, and always the
-/// newest one. A leader that was elected and replaced between two reads may be missed.
+/// Follows the leaders and the values that they proclaim. It returns all values of a leader in order, and
+/// always ends at the newest one. If a leader was elected and replaced between two reads, it may be missed.
 pub struct Observer {
     client: Client,
     prefix: Bytes,
@@ -188,7 +188,7 @@ pub struct Observer {
 }
 
 enum Watching {
-    /// Watches the whole prefix, for the first candidate.
+    /// Watches the whole prefix, while there is no candidate.
     Prefix(Watcher),
     /// Watches the key of the leader.
     Leader(Watcher),
@@ -199,8 +199,8 @@ impl Observer {
         Observer { client: client.clone(), prefix, watching: None, untold: VecDeque::new() }
     }
 
-    /// Waits for the next leader or value and returns it. The future may be dropped and the method called
-    /// again without loss.
+    /// Waits for the next leader or value and returns it. If the future is dropped, nothing is lost; the
+    /// method may be called again.
     ///
     /// # Errors
     /// Returns the server's status; the method may be called again.
@@ -252,8 +252,8 @@ impl Observer {
                 let Some(kv) = event.kv else { continue };
                 let deleted = event.r#type == EventType::Delete as i32;
                 if is_prefix {
-                    // The first key that is put is the leader's. Deletions do not matter here, and later
-                    // candidates are not leaders.
+                    // There was no candidate, so the first key that is put belongs to the leader. Deletions
+                    // and later candidates do not matter here.
                     if !deleted {
                         let seen = kv.mod_revision;
                         let header = ResponseHeader { revision: seen, ..header };
@@ -270,7 +270,7 @@ impl Observer {
         }
     }
 
-    /// Queues a leader for the caller, and watches its key from the revision after `seen` on.
+    /// Queues a leader for the caller, and watches the leader's key for changes after the revision `seen`.
     fn follow(&mut self, found: Leadership, seen: i64) {
         let key = found.kv.key.clone();
         let request = WatchCreateRequest { key, start_revision: seen + 1, ..WatchCreateRequest::default() };

@@ -51,7 +51,8 @@ fn get(key: &Bytes) -> RangeRequest {
     RangeRequest { key: key.clone(), ..RangeRequest::default() }
 }
 
-/// Returns a request for the oldest key with a prefix: the holder of the lock or the leader.
+/// Returns a request for the oldest key with a prefix, which belongs to the holder of the lock or to the
+/// leader.
 fn oldest(prefix: &Bytes) -> RangeRequest {
     RangeRequest {
         key: prefix.clone(),
@@ -98,8 +99,8 @@ fn revision(answer: &TxnResponse) -> i64 {
     answer.header.as_ref().map_or(0, |header| header.revision)
 }
 
-/// Waits until no key with the prefix is left that was created at or before the given revision. Watches only
-/// the youngest of these keys at a time, so that a release wakes only one waiter.
+/// Waits until all keys with this prefix that were created at or before the given revision are deleted.
+/// Watches only the youngest of these keys at a time, so that each release wakes only one waiter.
 async fn wait_for_deletes(client: &Client, prefix: &Bytes, create_revision_max: i64) -> Result<(), Status> {
     loop {
         let before = RangeRequest {
@@ -123,7 +124,8 @@ async fn wait_for_deletes(client: &Client, prefix: &Bytes, create_revision_max: 
                         break;
                     }
                 }
-                // The watched revision is compacted. Reading the keys again shows if the key was deleted.
+                // The revision at which the watch resumes is compacted. The next read of the keys shows if
+                // the key was deleted.
                 Some(WatchUpdate::Canceled(response)) if response.compact_revision != 0 => break,
                 Some(WatchUpdate::Canceled(response)) => return Err(status_of_text(&response.cancel_reason)),
                 Some(WatchUpdate::Created(_) | WatchUpdate::Progress(_)) => {}

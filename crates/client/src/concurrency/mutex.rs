@@ -12,7 +12,7 @@ use bytes::Bytes;
 use super::{Session, get, is_created_at, oldest, op, put_op, range_at, revision, txn, wait_for_deletes};
 use crate::client::Client;
 
-/// Lock under a prefix that one session at a time can hold. Each session that waits for the lock or holds it
+/// Lock under a prefix. One session at a time can hold it. Each session that waits for the lock or holds it
 /// has the key `<prefix>/<lease ID in hexadecimal>`; the session with the oldest key holds the lock.
 pub struct Mutex {
     client: Client,
@@ -21,7 +21,7 @@ pub struct Mutex {
     mine: Option<Mine>,
 }
 
-/// Own key, waiting for the lock or holding it.
+/// The key of this session, which waits for the lock or holds it.
 struct Mine {
     key: Bytes,
     revision: i64,
@@ -32,7 +32,7 @@ struct Mine {
 pub enum MutexError {
     /// Another session holds the lock.
     Locked,
-    /// The own key no longer exists: the session's lease expired.
+    /// The key of this session no longer exists, because the session's lease has expired.
     SessionExpired,
     /// This object neither holds the lock nor waits for it.
     Released,
@@ -66,12 +66,12 @@ impl Mutex {
         Mutex { client: session.client().clone(), lease: session.lease(), prefix, mine: None }
     }
 
-    /// Waits until this session holds the lock. If the future is dropped while it waits, the own key stays in
-    /// the queue; [`Mutex::unlock`] removes it.
+    /// Waits until this session holds the lock. If the future is dropped while it waits, the session's key
+    /// stays in the queue; [`Mutex::unlock`] removes it.
     ///
     /// # Errors
-    /// Returns `SessionExpired` if the session's lease expired, or the server's status. After the latter, the
-    /// own key is removed if the server can be reached.
+    /// Returns `SessionExpired` if the session's lease has expired, or the server's status. In the second
+    /// case the session's key is removed, if the server can be reached.
     pub async fn lock(&mut self) -> Result<ResponseHeader, MutexError> {
         let answer = self.queue().await?;
         let mine = self.mine.as_ref().ok_or(MutexError::Released)?;
@@ -80,7 +80,7 @@ impl Mutex {
         }
         let waited = async {
             wait_for_deletes(&self.client, &self.prefix, mine.revision - 1).await?;
-            // The lease may have expired during the wait.
+            // The lease may have expired during the wait, so check that the session's key still exists.
             self.client.call::<_, RangeResponse>(Rpc::KvRange, &get(&mine.key)).await
         };
         match waited.await {
@@ -109,7 +109,7 @@ impl Mutex {
     /// Releases the lock, or leaves the queue.
     ///
     /// # Errors
-    /// Returns `Released` if there is nothing to release, or the server's status; after the latter, the call
+    /// Returns `Released` if there is nothing to release, or the server's status. In the second case the call
     /// may be repeated.
     pub async fn unlock(&mut self) -> Result<(), MutexError> {
         let mine = self.mine.as_ref().ok_or(MutexError::Released)?;
@@ -119,27 +119,28 @@ impl Mutex {
         Ok(())
     }
 
-    /// Returns the own key while it is in the queue or holds the lock; otherwise `None`.
+    /// Returns the session's key while it waits in the queue or holds the lock; otherwise `None`.
     pub fn key(&self) -> Option<&Bytes> {
         self.mine.as_ref().map(|mine| &mine.key)
     }
 
-    /// Returns a condition for transactions that must run only while this session holds the lock. `None` if
-    /// the lock was not requested.
+    /// Returns a condition for transactions that must run only while this session holds the lock. Returns
+    /// `None` if the lock was not requested.
     pub fn is_owner(&self) -> Option<Compare> {
-        // Revision 0 means that the server has not confirmed the key.
+        // The revision is 0 as long as the server has not confirmed the key.
         let mine = self.mine.as_ref().filter(|mine| mine.revision > 0)?;
         Some(is_created_at(&mine.key, mine.revision))
     }
 
-    /// Puts the own key, unless it exists already, and reads the current holder in the same transaction.
+    /// Puts the session's key, unless it exists already, and reads the current holder of the lock in the same
+    /// transaction.
     async fn queue(&mut self) -> Result<TxnResponse, Status> {
         let key: Bytes = [&self.prefix[..], format!("{:x}", self.lease).as_bytes()].concat().into();
         let holder = || op(request_op::Request::RequestRange(oldest(&self.prefix)));
         let ours = op(request_op::Request::RequestRange(get(&key)));
         let put = put_op(&key, &Bytes::new(), self.lease);
-        // Set before the request is sent: if the call is dropped or fails, the key may exist, and
-        // [`Mutex::unlock`] can still remove it.
+        // Set this before the request is sent. If the call is dropped or fails, the key may exist
+        // nevertheless, and [`Mutex::unlock`] can then remove it.
         self.mine = Some(Mine { key: key.clone(), revision: 0 });
         let free = vec![is_created_at(&key, 0)];
         let answer = txn(&self.client, free, vec![put, holder()], vec![ours, holder()]).await?;
@@ -153,7 +154,8 @@ impl Mutex {
     }
 }
 
-/// Returns true if the oldest key of the prefix has this create revision, which means that it is the own key.
+/// Returns true if the oldest key of the prefix has this create revision, so that it is the session's own
+/// key.
 fn is_first(answer: &TxnResponse, revision: i64) -> bool {
     let holder = range_at(answer, 1).and_then(|range| range.kvs.first());
     holder.is_none_or(|holder| holder.create_revision == revision)

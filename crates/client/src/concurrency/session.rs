@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use crate::client::Client;
 use crate::lease::{self, KeepAlive};
 
-/// TTL in seconds of a session for which the caller gives none.
+/// TTL in seconds of a session if the caller gives none.
 const TTL_SECONDS: i64 = 60;
 
 /// Lease that is kept alive as long as the session exists. Locks and leaderships depend on it. If the session
@@ -32,8 +32,8 @@ impl Session {
         Ok(Session::resume(client, granted.id, ttl_seconds))
     }
 
-    /// Keeps an existing lease alive, for example one of an earlier process. The TTL is the time limit for
-    /// the first renewal and for [`Session::close`].
+    /// Keeps an existing lease alive, for example a lease that an earlier process was granted. The TTL is the
+    /// time limit for the first renewal and for [`Session::close`].
     pub fn resume(client: &Client, lease: i64, ttl_seconds: i64) -> Session {
         let ttl_seconds = if ttl_seconds > 0 { ttl_seconds } else { TTL_SECONDS };
         let ttl = Duration::from_secs(ttl_seconds.unsigned_abs());
@@ -65,7 +65,7 @@ impl Session {
     /// dropped.
     pub fn done(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut done = self.done.clone();
-        // An error means that the task that keeps the lease alive was aborted.
+        // If waiting fails, the task that keeps the lease alive was aborted.
         async move { _ = done.wait_for(|done| *done).await }
     }
 

@@ -1,6 +1,6 @@
-//! Software transactional memory as in etcd's `clientv3/concurrency`. [`run`] calls a closure with an [`Stm`]
-//! and then commits the closure's writes if the values it read are unchanged. Otherwise, [`run`] calls the
-//! closure again.
+//! Software transactional memory as in etcd's `clientv3/concurrency`. [`run`] calls a closure with an
+//! [`Stm`], and then commits the writes of the closure if the values that it has read are unchanged.
+//! Otherwise, [`run`] calls the closure again.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,8 +19,8 @@ use crate::client::Client;
 /// Isolation level of a transaction. Source: `clientv3/concurrency/stm.go` of etcd.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Isolation {
-    /// Like `Serializable`. In addition, no other client may have written the keys of this transaction's
-    /// writes since its first read.
+    /// Like `Serializable`. In addition, the commit fails if another client has changed a key that this
+    /// transaction writes since its first read.
     #[default]
     SerializableSnapshot,
     /// All reads of an attempt are at the revision of its first read. The commit fails if one of these keys
@@ -39,17 +39,17 @@ pub struct Stm {
     isolation: Isolation,
     reads: BTreeMap<Bytes, Read>,
     writes: BTreeMap<Bytes, Write>,
-    /// Values that the failed commit of the previous attempt returned. They are newer than the values that
-    /// attempt had read.
+    /// Values that were returned when the commit of the previous attempt failed. They are newer than the
+    /// values that this attempt had read.
     prefetched: BTreeMap<Bytes, Read>,
-    /// Revision of the first read of the attempt. Later reads use it too if the isolation level requires
-    /// that.
+    /// Revision of the first read of the attempt. If the isolation level requires it, later reads use this
+    /// revision too.
     base: Option<i64>,
 }
 
 struct Read {
     kv: Option<KeyValue>,
-    /// Revision of the store at the time of the read.
+    /// Revision of the store at which the value was read.
     revision: i64,
 }
 
@@ -72,8 +72,8 @@ impl Stm {
         }
     }
 
-    /// Returns the value of a key: the value written by this transaction, or else the value in the store.
-    /// `None` if the key does not exist.
+    /// Returns the value of a key: the value that this transaction has written, otherwise the value in the
+    /// store. Returns `None` if the key does not exist.
     ///
     /// # Errors
     ///
@@ -86,8 +86,8 @@ impl Stm {
         Ok(self.read(key).await?.kv.as_ref().map(|kv| kv.value.clone()))
     }
 
-    /// Returns the revision of the last write to a key, as read by this transaction; 0 if the key does not
-    /// exist.
+    /// Returns the revision at which the key was last written, as read by this transaction; 0 if the key does
+    /// not exist.
     ///
     /// # Errors
     /// Returns the server's status.
@@ -95,7 +95,7 @@ impl Stm {
         Ok(self.read(key.into()).await?.kv.as_ref().map_or(0, |kv| kv.mod_revision))
     }
 
-    /// Reads several keys with one request. Later calls of [`Stm::get`] use the result.
+    /// Reads several keys with one request, so that later calls of [`Stm::get`] need no request.
     ///
     /// # Errors
     /// Returns the server's status.
@@ -138,8 +138,8 @@ impl Stm {
         self.writes.insert(key, Write { value: None, op });
     }
 
-    /// Commits the writes. Returns `None` if the isolation level forbids the commit because of concurrent
-    /// writes; the transaction is then empty, and the caller must repeat it.
+    /// Commits the writes. Returns `None` if the isolation level does not allow the commit because of
+    /// concurrent writes. The transaction is then empty, and the caller must repeat it.
     ///
     /// # Errors
     /// Returns the server's status.
@@ -185,7 +185,8 @@ impl Stm {
         }
     }
 
-    /// Returns true if the key was read in this attempt or by the failed commit before it.
+    /// Returns true if the key was read in this attempt, or was returned by the failed commit of the attempt
+    /// before.
     fn recall(&mut self, key: &Bytes) -> bool {
         if self.reads.contains_key(key) {
             return true;
@@ -255,11 +256,11 @@ impl<E: fmt::Display> fmt::Display for StmError<E> {
 
 impl<E: fmt::Debug + fmt::Display> std::error::Error for StmError<E> {}
 
-/// Runs a transaction until it commits. The closure may run several times; its side effects outside the
-/// transaction are repeated each time.
+/// Runs a transaction until it is committed. The closure may run several times; its side effects outside the
+/// transaction then happen several times.
 ///
 /// # Errors
-/// Returns the closure's error, which ends the transaction, or the server's status at the commit.
+/// Returns the error of the closure, which ends the transaction, or the server's status if the commit fails.
 pub async fn run<T, E>(
     client: &Client,
     isolation: Isolation,

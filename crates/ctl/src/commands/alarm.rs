@@ -47,13 +47,13 @@ pub(super) async fn list(call: &Call) -> Result<(), Failure> {
     call.show(&Answer::Alarm(&answer))
 }
 
-/// Requests every alarm of every member.
+/// Requests the list of all active alarms of all members.
 pub(super) async fn alarms(connection: &Client) -> Result<pb::AlarmResponse, api::Status> {
     connection.call(Rpc::MaintenanceAlarm, &pb::AlarmRequest::default()).await
 }
 
-/// Clears the alarms one after the other, since a request names one alarm. The printed response has all of
-/// them and no header.
+/// Clears the alarms one after the other, since one request clears one alarm. The printed response contains
+/// all of them, and has no header.
 pub(super) async fn disarm(call: &Call) -> Result<(), Failure> {
     if !call.args().is_empty() {
         return Err(Failure::bad_args("alarm disarm command accepts no arguments"));

@@ -71,7 +71,8 @@ async fn enabled(connection: &Client) -> Result<(), api::Status> {
     let _: pb::AuthRoleAddResponse = connection.call(Rpc::AuthRoleAdd, &role).await?;
     let grant = pb::AuthUserGrantRoleRequest { user: root(), role: root() };
     let _: pb::AuthUserGrantRoleResponse = connection.call(Rpc::AuthUserGrantRole, &grant).await?;
-    // If the server still reports the role as missing, another retry would not help.
+    // The role and its grant exist now. If the server still reports the role as missing, another attempt
+    // would not help.
     try_enable(connection).await.map_err(|status| if status == missing { missing } else { status })
 }
 

@@ -35,8 +35,8 @@ pub(super) const PERF: Command<Run> = Command {
 const KEY_BYTES: usize = 256;
 const VALUE_BYTES: usize = 1024;
 
-/// Delay of this process up to which it makes up for late writes. Writes delayed by a slow cluster are never
-/// made up for.
+/// If this process itself is late by no more than this, it makes up for the writes that it missed. Writes
+/// that were late because of a slow cluster are never made up for.
 const CATCH_UP: Duration = Duration::from_millis(100);
 
 /// Interval at which the clock is checked.
@@ -80,24 +80,24 @@ pub(super) async fn check(call: &Call) -> Result<(), Failure> {
     if passed { Ok(()) } else { Err(Failure::said(Failure::ERROR)) }
 }
 
-/// Part of the load that this machine was able to offer.
+/// The part of the load that this machine could offer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Offered {
     writes: u64,
-    /// Number of writes that were skipped because this process was late while clients were free.
+    /// Number of writes that were skipped because this process was late, although clients were free.
     missed: u64,
     interrupted: bool,
 }
 
 impl Offered {
-    /// Returns a warning if the result is determined by this machine rather than by the cluster.
+    /// Returns a warning if the result depends more on this machine than on the cluster.
     fn warning(&self, workload: Workload) -> Option<String> {
         if self.interrupted {
             return Some("Warning: interrupted; the result covers only the part that was run".to_owned());
         }
         let wanted = u64::from(workload.writes_per_second) * workload.duration.as_secs();
-        // A pass needs nine tenths of the writes. If half of the missing tenth was missed by this machine,
-        // the result does not describe the cluster any more.
+        // To pass, nine tenths of the writes are needed. If half of the missing tenth is missing because of
+        // this machine, the result no longer describes the cluster.
         (self.missed * 20 > wanted).then(|| {
             format!(
                 "Warning: this machine was too slow to generate {} writes/s: {} of {wanted} writes were \
@@ -150,8 +150,8 @@ async fn measure(
             next += interval;
         }
         if was_full {
-            // The cluster kept all clients busy; writes that were not offered in that time are not counted as
-            // missed by this machine.
+            // The cluster has kept all clients busy. Writes that could not be offered in that time do not
+            // count as missed by this machine.
             next = next.max(Instant::now());
         }
         progress.at(clients.done(), "");
@@ -164,7 +164,7 @@ async fn measure(
     (clients.finish().await, offered)
 }
 
-/// Returns the lines of the result, judged by etcdctl's limits, and whether it is a pass.
+/// Returns the lines of the result, and true if the result is a pass by etcdctl's limits.
 fn verdict(workload: Workload, outcome: &Outcome) -> (String, bool) {
     let mut text = outcome.error_lines();
     let mut passed = text.is_empty();

@@ -1,4 +1,4 @@
-//! `defrag`: requests that members free unused space.
+//! `defrag`: asks members to free unused space.
 
 use std::time::Instant;
 

@@ -31,7 +31,7 @@ pub(super) const DEL: Command<Run> = Command {
     ..Command::EMPTY
 };
 
-/// Time in which the user can still stop the deletion of a range by a mistyped second argument.
+/// Time to wait before a range is deleted that may be a mistake, so that the user can still stop the command.
 const SECOND_THOUGHTS: Duration = Duration::from_secs(2);
 
 pub(super) async fn del(call: &Call) -> Result<(), Failure> {
@@ -42,7 +42,7 @@ pub(super) async fn del(call: &Call) -> Result<(), Failure> {
     call.show(&Answer::Del(&answer))
 }
 
-/// Warns about a range that was given without `--range`, and waits.
+/// Warns about a range that was given as a second argument without `--range`, and waits.
 pub(super) async fn hesitate(call: &Call, matches: &Matches) {
     let [key, end] = &matches.args[..] else { return };
     if matches.get(RANGE) {
@@ -56,7 +56,7 @@ pub(super) async fn hesitate(call: &Call, matches: &Matches) {
     tokio::time::sleep(SECOND_THOUGHTS).await;
 }
 
-/// Returns the request for the arguments and flags of `del`, also inside a transaction.
+/// Returns the request that the arguments and flags of `del` describe. Also used for `del` in a transaction.
 pub(super) fn delete_request(matches: &Matches) -> Result<pb::DeleteRangeRequest, Failure> {
     let (prefix, from_key) = (matches.get(PREFIX), matches.get(FROM_KEY));
     let (key, end) = match &matches.args[..] {

@@ -39,7 +39,7 @@ pub(super) async fn elect(call: &Call) -> Result<(), Failure> {
             ));
         }
     };
-    // Must come before any thread starts, see [`Call::interruption`].
+    // This must come before any other thread starts, see [`Call::interruption`].
     let interruption = call.interruption();
     let connection = call.connect().await?;
     match (proposal, call.matches.get(LISTEN)) {
@@ -92,7 +92,7 @@ async fn campaign(
         Err(failure) => Err(failure),
     };
     let resigned = election.resign().await.map_err(failure);
-    // If the lease cannot be revoked, it expires.
+    // If the lease cannot be revoked, it expires by itself.
     let _ = session.close().await;
     outcome.and(resigned)
 }
@@ -104,7 +104,7 @@ fn failure(error: ElectionError) -> Failure {
     }
 }
 
-/// Prints that the candidate leads, and keeps leadership until the session ends.
+/// Prints that the candidate leads, and keeps the leadership until the session ends.
 async fn lead(call: &Call, connection: &Client, election: &Election, session: &Session) -> Failure {
     if let Err(failure) = show(call, connection, election).await {
         return failure;

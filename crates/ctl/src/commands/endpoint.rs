@@ -80,8 +80,8 @@ pub(super) async fn health(call: &Call) -> Result<(), Failure> {
     let endpoints = endpoints(call).await?;
     let mut asked = tokio::task::JoinSet::new();
     for endpoint in endpoints {
-        // An error in the TLS files applies to all endpoints and ends the command; an unreachable member is a
-        // result that the command prints.
+        // An error in the TLS files concerns all endpoints, so it ends the command. An unreachable member is
+        // only a result that the command prints.
         call.globals().await?.settings(vec![endpoint.clone()])?;
         let call = call.clone();
         asked.spawn(async move { health_of(&call, endpoint).await });
@@ -116,7 +116,8 @@ async fn health_of(call: &Call, endpoint: String) -> EndpointHealth {
     EndpointHealth { endpoint, health: error.is_empty(), took, error }
 }
 
-/// Reads a key: a response proves that the member has a leader. A refusal for lack of permission proves it, too.
+/// Checks a member by reading a key. A response proves that the member has a leader; a refusal for lack of
+/// permission proves this, too.
 async fn read_health(connection: &Client) -> Result<(), api::Status> {
     let request = pb::RangeRequest { key: "health".into(), ..Default::default() };
     match connection.call::<_, pb::RangeResponse>(Rpc::KvRange, &request).await {

@@ -83,7 +83,7 @@ pub(super) async fn get(call: &Call) -> Result<(), Failure> {
     call.show_with(&Answer::Get(&answer), value_only)
 }
 
-/// Collects a range whose response comes in pieces.
+/// Reads a range whose response is a stream of pieces, and joins the pieces.
 async fn streamed(connection: &Client, request: &pb::RangeRequest) -> Result<pb::RangeResponse, api::Status> {
     let mut stream = connection.open_with::<_, pb::RangeStreamResponse>(Rpc::KvRangeStream, request).await?;
     let mut whole = pb::RangeResponse::default();
@@ -103,7 +103,7 @@ async fn streamed(connection: &Client, request: &pb::RangeRequest) -> Result<pb:
 ///
 /// # Errors
 ///
-/// The value is neither `l` nor `s`.
+/// Returns an error if the value is neither `l` nor `s`.
 pub(super) fn serializable(matches: &Matches) -> Result<bool, Failure> {
     match matches.get(CONSISTENCY) {
         "s" => Ok(true),
@@ -115,7 +115,7 @@ pub(super) fn serializable(matches: &Matches) -> Result<bool, Failure> {
     }
 }
 
-/// Returns the request for the arguments and flags of `get`, also inside a transaction.
+/// Returns the request that the arguments and flags of `get` describe. Also used for `get` in a transaction.
 pub(super) fn range_request(matches: &Matches) -> Result<pb::RangeRequest, Failure> {
     let (prefix, from_key) = (matches.get(PREFIX), matches.get(FROM_KEY));
     let Some((key, more)) = matches.args.split_first() else {
@@ -185,7 +185,8 @@ fn sort(matches: &Matches) -> Result<(SortOrder, SortTarget), Failure> {
         "VERSION" => SortTarget::Version,
         _ => return Err(Failure::bad_feature(format!("bad sort target {target}"))),
     };
-    // Keys come in this order anyway; with an explicit sort, a server would read all of them first.
+    // Without a requested sort, keys come in this order too. If a sort is requested, a server reads all keys
+    // before it applies the limit.
     if by_target == SortTarget::Key && by_order == SortOrder::Ascend {
         return Ok((SortOrder::None, by_target));
     }

@@ -40,7 +40,7 @@ fn help(matches: &Matches, io: &Io) -> Result<(), Failure> {
     say(io, &tool::help(&path))
 }
 
-/// Returns a word in backquotes if possible, like Go's `%#q`.
+/// Returns a word in backquotes if it contains none, otherwise in double quotes, as Go's `%#q` does.
 fn topic_shown(word: &[u8]) -> String {
     match std::str::from_utf8(word) {
         Ok(text) if !text.contains(|c: char| c.is_control() || c == '`') => format!("`{text}`"),

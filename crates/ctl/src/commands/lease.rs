@@ -115,7 +115,8 @@ pub(super) async fn list(call: &Call) -> Result<(), Failure> {
     call.show(&Answer::Leases(&answer))
 }
 
-/// Every failure of these commands counts as a failed connection: exit code 2.
+/// Returns the failure for a status. These commands treat every status as a failed connection, with exit code
+/// 2.
 fn no_connection(status: api::Status) -> Failure {
     Failure::new(Failure::BAD_CONNECTION, shown(&status))
 }

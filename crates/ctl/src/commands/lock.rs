@@ -1,4 +1,4 @@
-//! `lock`: holds a lock, or runs a program while holding it.
+//! `lock`: holds a lock, or runs a program while it holds the lock.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -29,12 +29,13 @@ pub(super) const LOCK: Command<Run> = Command {
     ..Command::EMPTY
 };
 
-/// The lease of a lock or a candidate is revoked at the end, so that nothing remains; etcdctl lets it expire.
+/// Runs the command. At the end it revokes the lock's lease, so that nothing remains; etcdctl lets the lease
+/// expire.
 pub(super) async fn lock(call: &Call) -> Result<(), Failure> {
     let Some((name, program)) = call.args().split_first() else {
         return Err(Failure::bad_args("lock takes a lock name argument and an optional command to execute"));
     };
-    // Must come before any thread starts, see [`Call::interruption`].
+    // This must come before any other thread starts, see [`Call::interruption`].
     let mut interruption = call.interruption();
     let connection = call.connect().await?;
     let ttl_seconds = call.matches.get(TTL);
@@ -61,7 +62,7 @@ pub(super) async fn lock(call: &Call) -> Result<(), Failure> {
         Some(_) => mutex.unlock().await.map_err(failure),
         None => Ok(()),
     };
-    // If the lease cannot be revoked, it expires.
+    // If the lease cannot be revoked, it expires by itself.
     let _ = session.close().await;
     outcome.and(unlocked)
 }
@@ -73,7 +74,7 @@ fn failure(error: MutexError) -> Failure {
     }
 }
 
-/// Prints that the lock is held, and holds it until the session ends.
+/// Prints the key of the lock, and holds the lock until the session ends.
 async fn hold(call: &Call, connection: &Client, mutex: &Mutex, session: &Session) -> Failure {
     if let Err(failure) = show(call, connection, mutex).await {
         return failure;
@@ -105,7 +106,8 @@ async fn under(
     run.run(&call.io).await.map_err(|error| {
         let code = match &error {
             ProgramError::NotStarted(_) => Failure::ERROR,
-            // A program killed by a signal has no exit code: 255, as in etcdctl.
+            // A program that was killed by a signal has no exit code; the exit code of this tool is then 255,
+            // as in etcdctl.
             ProgramError::Ended(status) => {
                 status.code().and_then(|c| u8::try_from(c).ok()).unwrap_or(u8::MAX)
             }

@@ -1,4 +1,5 @@
-//! Shared parts of the commands that measure a cluster: their flags, the choice of a workload, and the end of a measurement.
+//! Parts that the commands which measure a cluster share: their flags, the choice of a workload, and the work
+//! at the end of a measurement.
 
 use cli::{Failure, Flag};
 use client::Client;
@@ -12,10 +13,10 @@ pub(super) const AUTO_COMPACT: Flag<bool> =
 pub(super) const AUTO_DEFRAG: Flag<bool> =
     Flag::bool("auto-defrag", "Defragment storage after test is finished.");
 
-/// Returns the workload that `--load` names, from those for `s`, `m`, `l` and `xl`.
+/// Returns the one of these four workloads that the value of `--load` names.
 ///
 /// # Errors
-/// The name does not stand for a workload.
+/// Returns an error if the value is not the name of a workload.
 pub(super) fn workload<W>(call: &Call, load: Flag<String>, [s, m, l, xl]: [W; 4]) -> Result<W, Failure> {
     match call.matches.get(load) {
         "s" | "small" => Ok(s),
@@ -26,8 +27,8 @@ pub(super) fn workload<W>(call: &Call, load: Flag<String>, [s, m, l, xl]: [W; 4]
     }
 }
 
-/// Frees the space of the keys that were deleted at `revision`, if any, as far as `--auto-compact` and
-/// `--auto-defrag` allow.
+/// Frees the space of the keys that were deleted at `revision`, if `--auto-compact` and `--auto-defrag`
+/// request this.
 pub(super) async fn give_back_space(
     call: &Call,
     connection: &Client,

@@ -114,7 +114,7 @@ fn too_many(arguments: &[Vec<u8>]) -> String {
     text
 }
 
-/// Returns the environment with which the new member is to be started.
+/// Returns the environment variables with which the new member has to be started.
 fn start_of_new_member(answer: &pb::MemberAddResponse, name: &str, urls: &str) -> String {
     let new_id = answer.member.as_ref().map_or(0, |m| m.id);
     let cluster: Vec<String> = answer
@@ -134,7 +134,7 @@ fn start_of_new_member(answer: &pb::MemberAddResponse, name: &str, urls: &str) -
     )
 }
 
-/// Refuses URLs that etcd's Go client does not send.
+/// Returns an error for URLs that etcd's Go client refuses to send.
 fn check_peer_urls(urls: &[String]) -> Result<(), Failure> {
     urls.iter().try_for_each(|url| check_peer_url(url, |text| cli::go::quote(text))).map_err(Failure::error)
 }

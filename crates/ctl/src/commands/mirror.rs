@@ -109,7 +109,7 @@ pub(super) const MAKE_MIRROR: Command<Run> = Command {
     ..Command::EMPTY
 };
 
-/// Number of keys read at once.
+/// Number of keys that one request reads.
 const PAGE_KEYS: i64 = 1000;
 
 pub(super) async fn make_mirror(call: &Call) -> Result<(), Failure> {
@@ -150,7 +150,7 @@ pub(super) async fn make_mirror(call: &Call) -> Result<(), Failure> {
     let endpoints = vec![crate::call::utf8(destination)?];
     let insecure = matches.get(DEST_INSECURE_TRANSPORT);
     if cuts_over {
-        // The signals are taken over before a connection starts threads for name look-ups.
+        // The signals must be taken over before a connection starts threads for looking up names.
         call.interruption();
     }
     let target = globals.connected(globals.settings_of(endpoints, &files, insecure, &login)?).await?;
@@ -180,7 +180,7 @@ pub(super) async fn make_mirror(call: &Call) -> Result<(), Failure> {
     Err(failure)
 }
 
-/// Mapping of keys from the source to the destination.
+/// How the names of keys at the source are mapped to names at the destination.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Names {
     prefix: Vec<u8>,
@@ -188,8 +188,9 @@ struct Names {
 }
 
 impl Names {
-    /// COMPAT-56: with `--rev` and no prefix given for the destination, etcdctl drops the prefix of every key;
-    /// without `--rev`, it keeps the prefix. Here the prefix is kept in both cases.
+    /// Reads the flags about names. COMPAT-56: if no prefix is given for the destination, etcdctl with
+    /// `--rev` removes the prefix from every key, and without `--rev` keeps it. This command keeps the prefix
+    /// in both cases.
     fn read(call: &Call) -> Result<Names, Failure> {
         let text = |flag: Flag<String>| call.matches.get(flag).as_bytes().to_vec();
         let (prefix, target) = (text(PREFIX), text(DEST_PREFIX));
@@ -208,7 +209,7 @@ impl Names {
         [&self.target_prefix, rest].concat().into()
     }
 
-    /// Returns the range of all keys to mirror.
+    /// Returns the range of all keys that are mirrored.
     fn range(&self) -> (Bytes, Bytes) {
         if self.prefix.is_empty() {
             return (OPEN_END.into(), OPEN_END.into());
@@ -222,7 +223,7 @@ struct Mirror {
     target: Client,
     names: Names,
     operations_max: usize,
-    /// Key at the destination that stores the mirror's position; empty for none.
+    /// Key at the destination that stores the mirror's position; empty if the position is not stored.
     progress_key: Bytes,
     total: Arc<AtomicU64>,
 }
@@ -246,7 +247,7 @@ impl Mirror {
         self.follow(mirrored, stored.is_some()).await
     }
 
-    /// Returns the revision that an earlier run reached.
+    /// Returns the revision that an earlier run has reached; `None` if none is stored.
     async fn stored(&self) -> Result<Option<i64>, Failure> {
         if self.progress_key.is_empty() {
             return Ok(None);
@@ -281,7 +282,7 @@ impl Mirror {
         Ok((header.cluster_id, header.revision))
     }
 
-    /// Copies all present keys; returns the revision of the copy.
+    /// Copies all present keys. Returns the revision at which they were read.
     async fn copy_all(&self) -> Result<i64, Failure> {
         let (cluster_id, revision) = self.now().await?;
         let (mut key, range_end) = self.names.range();
@@ -312,7 +313,7 @@ impl Mirror {
         Request::RequestPut(pb::PutRequest { key: self.names.there(key), value, ..Default::default() })
     }
 
-    /// Applies operations in transactions of a size that the destination accepts.
+    /// Sends operations to the destination, in transactions of a size that the destination accepts.
     async fn send(&self, operations: Vec<Request>, progress: &mut Progress) -> Result<(), Failure> {
         let mut batch: Vec<pb::RequestOp> = Vec::new();
         let mut batch_bytes = 0;
@@ -339,8 +340,8 @@ impl Mirror {
         Ok(())
     }
 
-    /// Stores the progress of the mirror. Later operations may have been applied already; applying an
-    /// operation twice does no harm, since each sets the complete value of its key.
+    /// Stores the progress of the mirror. The destination may already have later operations. Applying them
+    /// again does no harm, because each operation sets the complete value of its key.
     async fn note(&self, position: Position) -> Result<(), Failure> {
         if self.progress_key.is_empty() {
             return Ok(());
@@ -415,7 +416,7 @@ fn size(operation: &Request) -> usize {
     }
 }
 
-/// Position of a mirror, and the cluster that it mirrors.
+/// Position of a mirror: the cluster that it mirrors, and the revision that it has reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Position {
     revision: i64,
@@ -423,7 +424,7 @@ struct Position {
 }
 
 impl Position {
-    /// Returns the text that is stored: `revision 7 of cluster cdf818194e3a8c32`
+    /// Returns the text in which the position is stored: `revision 7 of cluster cdf818194e3a8c32`
     fn written(self) -> String {
         format!("revision {} of cluster {:x}", self.revision, self.cluster_id)
     }

@@ -1,10 +1,10 @@
-//! `make-mirror --keep-revisions`: a destination replays the history of the source revision by revision, and
-//! finally replaces the source with `--cut-over`.
+//! `make-mirror --keep-revisions`: replays the history of the source at a destination, revision by revision.
+//! With `--cut-over`, the destination finally replaces the source.
 //!
 //! Every revision of the source becomes one transaction at the destination, so that revisions, creation
-//! revisions and versions are equal. The transactions of a [`WINDOW`] are in flight at the same time. Each
-//! succeeds only if the revision before it exists and its own does not, so none is applied too early, and
-//! none twice when it is sent again:
+//! revisions and versions are equal. Up to [`WINDOW`] transactions are in flight at the same time. Each
+//! succeeds only if the destination has the revision before it and not its own revision. So no transaction is
+//! applied too early, or twice if it is sent again:
 //!
 //! ```text
 //! revision 8: put a        if  a's modification < 8
@@ -12,8 +12,8 @@
 //! revision 10: put b       if  a's modification = 8  and  b does not exist  and  b's modification < 10
 //! ```
 //!
-//! A transaction that was sent over a broken connection may still be applied later, when its conditions hold
-//! again. Then the destination is a revision ahead, which is detected and reported.
+//! If a connection breaks, a transaction that was sent over it may still be applied later, at a time when its
+//! conditions hold again. Then the destination has an additional revision, which is detected and reported.
 
 mod chain;
 mod comparison;
@@ -42,31 +42,32 @@ use self::leases::Leases;
 use crate::call::Call;
 use crate::ranges::OPEN_END;
 
-/// Bytes of keys and values at which a transaction is sent before it is full: servers accept 1.5 MiB.
+/// Size of keys and values in bytes at which a transaction is sent although it could hold more operations.
+/// Servers accept requests of 1.5 MiB.
 pub(super) const TXN_BYTES_MAX: usize = 1024 * 1024;
 
 /// Interval at which the progress of the mirror is printed.
 pub(super) const REPORT_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Largest number of transactions in flight. Fewer are used for a destination that applies them in another
-/// order than they were sent, as etcd does: there most of them would arrive too early.
+/// Largest number of transactions in flight. If a destination applies transactions in another order than they
+/// were sent, as etcd does, fewer are used, because most of them would arrive too early.
 const WINDOW: usize = 64;
 /// Pause before a retry: of transactions that arrived too early or whose outcome is unknown, and of a watch at a
 /// member without a leader.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Number of rounds without progress and without a connection failure after which another client is assumed
-/// to write to the destination.
+/// Number of rounds without progress and without a failed connection after which the command assumes that
+/// another client writes to the destination.
 const ROUNDS_MAX: u32 = 10;
-/// Largest number of calls in flight when one call is made for each of many items.
+/// Largest number of calls in flight if many items need one call each.
 const CALLS_MAX: usize = 64;
 
-/// Replays the source until an error occurs; or, if writes at the source may be stopped for some time, until
-/// the destination has replaced the source.
+/// Replays the source until an error occurs. With `stop_limit`, instead replays until the destination has
+/// replaced the source; for this, writes at the source may be stopped for up to this time.
 ///
 /// # Errors
-/// The destination is not a copy of the source at the destination's revision; the source has compacted the
-/// missing revisions; a server refuses a request; with `stop_limit`, an interruption, or a cut-over that
-/// takes longer than the limit.
+/// Returns an error if the destination is not a copy of the source at the destination's revision, if the
+/// source has compacted the missing revisions, or if a server refuses a request. With `stop_limit`, also
+/// returns an error after an interruption, or if the cut-over takes longer than the limit.
 pub(super) async fn replay(
     call: &Call,
     source: Client,
@@ -89,7 +90,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Makes a call for each item, [`CALLS_MAX`] at a time, and returns the responses in the order of arrival.
-/// The first failure ends it.
+/// After the first failure, no further calls are made.
 async fn each<I, T: Send + 'static, E: From<Status> + Send + 'static, F>(
     items: impl IntoIterator<Item = I>,
     call: impl Fn(I) -> F,
@@ -114,7 +115,7 @@ where
     }
 }
 
-/// State of a cluster at a moment.
+/// State of a cluster at one point in time.
 #[derive(Clone, Copy, Debug)]
 struct Now {
     cluster_id: u64,
@@ -130,25 +131,25 @@ impl Now {
     }
 }
 
-/// One revision to be replayed.
+/// A revision that has to be replayed.
 #[derive(Clone, Debug)]
 struct Step {
     revision: i64,
     transaction: pb::TxnRequest,
-    /// Leases to which keys of the revision are attached.
+    /// Leases to which the revision attaches keys.
     leases: BTreeSet<i64>,
 }
 
 /// Outcome of a transaction that was sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Outcome {
-    /// Applied; the destination was at this revision afterwards.
+    /// The transaction was applied; the destination is then at this revision.
     Applied(i64),
-    /// A guard did not hold: the transaction arrived too early, or was applied before.
+    /// A condition did not hold: the transaction arrived too early, or was applied before.
     Guarded,
-    /// The outcome is not known.
+    /// It is not known whether the transaction was applied.
     Unknown,
-    /// A lease of the transaction's keys does not exist.
+    /// A lease to which the transaction attaches keys does not exist at the destination.
     NoLease,
 }
 
@@ -158,15 +159,16 @@ struct Replay<'a> {
     target: Client,
     operations_max: usize,
     leases: Leases,
-    /// Task that renews the leases of the destination, so that none ends before the source ends it.
+    /// Task that renews the leases of the destination, so that no lease expires there before the source ends
+    /// it.
     renewals: JoinHandle<()>,
     watcher: Watcher,
-    /// Keys that were replayed since both sides were last compared.
+    /// Keys that were replayed since source and destination were last compared.
     changed: Changed,
-    /// Revision of the destination.
+    /// Revision that the destination has reached.
     replayed: i64,
     chain: Chain,
-    /// Number of transactions to send at once.
+    /// Number of transactions that are sent at once.
     window: usize,
 }
 
@@ -177,14 +179,15 @@ impl Drop for Replay<'_> {
 }
 
 impl<'a> Replay<'a> {
-    /// Starts at the revision of the destination.
+    /// Begins a replay at the revision that the destination has reached.
     async fn begin(
         call: &'a Call,
         source: Client,
         target: Client,
         operations_max: usize,
     ) -> Result<Replay<'a>, Failure> {
-        // The leases come first: at a destination that was just restored, they could expire during the comparison.
+        // Take over the leases first, because at a destination that was just restored they could expire
+        // during the comparison.
         let leases = Leases::learn(source.clone(), target.clone()).await?;
         let renewals = tokio::spawn(leases.clone().keep());
         let (there, here) = (Now::of(&target).await?, Now::of(&source).await?);
@@ -217,11 +220,11 @@ impl<'a> Replay<'a> {
         Ok(replay)
     }
 
-    /// Returns the next update of the source. The future may be dropped without losing an update.
+    /// Returns the next update of the source's watch. If the future is dropped, no update is lost.
     async fn next(&mut self) -> Result<Option<WatchUpdate>, Failure> {
         loop {
             match self.watcher.next().await {
-                // Another member may have a leader.
+                // This member has no leader, but another member may have one, so continue there.
                 Err(status) if status.message == error::NO_LEADER.message => {
                     self.watcher = watch(&self.source, self.watcher.next_revision());
                     sleep(PAUSE).await;
@@ -256,11 +259,12 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
-    /// Applies this update together with others that have arrived already, so that they are sent together.
+    /// Applies this update, together with other updates that have already arrived, so that they are sent at
+    /// the same time.
     async fn take(&mut self, update: Option<WatchUpdate>) -> Result<(), Failure> {
         let mut steps = VecDeque::new();
         self.add(update, &mut steps).await?;
-        // Bounded, since updates may arrive endlessly while other work waits for its turn.
+        // The number is limited, because updates could arrive endlessly while other work has to be done.
         for _ in 1..WINDOW {
             match race(self.next(), std::future::ready(())).await {
                 First::Left(update) => self.add(update?, &mut steps).await?,
@@ -270,7 +274,7 @@ impl<'a> Replay<'a> {
         self.send(&mut steps).await
     }
 
-    /// Converts an update to steps.
+    /// Converts an update to steps, and appends them to `steps`.
     async fn add(&mut self, update: Option<WatchUpdate>, steps: &mut VecDeque<Step>) -> Result<(), Failure> {
         match update {
             Some(WatchUpdate::Events(response)) => self.add_revisions(response.events, steps).await,
@@ -291,10 +295,11 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// Converts each revision to a step; sends earlier steps first where a conversion needs them applied.
+    /// Converts each revision to a step. If a conversion requires that the earlier steps were applied, sends
+    /// those first.
     async fn add_revisions(&mut self, events: Vec<Event>, steps: &mut VecDeque<Step>) -> Result<(), Failure> {
         for events in events.chunk_by(|a, b| Mark::of(a).revision == Mark::of(b).revision) {
-            // The shortest key, since a request is limited to 1.5 MiB.
+            // Choose the shortest key, because the size of a request is limited to 1.5 MiB.
             let Some(mark) = events.iter().map(Mark::of).min_by_key(|mark| mark.key.len()) else { continue };
             let expected = self.replayed + steps.len() as i64 + 1;
             if mark.revision != expected {
@@ -314,7 +319,8 @@ impl<'a> Replay<'a> {
             }
             let mut operations: Vec<Request> = events.iter().map(operation).collect();
             if self.are_too_many(&operations) {
-                // The ranges are computed from the keys that the destination has directly before this revision.
+                // The ranges depend on the keys that the destination has directly before this revision, so
+                // send all earlier steps first.
                 self.send(steps).await?;
                 operations = self.in_ranges(operations).await?;
                 if self.are_too_many(&operations) && self.by_lease(&mark, &operations).await? {
@@ -368,7 +374,7 @@ impl<'a> Replay<'a> {
                     Outcome::NoLease => step.leases.iter().for_each(|id| self.leases.forget(*id)),
                 }
             }
-            // If a transaction was not applied, the destination's revision shows which ones are.
+            // If not all transactions were applied, the destination's revision tells which of them were.
             let there = if applied == window { end } else { Now::of(&self.target).await?.revision };
             while steps.front().is_some_and(|step| step.revision <= there) {
                 steps.pop_front();
@@ -378,7 +384,7 @@ impl<'a> Replay<'a> {
             } else {
                 self.window = (self.window * 2).min(WINDOW);
             }
-            // The destination cannot have more revisions than were sent.
+            // The destination cannot have a revision higher than the last one that was sent.
             let next = steps.front().map_or(end, |step| step.revision - 1).min(end);
             if there != next {
                 return Err(foreign(next, there));
@@ -403,9 +409,9 @@ impl<'a> Replay<'a> {
         operations.len() > self.operations_max || bytes > TXN_BYTES_MAX
     }
 
-    /// Returns the same changes in the same order, in fewer operations: deletions of keys that are neighbours
-    /// at the destination become deletions of ranges. A source transaction that deletes a range has one
-    /// operation and any number of events.
+    /// Returns operations with the same changes in the same order, but fewer of them: deletions of keys that
+    /// are neighbors at the destination are combined into deletions of ranges. This is needed because a
+    /// transaction at the source that deletes a range has one operation, but may have any number of events.
     async fn in_ranges(&self, operations: Vec<Request>) -> Result<Vec<Request>, Failure> {
         let mut made = Vec::new();
         let mut run: Vec<Bytes> = Vec::new();
@@ -427,7 +433,8 @@ impl<'a> Replay<'a> {
         Ok(made)
     }
 
-    /// Returns deletions of exactly these keys, which are in order and exist.
+    /// Returns deletions of exactly these keys, combined into ranges. The keys are in ascending order and
+    /// exist at the destination.
     async fn ranges_of(&self, keys: Vec<Bytes>) -> Result<Vec<Request>, Failure> {
         let (Some(first), Some(last)) = (keys.first(), keys.last()) else { return Ok(Vec::new()) };
         let mut there = Pages::of_keys(&self.target, first.clone(), after(last));
@@ -459,8 +466,8 @@ impl<'a> Replay<'a> {
         Ok(ranges.into_iter().map(delete).collect())
     }
 
-    /// Replays a revision that ends a lease with many keys by revoking the lease, if these deletions are
-    /// those of all its keys and of no others. Returns true if it did.
+    /// Replays a revision by revoking a lease, if the revision deletes all keys of that lease and no other
+    /// keys, and these are many. Returns true if it did.
     async fn by_lease(&mut self, mark: &Mark, operations: &[Request]) -> Result<bool, Failure> {
         let request = pb::RangeRequest { key: mark.key.clone(), ..Default::default() };
         let answer: pb::RangeResponse = self.target.call(Rpc::KvRange, &request).await?;
@@ -477,7 +484,7 @@ impl<'a> Replay<'a> {
                     }
                     deleted += 1;
                 }
-                // Keys that are neighbours at the destination.
+                // A range of keys that are neighbors at the destination.
                 Request::RequestDeleteRange(delete) => {
                     let mut keys = Pages::of_keys(&self.target, delete.key.clone(), delete.range_end.clone());
                     while let Some(kv) = keys.next().await? {
@@ -504,8 +511,8 @@ impl<'a> Replay<'a> {
     }
 }
 
-/// Opens a watch of all keys from this revision on. It requires a leader, since a member that is cut off from
-/// the others reports no events.
+/// Opens a watch of all keys from this revision on. The watch requires a leader, because a member that is cut
+/// off from the others would report no events.
 fn watch(source: &Client, start_revision: i64) -> Watcher {
     let request = pb::WatchCreateRequest {
         key: OPEN_END.into(),
@@ -553,7 +560,7 @@ fn outcome(answer: Result<pb::TxnResponse, Status>, revision: i64) -> Result<Out
     }
 }
 
-/// Returns the next key in key order.
+/// Returns the key that follows directly after `key`.
 fn after(key: &Bytes) -> Bytes {
     [&key[..], b"\0"].concat().into()
 }

@@ -47,9 +47,9 @@ pub struct Run(pub(crate) Runner);
 
 #[derive(Clone, Copy)]
 pub(crate) enum Runner {
-    /// Runs without a cluster.
+    /// Runs without a connection to a cluster.
     Here(fn(&Matches, &Io) -> Result<(), Failure>),
-    /// Runs with requests to a cluster, on an async runtime.
+    /// Sends requests to a cluster, and so runs on an async runtime.
     Asking(for<'c> fn(&'c Call) -> Running<'c>),
 }
 
@@ -66,7 +66,7 @@ impl Run {
     }
 }
 
-// Headings of the list of commands.
+// Headings under which the list of commands is grouped.
 const KV: &str = "Key-value commands";
 const MAINTENANCE: &str = "Cluster maintenance commands";
 const CONCURRENCY: &str = "Concurrency commands";
@@ -83,7 +83,8 @@ pub static PROGRAM: Program<Run> = Program {
     },
     globals: globals::FLAGS,
     env_prefix: Some("ETCDCTL_"),
-    // ETCDCTL_API once selected one of two clients; scripts still set it, and it is accepted without effect.
+    // ETCDCTL_API once selected one of two clients. Scripts still set it, so it is accepted although it has
+    // no effect.
     env_known: &["ETCDCTL_API", "ETCDCTL_WATCH_KEY", "ETCDCTL_WATCH_RANGE_END"],
     globals_hint: HINT,
 };
@@ -121,7 +122,7 @@ static COMMANDS: &[Command<Run>] = &[
     version::VERSION,
 ];
 
-/// Commands that are allowed on a line of a transaction.
+/// The commands that may be used on a line of a transaction.
 static REQUESTS: Program<Run> = Program {
     root: Command { name: "", subcommands: &[get::GET, put::PUT, del::DEL], ..Command::EMPTY },
     globals: &[],
@@ -130,7 +131,7 @@ static REQUESTS: Program<Run> = Program {
     globals_hint: "",
 };
 
-/// Commands that are allowed on a line of an interactive `watch`.
+/// The command that may be used on a line of an interactive `watch`.
 static WATCHES: Program<Run> =
     Program { root: watch::WATCH, globals: &[], env_prefix: None, env_known: &[], globals_hint: "" };
 
@@ -138,7 +139,7 @@ fn os(words: &[Vec<u8>]) -> Vec<OsString> {
     words.iter().cloned().map(OsString::from_vec).collect()
 }
 
-/// Parses a request inside a transaction; returns `None` if the words are not a request.
+/// Parses a request inside a transaction. Returns `None` if the words do not form a request.
 pub(crate) fn parse_request(words: &[Vec<u8>]) -> Option<Matches> {
     match REQUESTS.parse(&os(words), []) {
         Ok(Invocation::Run(matches, _)) => Some(matches),
@@ -146,10 +147,10 @@ pub(crate) fn parse_request(words: &[Vec<u8>]) -> Option<Matches> {
     }
 }
 
-/// Parses the words after `watch` on an interactive line.
+/// Parses the words after `watch` on a line of an interactive watch.
 ///
 /// # Errors
-/// The reason why the words are not valid.
+/// Returns an error that says why the words are not valid.
 pub(crate) fn parse_watch(words: &[Vec<u8>]) -> Result<Matches, Failure> {
     match WATCHES.parse(&os(words), []) {
         Ok(Invocation::Run(matches, _) | Invocation::Group(matches)) => Ok(matches),

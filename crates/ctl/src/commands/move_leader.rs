@@ -19,7 +19,8 @@ pub(super) const MOVE_LEADER: Command<Run> = Command {
     ..Command::EMPTY
 };
 
-/// Finds the leader among the endpoints first, since only the leader accepts the request.
+/// Moves the leadership. First finds the leader among the endpoints, since only the leader accepts the
+/// request.
 pub(super) async fn move_leader(call: &Call) -> Result<(), Failure> {
     let [target] = call.args() else {
         return Err(Failure::bad_args("move-leader command needs 1 argument"));

@@ -42,8 +42,8 @@ pub(super) async fn put(call: &Call) -> Result<(), Failure> {
     call.show(&Answer::Put(&answer))
 }
 
-/// Returns the request for the arguments and flags of `put`, also inside a transaction; a value that is not
-/// an argument is read by `input`.
+/// Returns the request that the arguments and flags of `put` describe. Also used for `put` in a transaction.
+/// If the value is not an argument, `input` reads it.
 pub(super) fn put_request(
     matches: &Matches,
     input: impl FnOnce() -> Vec<u8>,

@@ -173,7 +173,7 @@ fn too_few_to_revoke() -> Failure {
     Failure::bad_args("role revoke-permission command requires role name and key [endkey] as its argument")
 }
 
-/// Returns key and range end of the permission.
+/// Returns the key and the range end of a permission.
 fn permitted(
     call: &Call,
     range: &[Vec<u8>],
@@ -184,7 +184,7 @@ fn permitted(
     let both = || Failure::bad_args("--from-key and --prefix flags are mutually exclusive");
     match range {
         [] => unreachable!("the caller counted"),
-        // An empty key is not accepted by the server; the smallest possible key stands for it.
+        // The server does not accept an empty key, so the smallest possible key takes its place.
         [key, ..] if key.is_empty() => match (prefix, from_key) {
             (true, true) => Err(both()),
             (false, false) => Ok((OPEN_END.to_vec(), Vec::new())),

@@ -1,4 +1,4 @@
-//! `snapshot save`: saves the whole store of one member to a file.
+//! `snapshot save`: saves the whole store of a member to a file.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -45,11 +45,11 @@ pub(super) const SNAPSHOT: Command<Run> = Command {
     ..Command::EMPTY
 };
 
-/// Bytes of the checksum after the store.
+/// Size in bytes of the checksum, which follows the store.
 const CHECKSUM_BYTES: usize = 32;
 
-/// The store's size is a multiple of this number of bytes, so the length of a file shows whether it ends with
-/// a checksum.
+/// The size of a store is a multiple of this number of bytes. So the length of a file tells if it ends with a
+/// checksum.
 const SECTOR_BYTES: u64 = 512;
 
 pub(super) async fn save(call: &Call) -> Result<(), Failure> {
@@ -58,7 +58,8 @@ pub(super) async fn save(call: &Call) -> Result<(), Failure> {
     };
     let path = utf8(path)?;
     let globals = call.globals().await?;
-    // An error in the TLS files is reported before an error in the endpoints.
+    // The settings are checked here so that an error in the TLS files is reported before an error in the
+    // endpoints.
     globals.settings(globals.endpoints.clone())?;
     if globals.endpoints.len() != 1 {
         let endpoints = globals.endpoints.join(" ");
@@ -69,7 +70,7 @@ pub(super) async fn save(call: &Call) -> Result<(), Failure> {
     let connection =
         call.connect().await.map_err(|failure| Failure { code: Failure::INTERRUPTED, ..failure })?;
     let fetched = fetch(&connection, Path::new(&path));
-    // A snapshot has no time limit, unless the flag sets one.
+    // Fetching a snapshot has no time limit, unless the flag sets one.
     let version = if call.matches.is_given(COMMAND_TIMEOUT) {
         let limit = call.matches.get(COMMAND_TIMEOUT);
         tokio::time::timeout(limit, fetched)
@@ -86,12 +87,12 @@ pub(super) async fn save(call: &Call) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns the failure for a snapshot that was not saved.
+/// Returns the failure for a snapshot that could not be saved.
 fn interrupted(text: impl std::fmt::Display) -> Failure {
     Failure::new(Failure::INTERRUPTED, text)
 }
 
-/// The unfinished file; removed on drop unless it was renamed to its final name.
+/// An unfinished file. It is removed on drop, unless it was renamed to its final name.
 struct Part {
     path: PathBuf,
     kept: bool,
@@ -100,13 +101,14 @@ struct Part {
 impl Drop for Part {
     fn drop(&mut self) {
         if !self.kept {
-            // The file may be gone already; a file that remains is recognizable as unfinished by its name.
+            // The file may not exist any more. If it remains, its name shows that it is unfinished.
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
-/// Fetches a snapshot; returns the server's version, which servers before 3.6 do not report.
+/// Fetches a snapshot. Returns the server's version; it is empty for servers before 3.6, which do not report
+/// it.
 async fn fetch(connection: &Client, path: &Path) -> Result<String, Failure> {
     let mut part_path = path.as_os_str().to_owned();
     part_path.push(".part");
@@ -124,7 +126,7 @@ async fn fetch(connection: &Client, path: &Path) -> Result<String, Failure> {
     let mut received = Received::default();
     let mut version = None;
     while let Some(piece) = stream.next().await.map_err(|status| match version {
-        // A refusal is reported unchanged, with its code.
+        // If the server has refused the request, report the refusal unchanged, with its code.
         None => interrupted(status),
         Some(_) => interrupted(format!("could not write snapshot: {}", status.shown())),
     })? {
@@ -146,7 +148,7 @@ async fn fetch(connection: &Client, path: &Path) -> Result<String, Failure> {
     Ok(version.unwrap_or_default())
 }
 
-/// Syncs the file to the disk, and then renames it to its final name.
+/// Syncs the file to disk, and then renames it to its final name.
 fn synced(file: File, part: &mut Part, path: &Path) -> Result<(), Failure> {
     file.sync_all().map_err(|error| interrupted(format!("could not fsync snapshot: {}", reason(&error))))?;
     drop(file);
@@ -172,7 +174,7 @@ fn reason(error: &io::Error) -> String {
     chars.next().map(|first| first.to_lowercase().collect::<String>() + chars.as_str()).unwrap_or_default()
 }
 
-/// Data received so far; the last bytes are held back from the hash, since they are the checksum.
+/// Data received so far. The last bytes are not hashed, because they may be the checksum.
 #[derive(Default)]
 struct Received {
     bytes: u64,

@@ -1,4 +1,5 @@
-//! `txn`: runs several requests in one transaction with conditions, read from standard input.
+//! `txn`: runs several requests in one transaction with conditions. The transaction is read from standard
+//! input.
 
 use api::Rpc;
 use api::etcdserverpb as pb;
@@ -37,7 +38,8 @@ pub(super) const TXN: Command<Run> = Command {
     ..Command::EMPTY
 };
 
-/// Reads three blocks of lines, each closed by an empty line: conditions, requests if all hold, requests otherwise.
+/// Reads three blocks of lines, each of which ends with an empty line: the conditions, the requests if all
+/// conditions hold, and the requests if not.
 pub(super) async fn txn(call: &Call) -> Result<(), Failure> {
     if !call.args().is_empty() {
         return Err(Failure::bad_args("txn command does not accept argument"));
@@ -61,7 +63,8 @@ fn prompt(call: &Call, text: &str) -> Result<(), Failure> {
     if call.matches.get(INTERACTIVE) { call.line(text) } else { Ok(()) }
 }
 
-/// Returns the next line of a block, or `None` at its end. The input has to close all three blocks.
+/// Returns the next line of a block; `None` at the end of the block. Returns an error if the input ends
+/// before the block does.
 fn next_line(call: &Call) -> Result<Option<Vec<u8>>, Failure> {
     let line = call.io.input.line().map_err(|error| invalid(error.to_string()))?;
     let line = line.ok_or_else(|| invalid("EOF"))?;
@@ -86,7 +89,7 @@ async fn request(call: &Call, line: &[u8]) -> Result<Request, Failure> {
     let matches: Matches =
         commands::parse_request(&words).ok_or_else(|| invalid(format!("invalid txn request: {shown}")))?;
     Ok(match matches.path.last() {
-        // Standard input holds the transaction, so values cannot be read from it.
+        // Standard input contains the transaction, so values cannot be read from standard input.
         Some(&"put") => Request::RequestPut(put_request(&matches, Vec::new)?),
         Some(&"del") => {
             let request = delete_request(&matches)?;

@@ -123,7 +123,8 @@ pub(super) async fn add(call: &Call) -> Result<(), Failure> {
     call.show(&Answer::UserAdd(&request.name, &answer))
 }
 
-/// Reads a new password: twice from the terminal, or with `--interactive=false` the first word on standard input.
+/// Reads a new password: twice from the terminal, or, with `--interactive=false`, the first word on standard
+/// input.
 fn new_password(call: &Call, user: &str, interactive: Flag<bool>) -> Result<String, Failure> {
     if !call.matches.get(interactive) {
         let line = call.io.input.rest_of_line().unwrap_or_default();

@@ -41,7 +41,7 @@ pub(super) const WATCH: Command<Run> = Command {
     ..Command::EMPTY
 };
 
-/// Capacity of the queue of progress requests for each watch of the interactive mode.
+/// Maximum number of queued progress requests for each watch of the interactive mode.
 const REQUESTS_MAX: usize = 16;
 
 pub(super) async fn watch(call: &Call) -> Result<(), Failure> {
@@ -57,7 +57,7 @@ pub(super) async fn watch(call: &Call) -> Result<(), Failure> {
     Err(Failure::new(Failure::INTERRUPTED, "watch is canceled by the server"))
 }
 
-/// Reads `watch …` and `progress` lines from standard input until its end.
+/// Reads lines with `watch …` and `progress` from standard input until the input ends.
 async fn interactive(call: &Call, environment: &RangeFromEnvironment) -> Result<(), Failure> {
     let connection = call.connect().await?;
     let mut lines = lines(call);
@@ -106,7 +106,8 @@ async fn interactive(call: &Call, environment: &RangeFromEnvironment) -> Result<
             Some(b"progress") => {
                 watches.retain(|watch| !watch.is_closed());
                 for watch in &watches {
-                    // If the queue is full, the watch has not answered earlier requests yet.
+                    // If the queue is full, the watch has not answered earlier requests, so another one is
+                    // not needed.
                     let _ = watch.try_send(());
                 }
             }
@@ -119,7 +120,7 @@ fn unreadable(error: &str) -> Failure {
     Failure::new(Failure::INVALID_INPUT, format!("error reading watch request line: {error}"))
 }
 
-/// Returns the lines of standard input, read by a separate thread, since reading blocks.
+/// Returns the lines of standard input. A separate thread reads them, because reading blocks.
 fn lines(call: &Call) -> mpsc::Receiver<std::io::Result<Vec<u8>>> {
     let (sender, receiver) = mpsc::channel(REQUESTS_MAX);
     let input = call.io.input.clone();
@@ -202,7 +203,8 @@ async fn follow(
             Ok(Some(WatchUpdate::Canceled(response))) => {
                 let batch = batch(response);
                 call.warn(format!("watch was canceled ({})", why_canceled(&batch)));
-                // etcd's Go client reports only a compaction to its user in the same way as events.
+                // etcd's Go client returns a cancellation to its user in the same way as events only if it is
+                // due to a compaction.
                 if batch.compact_revision != 0 {
                     call.show(&Answer::Watch(&batch))?;
                 }
@@ -223,7 +225,7 @@ fn batch(response: pb::WatchResponse) -> WatchBatch {
     }
 }
 
-/// Prints that a watch was not created, or was ended by the server.
+/// Prints that a watch was not created, or that the server has ended it.
 fn refused(call: &Call, reason: &str) -> Result<(), Failure> {
     let header = Some(pb::ResponseHeader::default());
     let batch = WatchBatch { header, canceled: true, ..Default::default() };
@@ -258,7 +260,7 @@ async fn run_for_each(call: &Call, batch: &WatchBatch, program: &[Vec<u8>]) -> R
     Ok(())
 }
 
-/// Returns the environment of a program that is run for an event; texts are quoted as in Go.
+/// Returns the environment variables for a program that is run for an event. Texts are quoted as in Go.
 fn environment(revision: i64, event: &Event) -> [(&'static str, Vec<u8>); 4] {
     let kv = event.kv.clone().unwrap_or_default();
     [

@@ -1,4 +1,4 @@
-//! Arguments of `watch`, from the command line or a line of its interactive mode.
+//! Arguments of `watch`, from the command line or from a line of its interactive mode.
 
 use cli::go::quote;
 use cli::{Failure, Io, Matches};
@@ -6,15 +6,15 @@ use cli::{Failure, Io, Matches};
 /// Keys to watch, and the program to run for each event.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct WatchArguments {
-    /// Key, and the range end if there is one.
+    /// The key, and the range end if one is given.
     pub(super) range: Vec<Vec<u8>>,
-    /// Program with its arguments; empty for none.
+    /// The program with its arguments; empty if none is given.
     pub(super) program: Vec<Vec<u8>>,
 }
 
 const WRONG_COUNT: &str = "bad number of arguments";
 
-/// Key and range end from the environment, which replace the first arguments.
+/// The key and the range end from environment variables, which take the place of the first arguments.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct RangeFromEnvironment {
     pub(super) key: Vec<u8>,
@@ -25,7 +25,7 @@ impl RangeFromEnvironment {
     /// Reads `ETCDCTL_WATCH_KEY` and `ETCDCTL_WATCH_RANGE_END`.
     ///
     /// # Errors
-    /// A range end is given without a key.
+    /// Returns an error if a range end is given without a key.
     pub(super) fn read(io: &Io) -> Result<RangeFromEnvironment, Failure> {
         use std::os::unix::ffi::OsStrExt;
         let value = |name| io.variable(name).as_bytes().to_vec();
@@ -48,7 +48,8 @@ impl RangeFromEnvironment {
 /// Splits the arguments into the keys to watch and, after `--`, the program to run.
 ///
 /// # Errors
-/// etcdctl's text for missing arguments, or for arguments that are given in addition to the environment's.
+/// Returns etcdctl's error if arguments are missing, or if a key is given both in the arguments and in the
+/// environment.
 pub(super) fn watch_arguments(
     matches: &Matches,
     environment: &RangeFromEnvironment,

@@ -6,7 +6,7 @@ use cli::go::quote;
 
 use super::{Answer, EndpointHealth, WatchBatch, alarm_type, event_type, permission_type, put};
 
-/// Prints the response; returns false if this format has no form for it.
+/// Prints the response. Returns false if this format cannot show it.
 pub(super) fn print(out: &mut Vec<u8>, hex: bool, answer: &Answer<'_>) -> bool {
     let lines = &mut Lines { out, hex };
     match *answer {
@@ -140,7 +140,7 @@ impl Lines<'_> {
                 Some(Response::ResponseDeleteRange(r)) => self.del(r),
                 Some(Response::ResponsePut(r)) => self.put_answer(r),
                 Some(Response::ResponseRange(r)) => self.get(r),
-                // The grammar of `txn` has no nested transactions, so no response contains one.
+                // The syntax of `txn` has no nested transactions, so no response contains one.
                 Some(Response::ResponseTxn(r)) => self.txn(r),
                 None => self.quoted("Unknown", b"<nil>"),
             }
@@ -227,7 +227,7 @@ impl Lines<'_> {
     fn role(&mut self, r: &pb::AuthRoleGetResponse) {
         self.header(r.header.as_ref());
         for perm in &r.perm {
-            // Two spaces, as in etcdctl.
+            // There are two spaces after the colon, as in etcdctl.
             put!(self.out, "\"PermType\" :  {}\n", permission_type(perm.perm_type));
             self.quoted("Key", &perm.key);
             self.quoted("RangeEnd", &perm.range_end);

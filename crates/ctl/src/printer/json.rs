@@ -1,7 +1,8 @@
-//! `--write-out=json`: the output of Go's encoding/json for the Go client's structs, one line per response.
+//! `--write-out=json`: prints the same JSON as Go's encoding/json for the structs of the Go client, one line
+//! per response.
 //!
-//! Fields are in the structs' order; zero values are omitted where the struct says so; numbers are JSON
-//! numbers, even with 64 bits; enumerations are numbers; bytes are base64.
+//! Fields are in the order of the structs. Zero values are omitted where the struct's tags say so. Numbers
+//! are JSON numbers even if they have 64 bits, enumerations are numbers, and bytes are base64.
 
 use api::authpb::Permission;
 use api::etcdserverpb::{self as pb, response_op::Response};
@@ -113,7 +114,7 @@ impl Object {
         Object("{".to_owned())
     }
 
-    /// Adds a field whose value is JSON already.
+    /// Adds a field whose value is already JSON.
     pub(crate) fn raw(mut self, name: &str, json: impl AsRef<str>) -> Object {
         if self.0.len() > 1 {
             self.0.push(',');
@@ -175,12 +176,14 @@ fn list<T>(items: &[T], item: impl Fn(&T) -> String) -> String {
     format!("[{}]", items.join(","))
 }
 
-/// Returns a JSON list; an empty list is `null`, since the slice is nil in Go while nothing was appended.
+/// Returns a JSON list. An empty list is `null`, because a Go slice is nil as long as nothing was appended to
+/// it.
 fn slice<T>(items: &[T], item: impl Fn(&T) -> String) -> String {
     if items.is_empty() { null() } else { list(items, item) }
 }
 
-/// Returns an object with the header's fields, to which other fields are added: Go flattens an embedded struct.
+/// Returns an object with the fields of the header, to which other fields are added, because Go writes the
+/// fields of an embedded struct into the object that contains it.
 fn flat_header(header: Option<&pb::ResponseHeader>) -> Object {
     match header {
         None => Object::new(),
@@ -321,7 +324,7 @@ fn status(r: &pb::StatusResponse) -> String {
         .text("storageVersion", &r.storage_version)
         .number("dbSizeQuota", r.db_size_quota)
         .object("downgradeInfo", r.downgrade_info.as_ref(), downgrade)
-        // Set only by a Mainstay server with a zone.
+        // Only a Mainstay server with a zone sets this field.
         .text("zone", &r.zone)
         .end()
 }

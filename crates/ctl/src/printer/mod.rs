@@ -1,4 +1,4 @@
-//! The five output formats: each converts a response to bytes for standard output and standard error.
+//! The five output formats. Each converts a response to bytes for standard output and standard error.
 
 mod fields;
 pub(crate) mod json;
@@ -12,7 +12,7 @@ use api::mvccpb::Event;
 
 use cli::Failure;
 
-/// An output format, as `--write-out` names it.
+/// An output format, by the names of `--write-out`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the flag's own values")]
 pub enum Format {
@@ -67,13 +67,14 @@ pub struct EndpointHealth {
     pub endpoint: String,
     /// True if the endpoint is healthy.
     pub health: bool,
-    /// Duration of the read, as Go prints durations; empty if none was tried.
+    /// Duration of the read in Go's notation; empty if no read was tried.
     pub took: String,
-    /// Reason why the endpoint is not healthy; empty if it is.
+    /// Reason why the endpoint is not healthy; empty if it is healthy.
     pub error: String,
 }
 
-/// Everything that the tool can print, with details that the response itself does not contain.
+/// All responses and results that the tool can print, with the details that a response itself does not
+/// contain.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "each is the answer of the command of its name")]
 pub enum Answer<'a> {
@@ -121,7 +122,7 @@ pub enum Answer<'a> {
     AuthStatus(&'a pb::AuthStatusResponse),
 }
 
-/// The output of a printer.
+/// The output that a printer returns.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Page {
     /// Bytes for standard output.
@@ -144,9 +145,9 @@ pub(crate) use put;
 pub struct Printer {
     /// Output format.
     pub format: Format,
-    /// `--hex`: keys, values and ids in hexadecimal, if the format supports it.
+    /// `--hex`: print keys, values and ids in hexadecimal, if the format supports this.
     pub hex: bool,
-    /// `--print-value-only` of `get`.
+    /// `--print-value-only` of `get`: print only values.
     pub value_only: bool,
 }
 
@@ -154,7 +155,7 @@ impl Printer {
     /// Prints one response.
     ///
     /// # Errors
-    /// The format cannot show this response: exit code 4.
+    /// Returns an error with exit code 4 if the format cannot show this response.
     pub fn page(&self, answer: &Answer<'_>) -> Result<Page, Failure> {
         let mut page = Page::default();
         let shown = match self.format {
@@ -187,7 +188,7 @@ pub(crate) fn hex_escaped(bytes: &[u8]) -> Vec<u8> {
     text
 }
 
-/// Returns the name of an enumeration value, or its number if it has no name, like Go's `String`.
+/// Returns the name of an enumeration value, or its number if it has no name, as Go's `String` does.
 pub(crate) fn event_type(number: i32) -> String {
     match number {
         0 => "PUT".to_owned(),

@@ -1,15 +1,15 @@
-//! `--write-out=protobuf`: the encoded response without a newline.
+//! `--write-out=protobuf`: prints the encoded response without a newline.
 
 use api::etcdserverpb as pb;
 use prost::Message;
 
 use super::Answer;
 
-/// Prints the response; returns false if this format has no form for it.
+/// Prints the response. Returns false if this format cannot show it.
 ///
 /// For responses that the Go client unpacks (lease grants, renewals, times to live and lists), etcdctl 3.5 to
 /// 3.7 print only the header, because only that part of the unpacked value is a protobuf message. Programs
-/// that parse the output expect this, so it is the same here.
+/// that parse the output expect this, so this function does the same.
 pub(super) fn print(out: &mut Vec<u8>, answer: &Answer<'_>) -> bool {
     match *answer {
         Answer::Get(r) => write(out, r),

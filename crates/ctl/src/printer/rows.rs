@@ -76,7 +76,8 @@ fn status_row(endpoint: &str, status: &pb::StatusResponse) -> Vec<String> {
     ]
 }
 
-/// COMPAT-59: etcdctl divides by zero and crashes when a server reports an empty database; here the result is 0.
+/// Returns the part of the database that is not in use, in percent. COMPAT-59: if a server reports an empty
+/// database, etcdctl divides by zero and crashes; this function returns 0.
 fn not_in_use_percent(status: &pb::StatusResponse) -> i64 {
     let used = status.db_size_in_use.wrapping_mul(100).checked_div(status.db_size);
     used.map_or(0, |used| 100 - used)

@@ -1,10 +1,10 @@
-//! `--write-out=table`: boxes, for members and endpoints only.
+//! `--write-out=table`: prints tables in boxes, only for members and endpoints.
 
 use cli::Table;
 
 use super::{Answer, put, rows};
 
-/// Prints the response; returns false if this format has no form for it.
+/// Prints the response. Returns false if this format cannot show it.
 pub(super) fn print(out: &mut Vec<u8>, answer: &Answer<'_>) -> bool {
     let (head, rows) = match *answer {
         Answer::MemberList(r) => (&rows::MEMBER_HEAD[..], rows::members(r)),

@@ -24,11 +24,12 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
     )
 }
 
-/// Collects the voters or learners that have applied at least `entries_max` entries fewer than any member has
-/// committed.
+/// Collects the voters, or the learners, whose applied index is at least `entries_max` entries below the
+/// highest commit index of any member.
 pub(crate) fn lagging(evidence: &Evidence, entries_max: f64, learners: bool) -> Facts {
     let mut facts = Facts::default();
-    // Members are queried at different times, and under load many entries are committed in between.
+    // Members are queried at different times, and under load many entries are committed in between. So the
+    // commit index is estimated for the time of each query.
     let Some((_, newest)) = evidence.statuses().max_by_key(|(_, status)| status.index) else { return facts };
     for (member, status) in evidence.statuses().filter(|(_, status)| status.is_learner == learners) {
         let lag = newest.index_at(status.at_unix) - status.applied as f64;

@@ -13,26 +13,26 @@ pub const RULE: Rule = Rule {
     judge: |evidence, limits| judge(evidence, limits, URGENT_SECONDS),
 };
 
-/// The rule for the steps of a migration, which do not change certificates: only a certificate that expires
-/// during a step is an error.
+/// The certificate rule for the steps of a migration. These steps do not change certificates, so only a
+/// certificate that expires during a step is an error.
 pub const RULE_FOR_STEPS: Rule =
     Rule { judge: |evidence, limits| judge(evidence, limits, STEP_SECONDS), ..RULE };
 
-/// Seconds before the expiry from which on a renewal is urgent.
+/// Seconds before the expiry of a certificate from which on its renewal is urgent.
 const URGENT_SECONDS: f64 = 7.0 * 86400.0;
 
-/// Time in seconds allowed for the steps of a migration.
+/// Time in seconds that the steps of a migration may take.
 const STEP_SECONDS: f64 = 86400.0;
 
 /// Metric in which Mainstay reports the expiry of all its certificates, including peer certificates, which
 /// the doctor cannot fetch.
 const NOT_AFTER: &str = "mainstay_tls_certificate_not_after_seconds";
 
-/// Judges the certificates; one that has expired, or expires within `urgent_seconds`, is an error.
+/// Judges the certificates. A certificate that has expired, or expires within `urgent_seconds`, is an error.
 fn judge(evidence: &Evidence, limits: &Limits, urgent_seconds: f64) -> Option<Finding> {
     let judged = |not_after: f64| {
         let left = not_after - evidence.taken_unix;
-        // A certificate that expired before 1970 is shown with the date 1970.
+        // A certificate that expired before 1970 is shown with the first date of 1970.
         let date = Utc::from_unix(not_after as u64);
         if left <= 0.0 {
             return Some((Severity::Error, format!("expired {} ago, at {date}Z", show::seconds(-left))));
@@ -53,7 +53,7 @@ fn judge(evidence: &Evidence, limits: &Limits, urgent_seconds: f64) -> Option<Fi
             let (Some(side), Some(whose)) = (sample.label("listener"), sample.label("certificate")) else {
                 continue;
             };
-            // The certificate of the listeners was judged already.
+            // The certificate that the member showed is the same one, and was judged above.
             if shown.is_some() && (side, whose) == ("client", "server") {
                 continue;
             }

@@ -7,7 +7,7 @@ use crate::show;
 pub const RULE: Rule =
     Rule { name: "clock-drift", about: "members whose clocks differ", needs: &[&[Need::Clock]], judge };
 
-/// Returns the least possible difference between two clocks, in seconds.
+/// Returns the smallest difference between two clocks that their measured bounds allow, in seconds.
 fn apart(a: Clock, b: Clock) -> f64 {
     (a.low - b.high).max(b.low - a.high).max(0.0)
 }
@@ -18,7 +18,7 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
         .iter()
         .filter_map(|member| Some((member, member.clock.as_ref().ok().copied()?)))
         .collect();
-    // A single member is compared with the clock of this machine.
+    // If only one clock is known, it is compared with the clock of this machine.
     let here = (clocks.len() == 1).then_some(Clock { low: 0.0, high: 0.0 });
     let all: Vec<Clock> = clocks.iter().map(|(_, clock)| *clock).chain(here).collect();
     let drift = all.iter().flat_map(|a| all.iter().map(|b| apart(*a, *b))).fold(0.0, f64::max);

@@ -18,7 +18,7 @@ const TIMES: &str = "etcd_server_range_duration_seconds";
 const RECENT_SECONDS: f64 = 600.0;
 /// Largest number of ranges reported per member.
 const TOLD_MAX: usize = 5;
-/// Least number of responses: fewer may be single unusual requests, such as a snapshot.
+/// Minimum number of responses. Fewer responses may be single unusual requests, such as a snapshot.
 const ANSWERS_MIN: f64 = 5.0;
 
 fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
@@ -56,7 +56,7 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
         }
     }
     for (member, metrics) in evidence.metrics() {
-        // The page, if it exists, has reported the senders above.
+        // If the member has Mainstay's page, its expensive ranges were reported above, with the clients.
         let is_told = member.page.as_ref().is_ok_and(|page| page.expensive_ranges.is_some());
         let nobody = "; the server does not report the client";
         let sent = metrics.grown(SENT_BYTES, &[]).zip(metrics.grown(SENT, &[]));

@@ -11,12 +11,12 @@ pub const RULE: Rule = Rule {
     judge,
 };
 
-/// Least size in bytes: defragmenting a smaller file is not worth the pause.
+/// Minimum size of the database in bytes: defragmenting a smaller file is not worth the pause.
 const BYTES_MIN: f64 = 64.0 * 1024.0 * 1024.0;
 
 fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
     Facts::of_each(evidence, |member| {
-        // Mainstay frees space by itself, and space that it needs for this counts as not in use.
+        // Mainstay frees space by itself, and its space not in use includes space that it needs for this.
         if member.is_mainstay() {
             return None;
         }

@@ -11,11 +11,12 @@ pub const RULE: Rule = Rule {
     judge,
 };
 
-/// Share of the quota above which a few writes raise the alarm; etcd's own alert calls this share critical.
+/// Share of the quota from which on a few more writes may raise the alarm. etcd's own alert rules call this
+/// share critical.
 const CRITICAL: f64 = 0.95;
 
-/// Returns size and quota in bytes. In etcd, the quota counts the file with its free pages; in Mainstay, only
-/// the data in use.
+/// Returns size and quota in bytes. etcd compares the quota with the size of the file including free pages;
+/// Mainstay, with the data in use.
 fn fill(member: &Member) -> Option<(f64, f64)> {
     let is_mainstay = member.is_mainstay();
     let by_metrics = || {

@@ -22,7 +22,8 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
         };
         for peer in metrics.values_of(&format!("{RTT}_count"), "To") {
             let Some(probes) = metrics.probed(RTT, &[("To", &peer)]) else { continue };
-            // Over the whole life, the median counts: a single slow hour in the past must not.
+            // If the probes are from the member's whole life, the median is judged, so that a single slow
+            // hour in the past is not reported.
             let (quantile, share, span) = match probes.of_life {
                 true => ("p50", 0.5, " since the start"),
                 false => ("p99", 0.99, ""),

@@ -20,8 +20,8 @@ fn judge(evidence: &Evidence, _: &Limits) -> Option<Finding> {
     let mut facts = Facts::default();
     for (member, metrics) in evidence.metrics() {
         let Some((before, after)) = metrics.before.sum(SLOW, &[]).zip(metrics.now(SLOW)) else { continue };
-        // A watch that catches up with history is slow for a moment; a watch that is slow at both readings
-        // does not keep up.
+        // A watch that reads history is slow only for a short time. So the lower of the two readings counts:
+        // the watches that are slow for longer.
         let lasting = before.min(after);
         if lasting < 1.0 {
             continue;

@@ -12,8 +12,8 @@ pub const RULE: Rule = Rule {
 };
 
 const STARTED: &str = "grpc_server_started_total";
-/// Largest acceptable share of one member: with two members, one may well serve more; nearly all is too much
-/// for any number of members.
+/// Largest acceptable share of one member. With two members, one may serve more than half; but for any number
+/// of members, nearly all requests at one member are too many.
 const SHARE_MAX: f64 = 0.9;
 
 fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {

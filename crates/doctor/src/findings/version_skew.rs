@@ -16,7 +16,7 @@ fn version(member: &Member) -> Option<&str> {
     by_status.or(by_page).filter(|version| !version.is_empty())
 }
 
-/// Returns major and minor number: `3.7`.
+/// Returns the major and minor number of a version, such as `3.7`.
 fn minor(version: &str) -> &str {
     version.match_indices('.').nth(1).map_or(version, |(at, _)| &version[..at])
 }
@@ -34,7 +34,8 @@ fn judge(evidence: &Evidence, _: &Limits) -> Option<Finding> {
     for member in &evidence.members {
         let Ok(versions) = &member.versions else { continue };
         let is_older = !versions.cluster.is_empty() && minor(&versions.cluster) != minor(&versions.server);
-        // If members run different versions, the cluster has the lowest version; that is reported already.
+        // If members run different versions, the cluster version is the lowest one. This difference was
+        // reported above, so the cluster version is not reported as well.
         if is_older && facts.is_empty() && versions.cluster.starts_with(|c: char| c.is_ascii_digit()) {
             let (server, cluster) = (&versions.server, &versions.cluster);
             let text = format!("version {server}, but the cluster's is {cluster}");

@@ -1,4 +1,4 @@
-//! Inspects the data directory of a member on this machine, which may be running. Nothing is changed.
+//! Inspects the data directory of a member on this machine. The member may be running. Nothing is changed.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -23,8 +23,8 @@ pub struct Directory {
     pub database_bytes: u64,
     /// Keys of API version 2; `Ok(None)` if there are none.
     pub old_keys: Result<Option<OldKeys>, Unseen>,
-    /// Reason why the member could not be taken over. While the member runs, this is known only for the
-    /// question who its cluster's members are.
+    /// Reason why the member could not be taken over. While the member runs, only one possible reason is
+    /// known: it is not certain who the members of the cluster are.
     pub refusal: Option<String>,
     /// True if a member is running on the directory.
     pub is_running: bool,
@@ -45,12 +45,12 @@ impl Directory {
     /// Inspects the directory.
     ///
     /// # Errors
-    /// The path is not a member's data directory, or it cannot be read.
+    /// Returns an error if the path is not the data directory of a member, or cannot be read.
     pub fn look(path: &Path, wal_dir: Option<&Path>) -> Result<Directory, Unseen> {
         let disk = RealDisk;
         let member = path.join("member");
         let there = |path: &Path| match disk.exists(path) {
-            // In a directory of Mainstay, `snap` is a file, which keeps etcd from starting.
+            // In a directory of Mainstay, `snap` is a file instead of a directory, so that etcd cannot start.
             Err(error) if error.kind() == io::ErrorKind::NotADirectory => Ok(false),
             found => found.map_err(|error| Unseen::because(format!("{}: {error}", path.display()))),
         };
@@ -60,7 +60,8 @@ impl Directory {
         for part in ["witness", "wal-dir"] {
             is_ours |= there(&member.join(part))?;
         }
-        // A first start that failed leaves these directories empty, and etcd may have begun there since.
+        // If these directories are empty, they remain from a failed first start of Mainstay, and etcd may
+        // have started there since. So only non-empty ones count.
         for part in ["checkpoint", "log"] {
             is_ours |= disk.list(&member.join(part)).is_ok_and(|names| !names.is_empty());
         }
@@ -115,7 +116,7 @@ impl Directory {
         let wal_dir = self.wal_dir.clone().unwrap_or_else(|| self.path.join("member").join("wal"));
         if self.is_running {
             self.refusal = refusal_to_come(&self.path, &wal_dir);
-            // The log is being written, so only its immutable parts can be read.
+            // The member is writing its log, so only files that do not change can be read.
             self.old_keys = OldStore::glance(&disk, &snap)
                 .map(|store| kept(&store))
                 .map_err(|error| Unseen::because(format!("{}: {error}", snap.display())));
@@ -132,9 +133,9 @@ impl Directory {
     }
 }
 
-/// Returns the reason why a running member could not be taken over because its cluster's members are not
-/// certain, judged by its files so far. The files change while they are read, so several attempts are made.
-/// Other problems show only after a stop.
+/// Returns the reason why a running member could not be taken over, if its files leave it uncertain who the
+/// members of the cluster are. The files may change while they are read, so several attempts are made. Other
+/// reasons can be found only once the member has stopped.
 fn refusal_to_come(path: &Path, wal_dir: &Path) -> Option<String> {
     for _ in 0..ATTEMPTS {
         match DataDir::glance_running(&RealDisk, path, wal_dir) {

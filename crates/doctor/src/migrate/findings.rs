@@ -1,5 +1,5 @@
-//! Rules about obstacles to a migration: one file each, with the judgement, and a test with a planted case
-//! and its near miss.
+//! Rules about obstacles to a migration. Each rule has its own file, with its judgement, a case that it must
+//! find, and a similar case that it must not.
 
 mod apart;
 mod caught_up;
@@ -31,11 +31,11 @@ pub struct MigrationRule {
     pub name: &'static str,
     /// Description of the rule in one line.
     pub about: &'static str,
-    /// Judges the survey. A finding of severity error forbids the next step.
+    /// Judges the survey. While a finding has severity error, the next step must not be taken.
     pub judge: fn(&Survey) -> Option<Finding>,
 }
 
-/// All rules, in order of danger: those about a cluster that stops come first.
+/// All rules, in order of danger: rules about a cluster that stops working come first.
 pub const MIGRATION_RULES: &[MigrationRule] = &[
     seen_once::RULE,
     unknown_product::RULE,

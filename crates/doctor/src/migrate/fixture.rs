@@ -1,4 +1,4 @@
-//! Surveys for tests of the findings: clusters that can be migrated, into which the tests plant problems.
+//! Surveys for tests of the findings: clusters that can be migrated, which the tests change to have problems.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -86,7 +86,7 @@ pub fn mixed() -> Survey {
     survey
 }
 
-/// Returns a cluster of three members of Mainstay that keep to etcd 3.6.
+/// Returns a cluster of three members of Mainstay with the API version of etcd 3.6.
 pub fn all_mainstay() -> Survey {
     let mut survey = etcds("3.6.16");
     for at in 0..3 {

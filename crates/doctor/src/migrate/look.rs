@@ -37,11 +37,12 @@ pub struct MigrationPlan {
     pub config_file: Option<String>,
 }
 
-/// Number of times that views and hashes are read before differences count: members are queried at different moments.
+/// Number of times that the members' views and hashes are read before differences count as real, since
+/// members are queried at different times.
 const TRIES: usize = 5;
 /// Time between two readings of the views and the hashes.
 const PAUSE: Duration = Duration::from_millis(200);
-/// Total time for the members' hashes, in multiples of the timeout of one request.
+/// Total time in which all members must return their hashes, as a multiple of the timeout of one request.
 const HASHES_WITHIN: u32 = 12;
 
 /// A member to which requests are sent.
@@ -49,7 +50,8 @@ const HASHES_WITHIN: u32 = 12;
 struct Asked {
     /// Position of the member in the evidence.
     at: usize,
-    /// Id of the member, which is checked in responses: an endpoint may lead to a different member each time.
+    /// Id of the member. Responses are checked for this id, because an endpoint may lead to a different
+    /// member each time.
     id: u64,
     /// Client connected to the member.
     client: Client,
@@ -68,7 +70,7 @@ impl Asked {
     }
 }
 
-/// Responses of one member that change while the cluster is used.
+/// Data from one member that may change while the cluster is in use.
 struct Told {
     members: Result<BTreeSet<Listed>, Unseen>,
     alarms: Result<Vec<Alarm>, Unseen>,
@@ -79,7 +81,7 @@ impl MigrationPlan {
     /// Examines the cluster.
     ///
     /// # Errors
-    /// The reason why nothing can be examined.
+    /// Returns the reason why nothing can be examined.
     pub async fn collect(&self) -> Result<Survey, Unseen> {
         let evidence = self.plan.collect().await?;
         let connection = &self.plan.connection;
@@ -108,7 +110,8 @@ impl MigrationPlan {
         }
         self.look_at_views(&mut survey, &voters).await;
         if !survey.listed().is_empty() {
-            // A finding compares these lists with the examined members, and names those that are missing.
+            // A finding of its own compares the lists of members with the examined members and names the
+            // missing ones, so the evidence counts as complete here.
             survey.evidence.complete = Ok(());
         }
         if let Some(voter) = voters.first() {
@@ -118,7 +121,8 @@ impl MigrationPlan {
         Ok(survey)
     }
 
-    /// Requests from the voting members what they have to agree on, until they agree or the attempts are used up.
+    /// Reads from all voting members the data on which they must agree. Repeats this until they agree, or the
+    /// attempts are used up.
     async fn look_at_views(&self, survey: &mut Survey, voters: &[Asked]) {
         let mut rounds: Vec<Vec<(usize, BTreeSet<i64>)>> = Vec::new();
         for turn in 1..=TRIES {
@@ -164,8 +168,8 @@ impl MigrationPlan {
         }
     }
 
-    /// Returns the number of keys and directories below the root of API version 2; `None` if the member does
-    /// not serve it.
+    /// Returns the number of keys and directories directly below the root of API version 2; `None` if the
+    /// member does not serve this API.
     async fn old_keys(&self, endpoint: &str) -> Option<usize> {
         let connection = &self.plan.connection;
         let answer =
@@ -176,7 +180,7 @@ impl MigrationPlan {
     }
 }
 
-/// Returns true if the views of these members agree.
+/// Returns true if the views of these members are equal.
 fn agree(survey: &Survey, voters: &[Asked]) -> bool {
     let views: Vec<&View> = voters.iter().map(|voter| &survey.views[voter.at]).collect();
     let same = views.windows(2).all(|two| {
@@ -193,8 +197,9 @@ fn agree(survey: &Survey, voters: &[Asked]) -> bool {
     same && survey.leases.as_ref().map_or(true, |leases| leases.missing.is_empty())
 }
 
-/// Returns the leases that a member had at no reading, while others had them at every reading: leases are
-/// granted and revoked in between.
+/// Compares the leases of all members over several readings. A lease is missing at a member if all readings
+/// lack it there while other members have it. Other differences are normal, because leases are granted and
+/// revoked between the queries.
 fn compared(rounds: &[Vec<(usize, BTreeSet<i64>)>]) -> Leases {
     let mut missing: BTreeMap<usize, BTreeSet<i64>> = BTreeMap::new();
     let mut count = 0;
@@ -209,7 +214,8 @@ fn compared(rounds: &[Vec<(usize, BTreeSet<i64>)>]) -> Leases {
                 Some(before) => *before = before.intersection(&lacking).copied().collect(),
             }
         }
-        // A member that did not answer this time may have had the lease.
+        // If a member did not answer at this reading, it may have had the lease, so none of its leases counts
+        // as missing.
         missing.retain(|at, _| round.iter().any(|(asked, _)| asked == at));
     }
     let missing = missing.into_iter().filter_map(|(at, ids)| Some((at, ids.len(), *ids.first()?)));
@@ -253,8 +259,8 @@ async fn listed(asked: &Asked) -> Result<BTreeSet<Listed>, Unseen> {
     Ok(members.collect())
 }
 
-/// Makes a linearizable read of a key that most likely does not exist. A refusal for lack of permission also
-/// proves consensus.
+/// Makes a linearizable read of a key that most likely does not exist. Succeeds even if the read is refused
+/// for lack of permission, because a member refuses only after it has reached consensus.
 async fn read(client: &Client) -> Result<(), Unseen> {
     let request = RangeRequest { key: Bytes::from_static(b"health"), limit: 1, ..RangeRequest::default() };
     let answer: Result<RangeResponse, _> = client.call(Rpc::KvRange, &request).await;
@@ -270,14 +276,14 @@ async fn has_users(client: &Client) -> Result<bool, Unseen> {
         client.call(Rpc::AuthUserList, &AuthUserListRequest {}).await;
     match answer {
         Ok(answer) => Ok(!answer.users.is_empty()),
-        // This error occurs only if authentication is enabled.
+        // The server returns this error only if authentication is enabled.
         Err(status) if status.code == Code::PermissionDenied => Ok(true),
         Err(status) => Err(Unseen::because(shown(&status))),
     }
 }
 
-/// Requests the hash of each member's history at one revision, one member after the other; repeats at a newer
-/// revision if a compaction came in between.
+/// Requests the HashKV of each member at the same revision, one member after the other. If a compaction came
+/// in between, repeats this at a newer revision.
 async fn hashes(voters: &[Asked], within: Duration) -> Result<Hashes, Unseen> {
     let end = Instant::now() + within * HASHES_WITHIN;
     let mut turn = 1;
@@ -310,7 +316,8 @@ async fn hashes(voters: &[Asked], within: Duration) -> Result<Hashes, Unseen> {
             });
             found.of.push((voter.at, hashed));
         }
-        // A compaction reaches the members one after the other.
+        // If the histories begin at different revisions, a compaction has reached only some of the members
+        // yet.
         is_overtaken |= !found.begin_together();
         if !is_overtaken || turn == TRIES || Instant::now() > end {
             return Ok(found);

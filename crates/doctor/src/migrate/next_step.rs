@@ -3,21 +3,21 @@
 use super::survey::{Product, RELEASES, Survey, shown};
 use crate::evidence::{Evidence, Member, Status};
 
-/// A step: one member is to run the other product.
+/// A step of a migration: one member is switched to the other product.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NextStep {
     /// Label of the member.
     pub member: String,
-    /// True if the member leads; other members come first.
+    /// True if the member is the leader, which is switched last.
     pub is_leader: bool,
-    /// The commands, in order. Words in capitals are for the operator to fill in.
+    /// The commands, in order. Words in capitals are placeholders that the operator fills in.
     pub commands: Vec<String>,
     /// Notes about the commands.
     pub notes: Vec<String>,
 }
 
 /// Returns the next step: followers come first and the leader last, so that leadership moves only once.
-/// `None` if all known members run the target product.
+/// Returns `None` if all members whose product is known run the target product.
 pub fn next_step(survey: &Survey) -> Option<NextStep> {
     let leader = leader(&survey.evidence);
     let left = survey.running().filter(|(.., runs)| runs.is_some_and(|runs| runs != survey.to));
@@ -67,10 +67,10 @@ fn to_mainstay(step: &mut NextStep, back: Option<(u32, u32)>) {
 
 fn to_etcd(step: &mut NextStep, back: Option<(u32, u32)>, learners: usize) {
     let release = back.map_or_else(|| "RELEASE".to_owned(), shown);
-    // With at most one learner, the export needs no limit, or reports that it does.
+    // With at most one learner, the export either works without a limit, or says that it needs one.
     let limit = if learners > 1 { " --max-learners MAX" } else { "" };
-    // One chain of commands: if an export fails, etcd must start neither with an empty store under this
-    // member's id nor with an older export.
+    // The commands are chained, so that etcd is not started if an export fails. Otherwise etcd could start
+    // with an empty store under this member's id, or with an older export.
     let export = format!("mainstay utl export --data-dir DIR --to DIR.etcd --release {release}{limit}");
     let stopped = format!("systemctl stop mainstay && {export}");
     step.commands.push(format!("{stopped} && mv DIR DIR.mainstay && mv DIR.etcd DIR && etcd FLAGS"));
@@ -94,7 +94,7 @@ fn to_etcd(step: &mut NextStep, back: Option<(u32, u32)>, learners: usize) {
     );
 }
 
-/// Returns the leader's id, according to the members with the newest term.
+/// Returns the id of the leader that the members with the newest raft term report.
 fn leader(evidence: &Evidence) -> u64 {
     let told = evidence.statuses().filter(|(_, status)| status.leader != 0);
     told.max_by_key(|(_, status)| status.term).map_or(0, |(_, status)| status.leader)
@@ -109,14 +109,15 @@ pub(crate) fn is_leader(evidence: &Evidence, member: &Member) -> bool {
     is_leading(member, leader(evidence))
 }
 
-/// Returns a voter to lead in place of this member, preferably one that was migrated already.
+/// Returns a voter that leadership should move to before this member stops, preferably one that was already
+/// migrated.
 fn successor<'s>(survey: &'s Survey, leader: &Member) -> Option<(&'s Member, &'s Status)> {
     let others = survey.evidence.statuses().filter(|(member, _)| member.id != leader.id && member.id != 0);
     let voters = others.filter(|(_, status)| !status.is_learner);
     voters.min_by_key(|(member, _)| (Product::of(member) != Some(survey.to), member.label()))
 }
 
-/// Quotes a text as one word of a shell: members may advertise any text.
+/// Quotes a text as one word of a shell command, because a member may report any text.
 fn word(text: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || ":/.-_[]%".contains(c);
     match !text.is_empty() && text.chars().all(is_plain) {

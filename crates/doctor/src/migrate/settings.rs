@@ -1,8 +1,8 @@
-//! Checks etcd's settings: what Mainstay would report when started with them.
+//! Checks a configuration file of etcd: which errors and warnings Mainstay would report if started with it.
 
 use config::{Entry, Invocation, Refusal};
 
-/// Messages of a start of Mainstay with a configuration file.
+/// Errors and warnings that a start of Mainstay with this configuration file would report.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
     /// Path of the file.
@@ -14,7 +14,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Reads the file as a start with `--config-file` does.
+    /// Reads the file as Mainstay does when started with `--config-file`.
     pub fn of_file(path: &str) -> Settings {
         let mut settings = Settings { path: path.to_owned(), ..Settings::default() };
         match config::parse(&[format!("--config-file={path}")], &[]) {

@@ -34,14 +34,14 @@ impl Product {
     }
 }
 
-/// All data about a cluster that is to be migrated. Each part that is missing holds the reason instead.
+/// All data about a cluster that is to be migrated. A missing part contains the reason why it is missing.
 #[derive(Clone, Debug)]
 pub struct Survey {
     /// Product to which the cluster is to be migrated.
     pub to: Product,
     /// Evidence that the doctor collects from any cluster.
     pub evidence: Evidence,
-    /// View of the cluster by each member of the evidence, in the same order.
+    /// The cluster as each member of the evidence sees it, in the same order as the evidence.
     pub views: Vec<View>,
     /// Leases, compared between members.
     pub leases: Result<Leases, Unseen>,
@@ -55,7 +55,7 @@ pub struct Survey {
     pub settings: Option<Settings>,
 }
 
-/// The cluster as one member sees it. A learner is queried only for its list of members.
+/// The cluster as one member sees it. From a learner, only the list of members is requested.
 #[derive(Clone, Debug)]
 pub struct View {
     /// Listed members.
@@ -64,7 +64,8 @@ pub struct View {
     pub alarms: Result<Vec<Alarm>, Unseen>,
     /// `Ok` if a linearizable read succeeded.
     pub read: Result<(), Unseen>,
-    /// Number of keys and directories directly below the root of API version 2, if the member serves it.
+    /// Number of keys and directories directly below the root of API version 2; `None` if the member does not
+    /// serve this API.
     pub old_keys: Option<usize>,
 }
 
@@ -75,7 +76,7 @@ pub struct Listed {
     pub id: u64,
     /// Name of the member; empty before its first start.
     pub name: String,
-    /// URLs for other members, sorted.
+    /// URLs at which other members reach this member, sorted.
     pub peer_urls: Vec<String>,
     /// True if the member has no vote.
     pub is_learner: bool,
@@ -86,12 +87,12 @@ pub struct Listed {
 pub struct Leases {
     /// Number of distinct leases at any member.
     pub count: usize,
-    /// Leases that others have, and this member had at no reading: the member's position in the evidence,
-    /// their number, and the id of one.
+    /// Leases that other members have, but this member lacked at all readings: the member's position in the
+    /// evidence, the number of leases, and the id of one of them.
     pub missing: Vec<(usize, usize, i64)>,
 }
 
-/// Histories of the voting members at one revision.
+/// HashKV of the voting members' histories, all at one revision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hashes {
     /// Revision at which the hashes were computed.
@@ -103,7 +104,7 @@ pub struct Hashes {
 /// Response to HashKV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hashed {
-    /// Hash of all revisions that are kept.
+    /// Hash of all revisions that were not compacted.
     pub hash: u32,
     /// Compact revision; 0 if the history was never compacted.
     pub compacted: i64,
@@ -115,22 +116,22 @@ impl Hashes {
         self.of.iter().filter_map(|(at, hashed)| Some((*at, *hashed.as_ref().ok()?)))
     }
 
-    /// Returns true if the history begins at the same revision at all members that responded.
+    /// Returns true if the history begins at the same revision at all members that answered.
     pub(crate) fn begin_together(&self) -> bool {
         let mut starts = self.answers().map(|(_, hashed)| hashed.compacted);
         let first = starts.next();
         starts.all(|compacted| Some(compacted) == first)
     }
 
-    /// Returns true if all members responded, and the history begins at the same revision at all of them:
-    /// only then can hashes be compared.
+    /// Returns true if all members answered and their histories begin at the same revision. Only then can
+    /// hashes be compared.
     pub fn is_comparable(&self) -> bool {
         !self.of.is_empty() && self.begin_together() && self.of.iter().all(|(_, hashed)| hashed.is_ok())
     }
 }
 
 impl View {
-    /// Returns the view of a member that was not queried, for this reason.
+    /// Returns the view for a member that was not queried, with this reason in each part.
     pub(crate) fn unseen(why: &str) -> View {
         View { members: Err(why.into()), alarms: Err(why.into()), read: Err(why.into()), old_keys: None }
     }
@@ -138,9 +139,9 @@ impl View {
 
 /// A release as major and minor number.
 pub(crate) type Release = (u32, u32);
-/// First and last release of etcd from which, and to which, members can be migrated.
+/// Oldest and newest release of etcd between which and Mainstay members can be migrated.
 pub(crate) const RELEASES: (Release, Release) = ((3, 4), (3, 7));
-/// First release of etcd to which Mainstay's members can go back.
+/// Oldest release of etcd to which members of Mainstay can go back.
 pub(crate) const BACK_FIRST: Release = (3, 5);
 
 /// Returns the release of a version such as `3.5.21`; `None` if the text is not a version.
@@ -172,9 +173,9 @@ impl Survey {
         versions.filter_map(|versions| release_of(&versions.cluster)).min()
     }
 
-    /// Returns the release of etcd to which members can go back, and which `--api-version` keeps open: the
-    /// cluster's release, or the target of a downgrade in progress. `None` if the cluster's version is not
-    /// known.
+    /// Returns the release of etcd to which members can go back, which is also the value for `--api-version`:
+    /// the target of a downgrade in progress, otherwise the cluster's release. `None` if the cluster's
+    /// version is not known.
     pub(crate) fn way_back(&self) -> Option<Release> {
         let targets = self.evidence.statuses().filter_map(|(_, status)| status.downgrade_target.as_deref());
         let target = targets.filter_map(release_of).min();
@@ -182,22 +183,23 @@ impl Survey {
         Some(target.unwrap_or(cluster).clamp(BACK_FIRST, RELEASES.1))
     }
 
-    /// Returns the members that any member lists; a member that is listed in different ways appears several times.
+    /// Returns the members that at least one member lists. A member that is listed with different data
+    /// appears several times.
     pub(crate) fn listed(&self) -> BTreeSet<&Listed> {
         self.views.iter().filter_map(|view| view.members.as_ref().ok()).flatten().collect()
     }
 
-    /// Returns the ids of the members that some member lists as voters.
+    /// Returns the ids of the members that at least one member lists as voters.
     pub(crate) fn voters(&self) -> BTreeSet<u64> {
         self.listed().into_iter().filter(|listed| !listed.is_learner).map(|listed| listed.id).collect()
     }
 
-    /// Returns the ids of the members that some member lists as learners.
+    /// Returns the ids of the members that at least one member lists as learners.
     pub(crate) fn learners(&self) -> BTreeSet<u64> {
         self.listed().into_iter().filter(|listed| listed.is_learner).map(|listed| listed.id).collect()
     }
 
-    /// Returns true if all known members run the target product.
+    /// Returns true if all members whose product is known run the target product.
     pub(crate) fn is_done(&self) -> bool {
         let mut members = self.evidence.members.iter();
         members.len() > 0 && members.all(|member| Product::of(member) == Some(self.to))

@@ -1,4 +1,4 @@
-//! The output of `doctor migrate`, for people and for machines.
+//! The output of `doctor migrate`, as text for people and as JSON for programs.
 
 use std::fmt::Write as _;
 
@@ -15,8 +15,8 @@ use crate::report::{Report, counted, folded};
 use crate::rule::{Blind, Rule};
 use crate::show;
 
-/// The doctor's own rules that can also forbid a migration, besides [`certificate::RULE_FOR_STEPS`]. The
-/// others are about speed.
+/// Names of the doctor's general rules that also apply to a migration, besides
+/// [`certificate::RULE_FOR_STEPS`]. The other general rules concern only performance.
 const SHARED_RULES: [&str; 8] = [
     "unreachable",
     "no-leader",
@@ -37,13 +37,13 @@ pub struct Verdict {
     pub members: Vec<Row>,
     /// Facts about the cluster, in short texts.
     pub facts: Vec<String>,
-    /// The findings, and what could not be examined.
+    /// The findings, and the list of what could not be examined.
     pub report: Report,
     /// True if all members run the target product.
     pub is_done: bool,
-    /// The next step; `None` if a problem has to be solved first, or nothing is left to do.
+    /// The next step; `None` if a problem has to be solved first, or the migration is complete.
     pub next: Option<NextStep>,
-    /// Revision and hash that all voting members agree on.
+    /// Revision and hash of the history, if all voting members have the same hash.
     pub hash: Option<(i64, u32)>,
 }
 
@@ -82,7 +82,7 @@ impl Verdict {
         }
     }
 
-    /// Returns true if nothing forbids the next step, or if the migration is complete without errors.
+    /// Returns true if no finding forbids the next step, or if the migration is complete without errors.
     pub fn is_ready(&self) -> bool {
         self.report.severity() != Some(Severity::Error)
     }
@@ -106,7 +106,7 @@ impl Verdict {
         }
     }
 
-    /// Returns the text about what is left to do when all members run the target product.
+    /// Returns the text about what remains to be done after all members run the target product.
     fn afterwards(&self) -> &'static str {
         match self.to {
             Product::Mainstay => {
@@ -139,7 +139,7 @@ impl Verdict {
             let part = if step.is_leader { "the leader" } else { "a follower" };
             put(&mut out, &format!("{}, {part}:", step.member), "Next is ", "  ");
             for command in &step.commands {
-                // The line is not wrapped, so that it can be copied as a whole.
+                // The command is not wrapped, so that it can be copied as one line.
                 out.push_str(&format!("    {}\n", show::clean(command)));
             }
             for note in &step.notes {
@@ -226,7 +226,7 @@ fn row(survey: &Survey, member: &Member) -> Row {
     Row { label: member.label(), runs, about, version }
 }
 
-/// Returns revision and hash, if all voting members responded and agree.
+/// Returns the revision and the hash if all voting members have returned the same hash.
 fn agreed_hash(survey: &Survey) -> Option<(i64, u32)> {
     let hashes = survey.hashes.as_ref().ok().filter(|hashes| hashes.is_comparable())?;
     let (_, first) = hashes.answers().next()?;

@@ -7,8 +7,8 @@ use numbers::{ChangeId, LeaseId, Revision};
 use crate::wire::{Field, Fields};
 
 /// Position of a change in the history of a database, as the keys of the bucket `key` encode it: the
-/// revision, and the number of the change in its transaction. The second number has 64 bits in the file; a
-/// [`numbers::ChangeId`] has 32.
+/// revision, and the number of the change in its transaction. The file stores the number of the change with
+/// 64 bits, a [`numbers::ChangeId`] with only 32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StoredChangeId {
     /// Main revision of the change.
@@ -72,7 +72,8 @@ impl StoredChangeId {
 }
 
 impl<'a> Change<'a> {
-    /// Decodes a pair of the bucket `key`. The error text completes a sentence that names the pair.
+    /// Decodes a pair of the bucket `key`. An error text is the end of a sentence whose caller-supplied
+    /// beginning names the pair.
     pub(crate) fn decode(key: &[u8], value: &'a [u8]) -> Result<Change<'a>, &'static str> {
         let (revision, is_tombstone) = match key.split_at_checked(REVISION_BYTES) {
             Some((revision, [])) => (revision, false),
@@ -99,8 +100,8 @@ impl<'a> Change<'a> {
             }
         }
         if head.key.is_empty() {
-            // HashKV covers every byte of a pair with an empty key, and of such pairs only a bump can be
-            // reproduced exactly.
+            // HashKV covers every byte of a pair with an empty key. A file written from these fields has the
+            // same bytes only if the pair is a bump, so every other pair with an empty key is refused.
             let is_bump = value.is_empty() && *head == ChangeHead::bump(revision.main);
             return if is_bump { Ok(change) } else { Err("a change of no key") };
         }
@@ -113,8 +114,9 @@ impl<'a> Change<'a> {
 
 impl<'a> ChangeHead<'a> {
     /// Returns a change that only raises the revision: a pair without a value, which `etcdutl snapshot
-    /// restore --bump-revision` writes behind all others. etcd reads it as a put of the empty key, which no
-    /// request can name: HashKV covers it, compactions keep the newest one, and the number of keys counts it.
+    /// restore --bump-revision` appends after all other changes. etcd reads the pair as a put of the empty
+    /// key, which no request can name. Therefore HashKV covers the pair, compactions keep the newest such
+    /// pair, and the number of keys counts it.
     pub fn bump(to: Revision) -> ChangeHead<'a> {
         ChangeHead { revision: StoredChangeId { main: to, sub: 0 }, ..ChangeHead::default() }
     }

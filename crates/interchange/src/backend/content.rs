@@ -21,7 +21,7 @@ pub enum Release {
 pub struct Meta {
     /// Index of the last raft entry that is applied in the state.
     pub consistent_index: u64,
-    /// Raft term of that entry; written by etcd from 3.5 on.
+    /// Raft term of the entry at `consistent_index`; written by etcd from 3.5 on.
     pub term: Option<u64>,
     /// Voters and learners; written by etcd from 3.5 on.
     pub conf_state: Option<ConfState>,
@@ -47,13 +47,13 @@ pub struct ConfState {
 pub struct Member {
     /// Id of the member.
     pub id: u64,
-    /// URLs at which the other members reach it.
+    /// URLs at which the other members reach this member.
     pub peer_urls: Vec<String>,
     /// True if the member has no vote.
     pub is_learner: bool,
     /// Name of the member; empty until it has started.
     pub name: String,
-    /// URLs at which clients reach it.
+    /// URLs at which clients reach this member.
     pub client_urls: Vec<String>,
 }
 
@@ -84,14 +84,14 @@ pub struct Auth {
 }
 
 impl Meta {
-    /// Revision below which nothing can be read; `None` before the first compaction. At its start etcd
-    /// continues a compaction that did not finish.
+    /// Revision below which nothing can be read; `None` before the first compaction. This is the scheduled
+    /// revision even if that compaction did not finish, because etcd finishes it at its next start.
     pub fn compact_revision(&self) -> Option<Revision> {
         self.scheduled_compact_revision.max(self.finished_compact_revision)
     }
 }
 
-/// Error in a key or value of etcd's database: etcd does not write it in this form.
+/// Error returned for a key or value of etcd's database that has a form etcd never writes.
 #[derive(Debug)]
 pub(crate) enum ContentError {
     /// The value is not JSON, or JSON of an unexpected form.

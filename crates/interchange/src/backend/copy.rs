@@ -11,8 +11,8 @@ use crate::bolt::Plan;
 use crate::error::{Error, WriteError};
 use crate::source::Source;
 
-/// A copy of a database in which the facts about the member and its cluster are replaced. Everything else
-/// stays unchanged, including HashKV.
+/// A copy of a database in which the data about the member and its cluster is replaced. Everything else stays
+/// unchanged, and so does the HashKV.
 pub struct Copy<'b, S> {
     /// Database to copy.
     pub from: &'b Backend<S>,
@@ -22,8 +22,8 @@ pub struct Copy<'b, S> {
     pub membership: Membership,
     /// Release of etcd for which the copy is written.
     pub release: Release,
-    /// Revision to which the copy is raised behind all changes, as `etcdutl snapshot restore --bump-revision`
-    /// does.
+    /// Revision that a pair after all changes raises the copy to, as `etcdutl snapshot restore
+    /// --bump-revision` does.
     pub bump: Option<Revision>,
 }
 
@@ -65,7 +65,7 @@ impl<'b, S: Source> Copy<'b, S> {
     ///
     /// # Errors
     ///
-    /// When the database cannot be read.
+    /// Returns an error if the database cannot be read.
     pub fn of(from: &'b Backend<S>, release: Release) -> Result<Copy<'b, S>, Error> {
         Ok(Copy { from, meta: from.meta()?, membership: from.membership()?, release, bump: None })
     }
@@ -80,7 +80,7 @@ impl<'b, S: Source> Copy<'b, S> {
         self.plan_with(&mut |_| {})
     }
 
-    /// Measures as [`Copy::plan`] does; calls `passed` with each revision that was processed.
+    /// Measures the copy as [`Copy::plan`] does, and calls `passed` with each revision that was processed.
     ///
     /// # Errors
     ///
@@ -94,7 +94,8 @@ impl<'b, S: Source> Copy<'b, S> {
         Ok(layout.finish()?)
     }
 
-    /// Writes the copy: the second of two passes. `to` must have been made with the plan of the first one.
+    /// Writes the copy: the second of two passes. `to` must have been created with the plan that the first
+    /// pass returned.
     ///
     /// # Errors
     ///
@@ -104,7 +105,7 @@ impl<'b, S: Source> Copy<'b, S> {
         self.write_with(to, &mut |_| {})
     }
 
-    /// Writes as [`Copy::write`] does; calls `passed` with each revision that was processed.
+    /// Writes the copy as [`Copy::write`] does, and calls `passed` with each revision that was processed.
     ///
     /// # Errors
     ///

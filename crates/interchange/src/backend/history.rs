@@ -1,4 +1,5 @@
-//! Iterators over changes and leases, of which a database may have many.
+//! Iterators over changes and over leases; a database may have many of both, so they are not loaded into
+//! memory together.
 
 use prost::Message as _;
 
@@ -14,11 +15,12 @@ pub struct History<'b, S> {
 }
 
 impl<S: Source> History<'_, S> {
-    /// Returns the next change; `None` after the last one. After an error the walk is over.
+    /// Returns the next change; `None` after the last one. After an error the iterator must not be used any
+    /// more.
     ///
     /// # Errors
     ///
-    /// When the database cannot be read or is damaged.
+    /// Returns an error if the database cannot be read or is damaged.
     pub fn step(&mut self) -> Result<Option<Change<'_>>, Error> {
         Ok(self.step_stored()?.map(|stored| stored.change))
     }
@@ -54,7 +56,7 @@ impl<S: Source> Leases<'_, S> {
     ///
     /// # Errors
     ///
-    /// When the database cannot be read or is damaged.
+    /// Returns an error if the database cannot be read or is damaged.
     pub fn step(&mut self) -> Result<Option<api::leasepb::Lease>, Error> {
         let Some(cursor) = &mut self.cursor else { return Ok(None) };
         let Some(item) = cursor.step()? else { return Ok(None) };

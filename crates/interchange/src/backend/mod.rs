@@ -23,8 +23,8 @@
 //! revision         0 main 8, 8 '_', 9 sub 8, 17 't' for a deletion
 //! ```
 //!
-//! Numbers are big-endian; KeyValue and similar values are protobuf messages. Before 3.5 a member writes only
-//! the index of its last applied entry, and no term. A missing `authEnabled` means 0.
+//! Numbers are big-endian; KeyValue and similar values are protobuf messages. A member older than 3.5 stores
+//! the index of its last applied entry without the entry's term. A missing `authEnabled` means 0.
 
 mod change;
 mod content;

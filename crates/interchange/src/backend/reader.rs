@@ -79,7 +79,7 @@ impl<S: Source> Backend<S> {
     ///
     /// # Errors
     ///
-    /// When they cannot be read.
+    /// Returns an error if the alarms cannot be read.
     pub fn alarms(&self) -> Result<Vec<AlarmMember>, Error> {
         let mut alarms = Vec::new();
         self.each(name::ALARM, |key, _| {
@@ -93,7 +93,7 @@ impl<S: Source> Backend<S> {
     ///
     /// # Errors
     ///
-    /// When they cannot be read.
+    /// Returns an error if users or roles cannot be read.
     pub fn auth(&self) -> Result<Auth, Error> {
         let mut auth = Auth::default();
         self.each(name::AUTH, |key, value| {
@@ -157,8 +157,8 @@ impl<S: Source> Backend<S> {
         Ok(self.bolt.bucket(name)?.map(|bucket| self.bolt.walk(&bucket)))
     }
 
-    /// Calls `take` for each pair of a bucket, which may be missing; adds the pair's page and offset to
-    /// errors of `take`.
+    /// Calls `take` for each pair of a bucket; does nothing if the bucket does not exist. An error of `take`
+    /// gets the page and offset of the pair.
     fn each(
         &self,
         name: &[u8],
@@ -179,8 +179,8 @@ impl<S: Source> Backend<S> {
     }
 }
 
-/// Checks that an auth revision can be incremented: etcd's counter wraps around behind the largest number, and
-/// etcd then accepts old tokens.
+/// Checks that an auth revision can be incremented: etcd's counter wraps around after the largest number, and
+/// etcd would then accept old tokens again.
 fn auth_revision(number: u64) -> Result<u64, ContentError> {
     i64::try_from(number).map_err(|_| "an auth revision out of range")?;
     Ok(number)

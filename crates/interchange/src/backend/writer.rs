@@ -14,15 +14,16 @@ use crate::error::WriteError;
 
 /// Measures etcd's state. The first of two passes; see [`Layout`].
 ///
-/// Each method may be called once, in any order that is the same in both passes. [`BackendLayout::lease`] and
-/// [`BackendLayout::change`] may be called many times, but all calls of one of them must follow each other.
+/// Each method may be called once; the order of the methods is free but must be the same in both passes.
+/// [`BackendLayout::lease`] and [`BackendLayout::change`] may be called many times, without calls of other
+/// methods in between.
 pub struct BackendLayout {
     state: State<Layout>,
 }
 
 /// Writes etcd's state. The second of two passes; see [`Writer`].
 ///
-/// The calls must be the same as in the first pass.
+/// The calls must be the same as those made to [`BackendLayout`] in the first pass.
 pub struct BackendWriter<W> {
     state: State<Writer<W>>,
 }
@@ -86,7 +87,8 @@ macro_rules! both_passes {
         ///
         /// # Errors
         ///
-        /// Returns an error if they were written before, a user or role occurs twice, or the output fails.
+        /// Returns an error if users and roles were written before, a user or role occurs twice, or the
+        /// output fails.
         pub fn auth(&mut self, auth: &Auth) -> Result<(), WriteError> {
             self.state.auth(auth)
         }
@@ -157,7 +159,7 @@ impl BackendLayout {
     ///
     /// # Errors
     ///
-    /// Never fails in this pass; the signature matches [`BackendWriter::finish`].
+    /// Never returns an error; the return type matches [`BackendWriter::finish`].
     pub fn finish(mut self) -> Result<Plan, WriteError> {
         self.state.complete()?;
         self.state.pairs.finish()
@@ -169,7 +171,7 @@ impl<W: Write> BackendWriter<W> {
     ///
     /// # Errors
     ///
-    /// When the output fails.
+    /// Returns an error if the output fails.
     pub fn new(out: W, plan: Plan, release: Release) -> Result<BackendWriter<W>, WriteError> {
         Ok(BackendWriter { state: State::new(Writer::new(out, plan)?, release) })
     }
@@ -188,12 +190,12 @@ impl<W: Write> BackendWriter<W> {
         self.state.pairs.pair(&self.state.key, &[&self.state.before, value, &self.state.after])
     }
 
-    /// Returns the output, for a caller that takes written data out of it piece by piece.
+    /// Returns the output. A caller can take written data out of the output piece by piece.
     pub fn output(&mut self) -> &mut W {
         self.state.pairs.output()
     }
 
-    /// Writes the rest and returns the output.
+    /// Writes everything that is still buffered and returns the output.
     ///
     /// # Errors
     ///
@@ -207,7 +209,7 @@ impl<W: Write> BackendWriter<W> {
 struct State<P> {
     pairs: P,
     release: Release,
-    /// The bucket that is open, if it is one of those whose method may be called many times.
+    /// The open bucket, if it is one that is filled by many calls of the same method.
     open: Option<&'static [u8]>,
     begun: Vec<&'static [u8]>,
     /// Buffer for the encoded key of a change.

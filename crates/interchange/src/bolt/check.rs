@@ -23,8 +23,8 @@ pub struct Checked {
 
 impl<S: Source> Bolt<S> {
     /// Reads every reachable page once and compares them with the free list: each page below the high water
-    /// mark must be either free or used exactly once. Takes one bit of memory per page, and one more if the
-    /// file has a free list.
+    /// mark must be either free or used exactly once. The check takes one bit of memory per page, and a
+    /// second one if the file has a free list.
     ///
     /// # Errors
     ///

@@ -5,14 +5,14 @@ use crate::bolt::page::Page;
 use crate::error::Error;
 use crate::source::Source;
 
-/// Maximum depth of a tree: in files that bbolt writes each branch has at least two children, and page
-/// numbers have 64 bits.
+/// Maximum depth of a tree. Each branch in a file of bbolt has at least two children and page numbers have 64
+/// bits, so a valid tree is never deeper.
 const DEPTH_MAX: usize = 64;
 
 /// Iterates over the items of a bucket in ascending order of keys. Holds one page per level of the tree.
 ///
-/// A damaged file cannot cause an endless walk: every page must have keys between those of the branch
-/// elements that led to it.
+/// A damaged file cannot make the iteration endless: the keys of every page must lie between those of the
+/// branch elements that led to the page.
 pub struct Cursor<'b, S> {
     bolt: &'b Bolt<S>,
     start: Option<Place>,
@@ -37,7 +37,7 @@ pub struct Item<'c> {
     pub key: &'c [u8],
     /// Value of the key; if the item is a bucket, the bucket's header.
     pub value: &'c [u8],
-    /// The bucket, if the item is one.
+    /// The bucket, if the item is a bucket.
     pub bucket: Option<Bucket>,
     /// Number of the page that contains the item.
     pub page: u64,
@@ -50,11 +50,11 @@ impl<'b, S: Source> Cursor<'b, S> {
         Cursor { bolt, start: Some(start), stack: Vec::new(), spare: None, trail: None }
     }
 
-    /// Returns the next item; `None` after the last one. After an error the walk is over.
+    /// Returns the next item; `None` after the last one. After an error the cursor must not be used any more.
     ///
     /// # Errors
     ///
-    /// When a page cannot be read or is damaged.
+    /// Returns an error if a page cannot be read or is damaged.
     pub fn step(&mut self) -> Result<Option<Item<'_>>, Error> {
         if !self.find()? {
             return Ok(None);
@@ -80,7 +80,7 @@ impl<'b, S: Source> Cursor<'b, S> {
     ///
     /// # Panics
     ///
-    /// Panics if the walk has begun.
+    /// Panics if [`Cursor::step`] or `seek` was called before.
     pub fn seek(&mut self, key: &[u8]) -> Result<(), Error> {
         let start = self.start.take();
         assert!(start.is_some(), "a walk goes to a key before it begins");
@@ -90,7 +90,8 @@ impl<'b, S: Source> Cursor<'b, S> {
         while let Some(frame) = self.stack.last_mut() {
             let up_to = frame.page.up_to(key);
             if frame.page.is_leaf {
-                // The element with an equal key must be included.
+                // An element whose key is equal to `key` is not below it, so the position moves back to that
+                // element.
                 frame.at = if up_to > 0 && frame.page.key(up_to - 1) == key { up_to - 1 } else { up_to };
                 return Ok(());
             }
@@ -100,7 +101,8 @@ impl<'b, S: Source> Cursor<'b, S> {
         Ok(())
     }
 
-    /// Makes the top of the stack a leaf with an item to return. Returns false if no item is left.
+    /// Moves to the next leaf that has an item to return; the leaf is then on top of the stack. Returns false
+    /// if no item is left.
     fn find(&mut self) -> Result<bool, Error> {
         if let Some(start) = self.start.take() {
             self.enter_root(start)?;
@@ -186,7 +188,8 @@ impl<'b, S: Source> Cursor<'b, S> {
     }
 }
 
-/// Changes an error in an inline bucket to name the page that contains the bucket.
+/// Returns the error with the page and offset that contain the inline bucket, because positions inside the
+/// bucket mean nothing in the file.
 fn inside(error: Error, page: u64, offset: u64) -> Error {
     match error {
         Error::Damaged(damage) => Error::page(page, offset, format!("in an inline bucket: {}", damage.what)),

@@ -11,16 +11,16 @@ use crate::bolt::page::{INNER_RUN_BYTES_MAX, Page};
 use crate::error::Error;
 use crate::source::Source;
 
-/// Maximum bytes of a leaf with its overflow pages: they are in memory together, and one walk has one leaf.
-/// bbolt keeps up to four items in one leaf, however long they are; the longest value that Mainstay accepts
+/// Maximum bytes of a leaf with its overflow pages. A cursor keeps one such leaf in memory as a whole. bbolt
+/// puts up to four items into one leaf, however long the items are; the longest value that Mainstay accepts
 /// has less than 1 GiB.
 const LEAF_RUN_BYTES_MAX: u64 = (1 << 30) + (1 << 20);
 
-/// A bbolt file that is read page by page: no more than the path from the root to a leaf is in memory.
+/// A bbolt file that is read page by page: only the path from the root to a leaf is in memory.
 ///
-/// Everything returned has been checked as far as the format allows: every page has the expected type, keys
-/// ascend, no position points outside its page. Values have no checksum in this format; the SHA-256 of a
-/// snapshot file covers them.
+/// All data is checked, as far as the format allows, before it is returned: every page has the expected type,
+/// keys ascend, and no position points outside its page. Values have no checksum in this format; the SHA-256
+/// of a snapshot file covers them.
 pub struct Bolt<S> {
     source: S,
     meta: Meta,
@@ -30,7 +30,7 @@ pub struct Bolt<S> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bucket {
     pub(crate) place: Place,
-    /// A counter that bbolt keeps for its users; etcd does not use it.
+    /// A counter that bbolt keeps for the program that uses the bucket; etcd does not use it.
     pub sequence: u64,
 }
 
@@ -38,12 +38,13 @@ pub struct Bucket {
 pub(crate) enum Place {
     /// Number of the bucket's root page.
     Page(u64),
-    /// An inline bucket: the page in the value that was read, and the page and offset at which it was found.
+    /// An inline bucket, which is a page inside the value of a leaf element: its bytes, and the page and
+    /// offset of that element.
     Inline { bytes: Vec<u8>, page: u64, offset: u64 },
 }
 
 impl<S: Source> Bolt<S> {
-    /// Opens a database that takes the first `len` bytes of `source`.
+    /// Opens a database that is stored in the first `len` bytes of `source`.
     ///
     /// # Errors
     ///
@@ -64,7 +65,7 @@ impl<S: Source> Bolt<S> {
         Ok(bolt)
     }
 
-    /// Opens a database that takes the whole of `source`.
+    /// Opens a database that is stored in the whole of `source`.
     ///
     /// # Errors
     ///
@@ -90,17 +91,17 @@ impl<S: Source> Bolt<S> {
         self.meta.high_water.saturating_mul(u64::from(self.meta.page_bytes))
     }
 
-    /// Returns a walk over the root bucket, whose items are buckets in etcd's databases.
+    /// Returns a cursor over the root bucket; in etcd's databases all items of the root bucket are buckets.
     pub fn root(&self) -> Cursor<'_, S> {
         Cursor::new(self, Place::Page(self.meta.root))
     }
 
-    /// Returns a walk over a bucket.
+    /// Returns a cursor over a bucket.
     pub fn walk(&self, bucket: &Bucket) -> Cursor<'_, S> {
         Cursor::new(self, bucket.place.clone())
     }
 
-    /// Returns a bucket of the root bucket by its name; `None` if it does not exist.
+    /// Returns the bucket of this name in the root bucket; `None` if it does not exist.
     ///
     /// # Errors
     ///
@@ -116,14 +117,15 @@ impl<S: Source> Bolt<S> {
         id.saturating_mul(u64::from(self.meta.page_bytes))
     }
 
-    /// Reads a page. `from` is the page and offset that refer to it; the memory of `spare` is reused.
+    /// Reads a page. `from` is the page and offset of the reference to this page, for error texts; the memory
+    /// of `spare` is reused.
     pub(crate) fn page(&self, id: u64, from: (u64, u64), mut spare: Option<Page>) -> Result<Page, Error> {
         let bytes = spare.as_mut().map(Page::take_bytes).unwrap_or_default();
         let (pages, bytes) = self.page_bytes(id, from, bytes)?;
         Page::decode(id, self.offset(id), pages, bytes, spare)
     }
 
-    /// Reads a page with its overflow pages into `bytes`; returns the number of pages as well.
+    /// Reads a page with its overflow pages into `bytes`. Also returns the number of pages.
     pub(crate) fn page_bytes(
         &self,
         id: u64,
@@ -152,7 +154,8 @@ impl<S: Source> Bolt<S> {
             return Err(Error::page(id, offset + 12, what));
         }
         if pages > 1 {
-            // The file is known to be that long, so a forged count cannot cause a large allocation.
+            // The file is known to contain that many pages, so a forged count cannot cause a large
+            // allocation.
             let all = usize::try_from(pages).ok().and_then(|pages| pages.checked_mul(page_bytes));
             let all = all.filter(|all| bytes.try_reserve_exact(*all - page_bytes).is_ok());
             let all = all.ok_or_else(|| failed(io::ErrorKind::OutOfMemory.into()))?;
@@ -183,10 +186,10 @@ impl Bucket {
     }
 }
 
-/// Returns the current meta: the valid one with the higher transaction number.
+/// Returns the valid meta page with the higher transaction number.
 fn newest_meta(source: &impl Source, len: u64) -> Result<Meta, Error> {
     let first = meta_at(source, len, 0)?;
-    // Without a valid first meta the page size is unknown, and so is the position of the second one.
+    // The first meta page says how long a page is, so without it the position of the second one is unknown.
     let mut second = Err("no valid second header");
     let mut page_bytes = PAGE_BYTES_MIN;
     while page_bytes <= PAGE_BYTES_MAX {
@@ -213,7 +216,7 @@ fn newest_meta(source: &impl Source, len: u64) -> Result<Meta, Error> {
     Ok(meta)
 }
 
-/// Reads the meta page at an offset. The inner error says why it is invalid.
+/// Reads the meta page at an offset. The inner error is the reason why the page is invalid.
 fn meta_at(source: &impl Source, len: u64, page: u64) -> Result<Result<Meta, &'static str>, Error> {
     let offset = page + PAGE_HEADER_BYTES as u64;
     if len < offset + META_BYTES as u64 {

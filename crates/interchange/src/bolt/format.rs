@@ -1,4 +1,5 @@
-//! The format of bbolt's files, version 2. Little-endian, as every machine that etcd supports writes them.
+//! The format of bbolt's files, version 2. All numbers are little-endian, because every machine that etcd
+//! supports is.
 //!
 //! ```text
 //! file     pages of one size, a power of two, that of the machine's memory pages where the file was made
@@ -52,7 +53,8 @@ pub(crate) const FREELIST: u16 = 16;
 /// Flag of a leaf element whose value is a bucket.
 pub(crate) const IS_BUCKET: u32 = 1;
 pub(crate) const NO_FREELIST: u64 = u64::MAX;
-/// Value of `count` that means that the real count is the first page number of the list.
+/// Value of the field `count` of a free list that is too long for the field; the real count then takes the
+/// place of the first page number.
 pub(crate) const COUNT_ELSEWHERE: u16 = u16::MAX;
 /// Maximum length of a key in bytes.
 pub const KEY_BYTES_MAX: usize = 32_768;
@@ -72,7 +74,7 @@ pub struct Meta {
     pub root: u64,
     /// First page of the free list; `None` if the list is not in the file.
     pub freelist: Option<u64>,
-    /// Number of pages in use.
+    /// Number of pages in use: every page with this number or a higher one is unused.
     pub high_water: u64,
     /// Number of the transaction that wrote the meta page.
     pub transaction: u64,
@@ -93,7 +95,8 @@ impl Meta {
         bytes
     }
 
-    /// Decodes a meta page. The error text completes a sentence that names the page.
+    /// Decodes a meta page. An error text is the end of a sentence whose caller-supplied beginning names the
+    /// page.
     pub(crate) fn decode(bytes: &[u8; META_BYTES]) -> Result<Meta, &'static str> {
         if u32_at(bytes, 0) != MAGIC {
             return Err("it does not start with a database header");
@@ -126,7 +129,8 @@ pub(crate) fn fnv1a(bytes: &[u8]) -> u64 {
     })
 }
 
-/// Returns the bytes at `at`, or zeros if `bytes` ends before: callers have checked the length.
+/// Returns the bytes at `at`. Returns zeros if `bytes` is too short, which does not happen because callers
+/// check the length.
 fn array_at<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     bytes.get(at..).and_then(|rest| rest.first_chunk::<N>()).copied().unwrap_or([0; N])
 }

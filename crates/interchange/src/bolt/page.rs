@@ -5,15 +5,16 @@ use crate::bolt::format::{
 };
 use crate::error::Error;
 
-/// Maximum bytes of a branch, or of a leaf that contains buckets, with its overflow pages; a walk holds as
-/// many of these as the tree is deep. bbolt writes none longer than for four keys, of 32 KiB at most.
+/// Maximum bytes, with overflow pages, of a branch or of a leaf that contains buckets. A cursor keeps one
+/// such page per level of the tree in memory. bbolt writes at most four keys of 32 KiB into one such page if
+/// they do not fit into a single page.
 pub(super) const INNER_RUN_BYTES_MAX: u64 = 1 << 20;
 
 /// A branch or leaf page with its overflow pages.
 pub(crate) struct Page {
     /// Number of the page; 0 for the page of an inline bucket.
     pub id: u64,
-    /// Number of pages that it takes, including overflow pages.
+    /// Number of pages that the page takes, including its overflow pages.
     pub pages: u64,
     pub is_leaf: bool,
     bytes: Vec<u8>,
@@ -25,7 +26,7 @@ struct Element {
     key: usize,
     value: usize,
     end: usize,
-    /// Page number of the child in a branch, or the flags in a leaf.
+    /// In a branch the page number of the child, in a leaf the flags of the element.
     word: u64,
 }
 
@@ -73,7 +74,7 @@ impl Page {
             } else {
                 (u64_at(&bytes, at + 8), u32_at(&bytes, at), u32_at(&bytes, at + 4), 0)
             };
-            // No overflow: the sum has three numbers below 2^32 and one below 2^48.
+            // No overflow: the sum has three terms below 2^32 and one below 2^48.
             let key = at as u64 + u64::from(position);
             let value = key + u64::from(key_len);
             let end = value + u64::from(value_len);
@@ -92,7 +93,8 @@ impl Page {
             }
             elements.push(element);
         }
-        // A walk into a bucket keeps the page that contains the bucket in memory.
+        // The lower limit applies here, because a cursor inside a bucket also keeps the page that contains
+        // the bucket in memory.
         let has_bucket =
             || is_leaf && elements.iter().any(|element| element.word & u64::from(IS_BUCKET) != 0);
         if bytes.len() as u64 > INNER_RUN_BYTES_MAX && has_bucket() {

@@ -6,7 +6,7 @@ use crate::bolt::{Bolt, Layout, Plan, Writer};
 use crate::error::{Error, WriteError};
 use crate::source::Source;
 
-/// Replacement of the value of one key.
+/// Change of one key while a database is rewritten: a new value, or the removal of the key.
 #[derive(Clone, Debug)]
 pub struct Edit {
     /// Bucket of the key; it must exist.
@@ -88,12 +88,12 @@ impl<S: Source> Bolt<S> {
         Ok(layout.finish()?)
     }
 
-    /// Writes the database again with every bucket, key and value except for the edit. Calls `passed` with
-    /// the number of bytes of each pair.
+    /// Writes the database again: every bucket, key and value stays as it is, except that the edit is made.
+    /// Calls `passed` with the number of bytes of each pair.
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`Bolt::plan_rewrite`], or an error of the output.
+    /// Returns an error if the database cannot be read or has nested buckets, or if the output fails.
     pub fn rewrite<W: Write>(
         &self,
         out: W,

@@ -1,10 +1,10 @@
 //! Writes a database from front to back.
 //!
 //! The meta pages come first and contain the root page and the number of pages, so both must be known before
-//! the first byte is written. Therefore the contents are passed twice. [`Layout`] needs keys and the lengths
-//! of values, and returns a [`Plan`]; [`Writer`] needs everything and writes pages in order of their numbers,
-//! so that the output may be a socket. Both hold at most one page per level of a tree, 8 pages of leaf, and
-//! one key with its value.
+//! the first byte is written. Therefore the caller passes the contents twice. In the first pass [`Layout`]
+//! needs only keys and the lengths of values, and returns a [`Plan`]. In the second pass [`Writer`] needs
+//! everything; it writes pages in order of their numbers, so the output may be a socket. Both hold at most
+//! one page per level of a tree, 8 pages of leaf, and one key with its value.
 //!
 //! ```text
 //! page 0, 1   heads, of transactions 2 and 1
@@ -22,15 +22,17 @@ use crate::bolt::format::{
 };
 use crate::error::WriteError;
 
-/// Page size in bytes of the files written here: the size that etcd uses on most machines, and that it can
-/// read on all.
+/// Page size in bytes of the files written here. etcd uses this size on most machines, and can read it on all
+/// machines.
 pub const PAGE_BYTES: usize = 4096;
 const FIRST_PAGE: u64 = 3;
-/// An even number, so that bbolt writes its next meta page over the other one.
+/// Transaction number in the meta pages. bbolt writes the meta page of transaction n to page n modulo 2; an
+/// even number makes its next transaction write the other page.
 const TRANSACTION: u64 = 2;
-/// Maximum bytes of a leaf, unless a single value takes more.
+/// Maximum bytes of a leaf that contains more than one value; a single longer value gets a leaf that is as
+/// long as needed.
 const LEAF_BYTES_MAX: usize = 8 * PAGE_BYTES;
-/// A page buffer that has grown beyond this many bytes is freed.
+/// A page buffer that has grown beyond this many bytes is freed instead of reused.
 const KEPT_BYTES_MAX: usize = 1 << 20;
 
 /// Measured size of a database.
@@ -91,7 +93,7 @@ impl Layout {
     ///
     /// # Errors
     ///
-    /// Never fails in this pass; the signature matches [`Writer::finish`].
+    /// Never returns an error; the return type matches [`Writer::finish`].
     pub fn finish(self) -> Result<Plan, WriteError> {
         Ok(self.pages.finish()?.0)
     }
@@ -102,7 +104,7 @@ impl<W: Write> Writer<W> {
     ///
     /// # Errors
     ///
-    /// When the output fails.
+    /// Returns an error if the output fails.
     pub fn new(mut out: W, plan: Plan) -> Result<Writer<W>, WriteError> {
         let mut page = vec![0; PAGE_BYTES];
         for (id, transaction) in [(0, TRANSACTION), (1, TRANSACTION - 1)] {
@@ -145,12 +147,13 @@ impl<W: Write> Writer<W> {
         self.pages.pair(key, value.iter().map(|piece| piece.len()).sum(), value)
     }
 
-    /// Returns the output. Anything written to it directly ends up in the middle of the database.
+    /// Returns the output. The caller must not write to it, because the bytes would end up in the middle of
+    /// the database.
     pub fn output(&mut self) -> &mut W {
         &mut self.pages.output.0
     }
 
-    /// Writes the rest and returns the output.
+    /// Writes everything that is still buffered and returns the output.
     ///
     /// # Errors
     ///
@@ -190,7 +193,7 @@ impl<W: Write> Output for Written<W> {
     }
 }
 
-/// The work that both passes have in common.
+/// The part of [`Layout`] and [`Writer`] that both passes have in common.
 struct Pages<O> {
     output: O,
     /// Number of the next page.
@@ -269,8 +272,8 @@ impl<O: Output> Pages<O> {
         let with_it = tree.leaf_bytes() + ELEMENT_BYTES + key.len() + value_len;
         let held = tree.leaf_bytes().next_multiple_of(PAGE_BYTES);
         if !tree.leaf.is_empty() && with_it > held {
-            // Values of about one page would leave half of every second page empty, so such a leaf may take
-            // several pages.
+            // Values of about one page would leave half of every second page empty. So the leaf may grow over
+            // several pages when ending it here would waste space.
             let lost = held - tree.leaf_bytes();
             if lost * 8 <= held || with_it > LEAF_BYTES_MAX {
                 self.close_leaf(tree)?;
@@ -344,8 +347,8 @@ impl<O: Output> Pages<O> {
         let branch = &mut tree.branches[level];
         let bytes = ELEMENT_BYTES + key.len();
         let mut full = None;
-        // A branch must have at least two children, so the last child of the full page moves to the next
-        // page.
+        // A branch needs at least two children. So the last child of the full page moves to the next page,
+        // which then gets a second child.
         if branch.bytes + bytes > PAGE_BYTES && branch.open.len() >= 3 {
             full = branch.open.pop().map(|last| std::mem::replace(&mut branch.open, vec![last]));
             branch.bytes =

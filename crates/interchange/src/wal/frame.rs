@@ -34,7 +34,7 @@ pub(super) enum Next<'w> {
     Record(Record<'w>),
     /// The log ends here regularly.
     End,
-    /// The remains of an unfinished write.
+    /// An unfinished write: the log ends before this frame.
     Torn,
 }
 

@@ -1,4 +1,4 @@
-//! A whole log that was read.
+//! Reads the whole write-ahead log of a member.
 
 use std::fmt;
 use std::path::Path;
@@ -15,19 +15,19 @@ use crate::wire::{Field, Fields};
 
 type SharedFile = Arc<dyn disk::File>;
 
-/// The raft log of a member. Opening reads and verifies all of it; entries are read again when they are
-/// requested, and 24 bytes of memory per entry hold its location.
+/// The raft log of a member. [`Wal::open`] reads and verifies all entries, but keeps only their locations, in
+/// 24 bytes of memory per entry; [`Wal::entry`] reads an entry again.
 pub struct Wal {
     files: Vec<LogFile>,
     /// Ids of the log's owner.
     pub identity: Identity,
     /// Raft's hard state: term, vote and commit index.
     pub hard_state: HardState,
-    /// Snapshots that are committed, in the order in which they were made.
+    /// Snapshots that the log records and whose index is committed, in the order in which they were made.
     pub snapshots: Vec<SnapshotMark>,
-    /// The end of the last file that was left out as an unfinished write, if any.
+    /// Unfinished write at the end of the last file, if there is one; it is not part of the log.
     pub repair: Option<Repair>,
-    /// End of the log, behind its last complete record.
+    /// End of the log: the position after its last complete record.
     pub end: WalEnd,
     first: u64,
     entries: Vec<Place>,
@@ -56,7 +56,7 @@ pub struct Identity {
 pub struct HardState {
     /// Newest raft term that the member has seen.
     pub term: u64,
-    /// Member that got this member's vote in that term; 0 for none.
+    /// Member for which this member voted in `term`; 0 for none.
     pub vote: u64,
     /// Index of the last entry known to be committed; later entries may be committed too.
     pub commit: u64,
@@ -73,7 +73,7 @@ pub struct SnapshotMark {
     pub conf_state: Option<ConfState>,
 }
 
-/// The remains of an unfinished write.
+/// An unfinished write at the end of a log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Repair {
     /// Name of the file.
@@ -168,11 +168,11 @@ impl Wal {
         self.place(index).is_some_and(|place| place.is_conf_change)
     }
 
-    /// Reads an entry; `None` if the log does not have it.
+    /// Reads an entry; returns `None` if the log does not have it.
     ///
     /// # Errors
     ///
-    /// Returns an error if the entry can no longer be read.
+    /// Returns an error if the file has become unreadable since the log was opened.
     pub fn entry(&self, index: u64) -> Result<Option<api::raftpb::Entry>, Error> {
         let Some(place) = self.place(index) else { return Ok(None) };
         let Some(file) = self.files.get(place.file as usize) else { return Ok(None) };
@@ -205,12 +205,12 @@ impl Wal {
     }
 }
 
-/// Returns true if a log file of etcd can have this name.
+/// Returns true if the name has the form of etcd's log file names.
 pub(crate) fn is_file_name(name: &str) -> bool {
     parse_name(name).is_some()
 }
 
-/// Returns sequence number and first index from the name of a log file.
+/// Returns the sequence number and the first index that the name of a log file contains.
 fn parse_name(name: &str) -> Option<(u64, u64)> {
     let (sequence, index) = name.strip_suffix(".wal")?.split_once('-')?;
     let hex = |text: &str| match text.len() == 16 {
@@ -256,7 +256,8 @@ impl Scan {
             match record.kind {
                 CRC => {
                     let crc = record.crc;
-                    // The first file may continue one that was deleted.
+                    // The first file that exists may continue a deleted one; then the running checksum starts
+                    // with the value recorded at its beginning.
                     if so_far != crc && !(number == 0 && so_far == 0) {
                         return Err(wrong("the file does not continue where the previous one ends"));
                     }
@@ -288,9 +289,9 @@ impl Scan {
         Ok(())
     }
 
-    /// Records a snapshot that the member saved itself or received from the leader. A received snapshot may
-    /// have the index of a different entry in the log: the entries from there on were never committed, and
-    /// the snapshot replaces them.
+    /// Records a snapshot that the member saved itself or received from the leader. The log may have a
+    /// different entry at the index of a received snapshot. Then this entry and all later ones were never
+    /// committed, and the snapshot replaces them.
     fn snapshot(&mut self, snapshot: SnapshotMark) {
         let at = snapshot.index.checked_sub(self.first).and_then(|at| usize::try_from(at).ok());
         if let Some(at) = at
@@ -309,7 +310,8 @@ impl Scan {
             self.entries.clear();
             self.first = entry.index;
         } else if entry.index > next {
-            // A member that received a whole state continues after it.
+            // A gap is allowed directly after a snapshot: a member that received a whole state continues its
+            // log after it.
             if !self.snapshots.iter().any(|snapshot| snapshot.index.checked_add(1) == Some(entry.index)) {
                 return Err(OrderError::Gap { index: entry.index, before: next - 1 });
             }
@@ -351,8 +353,8 @@ struct ScannedEntry {
     is_conf_change: bool,
 }
 
-/// Decodes only the needed fields of an entry. The checksum does not cover a record's type, so data that is
-/// no entry must be recognized.
+/// Decodes only the needed fields of an entry. The checksum does not cover the type of a record, so data that
+/// is not an entry must be recognized here.
 fn entry(data: &[u8]) -> Option<ScannedEntry> {
     let [kind, term, index] = numbers(data, 4)?;
     // The index 2^64 - 1 is refused, so that adding one cannot overflow.
@@ -378,7 +380,7 @@ fn snapshot(data: &[u8]) -> Option<SnapshotMark> {
     })
 }
 
-/// Returns the numbers in fields 1 to 3; only the field `bytes` may contain bytes.
+/// Decodes the numbers in fields 1 to 3. Returns `None` if a field other than `bytes` contains bytes.
 fn numbers(data: &[u8], bytes: u64) -> Option<[u64; 3]> {
     let mut found = [0; 3];
     let mut fields = Fields(data);

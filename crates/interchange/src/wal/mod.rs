@@ -20,10 +20,10 @@
 //! checksum                       CRC-32C over the data of all records so far, those of earlier files included
 //! ```
 //!
-//! A length of 0 marks the end of a file. An entry with an index that occurred before replaces that entry and
-//! all later ones. In the last file, and only there, a frame that does not fit into the file, or that does
-//! not verify and contains a sector (512 bytes) of zeros, is the remains of an unfinished write: the log ends
-//! before it.
+//! A length of 0 marks the end of a file. An entry replaces an earlier entry with the same index, and all
+//! entries after that one. A frame counts as an unfinished write if it does not fit into the file, or if its
+//! checksum does not match and one of its sectors (512 bytes) is all zeros. This is allowed only in the last
+//! file; the log then ends before that frame.
 
 mod frame;
 mod log;
@@ -34,14 +34,15 @@ pub use log::{HardState, Identity, Repair, SnapshotMark, Wal, WalEnd};
 pub(crate) use writer::FIRST_NAME;
 pub use writer::{SegmentStart, segment};
 
-/// Names of empty files that are put beside a log which must not be used any more. Between the log's files
-/// and the last of these names files are missing, so etcd 3.4 to 3.7 refuses to start and does not touch the
-/// log. One guard file alone would not suffice: etcd accepts any file as the one after the first.
+/// Names of empty guard files that are put beside a log which must not be used any more. Their sequence
+/// numbers leave a gap after the log's last file and between them, so etcd 3.4 to 3.7 refuses to start and
+/// does not touch the log. One guard file alone would not suffice, because etcd accepts any file as the one
+/// after the first.
 pub const GUARD_NAMES: [&str; 2] =
     ["fffffffffffffff0-ffffffffffffffff.wal", "ffffffffffffffff-ffffffffffffffff.wal"];
 
-/// Name of the file in a member's directory that marks etcd's data there as outdated: another program
-/// continues from it.
+/// Name of a file that marks etcd's data in a member's directory as outdated, because another program has
+/// continued from that data.
 pub const STALE_MARK_NAME: &str = "taken-over-from-etcd";
 
 pub(crate) const METADATA: u64 = 1;

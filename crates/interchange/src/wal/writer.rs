@@ -1,4 +1,4 @@
-//! Makes the first file of a log.
+//! Creates the first file of a log.
 
 use api::wire::{number_tag, put_field, put_varint};
 use prost::Message as _;
@@ -13,7 +13,7 @@ pub struct SegmentStart {
     pub identity: Identity,
     /// Raft's hard state.
     pub hard_state: HardState,
-    /// Raft position of the state.
+    /// Raft index and term of the state.
     pub snapshot: SnapshotMark,
     /// Entries after the state, in order.
     pub entries: Vec<api::raftpb::Entry>,
@@ -22,7 +22,8 @@ pub struct SegmentStart {
 /// Name of the first file of a log.
 pub(crate) const FIRST_NAME: &str = "0000000000000000-0000000000000000.wal";
 
-/// Returns the bytes of the first file of a log. etcd extends the file to its full size when it opens it.
+/// Returns the bytes of the first file of a log. etcd extends the file to its full size when it opens the
+/// log.
 pub fn segment(start: &SegmentStart) -> Vec<u8> {
     let metadata = api::etcdserverpb::Metadata {
         node_id: Some(start.identity.member_id),

@@ -95,7 +95,7 @@ fn trees_with_many_levels_never_panic() {
         let checked = bolt.check();
         refused += u32::from(found.is_err());
         if let (Ok(found), Err(error)) = (&found, &checked) {
-            // A difference that no walk sees: lost pages, or the free list.
+            // Only `check` finds this damage, because no cursor visits it: lost pages, or the free list.
             assert!(*found != whole || error.to_string().contains("page"), "seed {seed}: {error}");
         }
     }
@@ -123,8 +123,8 @@ fn a_tree_in_a_circle_ends() {
                     continue;
                 }
                 let bolt = Bolt::whole(damaged.as_slice()).expect("opens");
-                // A leaf copied from another bucket may by chance fit between the keys around it; then a page
-                // is used twice.
+                // A leaf that was copied from another bucket may by chance fit between the keys around it.
+                // Then one page is used twice.
                 let error = read(&bolt).err().or(bolt.check().err());
                 let error = error.map(|e| e.to_string()).unwrap_or_default();
                 assert!(error.contains("page ") && error.contains("byte "), "{error}");
@@ -135,7 +135,7 @@ fn a_tree_in_a_circle_ends() {
     assert!(tried > 50, "{tried}");
 }
 
-/// Returns all entries, and whether something was left out.
+/// Returns all entries, and true if something at the end was left out.
 fn read_log(wal: Vec<u8>) -> Result<(Vec<Entry>, bool), Error> {
     let disk = data_dir(Vec::new(), wal);
     let wal = Wal::open(&disk, Path::new("/d/member/wal"))?;
@@ -191,8 +191,8 @@ fn a_log_cut_anywhere_is_a_prefix() {
         lengths.push(entries.len());
     }
     assert!(lengths.is_sorted() && lengths.last() == Some(&whole.len()));
-    // Everything in the database was in the log before. Without those entries, later promises may be lost
-    // too.
+    // The log contained everything that is in the database. If those entries are missing, later promises may
+    // be missing too.
     let disk = data_dir(golden("3.5-db"), bytes[..bytes.len() / 4].to_vec());
     let why = DataDir::open(&disk, Path::new("/d")).err().map(|error| error.to_string());
     assert!(why.as_ref().is_some_and(|why| why.contains("a part of the log is missing")), "{why:?}");

@@ -227,8 +227,8 @@ fn databases_of_bbolt() {
             let checked = bolt.check().expect("is sound");
             assert_eq!((checked.buckets, checked.keys), (5, expected.lines().count() as u64));
             assert!(checked.free_pages > 0 && checked.used_pages + checked.free_pages == meta.high_water);
-            // Without the newer meta page the older one is used, wherever it is; without both the database is
-            // refused.
+            // Without the newer meta page, the older one is used, at whichever position it is. Without both,
+            // the database is refused.
             let mut damaged = bytes.clone();
             let newer = (meta.transaction % 2) as usize * page_bytes as usize;
             damaged[newer + 20] ^= 1;

@@ -134,10 +134,10 @@ fn members_of_old_releases_are_those_of_the_image() {
     for (raft, marked) in [(Some(&raft), None), (None, Some(&raft))] {
         let dir = restored(raft, marked).open().expect("is sound");
         assert_eq!(ids(&dir), three);
-        // So this member does not treat its own log as committed, as a lone voter would.
+        // The member is not a lone voter, so it must not treat all entries of its own log as committed.
         assert_eq!((dir.voters.iter().copied().collect::<Vec<_>>(), dir.end()), (three.to_vec(), 9));
     }
-    // Restored for one member: the previous member is no longer one.
+    // Restored for a single member, so the previous member is no longer a member.
     let alone = voters(&[own()]);
     let dir =
         Made::new(Release::V3_5, &[1, own()]).with_image(3, image(3, &[own()], None), Some(&alone)).open();
@@ -205,7 +205,7 @@ fn members_of_new_releases_are_held_against_raft() {
     assert_eq!(ids(&marked(&three, None, Some(&raft)).open().expect("is sound")), three);
     for (mark, head) in [(Some(&raft), None), (None, Some(&raft))] {
         marked(&[own()], mark, head).refused(UNCERTAIN);
-        // The bucket has lost a promotion: this member would count only its own vote.
+        // The bucket lacks a promotion. With the bucket, this member would count only its own vote.
         let mut forged = marked(&three, mark, head);
         forged.bucket.members[0].is_learner = true;
         forged.bucket.members[1].is_learner = true;
@@ -294,7 +294,7 @@ fn an_image_counts_if_the_log_names_it_and_it_can_be_read() {
     let mut made = older();
     made.images.push((8, image(8, &[own()], None)));
     assert_eq!(ids(&made.open().expect("is sound")), [1, own()]);
-    // Neither image nor usable log.
+    // There is neither an image nor a usable log.
     let mut made = Made::new(Release::V3_5, &[own()]);
     (5..=9).for_each(|index| made.log.entry(index, 4));
     made.refused("the list of members is unknown");

@@ -210,7 +210,7 @@ fn what_is_no_text_is_read_as_etcd_shows_it() {
         (node.path.as_str(), node.value.as_deref()),
         ("/r\u{fffd}", Some("a\u{fffd}b\u{fffd}\u{fffd}"))
     );
-    // Bytes that are no message at all may also have been a write.
+    // Bytes that are not a message may also have been a write.
     let loss = open(&with_last(b"\x12\x03PUT\x1a")).old_store.loss().expect("it may be lost");
     assert!(loss.ends_with("requests something that cannot be read (an invalid request)"), "{loss}");
 }

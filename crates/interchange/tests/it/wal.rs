@@ -115,12 +115,12 @@ fn a_state_that_was_taken_over_ends_what_the_log_had_instead() {
         log.snapshot(4, term);
         log
     };
-    // The member saved the snapshot itself, so its entries continue.
+    // The member has saved the snapshot itself, so the entries of its log continue.
     let mut own = log(1);
     own.state(1, 4);
     assert_eq!(terms(&open(&[(FIRST, own.bytes)]).expect("is sound")).len(), 6);
-    // A leader of another term sent the snapshot: this member had another entry 4, and all its later entries
-    // were others too.
+    // A leader of another term has sent the snapshot. This member had a different entry 4, and so all its
+    // later entries were different too.
     let mut sent = log(3);
     sent.state(3, 4);
     let bytes = sent.bytes.clone();
@@ -173,7 +173,7 @@ fn gaps_are_refused() {
     log.entry(1, 1);
     log.entry(3, 1);
     assert!(open(&[(FIRST, log.bytes)]).is_err_and(|e| e.contains("entry 3 follows entry 1")));
-    // Allowed if a whole state was received in between.
+    // This gap is allowed if a whole state was received in between.
     let mut log = Log::begin(0);
     log.entry(1, 1);
     log.snapshot(7, 2);
@@ -201,7 +201,7 @@ fn an_unfinished_write_is_left_out() {
     bytes[1024..1536].fill(0);
     let wal = open(&[(FIRST, bytes)]).expect("is sound");
     assert_eq!((terms(&wal), wal.repair.map(|r| r.offset)), (vec![(1, 1)], Some(sound as u64)));
-    // No sector is zeros, so this is damage.
+    // No sector is all zeros, so this is damage and not an unfinished write.
     let mut bytes = log.bytes;
     bytes[1024..1536].fill(1);
     assert!(open(&[(FIRST, bytes)]).is_err_and(|e| e.contains("checksum")));
@@ -405,7 +405,8 @@ fn nothing_of_the_old_store_is_lost_without_a_word() {
     assert_eq!(found(Some(old_image("{}", 7)), 7, 1), Ok(None), "the image has it, and it is gone again");
     assert_eq!(found(Some(old_image("null", 9)), 9, 1), Ok(None));
     says(Some(old_image(r#"{"foo":{}}"#, 7)), 7, "1 keys or directories");
-    // Instead of an unreadable image etcd uses what is before it, here the log since its first entry.
+    // If an image cannot be read, etcd uses the state before it; in this test, that is the log from its first
+    // entry on.
     let mut torn = old_image("{}", 9);
     let last = torn.len() - 1;
     torn[last] ^= 1;

@@ -79,7 +79,7 @@ fn a_streamed_range_sorts_the_whole_by_its_target() {
     let member = Setup::new(dir.path()).start();
     run(async {
         let client = member.client().await;
-        // The first key is written most often: etcd's paging would continue after it again and again.
+        // The first key is written most often, so etcd's paging returns to it again and again.
         for n in 0..1200u32 {
             let key = format!("k{n:04}");
             client.put(key.clone(), "1").await.expect("is written");

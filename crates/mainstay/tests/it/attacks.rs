@@ -94,7 +94,7 @@ fn a_watch_from_one_key_on_needs_all_keys_behind_it() {
         let client = member.client().await;
         let (root, bob) = secured(&client).await;
         allow(&root, "r", permission::Type::Read, "k", "").await.expect("is allowed");
-        // A new token: a token from before the permission change is refused as outdated.
+        // Log in again, because a token from before the permission change is refused as outdated.
         let bob = crate::auth::log_in(&bob, "bob", "bobpw").await.expect("is bob");
         for (key, end, is_allowed) in [
             ("k", "", true),
@@ -163,7 +163,7 @@ fn members_alarms_leases_and_maintenance_need_a_user() {
             sender.send(SnapshotRequest {}.encode_to_vec().into()).await.expect("is taken");
             assert_eq!(receiver.next().await.map(drop), Err(refusal));
         }
-        // As in etcd, these calls are open to any user, but not to unauthenticated callers.
+        // Any user may make these calls, as in etcd, but a caller without a user may not.
         let members = MemberListRequest { linearizable: false };
         let listed = client.call::<MemberListResponse>(Rpc::ClusterMemberList, &members).await.map(drop);
         assert_eq!(listed, Err(error::USER_EMPTY));
@@ -244,7 +244,7 @@ fn a_path_that_is_spelled_otherwise_reaches_nothing() {
     ] {
         let mut raw = Connection::h2(member.client_address(), &[]);
         raw.send(&frame(HEADERS, END_HEADERS, 1, &call_block(path, &[])));
-        // Field 1, "k", and field 2, "v".
+        // The request: field 1 is "k", and field 2 is "v".
         raw.send(&frame(0, END_STREAM, 1, &message(0, b"\x0a\x01k\x12\x01v")));
         raw.finish();
         raw.read_to_close();

@@ -104,7 +104,8 @@ fn nobody_gets_in_who_should_not() {
         root.put("private", vec![b'v'; 1 << 20]).await.expect("root may");
         let page = testkit::http1::get(member.client_address(), "/debug/mainstay").text().to_owned();
         assert!(page.contains("\"clients\"") && !page.contains("private"), "{page}");
-        // The lists are omitted, not empty: an empty list would tell the doctor that there are no such keys.
+        // The lists must be absent and not empty, because an empty list would tell the doctor that there are
+        // no such keys.
         assert!(!page.contains("large_values") && !page.contains("expensive_ranges"), "{page}");
         // Calls that are not about keys.
         assert_eq!(bob.compact(2, false).await.map(drop), Err(error::PERMISSION_DENIED));
@@ -147,7 +148,7 @@ fn what_there_is_cannot_be_learnt_from_refusals() {
         for number in 0..26 {
             root.put(format!("secret{number:02}"), "v").await.expect("root may");
         }
-        // The number of comparisons would be too much if the range had many keys.
+        // If the range had many keys, these comparisons would be too much work for one step.
         let compare = || Compare {
             key: "secret".into(),
             range_end: "secreu".into(),
@@ -284,13 +285,13 @@ fn json_web_tokens_are_made_and_taken() {
         let (root, bob) = secured(&client).await;
         bob.put("b", "v").await.expect("is allowed");
         assert_eq!(bob.get("a").await.map(drop), Err(error::PERMISSION_DENIED));
-        // A signed token carries the auth revision at which it was made.
+        // A signed token contains the auth revision at which it was issued.
         user_add(&root, "other", "x").await.expect("is added");
         assert_eq!(bob.get("b").await.map(drop), Err(error::AUTH_OLD_REVISION));
         let bob = log_in(&client, "bob", "bobpw").await.expect("is bob");
         bob.get("b").await.expect("is allowed");
-        // Root's token stays valid for changes by root until root's password changes: otherwise a stolen
-        // token could change it again.
+        // Root's token stays valid after changes that root makes, until root's own password changes.
+        // Otherwise a stolen token could be used to change the password again.
         user_add(&root, "another", "x").await.expect("is added");
         let changed = |password: &str| AuthUserChangePasswordRequest {
             name: "root".to_owned(),
@@ -361,7 +362,7 @@ fn a_transaction_that_only_reads_needs_a_token_of_the_present_users() {
         let nested = TxnRequest { success: vec![nested], ..TxnRequest::default() };
         bob.call::<TxnResponse>(Rpc::KvTxn, &nested).await.expect("asks for nothing");
 
-        // A member that lags refuses to read with a token that is newer than its copy of the users.
+        // A member that lags behind refuses a read if the token is newer than the member's copy of the users.
         let request = AuthenticateRequest { name: "bob".to_owned(), password: "bobpw".to_owned() };
         let newer: AuthenticateResponse = client.call(Rpc::Authenticate, &request).await.expect("is bob");
         let lags = signed[1].client().await;
@@ -379,7 +380,7 @@ fn a_transaction_that_only_reads_needs_a_token_of_the_present_users() {
     let simple = Setup::new(dir.path()).flag(CHEAP).start();
     run(async {
         let (root, bob) = secured(&simple.client().await).await;
-        // A simple token carries no revision: it stays valid until a change invalidates it.
+        // A simple token contains no revision, so it stays valid until a change makes it invalid.
         user_add(&root, "other", "x").await.expect("is added");
         for request in read_only_transactions("b") {
             bob.call::<TxnResponse>(Rpc::KvTxn, &request).await.expect("is allowed");
@@ -400,7 +401,8 @@ fn a_stream_that_is_older_than_authentication_makes_watches_with_its_json_web_to
     let dirs = ["auth-jwt-one", "auth-jwt-two"].map(TempDir::new);
     let members = dirs.each_ref().map(|dir| signed_tokens(dir).start());
     run(async {
-        // The other cluster has the same users at the same revision, so the same tokens.
+        // The other cluster has the same users at the same auth revision, so its tokens are valid in this
+        // one.
         let elsewhere = members[0].client().await;
         secured(&elsewhere).await;
         let request = AuthenticateRequest { name: "bob".to_owned(), password: "bobpw".to_owned() };

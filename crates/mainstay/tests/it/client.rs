@@ -181,7 +181,7 @@ impl Client {
 
     /// Opens a watch on a separate stream, and waits until the server has created it.
     pub async fn watch(&self, create: WatchCreateRequest) -> Result<Watch, Status> {
-        // A watch has no deadline: it ends when its reader drops it.
+        // A watch has no deadline. It ends when its reader is dropped.
         let options = CallOptions { timeout: None, ..self.options.clone() };
         self.watch_with(&options, create).await
     }
@@ -208,7 +208,7 @@ impl Client {
     }
 }
 
-/// Used as key and as range end, it stands for all keys.
+/// A single zero byte. As the key and the range end of a request, it selects all keys.
 pub const ALL: &[u8] = b"\0";
 
 /// A watch on a separate stream.

@@ -22,7 +22,7 @@ pub const CALL_TIME_MAX: Duration = Duration::from_secs(10);
 /// not dominate the tests' run time.
 const ELECTION_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Place for a member: its name, addresses and data, whether the member runs or not.
+/// Place of a member: its name, addresses and data. The place exists even while the member does not run.
 pub struct MemberSlot {
     pub name: String,
     pub client: SocketAddr,
@@ -30,7 +30,7 @@ pub struct MemberSlot {
     pub data_dir: PathBuf,
     /// Scheme of the peer URL: `http` unless a test sets another.
     pub peer_scheme: &'static str,
-    /// Command that starts the process; empty if the process is started directly.
+    /// Command and arguments with which the process is started; empty if it is started directly.
     pub launcher: Vec<String>,
     /// Flags of this member only.
     pub flags: Vec<String>,
@@ -298,7 +298,8 @@ impl Cluster {
     }
 }
 
-/// Returns true if the error is temporary: it goes away when the cluster has a leader and all members are connected.
+/// Returns true if the error is temporary: it disappears once the cluster has a leader and all members are
+/// connected.
 pub fn is_passing(status: &Status) -> bool {
     matches!(status.code, api::Code::Unavailable | api::Code::DeadlineExceeded)
 }

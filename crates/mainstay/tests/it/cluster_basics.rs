@@ -111,7 +111,7 @@ fn every_watcher_sees_what_was_written_in_order() {
         }
         load.end(&mut record).await;
         for at in 0..3 {
-            // Each read is linearizable, so no member may lag any more.
+            // All of these reads are linearizable, so after them no member lags behind.
             crash::check(&cluster.client(at).await, &mut record.history, 0).await;
         }
         for step in shown.iter().flatten() {

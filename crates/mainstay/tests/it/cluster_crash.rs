@@ -66,8 +66,8 @@ fn nothing_acknowledged_is_lost_when_all_are_killed() {
                     cluster.spawn((at + first) % 3);
                 }
             } else {
-                // For a moment the leader has no quorum. What it accepts then is lost with it, since the
-                // other members elect a leader first.
+                // For a moment the leader has no quorum. The writes that it accepts then are lost with the
+                // leader, because the other members elect another leader first.
                 let others = [(leader + 1) % 3, (leader + 2) % 3];
                 for at in others {
                     cluster.kill(at);

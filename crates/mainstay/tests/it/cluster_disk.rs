@@ -38,7 +38,8 @@ fn a_followers_full_disk_does_not_stop_the_others() {
         let put = async |number: u32| client.put(format!("k/{}", number % 10), filler(number, MIB)).await;
         let mut taken = 0;
         eventually("the follower's disk is full", PATIENCE * 2, async || {
-            // Until then writes may be refused: an alarm of one member stops writes at all members.
+            // Until the alarm is cleared, writes may be refused, because the alarm of one member stops writes
+            // at all members.
             if put(taken).await.is_ok() {
                 taken += 1;
             }
@@ -52,7 +53,7 @@ fn a_followers_full_disk_does_not_stop_the_others() {
         })
         .await;
 
-        // With the alarm cleared, the other members continue, whatever the follower does.
+        // After the alarm was cleared, the other members continue, whatever happens to the follower.
         let mut more = 0;
         eventually("the others go on", PATIENCE, async || {
             client.disarm().await.ok();
@@ -76,7 +77,7 @@ fn a_followers_full_disk_does_not_stop_the_others() {
         let kv = cluster.client(2).await.get("k/0").await.expect("reads are served").expect("it is there");
         assert_eq!(kv.value, filler(2000, MIB));
     });
-    // The member ends before its disk is unmounted.
+    // End the member before its disk is unmounted.
     drop(cluster.slots[2].member.take());
     drop(disk);
 }

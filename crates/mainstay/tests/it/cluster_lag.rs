@@ -1,5 +1,5 @@
-//! A follower that was down for so long that the other members no longer have the log entries it needs: it
-//! gets a snapshot, and faults during the transfer do no harm.
+//! A follower that was down for so long that the other members no longer have the log entries it needs: the
+//! follower gets a snapshot, and faults during the transfer do no harm.
 
 use std::time::{Duration, Instant};
 
@@ -85,17 +85,17 @@ fn a_follower_far_behind_gets_a_snapshot() {
         cluster.spawn(follower);
         cluster.member(follower).wait_for(INSTALLED);
         cluster.kill(follower);
-        // Whether the installed snapshot was saved or not, the follower restarts.
+        // Restart the follower, which works whether it has already saved the installed snapshot or not.
         cluster.start_one(follower);
         assert_same(&cluster, leader, follower).await;
-        // A second restart, with nothing to catch up.
+        // Restart a second time, when there is nothing to catch up with.
         cluster.kill(follower);
         cluster.start_one(follower);
         let left = cluster.client(follower).await.time_to_live(lease, true).await.expect("asks are answered");
         assert_eq!((left.granted_ttl, &left.keys[..]), (600, &["leased".into()][..]));
         let own = cluster.client(follower).await;
         assert_eq!(own.leases().await.expect("asks are answered"), [lease]);
-        // The follower's data is enough to lead, and to be part of a quorum.
+        // The follower's data must be good enough to lead, and to be part of a quorum.
         cluster.kill(leader);
         cluster.put(follower, "k/0", "x").await;
         cluster.start_one(leader);
@@ -131,7 +131,8 @@ fn a_follower_killed_while_it_catches_up_converges() {
             let began = Instant::now();
             cluster.spawn(follower);
             if round == 0 {
-                // The time of an undisturbed transfer; later kills come at any moment within that time.
+                // Measure the time of an undisturbed transfer. Later, the member is killed at random times
+                // within this time.
                 cluster.member(follower).wait_for(INSTALLED);
                 take = began.elapsed();
                 continue;
@@ -144,7 +145,8 @@ fn a_follower_killed_while_it_catches_up_converges() {
             installed = member.said().contains(INSTALLED);
             cut_short += u32::from(!installed);
             if installed {
-                // The kill came too late: the time measured first was too long.
+                // The member was killed too late, because the transfer took less time than the one that was
+                // measured.
                 take = take.mul_f64(0.6);
             }
             member.kill();

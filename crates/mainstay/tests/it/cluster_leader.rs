@@ -19,7 +19,7 @@ use crate::run;
 #[test]
 fn leadership_is_moved_and_handed_over() {
     run(async {
-        // With this timeout, an election would be noticeable even on a busy machine.
+        // With this long timeout, an election would be noticed even on a busy machine.
         let flags = ["--heartbeat-interval=100", "--election-timeout=10000"];
         let mut cluster = Cluster::start("hand-over", 3, &flags);
         let election_timeout = Duration::from_secs(10);
@@ -78,7 +78,7 @@ fn a_leader_that_was_stopped_for_a_while_follows_and_reads_nothing_old() {
         let cluster = Cluster::start("stopped", 3, &[]);
         let mut record = Record::new();
         let leader = cluster.leader().await;
-        // The member through which the counter is written; it is never stopped.
+        // The member through which the counter is written. This member is never stopped.
         let counter = (leader + 1) % 3;
         let load = Load::start(&cluster, &record, 8);
         let (newest, ended) = (Arc::new(AtomicI64::new(0)), Arc::new(AtomicBool::new(false)));

@@ -12,7 +12,8 @@ use crate::cluster::{Cluster, PATIENCE, is_passing};
 use crate::crash::attempt;
 use crate::history::{Fate, History, Op};
 
-/// A write whose outcome is unknown may still happen later, so its writer continues under a new number.
+/// A write whose outcome is unknown may still take effect later, so its writer continues under a new writer
+/// number.
 const WRITERS_MAX: u32 = 20_000;
 /// Time after which a writer gives up a call and turns to another member.
 const CALL_TIME_MAX: Duration = Duration::from_secs(3);

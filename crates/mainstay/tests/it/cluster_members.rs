@@ -80,7 +80,7 @@ fn a_learner_learns_and_then_votes() {
             }
         })
         .await;
-        // As in etcd, a membership change that only the leader has carried out may be lost with the leader.
+        // A membership change that only the leader has applied may be lost with the leader, as in etcd.
         eventually("the others have heard of it", PATIENCE, async || {
             for one in [&client, &others] {
                 let members = one.members().await.ok()?;
@@ -115,7 +115,7 @@ fn a_removed_member_ends_and_does_not_come_back() {
             id_of(&cluster.client(second).await).await,
         ];
 
-        // A running member that is removed ends by itself, and does not start again.
+        // A running member that is removed ends by itself, and cannot be started again.
         remove(&client, ids[1]).await;
         let mut gone = cluster.take(first);
         assert_eq!(gone.wait().code(), Some(0), "{}", gone.said());
@@ -124,14 +124,14 @@ fn a_removed_member_ends_and_does_not_come_back() {
         let said = cluster.take(first).refuses();
         assert!(said.contains("has been permanently removed from the cluster"), "{said}");
 
-        // A removed leader ends too; the others continue.
+        // A leader that is removed ends too, and the others continue.
         remove(&client, ids[0]).await;
         let mut gone = cluster.take(leader);
         assert_eq!(gone.wait().code(), Some(0), "{}", gone.said());
         drop(gone);
         cluster.put(stays, "k", "x").await;
 
-        // A member that was down during its removal is told when it comes back.
+        // A member that was down during its removal learns of it when it starts again.
         cluster.kill(second);
         remove(&client, ids[2]).await;
         cluster.put(stays, "k", "y").await;
@@ -176,7 +176,7 @@ fn one_survivor_goes_on_alone_and_takes_others_in() {
         check(&client, &mut record.history, 0).await;
         cluster.kill(1);
 
-        // The member stays alone without the flag, until others are added.
+        // The member stays alone even when it is started without the flag, until other members are added.
         cluster.start_one(1);
         for at in [0, 2] {
             std::fs::remove_dir_all(&cluster.slots[at].data_dir).expect("it is there");

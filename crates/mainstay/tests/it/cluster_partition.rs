@@ -69,7 +69,7 @@ fn a_leader_cut_off_serves_nothing_old_and_comes_back() {
             load.more(200).await;
             load.end(&mut record).await;
 
-            // The majority has continued; this member returns neither the majority's writes nor older data.
+            // The majority has made further writes. This member returns neither those writes nor older data.
             let everything = cluster.client(others[0]).await.everything().await.expect("reads are served");
             let newest = revision(everything.header);
             let ended = loop {
@@ -78,7 +78,7 @@ fn a_leader_cut_off_serves_nothing_old_and_comes_back() {
                 }
             };
             assert_eq!(ended, error::NO_LEADER);
-            // The delete matches no key, so it makes no revision if it is carried out later.
+            // The delete matches no key, so it makes no revision even if it is carried out later.
             let asked = Instant::now();
             let write = client.delete("k").await;
             assert!(asked.elapsed() < CALL_TIME_MAX, "the member refuses before its client loses patience");

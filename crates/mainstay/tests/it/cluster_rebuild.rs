@@ -103,7 +103,7 @@ fn a_rebuild_waits_for_a_member_that_has_not_told_its_name() {
         remove(&client, id).await;
         let fourth = cluster.add_slot();
         let fourth_id = cluster.announce(0, fourth, false).await;
-        // Only two of the three listed members have been started: too few to add a fourth.
+        // Only two of the three listed members have been started, which is too few to add a fourth one.
         let rebuild = rebuilding(&cluster.command(2));
         cluster.spawn_with(2, rebuild);
         cluster.member(2).wait_for(&format!("not enough started members; start or remove: {fourth_id:x}"));
@@ -178,7 +178,7 @@ fn kill_rebuilds(mut cluster: Cluster, wal_dir: Option<PathBuf>) {
             cluster.slots[2].flags = flags;
             assert!(said.contains("give the --wal-dir with which it was started"), "{said}");
         }
-        // Each rebuild is killed as soon as it has logged this line, or after a random delay.
+        // Each rebuild is killed either when it has logged this line, or after a random delay.
         let steps = [
             "removing the old member",
             "moved the old data aside",
@@ -324,7 +324,8 @@ fn a_rebuild_goes_on_only_for_the_member_it_was_begun_for() {
         };
         let said = refused();
         assert!(said.contains("run it with the flags of that member"), "{said}");
-        // A journal of an older version does not say to whom it belongs; here the running member answers.
+        // A journal of an older version does not name its member. In this test, the running member has the
+        // address.
         std::fs::write(&path, "dead voter\n").expect("it can be written");
         let said = refused();
         assert!(said.contains("is the address of member") && said.contains("(m1)"), "{said}");
@@ -357,7 +358,7 @@ fn flags_that_do_not_fit_are_refused_before_the_member_is_removed() {
             command.args(flags);
             Member::launch(command, None).refuses()
         };
-        // The state after a `member update` that the flags do not follow.
+        // The state after a `member update` to other URLs than those in the flags.
         let moved = [
             format!("--initial-advertise-peer-urls={free}"),
             format!("--initial-cluster={},m2={free}", cluster.initial(&[0, 1])),
@@ -383,7 +384,7 @@ fn flags_that_do_not_fit_are_refused_before_the_member_is_removed() {
             .expect("it can be written");
         let said = refused(&[]);
         assert!(said.contains("a rebuild of a member of cluster beef was started"), "{said}");
-        // The member's data was moved aside already, and its address has changed since the rebuild began.
+        // The member's data was already moved aside, and its address has changed since the rebuild began.
         std::fs::rename(data_dir.join("member"), data_dir.join("aside")).expect("it can be moved");
         let id = before.iter().find(|member| member.peer_urls == [own.clone()]).expect("it is listed").id;
         std::fs::write(data_dir.join("rebuild"), format!("{id:x} voter 0 new {free}\n"))

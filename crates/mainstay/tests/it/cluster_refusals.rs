@@ -76,8 +76,8 @@ fn a_member_without_its_data_is_not_new() {
         let said = cluster.take(2).refuses();
         assert!(said.contains(&format!("member {id:x} has already been bootstrapped")), "{said}");
 
-        // With its data it is the same member, whatever its flags say about the cluster's beginning; the same
-        // holds in etcd.
+        // With its data the member starts as the same member, whatever the flags about the initial cluster
+        // say, as in etcd.
         std::fs::remove_dir_all(&cluster.slots[2].data_dir).expect("it is there");
         std::fs::rename(&away, &cluster.slots[2].data_dir).expect("it can be moved");
         let initial = format!("--initial-cluster={}", cluster.initial(&[2]));
@@ -163,7 +163,7 @@ fn members_of_another_cluster_are_refused() {
             ours.put(round % 3, &format!("k/{round}"), "ours").await;
             theirs.put(round % 2, &format!("k/{round}"), "theirs").await;
         }
-        // Long enough for a disturbed member to start an election.
+        // This time is long enough for a disturbed member to start an election.
         tokio::time::sleep(PATIENT_ELECTION_TIMEOUT * 2 + Duration::from_millis(100)).await;
         let after = ours.client(leader).await.status().await.expect("a status");
         assert_eq!(

@@ -1,5 +1,5 @@
-//! Damaged files: lost acknowledged data is refused with the file's name and position, and never skipped; the
-//! rest of an interrupted write is cut off.
+//! Damaged files. If acknowledged data is lost, the member refuses to start and names the file and the
+//! position; it never skips the data. The rest of an interrupted write is cut off.
 
 use std::fs;
 use std::os::unix::fs::FileExt as _;
@@ -101,8 +101,8 @@ fn damaged_segments_are_refused_by_name_and_offset() {
     assert_whole(&setup);
 }
 
-/// Writes one more value of several sectors, and kills the member. Returns the segment and the offset at
-/// which the log ends, which leaves space in the last sector.
+/// Writes one more value that takes several sectors, and kills the member. The last sector is not full.
+/// Returns the segment, and the offset at which the log ends.
 fn written_last(setup: &Setup) -> (PathBuf, u64) {
     run(async {
         let member = setup.start();
@@ -128,7 +128,7 @@ fn a_torn_tail_is_cut_off() {
     let setup = Setup::new(dir.path()).flag("--snapshot-count=1000000");
     written(&setup);
     for garbage in [&[0xff; 512][..], &[7; 5000], b"x"] {
-        // The head of the last record is intact, but some of its other sectors are not.
+        // The header of the last record is intact, but some other sectors of the record are not.
         let (last, at) = written_last(&setup);
         open(&last).write_all_at(garbage, at / 512 * 512).expect("writable");
         let said = assert_whole(&setup);
@@ -200,7 +200,7 @@ fn a_value_that_is_damaged_is_an_error_for_its_reader_only() {
             client.put(format!("k/{number:04}"), filler(number, VALUE_BYTES)).await.expect("puts are served");
         }
         member.wait_for("saved a checkpoint");
-        // The file is damaged under a running member, as by a failing disk.
+        // Damage the file under a running member, as a failing disk would.
         flip(&segments(&setup)[0], 10 << 20);
         let mut damaged = Vec::new();
         for number in 0..KEYS {

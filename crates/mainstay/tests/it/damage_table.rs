@@ -643,7 +643,7 @@ impl Case {
             let error = line.and_then(|line| field(line, "error")).unwrap_or_else(|| panic!("{said}"));
             Outcome::Refused(plain(error, &data_dir, &roles))
         };
-        // Otherwise the directory could not be removed.
+        // Without this, the directory could not be removed.
         for name in ["member", "member/log"] {
             let _ = fs::set_permissions(data_dir.join(name), fs::Permissions::from_mode(0o755));
         }

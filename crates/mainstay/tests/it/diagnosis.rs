@@ -59,7 +59,7 @@ fn who_calls_and_what_was_expensive() {
         let told = page(member.client_address());
         assert_eq!(told["name"], "m");
         assert!(told["clock_unix_ns"].as_u64().expect("a time") > 1_600_000_000_000_000_000);
-        // A busy disk may have caused some stalls.
+        // If the disk is busy, there may have been stalls.
         let stalls = told["fsync_stalls"].as_array().expect("a list");
         assert!(stalls.iter().all(|stall| stall["seconds"].as_f64() >= Some(0.1)), "{told}");
         let ranges = told["expensive_ranges"].as_array().expect("a list");
@@ -121,7 +121,7 @@ fn what_the_member_is_busy_with_is_told_to_those_who_may_know() {
     let address = member.client_address();
     run(async {
         let client = member.client().await;
-        // Repeated so often that the entry is certain.
+        // The request is repeated so often that it is certainly in the list.
         for _ in 0..12 {
             client
                 .put("/registry/secrets/default/large", filler(1, 64 << 10))
@@ -155,7 +155,7 @@ fn what_the_member_is_busy_with_is_told_to_those_who_may_know() {
         };
         assert!(metrics.lines().any(is_told), "{metrics}");
         assert!(!metrics.contains("tokens"), "a key that came once is in metrics: {metrics}");
-        // Requests of pages of other origins.
+        // Requests that pages of other origins send.
         for header in [("Origin", "http://evil.example"), ("Sec-Fetch-Site", "cross-site")] {
             let metrics = http1::request(address, "GET", "/metrics", &[header], b"").text().to_owned();
             assert!(metrics.contains("etcd_server_has_leader 1"), "{metrics}");

@@ -171,7 +171,8 @@ fn a_body_takes_no_more_memory_than_it_may() {
     let large = format!("{{\"key\":\"Zm9v\",\"value\":\"{}\"}}", "A".repeat(2_200_000));
     let (status, body) = call(address, "/v3/kv/put", &[], &large);
     assert_eq!((status, body.as_str()), (400, r#"{"code":3,"message":"etcdserver: request is too large"}"#));
-    // Longer than any message may be, although in JSON the message itself could be short, with white space around it.
+    // The body is longer than any message may be. In JSON the message itself could be short, with white space
+    // around it.
     let mut stream = http1::connect(address);
     let head = http1::head("POST", "/v3/kv/put", &[("Content-Length", "100000000"), ("Connection", "close")]);
     stream.write_all(&head).expect("is sent");
@@ -181,7 +182,7 @@ fn a_body_takes_no_more_memory_than_it_may() {
         sent += 1;
     }
     assert!(sent < 90, "the member does not take it all");
-    // One value of a stream, which never ends.
+    // A value of a stream that never ends.
     let mut stream = http1::connect(address);
     stream.write_all(&http1::head("POST", "/v3/watch", &[("Content-Length", "100000000")])).expect("is sent");
     stream.write_all(b"{\"create_request\":{\"key\":\"").expect("is sent");

@@ -234,7 +234,8 @@ impl History {
 
     /// Checks after the whole replay that no acknowledged operation is missing, and that the keys match the history.
     pub fn settle(&mut self, everything: &RangeResponse) {
-        // An operation of unknown outcome may still happen: a leader that has its entry may be waiting for followers.
+        // An operation with an unknown outcome may still take effect, because a leader that has its entry may
+        // be waiting for followers.
         for (writer, (ops, placed)) in self.ops.iter().zip(&self.placed).enumerate() {
             for op in &ops[*placed..] {
                 assert!(!matches!(op.fate, Fate::Done(_)), "writer {writer}: {op:?} is lost");

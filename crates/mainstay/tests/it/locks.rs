@@ -52,7 +52,7 @@ fn an_election_is_observed_from_its_beginning() {
         let proclaim = ProclaimRequest { leader: Some(leader.clone()), value: "uno".into() };
         let _: ProclaimResponse = client.call(Rpc::ElectionProclaim, &proclaim).await.expect("leads");
         assert_eq!(told(&mut receiver).await, Ok(Some(("uno".to_owned(), leader.rev))));
-        // A late observer is told the present leader; both observers are told the next one.
+        // An observer that comes later gets the current leader, and both observers get the next one.
         let (_late, mut late) = observe(&client, "seat").await;
         assert_eq!(told(&mut late).await, Ok(Some(("uno".to_owned(), leader.rev))));
         let resign = ResignRequest { leader: Some(leader) };

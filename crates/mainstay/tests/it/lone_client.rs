@@ -51,7 +51,7 @@ fn a_client_alone_is_lent_the_core_unless_it_does_more_than_write() {
             client.put(format!("k/{number}"), "x").await.expect("puts are served");
             client.everything().await.expect("reads are served");
         }
-        // The first write came before the first read.
+        // The first write was made before the first read.
         assert!(lent(&member) <= before + 1, "the core was lent {} times", lent(&member) - before);
         write_until_lent(&member, &client).await;
         // Lease renewals would have to wait for fsyncs, too.

@@ -222,7 +222,7 @@ fn a_destination_that_is_no_copy_is_told_and_the_source_goes_on() {
         refused(&run_mirror(&source, &target, &["--cut-over"]), words);
         assert_eq!(client.alarms().await.expect("alarms"), []);
 
-        // The destination is an exact copy until a client writes to it.
+        // The destination stays an exact copy until a client writes to it.
         new.put("k", "v").await.expect("is put");
         client.put("k", "v").await.expect("is put");
         client.compact(3, true).await.expect("is compacted");
@@ -391,7 +391,7 @@ fn rehearsals_leave_the_source_time() {
         let mut command = between(&left.url, &target.url, &["--cut-over", "--stop-timeout=1us"]);
         let _running = Running(command.stdout(Stdio::null()).spawn().expect("the binary runs"));
         let times = listed.wait_for(|times| times.len() >= 8).await.expect("comes").clone();
-        // The first two requests may be from before the rehearsals.
+        // The first two requests may have been sent before the rehearsals.
         assert!(times[7] - times[2] >= 5 * Duration::from_millis(100), "{times:?}");
     });
 }

@@ -169,7 +169,7 @@ fn tls_and_users_hold_on_both_sides_of_a_proxy() {
         let dir = TempDir::new("proxy-tls");
         let authority = Folder::new(dir.path(), "authority");
         let own = authority.issue("server", &[1], &["127.0.0.1", "localhost"]);
-        // A common name would make every client of the proxy the user of that name.
+        // If the certificate had a common name, every client of the proxy would be the user with that name.
         let named = authority.issue("root", &[2], &["127.0.0.1"]);
         let member = https(dir.path())
             .flag(flag("cert-file", &own.cert))
@@ -295,7 +295,7 @@ fn a_watch_through_a_proxy_outlives_the_leader() {
             if number == 10 {
                 cluster.kill(leader);
             }
-            // A write whose outcome is unknown is repeated with the same key and value.
+            // A write whose outcome is unknown is sent again with the same key and value.
             let revision = loop {
                 match client.put("k", number.to_string()).await {
                     Ok(revision) => break revision,

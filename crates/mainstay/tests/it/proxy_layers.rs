@@ -35,7 +35,7 @@ async fn own(proxy: &Client, member: &Client, key: &str) {
     .await;
 }
 
-/// Sets a key to a value if its version is this one; returns true if it was.
+/// Sets a key to a value if the key has this version. Returns true if the key was set.
 async fn set_at(client: &Client, key: &str, version: i64, value: &str) -> Result<bool, Status> {
     let compare = Compare {
         result: CompareResult::Equal as i32,
@@ -109,7 +109,7 @@ fn a_leasing_proxy_owns_what_is_read_until_another_writes_it() {
         let status = a.put("", "x").await.unwrap_err();
         assert_eq!(&*status.message, "etcdserver: key is not provided");
         assert_eq!(a.get("").await.unwrap_err().message, status.message);
-        // As many operations as a member allows.
+        // The transaction has as many operations as a member allows.
         let all = |count: usize| TxnRequest {
             success: (0..count).map(|key| put_op(format!("many/{key}"), "x")).collect(),
             ..TxnRequest::default()
@@ -230,7 +230,7 @@ fn ordered_reads_never_go_back() {
         let text =
             "etcdclient: no cluster members have a revision higher than the previously received revision";
         assert_eq!(&*refused.message, text);
-        // Writes are made once, whatever their revision.
+        // A write is made only once, whatever its revision is.
         let request = TxnRequest { success: vec![put_op("w", "x")], ..TxnRequest::default() };
         let written: TxnResponse = client.call(Rpc::KvTxn, &request).await.unwrap();
         assert_eq!(revision(written.header), 2);

@@ -290,7 +290,8 @@ fn many_leases_expire_in_one_moment() {
         })
         .await;
         println!("{count} leases with a key each in {:?}", began.elapsed());
-        // The leases run out while the process is stopped, so all expire at the same moment.
+        // The process is stopped until all leases have run out, so that all of them expire at the same
+        // moment.
         member.signal(libc::SIGSTOP);
         let until = Instant::now() + Duration::from_secs(u64::from(ttl) + 1);
         eventually("all have run out", Duration::from_secs(120), async || {

@@ -48,8 +48,8 @@ fn put(member: &Member) {
 #[test]
 fn a_member_of_etcd_goes_on_and_survives_kills() {
     for release in ["3.4", "3.7"] {
-        // Kills the member where the takeover begins, after the import, or a little later. Each round has a
-        // different directory, since the kill may come when all is done.
+        // Kills the member where the takeover begins, after the import, or a little later. Each round has its
+        // own directory, because the member may be killed after the takeover is complete.
         for words in ["taking this member over", "imported etcd's database and log"] {
             let dir = TempDir::in_memory("takeover-killed");
             let setup = Setup::new(dir.path());
@@ -183,7 +183,7 @@ fn a_directory_that_etcd_never_had_keeps_it_out_and_what_it_began_is_told() {
         let text = std::fs::read_to_string(setup.data_dir.join(path)).expect("is a file");
         assert!(text.contains("mainstay utl export"), "{path}: {text}");
     }
-    // The directory was served before such guard files existed, and etcd was started on it since.
+    // These guard files did not exist yet when the directory was served, and etcd was started on it since.
     etcd_began(&setup, "3.7-new");
     let said = setup.refused();
     assert!(

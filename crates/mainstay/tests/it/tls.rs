@@ -235,7 +235,7 @@ fn files_that_are_cut_do_not_replace_sound_ones_and_are_refused_at_start() {
         let client = Client::secured(address, &files(&authority, None)).await.expect("is let in");
         client.put("k", "v").await.expect("puts are served");
 
-        // A new certificate is not used until its key is there, too.
+        // A new certificate is used only once its key is in place, too.
         let new = authority.issue("new", &[9], LOOPBACK);
         std::fs::copy(&new.cert, &own.cert).expect("is written");
         std::fs::copy(&new.key, &own.key).expect("is written");
@@ -333,7 +333,8 @@ fn the_common_name_of_a_clients_certificate_is_its_user() {
         let denied = user_add(&bob, "dave", "pw").await.expect_err("bob may not add users");
         assert_eq!(denied.code, Code::PermissionDenied, "{denied}");
         nobody.put("b", "1").await.expect_err("nobody is no user");
-        // A token takes precedence over the certificate: the connection is root's, but the token is bob's.
+        // A token takes precedence over the certificate: the certificate is root's, but the token is bob's,
+        // so the user is bob.
         with_password.put("b", "2").await.expect("bob may write it");
         with_password.put("z", "2").await.expect_err("bob may not write it");
     });

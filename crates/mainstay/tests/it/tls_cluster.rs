@@ -142,15 +142,15 @@ fn a_cluster_is_moved_to_tls_and_back_without_losing_a_write() {
         let mut cluster = Cluster::start("rolling", 3, &[]);
         let mut record = Record::new();
         let load = Load::start(&cluster, &record, 4);
-        // First all members learn the authority: members that listen with plain HTTP use TLS where others
-        // listen with TLS.
+        // First all members get the authority's certificate: members that listen with plain HTTP then use TLS
+        // to reach those that listen with TLS.
         let authority = Folder::new(cluster.dir.path(), "ours");
         let own = authority.issue("member", &[1], &["127.0.0.1", &cluster.address().to_string()]);
         cluster.add_flags(&mutual(&authority, &own));
         for at in 0..3 {
             restart(&mut cluster, at).await;
         }
-        // Then each member in turn moves to TLS; and back.
+        // Then one member after the other is moved to TLS, and later back.
         for scheme in ["https", "http"] {
             for at in 0..3 {
                 cluster.slots[at].peer_scheme = scheme;

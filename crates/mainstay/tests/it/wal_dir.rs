@@ -55,8 +55,8 @@ fn a_log_of_its_own_survives_kills_and_is_never_left_behind() {
     }
     assert_eq!(std::fs::metadata(&wal).expect("its mode").permissions().mode() & 0o777, 0o700);
 
-    // Without the flag, with another directory, or before the disk is mounted: the start is refused, and
-    // creates nothing.
+    // The start is refused, and creates nothing, without the flag, with another directory, and before the
+    // disk is mounted.
     let other = disk.path().join("other");
     let elsewhere = plain.clone().flag(format!("--wal-dir={}", other.display()));
     for setup in [&plain, &elsewhere] {

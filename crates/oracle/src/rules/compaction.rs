@@ -3,10 +3,10 @@ use crate::findings::brief;
 use crate::timeline::Timeline;
 use crate::{History, Kind, Operation, Outcome, Refusal, Request, Verdict, Violation};
 
-/// Checks compactions. A read below the compact revision is refused. A read at or above it is answered from a
-/// state that the compaction did not change (the responses themselves are checked when the sequence is
-/// built). A request for a revision that does not exist yet is refused as future. A revision can be compacted
-/// only once, and not before it exists.
+/// Checks compactions. A read below the compact revision is refused. A read at or above the compact revision
+/// is answered as if there were no compaction (its response is checked when the sequence is built). A read of
+/// a revision that does not exist yet is refused as future. A revision can be compacted only once, and only
+/// after it exists.
 ///
 /// etcd: "KV.Compact", "RangeRequest.revision". Compaction goes through the log, so a member whose header
 /// revision is higher than that of a compaction's response has applied the compaction.
@@ -37,11 +37,13 @@ pub(crate) fn check(history: &History, timeline: &Timeline, verdict: &mut Verdic
 pub(crate) struct Compactions<'a> {
     /// Compactions with their revisions, ordered by call.
     all: Vec<(&'a Operation, i64)>,
-    /// Time of each call, with the highest revision requested up to then; ordered by call.
+    /// Time of each call, with the highest revision requested by this or an earlier call; ordered by time.
     by_call: Vec<(u64, i64)>,
-    /// Time of each response, with the highest revision compacted up to then; ordered by time.
+    /// Time of each response, with the highest revision compacted by this or an earlier response; ordered by
+    /// time.
     by_return: Vec<(u64, i64)>,
-    /// Header revision of each response, with the highest revision compacted up to then; ordered by revision.
+    /// Header revision of each response, with the highest revision compacted at this or a lower header
+    /// revision; ordered by revision.
     by_revision: Vec<(i64, i64)>,
 }
 
@@ -71,20 +73,20 @@ impl<'a> Compactions<'a> {
         Compactions { all, by_call, by_return, by_revision }
     }
 
-    /// Returns the highest revision that was certainly compacted before a time; 0 for none.
+    /// Returns the highest revision that was certainly compacted before this time; 0 if there is none.
     pub fn surely_before(&self, time: u64) -> i64 {
         let before = self.by_return.partition_point(|(returned, _)| *returned < time);
         before.checked_sub(1).map_or(0, |at| self.by_return[at].1)
     }
 
     /// Returns the highest revision that was certainly compacted on a member that has applied `revision`; 0
-    /// for none.
+    /// if there is none.
     fn surely_applied_with(&self, revision: i64) -> i64 {
         let before = self.by_revision.partition_point(|(header, _)| *header < revision);
         before.checked_sub(1).map_or(0, |at| self.by_revision[at].1)
     }
 
-    /// Returns the highest revision that may have been compacted by a time; 0 for none.
+    /// Returns the highest revision that may have been compacted by this time; 0 if there is none.
     pub fn perhaps_by(&self, time: u64) -> i64 {
         let called = self.by_call.partition_point(|(call, _)| *call <= time);
         called.checked_sub(1).map_or(0, |at| self.by_call[at].1)
@@ -128,7 +130,7 @@ impl<'a> Compactions<'a> {
     /// Checks an operation that was refused as compacted.
     fn refused(&self, op: &Operation, verdict: &mut Verdict) {
         let perhaps = match op.request {
-            // A compaction is also refused if another one reached at least the same revision.
+            // A compaction is also refused if another compaction has reached the same or a higher revision.
             Request::Compact { revision, .. } => {
                 let others =
                     self.all.iter().filter(|(other, _)| other.id != op.id && other.call <= op.returned);
@@ -152,7 +154,7 @@ impl<'a> Compactions<'a> {
     }
 }
 
-/// Replaces each number by the highest number up to it.
+/// Replaces each number by the highest number at its position or before it.
 fn up_to<T>(list: &mut [(T, i64)]) {
     let mut highest = 0;
     for (_, revision) in list {
@@ -164,7 +166,7 @@ fn up_to<T>(list: &mut [(T, i64)]) {
 /// Checks an operation that was refused because its revision does not exist yet.
 fn refused_as_future(op: &Operation, timeline: &Timeline, verdict: &mut Verdict) {
     if !op.is_linearizable() {
-        return; // The member may have been behind.
+        return; // The member may have lagged behind, so its refusal is allowed.
     }
     let there = timeline.surely_at(op.call);
     let asked = match op.request {

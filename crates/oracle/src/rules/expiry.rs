@@ -5,14 +5,13 @@ use crate::sequence::Sequence;
 use crate::timeline::{Timeline, Witness};
 use crate::{History, Kind, Operation, Outcome, Request, Response, Verdict, Violation};
 
-/// Checks that a lease that is not renewed ends, together with its keys, at most
-/// [`crate::Settings::expire_by`] after its time to live; only if that setting is not 0.
+/// Checks that a lease which is not renewed ends, together with its keys, at most
+/// [`crate::Settings::expire_by`] after its time to live. If this setting is 0, nothing is checked.
 ///
-/// The time to live starts with the grant and restarts with every renewal that may have happened (counted
-/// from the time at which its client got the response or gave up) and with every new leader (etcd: a new
-/// leader extends all leases). The time of a new leader is when a response first had its term. A lease's keys
-/// certainly still existed at the last call of an operation that was answered from a state with them;
-/// serializable reads prove nothing.
+/// The time to live starts with the grant. It starts again with every renewal that may have happened, at the
+/// time when its client got the response or gave up; and with every new leader, because a new leader of etcd
+/// extends all leases. A leader counts as new when a response first contains its term. The keys certainly
+/// still existed when an operation was called whose response shows them; serializable reads prove nothing.
 pub(crate) fn check(history: &History, sequence: &Sequence<'_>, timeline: &Timeline, verdict: &mut Verdict) {
     if history.settings.expire_by == 0 {
         return;
@@ -41,14 +40,14 @@ pub(crate) fn check(history: &History, sequence: &Sequence<'_>, timeline: &Timel
     }
 }
 
-/// Known times of leases.
+/// What is known about the times of leases.
 struct Expiry<'a> {
     history: &'a History,
     timeline: &'a Timeline,
-    /// For each lease the time to live in seconds, and call and return of every operation that may have
-    /// started it.
+    /// For each lease, its time to live in seconds, and the times of call and return of each operation that
+    /// may have started that time.
     begun: BTreeMap<i64, (i64, Vec<(u64, u64)>)>,
-    /// Time at which a response first had each raft term.
+    /// For each raft term, the time of the first response that contained it.
     terms: BTreeMap<u64, u64>,
 }
 
@@ -75,12 +74,12 @@ impl<'a> Expiry<'a> {
         expiry
     }
 
-    /// Checks a lease that had keys until just before `revision`.
+    /// Checks a lease that still had keys directly before `revision`.
     fn judge(&self, lease: i64, revision: i64, verdict: &mut Verdict) {
         let Some(Witness::Operation(at)) = self.timeline.not_before(revision).witness else { return };
         let op: &Operation = &self.history.operations[at];
         let term = op.done().map_or(0, |(header, _)| header.term);
-        // A time to live that no response contained is unknown.
+        // The lease is not judged if no response contained its time to live.
         let Some((ttl @ 1.., times)) = self.begun.get(&lease) else { return };
         let before = times.iter().filter(|(call, _)| *call <= op.returned);
         let renewed = before.map(|(_, returned)| *returned).max().unwrap_or(0);

@@ -3,9 +3,9 @@ use std::collections::BTreeMap;
 use crate::findings::brief;
 use crate::{History, Kind, Operation, Verdict, Violation, WatchAnswer};
 
-/// Checks that a member's state never goes back while its process runs: revision and term in its headers
-/// never decrease, for any request including serializable reads, because the member applies the log in order.
-/// Across members or restarts etcd guarantees no such thing for local reads.
+/// Checks that a member's state never goes back while its process runs. A member applies the log in order, so
+/// the revision and the term in its headers never decrease, even in responses to serializable reads. For
+/// local reads at different members, or before and after a restart, etcd does not guarantee this.
 pub(crate) fn check(history: &History, verdict: &mut Verdict) {
     let mut lives: BTreeMap<(u64, u64), Life<'_>> = BTreeMap::new();
     for op in &history.operations {
@@ -36,7 +36,7 @@ pub(crate) fn check(history: &History, verdict: &mut Verdict) {
 
 #[derive(Default)]
 struct Life<'a> {
-    /// Highest values that the member had reported at each time.
+    /// For each time, the highest values in the member's headers until then.
     told: Vec<Told<'a>>,
     answers: Vec<&'a Operation>,
 }

@@ -7,16 +7,17 @@ use crate::timeline::Timeline;
 use crate::{History, Kind, Operation, Outcome, Refusal, Request, Response, Settings, Verdict, Violation};
 
 /// Checks leases. A lease lives for its time to live after its grant, and after each answered renewal. When
-/// it ends, by expiry or revocation, all its keys are deleted in one revision, and the lease never exists
-/// again.
+/// the lease ends, by expiry or revocation, all its keys are deleted in one revision, and the lease never
+/// exists again.
 ///
-/// etcd: "Lease API"; a renewal returns 0 if the lease does not exist. The end of a lease is known only as a
-/// time by which it was certainly gone: a response said so, or a client saw its keys vanish together. A
-/// renewal that was answered took effect after its call and before that end, so the end is not before call +
-/// time to live, whenever the response arrived; and no renewal that was called after the end succeeds.
+/// etcd: "Lease API"; a renewal returns 0 if the lease does not exist. The time at which a lease ended is not
+/// known. Known is only a time by which the lease was certainly gone, because a response said so, or a client
+/// saw its keys deleted together. An answered renewal took effect after its call and before the end of the
+/// lease. So the end must not be before the call plus the time to live, whenever the response arrived. And a
+/// renewal that was called after the end must not succeed.
 ///
-/// If an id was granted several times, the grants are judged, and the end of the last lease as far as
-/// responses show it. If it is uncertain whether an id was granted twice, only the grants are judged.
+/// If an id was granted several times, this judges the grants, and the end of the last lease with this id as
+/// far as responses show it. If it is uncertain how often an id was granted, this judges only the grants.
 pub(crate) fn check(history: &History, sequence: &Sequence<'_>, timeline: &Timeline, verdict: &mut Verdict) {
     let mut leases = Leases::new(history);
     leases.take_keys(sequence, timeline);
@@ -34,16 +35,17 @@ pub(crate) fn check(history: &History, sequence: &Sequence<'_>, timeline: &Timel
         leases.of.values().filter(|lease| lease.expired && lease.revokes.is_empty()).count() as u64;
 }
 
-/// Returns the time in nanoseconds after its call for which an answered grant or renewal guarantees the
-/// lease's life.
+/// Returns the time in nanoseconds, counted from the call of an answered grant or renewal, for which the
+/// lease must live.
 pub(crate) fn promise(settings: &Settings, ttl: i64) -> u64 {
     let whole = u128::from(u64::try_from(ttl).unwrap_or(0)) * 1_000_000_000;
-    // On a member whose clock runs fast by d, the time to live is over after 1 / (1 + d) of it.
+    // If a member's clock is fast by the rate d, it measures the time to live as over after 1 / (1 + d) of
+    // that time.
     let slowest = whole * 1_000_000 / (1_000_000 + u128::from(settings.clock_drift_ppm));
     u64::try_from(slowest).unwrap_or(u64::MAX).saturating_sub(settings.lease_slack)
 }
 
-/// Everything that clients saw of each lease.
+/// What clients observed of a lease.
 #[derive(Default)]
 struct Leases<'a> {
     of: BTreeMap<i64, Lease<'a>>,
@@ -57,17 +59,17 @@ struct Lease<'a> {
     perhaps_granted: usize,
     /// Revocations that happened or may have happened.
     revokes: Vec<&'a Operation>,
-    /// Operations that prove that the lease was alive at some time after their call; with the seconds if they
-    /// renewed it.
+    /// Operations whose response proves that the lease was alive at some time after their call. If the
+    /// operation renewed the lease, the number is the time to live in seconds.
     alive: Vec<(&'a Operation, Option<i64>)>,
     /// Operations whose response says that the lease does not exist.
     gone: Vec<&'a Operation>,
-    /// First revision with which the lease must have ended, and the latest time at which that revision came
-    /// into being.
+    /// First revision by which the lease must have ended, and the latest time at which that revision was
+    /// made.
     ended_at: Option<(i64, u64)>,
-    /// True if the keys of the lease were deleted together, as at its end.
+    /// True if the keys of the lease were deleted together, as the end of a lease does.
     expired: bool,
-    /// Revisions that attach keys to the lease.
+    /// Revisions that attached keys to the lease.
     puts: Vec<i64>,
 }
 
@@ -83,7 +85,8 @@ impl<'a> Leases<'a> {
                     _ => {}
                 },
                 Outcome::Refused(Refusal::LeaseNotFound) => {
-                    // If a transaction attaches keys to several leases, it is unknown which one was missing.
+                    // If a transaction attaches keys to several leases, an error does not tell which lease
+                    // was missing.
                     let mut named: BTreeSet<i64> = BTreeSet::new();
                     match op.request {
                         Request::Revoke { id } | Request::KeepAlive { id } => drop(named.insert(id)),
@@ -163,9 +166,9 @@ fn is_revocation(op: &Operation) -> bool {
 }
 
 impl<'a> Lease<'a> {
-    /// Checks that a grant returns the requested id and at least the requested time, and no id that is in
-    /// use; and that every renewal returns the granted time, or more from a leader whose election timeout
-    /// requires it.
+    /// Checks the responses to grants and renewals. A grant returns the requested id, at least the requested
+    /// time, and no id that is in use. A renewal returns the granted time, or more if the leader's election
+    /// timeout requires more.
     fn grants(&self, id: i64, settings: &Settings, verdict: &mut Verdict) {
         for (op, ttl) in &self.granted {
             let Request::Grant { id: wanted, ttl: least } = op.request else { continue };
@@ -199,9 +202,9 @@ impl<'a> Lease<'a> {
         }
     }
 
-    /// Returns the last of several leases with the same id, with the operations that were certainly called
-    /// after its grant. Returns `None` if it is uncertain which grant was the last, or which revocations came
-    /// before it.
+    /// Returns the last one of several leases with the same id, together with the operations that were
+    /// certainly called after it was granted. Returns `None` if it is uncertain which grant was the last, or
+    /// which revocations came before it.
     fn last(&self, settings: &Settings) -> Option<Self> {
         let mut grants = self.granted.clone();
         grants.sort_by_key(|(op, _)| op.call);
@@ -211,8 +214,8 @@ impl<'a> Lease<'a> {
             return None;
         };
         let granted = last.0;
-        // Of the revocations concurrent with the grant, one must have come before it if the previous lease
-        // would still have lived and nothing else had ended it.
+        // If a revocation is concurrent with the grant, it is uncertain which came first. But one revocation
+        // must have come before the grant if the previous lease would otherwise still have existed.
         let is_open = |op: &&Operation| {
             op.call <= granted.returned
                 && (op.returned >= granted.call || matches!(op.outcome, Outcome::Unknown(_)))
@@ -238,12 +241,13 @@ impl<'a> Lease<'a> {
         })
     }
 
-    /// Returns the earliest time by which the lease was certainly gone, the operation that saw it, and a
-    /// description.
+    /// Returns the earliest time by which the lease was certainly gone, the operation that proves it, and a
+    /// description of the proof.
     fn gone_by(&self) -> Option<(u64, Option<&Operation>, String)> {
         let granted = self.granted.first().map_or(u64::MAX, |(op, _)| op.returned);
-        // A response to a call from before the grant's response does not count, because the lease may not
-        // have existed yet; a successful revocation does count.
+        // If an operation was called before the response to the grant, a response that the lease does not
+        // exist proves nothing, because the lease may not have existed yet. But a successful revocation is a
+        // proof.
         let told = self.gone.iter().filter(|op| op.call >= granted || is_revocation(op));
         let told = told.min_by_key(|op| op.returned);
         let ended = self.ended_at.filter(|(_, by)| *by < u64::MAX);
@@ -280,7 +284,7 @@ impl<'a> Lease<'a> {
 
     /// Checks that an ended lease has no keys, and that no key is attached to it later.
     fn keys_after_end(&self, id: i64, sequence: &Sequence<'_>, timeline: &Timeline, verdict: &mut Verdict) {
-        // First revision at which the lease must not have keys.
+        // First revision at which the lease must not have keys any more.
         let revoked = self.revokes.iter().filter_map(|op| op.done()).map(|(header, _)| header.revision).min();
         let ended = self.ended_at.map(|(revision, _)| revision);
         let from = [revoked, ended].into_iter().flatten().min();
@@ -294,7 +298,7 @@ impl<'a> Lease<'a> {
         }
         let told = self.gone_by().filter(|(_, witness, _)| witness.is_some());
         let Some((gone_by, witness, what)) = told else { return };
-        // First state that certainly lasted beyond that time.
+        // The first state that certainly existed later than that time.
         let after = timeline.perhaps_at(gone_by);
         if timeline.not_before(after + 1).time <= gone_by {
             return;

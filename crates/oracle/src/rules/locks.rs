@@ -5,18 +5,18 @@ use crate::rules::leases::promise;
 use crate::sequence::Sequence;
 use crate::{History, Holding, Kind, Operation, Outcome, Request, Response, Verdict, Violation};
 
-/// Checks locks. A lock is held by the contender whose key was created first, among all keys with the lock's
-/// prefix; the key is attached to the contender's lease. So two clients never hold it at the same time, as
-/// far as leases guarantee. A client may believe that it holds the lock until it releases it, until another
-/// client has its lease revoked, or at the latest until its lease may end, counted from the call of the last
-/// renewal that was answered in time. And a write made by the holder finds no older key. (etcd: "Concurrency
-/// API: Lock"; the client's `concurrency.Mutex`.)
+/// Checks locks. Each contender for a lock has a key with the lock's prefix, attached to a lease of the
+/// contender. The contender whose key was created first holds the lock. So two clients must never hold the
+/// lock at the same time, as far as leases guarantee this. A client may believe that it holds the lock until
+/// it releases the lock, until another client revokes its lease, or until its lease may have expired, counted
+/// from the call of the last renewal that was answered in time. A write that the holder makes must find no
+/// older key of another contender. (etcd: "Concurrency API: Lock"; the client's `concurrency.Mutex`.)
 pub(crate) fn check(history: &History, sequence: &Sequence<'_>, verdict: &mut Verdict) {
     fences(history, sequence, verdict);
     holdings(history, verdict);
 }
 
-/// Checks that before the revision of a fenced write no contender's key is older than the writer's key.
+/// Checks that directly before the revision of a fenced write, no contender had an older key than the writer.
 fn fences(history: &History, sequence: &Sequence<'_>, verdict: &mut Verdict) {
     for op in &history.operations {
         let (Some(fence), Some((header, _))) = (&op.fence, op.done()) else { continue };
@@ -60,8 +60,8 @@ fn holdings(history: &History, verdict: &mut Verdict) {
     renewals.values_mut().for_each(|of| of.sort_by_key(|(op, _)| op.returned));
     let mut locks: BTreeMap<&[u8], Vec<(u64, &Holding)>> = BTreeMap::new();
     for holding in &history.holdings {
-        // The client may believe that it holds the lock while each renewal is answered before the previous
-        // guarantee ends.
+        // The client may believe that it holds the lock as long as each renewal is answered before the lease
+        // time of the previous one is over.
         let mut promised = 0;
         for (op, ttl) in renewals.get(&holding.lease).into_iter().flatten() {
             if op.returned > promised.max(holding.from) {

@@ -2,9 +2,10 @@ use crate::findings::brief;
 use crate::timeline::{Timeline, Witness};
 use crate::{History, Kind, Operation, Verdict, Violation};
 
-/// Checks real-time order: an operation that returned before another was called comes before it. etcd
-/// guarantees linearizability for everything except serializable reads, watches and lease renewals ("KV API
-/// guarantees"). Because the order is that of revisions, this check is exact; see [`Timeline`].
+/// Checks real-time order: if an operation returned before another one was called, it must come first in the
+/// order of revisions. etcd guarantees linearizability for everything except serializable reads, watches and
+/// lease renewals ("KV API guarantees"). Because the order is that of revisions, this check is exact; see
+/// [`Timeline`].
 pub(crate) fn check(history: &History, timeline: &Timeline, verdict: &mut Verdict) {
     let mut last_pair = None;
     for revision in 2..=timeline.last + 1 {
@@ -14,7 +15,8 @@ pub(crate) fn check(history: &History, timeline: &Timeline, verdict: &mut Verdic
             continue;
         }
         last_pair = Some((late, early));
-        // The late operation was called after the early one had returned, but comes before it in the order.
+        // The operation `late` was called after `early` had returned, but comes before it in the order of
+        // revisions.
         let Witness::Operation(late) = late else { continue };
         let late = &history.operations[late];
         let kind = if late.changed() { Kind::Order } else { Kind::StaleRead };

@@ -6,14 +6,15 @@ use crate::{
     Txn, Verdict, Violation, Watch, WatchAnswer,
 };
 
-/// Checks permissions: a user can do what was granted to it, and nothing else. A linearizable call that began
-/// after a revocation was acknowledged is not executed by any member, and neither is a linearizable call on
-/// any key with a token that was invalid by then. A linearizable call that is allowed for its whole duration
-/// is not refused with a permission error; a stale read is answered or refused according to the state of its
-/// member. A watch reports no change that was requested after its user's permission was certainly revoked.
+/// Checks that a user can do what was granted to it, and nothing else. After the revocation of a permission
+/// was acknowledged, no member executes a linearizable call that needs it. No member executes a linearizable
+/// call on keys with a token that was invalid when the call was made. A linearizable call that is allowed for
+/// its whole duration is not refused with a permission error. A stale read is not judged, because it depends
+/// on the state of its member. A watch reports no change that was requested after the permission of its user
+/// was certainly revoked.
 ///
-/// A change with an unknown outcome may take effect at any time after its request; from then on, calls that
-/// depend on that change alone are not judged.
+/// A change with an unknown outcome may take effect at any time after its request. From then on, calls that
+/// depend only on this change are not judged.
 pub(crate) fn check(history: &History, verdict: &mut Verdict) {
     if history.askers.is_empty() {
         return;
@@ -38,8 +39,8 @@ pub(crate) fn check(history: &History, verdict: &mut Verdict) {
     }
 }
 
-/// Returns for each revision the time at which its change was requested, if exactly one answered operation
-/// can have made it.
+/// Returns, for each revision that exactly one answered operation can have made, the time at which that
+/// operation was requested.
 fn asked_for(history: &History) -> BTreeMap<i64, u64> {
     let wrote = |op: &Operation| match (&op.request, &op.outcome) {
         (Request::Put(_), Outcome::Done(header, _)) => Some((header.revision, op.call)),
@@ -58,8 +59,8 @@ struct Need<'a> {
     writes: bool,
 }
 
-/// Returns the keys that a request needs. The second value is false if the request may need more keys than it
-/// shows.
+/// Returns the keys that a request needs permission for. The second value is false if the request may also
+/// need keys that it does not name.
 fn needs(request: &Request) -> (Vec<Need<'_>>, bool) {
     let mut needs = Vec::new();
     let mut whole = true;
@@ -113,8 +114,8 @@ fn of_range(range: &Range) -> Need<'_> {
     Need { key: &range.key, range_end: &range.range_end, writes: false }
 }
 
-/// Returns true if an operation is judged by the permissions at the time of the call: it concerns keys, and
-/// is not a stale read. A transaction with only serializable ranges, or with no action, counts as a stale
+/// Returns true if the permissions at the time of the call apply to an operation, because it concerns keys
+/// and is not a stale read. A transaction with only serializable ranges, or with no action, counts as a stale
 /// read.
 fn is_judged(op: &Operation) -> bool {
     op.is_of_keys() && op.is_linearizable()
@@ -136,7 +137,7 @@ fn span(key: &[u8], range_end: &[u8]) -> Span {
     }
 }
 
-/// Returns true if the spans together contain the wanted span.
+/// Returns true if these spans together contain the whole wanted span.
 fn cover(mut spans: Vec<Span>, (wanted, wanted_end): &Span) -> bool {
     spans.sort();
     let mut reached = wanted.clone();
@@ -152,13 +153,13 @@ fn cover(mut spans: Vec<Span>, (wanted, wanted_end): &Span) -> bool {
     wanted_end.as_ref().is_some_and(|end| reached >= *end)
 }
 
-/// Permission changes by subject, each list in the order in which the changes were requested.
+/// Changes of permissions by what they concern. Each list is in the order of the requests.
 #[derive(Default)]
 struct Grants<'h> {
     authentication: Vec<&'h GrantChange>,
     roles: BTreeMap<&'h str, Vec<&'h GrantChange>>,
     tokens: BTreeMap<&'h str, Vec<&'h GrantChange>>,
-    /// Changes of key permissions by user; each inner list concerns one permission.
+    /// Changes of key permissions by user. Each inner list contains the changes of one permission.
     keys: BTreeMap<&'h str, Vec<Vec<&'h GrantChange>>>,
 }
 
@@ -185,8 +186,9 @@ impl<'h> Grants<'h> {
         grants
     }
 
-    /// Returns true if the subject of these changes certainly has `value` during the whole time from `from`
-    /// to `to`, whatever the effect of changes with unknown outcomes. Initially the value is false.
+    /// Returns true if the condition that these changes set is certainly equal to `value` during the whole
+    /// time from `from` to `to`, whether changes with unknown outcomes took effect or not. At first the
+    /// condition is false.
     fn surely(changes: Option<&Vec<&GrantChange>>, value: bool, from: u64, to: u64) -> bool {
         let mut base = false;
         let mut doubt = false;
@@ -200,7 +202,8 @@ impl<'h> Grants<'h> {
         base == value && !doubt
     }
 
-    /// Returns true if authentication certainly has the state `required` during the whole time.
+    /// Returns true if during the whole time it is certain that authentication is (`required`) or is not
+    /// (otherwise) required.
     fn is_required(&self, required: bool, from: u64, to: u64) -> bool {
         Grants::surely(Some(&self.authentication), required, from, to)
     }
@@ -209,8 +212,8 @@ impl<'h> Grants<'h> {
         Grants::surely(self.roles.get(user), has, from, to)
     }
 
-    /// Returns the spans that the role of a user certainly has for the whole time, or (if `certain` is false)
-    /// may have at some time.
+    /// Returns spans of keys that the role of a user allows. If `certain` is true, these are the spans that
+    /// it certainly allows for the whole time; otherwise, those that it may allow at some time.
     fn spans(&self, user: &str, writes: bool, certain: bool, from: u64, to: u64) -> Vec<Span> {
         let mut spans: Vec<Span> = Vec::new();
         for changes in self.keys.get(user).into_iter().flatten() {
@@ -248,8 +251,8 @@ impl<'h> Grants<'h> {
                 && cover(self.spans(user, need.writes, true, from, to), &span(need.key, need.range_end))
     }
 
-    /// Returns true if the token was invalid before `call`: the user's tokens were revoked after it had been
-    /// issued.
+    /// Returns true if the token was certainly invalid before `call`, because the user's tokens were revoked
+    /// after it had been issued.
     fn is_void(&self, asker: &Asker, call: u64) -> bool {
         let void =
             |change: &&GrantChange| change.certain && change.call > asker.token_at && change.returned < call;
@@ -261,7 +264,8 @@ impl<'h> Grants<'h> {
         let (needs, whole) = needs(&op.request);
         match &op.outcome {
             Outcome::Done(..) if is_judged(op) => {
-                // Like etcd, a member checks the age of the token only if the request needs some key.
+                // A member checks the age of the token only if the request needs permission for a key, as
+                // etcd does.
                 let void = !needs.is_empty() && self.is_void(asker, from);
                 if void && self.is_required(true, from, to) {
                     let user = &asker.user;
@@ -312,7 +316,7 @@ impl<'h> Grants<'h> {
     }
 }
 
-/// The user that may do everything.
+/// Name of the user that may do everything.
 const ROOT: &str = "root";
-/// Text that an error for a missing permission contains.
+/// Text that every error for a missing permission contains.
 const DENIED: &str = "permission denied";

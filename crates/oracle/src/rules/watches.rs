@@ -7,12 +7,12 @@ use crate::rules::compaction::Compactions;
 use crate::store::{Change, Store};
 use crate::{End, Event, History, KeyValue, Kind, Verdict, Violation, Watch, WatchAnswer, WatchResponse};
 
-/// Checks watches. A watch reports every requested change from its start on, once, in order of revisions, and
-/// with the correct previous value if requested. All events of a revision come in one response, unless the
-/// client allowed splitting. A progress notification means that everything up to its revision has been
-/// reported. A watch is canceled because of a compaction only if it needs compacted revisions, and the
-/// response then contains the compact revision. (etcd: "Watch API guarantees: Ordered, Unique, Reliable,
-/// Atomic, Resumable, Bookmarkable".)
+/// Checks watches. A watch reports every change that it was asked for, from its start on, exactly once, in
+/// order of revisions, and with the correct previous value if that was requested. All events of a revision
+/// come in one response, unless the client allowed splitting. A progress notification means that everything
+/// up to its revision has been reported. A watch is canceled because of a compaction only if it needs
+/// compacted revisions, and the response then contains the compact revision. (etcd: "Watch API guarantees:
+/// Ordered, Unique, Reliable, Atomic, Resumable, Bookmarkable".)
 pub(crate) fn check(history: &History, store: &Store, compactions: &Compactions<'_>, verdict: &mut Verdict) {
     for watch in &history.watches {
         let judge = Judge {
@@ -44,7 +44,7 @@ struct Judge<'a> {
     last_group: Vec<Event>,
     /// Revisions whose events were skipped, with the revision reported after them.
     missing: BTreeMap<i64, i64>,
-    /// Revisions for which a violation was already reported.
+    /// Revisions for which a missing or late event was already reported as a violation.
     late: BTreeSet<i64>,
     created: bool,
 }
@@ -104,7 +104,8 @@ impl Judge<'_> {
         concerns(self.watch, &change.key, change.put.is_none())
     }
 
-    /// Records the revisions before `to` that should have been reported by now and were not.
+    /// Records the revisions before `to` whose events are missing: they should have been reported before the
+    /// revision `after`.
     fn pass_over(&mut self, to: i64, after: i64) {
         let last = self.store.revision;
         let mut revision = self.next;
@@ -165,11 +166,11 @@ impl Judge<'_> {
             return self.find(Kind::WatchSplit, text);
         }
         if self.late.contains(&revision) {
-            return; // The revision follows a progress notification that came too early.
+            return; // Already reported as a violation.
         }
         let text = if revision > self.told {
-            // A progress notification said that the revision has no events for this watch, and the store
-            // agrees.
+            // A progress notification said that this revision has no events for the watch, and the store
+            // agrees, so the event is wrong.
             return self
                 .find(Kind::WatchWrong, format!("received revision {revision}, which has no event for it"));
         } else {
@@ -182,7 +183,8 @@ impl Judge<'_> {
     fn group(&mut self, revision: i64, group: &[Event], at: u64) {
         let expected: Vec<Change> = self.expected(revision).into_iter().cloned().collect();
         if revision > self.store.revision || expected.is_empty() && self.store.changes(revision).is_empty() {
-            // Nothing else is known of this revision; the sequence has reported that already.
+            // The store knows no changes of this revision. The sequence has already reported the revision
+            // itself.
             return;
         }
         let mut told: BTreeSet<&[u8]> = BTreeSet::new();
@@ -238,8 +240,8 @@ impl Judge<'_> {
         }
     }
 
-    /// Returns true if other events of the revision come in a later response, which is reported as a separate
-    /// violation.
+    /// Returns true if other events of the revision follow in a later response. This is reported as a
+    /// separate violation.
     fn rest_follows(&self, revision: i64, told: &BTreeSet<&[u8]>) -> bool {
         let events = self.watch.responses.iter().filter_map(|response| match &response.answer {
             WatchAnswer::Events { events, .. } => Some(events),
@@ -249,8 +251,8 @@ impl Judge<'_> {
         all.any(|event| !told.contains(event.kv.key.as_slice()))
     }
 
-    /// Checks that the previous value is that of the revision before, if it was requested and is not
-    /// compacted.
+    /// Checks that an event's previous value is that of the revision before, if it was requested and that
+    /// revision is not compacted.
     fn previous(&mut self, revision: i64, event: &Event, at: u64) {
         let before = self.store.at(&event.kv.key, revision - 1).map(Rc::as_ref);
         let told = event.prev_kv.as_ref();
@@ -299,7 +301,7 @@ impl Judge<'_> {
     }
 }
 
-/// Returns true if the event equals the change; for a deletion only key and revision are reported.
+/// Returns true if the event shows exactly this change. For a deletion, only key and revision are compared.
 fn is_told_rightly(event: &Event, change: &Change) -> bool {
     match &change.put {
         Some(kv) => !event.deleted && event.kv == **kv,

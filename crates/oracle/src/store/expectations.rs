@@ -1,5 +1,5 @@
-//! Responses of etcd, written by hand for each request: from its documentation, and where that is unclear,
-//! from the responses of 3.5, 3.6 and 3.7 (`tests/it/recorded.rs`).
+//! The responses of etcd to each kind of request, written by hand. They follow its documentation, or, where
+//! that is unclear, the responses of 3.5, 3.6 and 3.7 (`tests/it/recorded.rs`).
 
 use super::*;
 use crate::Relation;

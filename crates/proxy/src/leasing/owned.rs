@@ -1,19 +1,21 @@
-//! The keys that the proxy owns, and their values: a state machine without IO, which `leasing` and `session` drive.
+//! The keys that the proxy owns, with their values. This is a state machine without IO, which `leasing` and
+//! `session` drive.
 //!
-//! A key is owned from the response that confirms its leasing key until its entry is left: then its value is
-//! no longer used for responses, and the leasing key is deleted. All other writers of the key wait for that.
-//! No read is answered after the lease of the session may have expired.
+//! The proxy owns a key from the response that confirms its leasing key until the proxy leaves the key. To
+//! leave a key means to give up its ownership: the kept value is no longer used for responses, and the
+//! leasing key is deleted. All other writers of the key wait for this deletion. No read is answered from a
+//! kept value after the lease of the session may have expired.
 //!
-//! A write of an owned key is in flight from before its request is sent until its response; in between, reads
-//! of the key are not answered from the entry. When writes of a key overlap, or the written value is not
-//! known from the request, the value is read again. When it is not known whether a write was carried out, or
-//! still will be, the entry is left: the next leasing key has a higher creation revision, which the write's
-//! guard rejects.
+//! A write of an owned key counts as in flight from before its request is sent until its response arrives. In
+//! this time, reads of the key are not answered from the kept value. If writes of a key overlap, or the
+//! request does not show the written value, the value has to be read again. If it is not known whether a
+//! write was carried out, or may still be carried out, the key is left. The next leasing key then has a
+//! higher creation revision, so the condition of the late write does not hold.
 //!
 //! For example, the proxy owns `k` by a leasing key of revision 7, and a put of `k` gets no response in time.
-//! The put's guard is "the leasing key was created before 8". The entry is left, the leasing key is deleted,
-//! and created again at 9 when `k` is read. If the put arrives only now, its guard fails, so the value that
-//! was read at 9 stays valid.
+//! The condition of the put is "the leasing key was created before 8". The key is left, its leasing key is
+//! deleted, and another one is created at 9 when `k` is read. If the put arrives only now, its condition does
+//! not hold, so the value that was read at 9 stays valid.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -30,55 +32,57 @@ use bytes::Bytes;
 
 use crate::cache::{Keys, overlap};
 
-/// Largest number of owned keys.
+/// Maximum number of owned keys.
 const OWNED_MAX: usize = 10_000;
-/// Largest number of keys that are owned, claimed or being left.
+/// Maximum number of keys that are owned, claimed, or being left (their leasing key is not deleted yet).
 const KEYS_MAX: usize = 2 * OWNED_MAX;
-/// Largest total size of kept keys and values, in bytes.
+/// Maximum total size of the keys and the kept values, in bytes.
 const BYTES_MAX: usize = 64 << 20;
-/// Largest value that is kept, in bytes.
+/// Maximum size of a value that is kept, in bytes.
 const VALUE_BYTES_MAX: usize = 1 << 20;
-/// Longest list of a transaction that is answered without a member: conditions, and operations of each
-/// branch. The same as the members' default limit.
+/// Maximum number of conditions, and of operations in each branch, of a transaction that is answered without
+/// a member. It is the same as the members' default limit.
 const TRANSACTION_MAX: usize = 128;
-/// Largest size of keys and values in the response to a transaction answered without a member, in bytes.
+/// Maximum size of the keys and values in the response to a transaction that is answered without a member, in
+/// bytes.
 const TRANSACTION_BYTES_MAX: usize = 1 << 20;
-/// Largest number of ranges of one write that are compared with each key. All shards wait during the comparison.
+/// Maximum number of ranges of one write that are compared with each owned key, because all shards wait
+/// during this comparison.
 const COMPARED_MAX: usize = 128;
 /// Time for which this proxy does not claim a key after its claim was refused or another proxy asked for the
 /// key. Source: etcd's leasing.
 const REFUSED: Duration = Duration::from_secs(2);
-/// Largest number of remembered keys that must not be claimed for now.
+/// Maximum number of remembered keys that must not be claimed for now.
 const REFUSED_MAX: usize = 10_000;
 
 /// Ownership of one key.
 #[derive(Debug)]
 struct Entry {
-    /// Creation revision of the leasing key; `i64::MAX` if unknown.
+    /// Creation revision of the leasing key; `i64::MAX` while it is not known.
     granted: i64,
-    /// State of the ownership, with the value if it is known.
+    /// State of the ownership, and the value of the key if it is known.
     state: State,
-    /// Number of in-flight writes that began while the key was owned.
+    /// Number of writes that began while the key was owned, and are still in flight.
     writes: usize,
-    /// Number of writes that began since the key is owned.
+    /// Number of writes that began since the proxy became the owner of the key.
     begun: u64,
-    /// True if two writes have overlapped since [`Entry::writes`] was last zero.
+    /// True if two writes have been in flight together since [`Entry::writes`] was last zero.
     overlapped: bool,
-    /// Position in the order of use.
+    /// Position of the key in the order of use.
     used: u64,
 }
 
-/// State of a key that is owned, claimed or being left.
+/// State of a key that is claimed, owned, or being left.
 #[derive(Clone, Debug)]
 enum State {
-    /// A claim is in flight. Holds the last revision at which another proxy asked for the key, or the leasing
-    /// key was deleted; 0 for none.
+    /// A claim is in flight. The number is the last revision at which another proxy asked for the key, or at
+    /// which the leasing key was deleted; 0 for none.
     Asked(i64),
-    /// The key is owned, with this present value; `None`: the key does not exist.
+    /// The key is owned, and this is its present value; `None` if the key does not exist.
     Known(Option<KeyValue>),
     /// The key is owned, but its value has to be read again.
     Unknown,
-    /// The leasing key is to be deleted.
+    /// The key is being left: its leasing key has to be deleted.
     Left,
 }
 
@@ -93,25 +97,25 @@ impl State {
 struct Session {
     /// Id of the lease.
     lease: i64,
-    /// Time until which a member keeps the lease for certain.
+    /// Time until which the members certainly keep the lease.
     until: Instant,
 }
 
 /// Decision on how to answer a read.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Read {
-    /// Answered by the proxy, with this response.
+    /// The proxy itself gives this response.
     Known(RangeResponse),
-    /// By a member, without a claim to the key.
+    /// A member answers the read, without a claim to the key.
     Member,
-    /// By a member, together with a claim with this lease; [`Owned::claimed`] or [`Owned::give_up_claim`]
-    /// must follow.
+    /// A member answers the read, together with a claim to the key that uses this lease. [`Owned::claimed`]
+    /// or another end of the claim must follow.
     Claim(i64),
-    /// By a member; the response is passed to [`Owned::read_again`] with this moment.
+    /// A member answers the read. The response is passed to [`Owned::read_again`], together with this moment.
     Again(Moment),
 }
 
-/// State of a key's ownership when a read of the key began.
+/// State of a key's ownership at the time when a read of the key began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Moment {
     /// Value of [`Entry::granted`] at that time.
@@ -120,7 +124,8 @@ pub(crate) struct Moment {
     begun: u64,
 }
 
-/// An in-flight write: the owned keys that it may touch, with the creation revisions of their leasing keys.
+/// A write that is in flight: the owned keys that it may touch, with the creation revisions of their leasing
+/// keys.
 #[derive(Debug)]
 pub(crate) struct Write(Vec<(Bytes, i64)>);
 
@@ -131,7 +136,7 @@ pub(crate) enum Outcome<'w> {
     Done(&'w [Change], &'w ResponseHeader),
     /// The write was not carried out, and will not be.
     Refused,
-    /// The outcome is not known.
+    /// It is not known whether the write was or will be carried out.
     Lost,
 }
 
@@ -144,35 +149,37 @@ pub(crate) enum Change {
     Deleted(Keys),
 }
 
-/// All ownership of the proxy, shared by all shards; its lock is held only for short times.
+/// All data about ownership in this proxy. All shards share it; its lock is held only for short times.
 #[derive(Debug, Default)]
 pub(crate) struct Owned {
-    /// The session; `None`: no key may be owned now.
+    /// The session; `None` while no key may be owned.
     session: Option<Session>,
-    /// The keys that are owned, claimed or being left.
+    /// The keys that are claimed, owned, or being left.
     keys: HashMap<Bytes, Entry>,
-    /// Owned keys by their last use, the oldest first.
+    /// Owned keys by their last use, the least recently used first.
     order: BTreeMap<u64, Bytes>,
     /// Number of the next use in [`Owned::order`].
     uses: u64,
-    /// Bytes of keys and values in [`Owned::keys`].
+    /// Total size of the keys and values in [`Owned::keys`], in bytes.
     bytes: usize,
-    /// Keys that must not be claimed, with the time until which that holds.
+    /// Keys that must not be claimed, each with the time until which it must not.
     refused: HashMap<Bytes, Instant>,
     /// Entries of [`Owned::refused`], the oldest first.
     refusals: VecDeque<(Bytes, Instant)>,
-    /// Keys whose leasing key is to be deleted, each with the highest creation revision of the leasing key to delete.
+    /// Keys whose leasing keys have to be deleted. The number is the highest creation revision of a leasing
+    /// key that may be deleted.
     to_delete: BTreeMap<Bytes, i64>,
-    /// Header of the newest response of a member.
+    /// Newest header in a response of a member.
     newest: ResponseHeader,
 }
 
-/// Returns a copy of these bytes: a slice of a message would keep the whole message in memory.
+/// Returns a copy of these bytes. Without a copy, they would keep the whole message in memory of which they
+/// are a slice.
 fn alone(bytes: &Bytes) -> Bytes {
     Bytes::copy_from_slice(bytes)
 }
 
-/// Returns a key and its value as copies, see [`alone`].
+/// Returns a copy of a key and its value, for the same reason as [`alone`].
 fn kv_alone(kv: KeyValue) -> KeyValue {
     KeyValue { key: alone(&kv.key), value: alone(&kv.value), ..kv }
 }
@@ -186,22 +193,22 @@ fn size_of(key: &Bytes, state: &State) -> usize {
 }
 
 impl Owned {
-    /// Begins a session: keys may be owned with this lease until `until`.
+    /// Begins a session. The lease may be used for owning keys until the time `until`.
     pub(crate) fn begin(&mut self, lease: i64, until: Instant) {
         self.end();
         self.session = Some(Session { lease, until });
-        // The members may now belong to another cluster, with lower revisions.
+        // The members' addresses may now belong to another cluster, whose revisions are lower.
         self.newest = ResponseHeader::default();
     }
 
-    /// Records a renewal of the lease.
+    /// Records that the lease was renewed and is now valid until the time `until`.
     pub(crate) fn renewed(&mut self, until: Instant) {
         if let Some(session) = &mut self.session {
             session.until = until;
         }
     }
 
-    /// Ends the session: no key is owned any more.
+    /// Ends the session. From now on, no key is owned.
     pub(crate) fn end(&mut self) {
         self.session = None;
         self.keys.clear();
@@ -210,13 +217,14 @@ impl Owned {
         self.to_delete.clear();
     }
 
-    /// Returns the number of keys that are owned, claimed or being left.
+    /// Returns the number of keys that are claimed, owned, or being left.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.keys.len()
     }
 
-    /// Takes the pending deletions: keys, each with the highest creation revision of the leasing key to delete.
+    /// Takes the pending deletions. Each consists of a key, and of the highest creation revision of its
+    /// leasing key that may be deleted.
     pub(crate) fn take_to_delete(&mut self) -> BTreeMap<Bytes, i64> {
         std::mem::take(&mut self.to_delete)
     }
@@ -226,20 +234,20 @@ impl Owned {
         !self.to_delete.is_empty()
     }
 
-    /// Returns the lease of the session, if it has not expired.
+    /// Returns the lease of the session; `None` if there is no session or its lease may have expired.
     pub(crate) fn lease(&self, now: Instant) -> Option<i64> {
         self.session.filter(|session| now < session.until).map(|session| session.lease)
     }
 
-    /// Records the header of a response. Reads of owned keys return the newest header: the keys have not
-    /// changed up to it.
+    /// Records the header of a member's response. Reads of owned keys are answered with the newest header,
+    /// because the keys have not changed until then.
     pub(crate) fn told(&mut self, header: &ResponseHeader) {
         if header.revision > self.newest.revision {
             self.newest = *header;
         }
     }
 
-    /// Decides how a read is answered.
+    /// Decides how to answer a read.
     pub(crate) fn read(&mut self, request: &RangeRequest, now: Instant) -> Read {
         let Some(lease) = self.lease(now).filter(|_| is_plain(request)) else { return Read::Member };
         let newest = self.newest;
@@ -269,17 +277,20 @@ impl Owned {
         Read::Claim(lease)
     }
 
-    /// Handles a successful claim: the leasing key was created at the header's revision, and `kv` is the key's value.
+    /// Handles a successful claim. The leasing key was created at the revision of the header, and `kv` is the
+    /// current value of the key.
     pub(crate) fn claimed(&mut self, key: &Bytes, lease: i64, header: &ResponseHeader, kv: Option<KeyValue>) {
         let granted = header.revision;
         if self.session.is_none_or(|session| session.lease != lease) {
-            // The leasing key is deleted with its lease.
+            // The leasing key belongs to an earlier session. It is deleted together with the lease of that
+            // session.
             return;
         }
         let asked = self.keys.get(key).map(|entry| entry.state.clone());
         let is_wanted = match asked {
             Some(State::Asked(wanted)) => wanted > granted,
-            // A new session has begun, and perhaps ended, since the claim.
+            // The claim is no longer recorded, because another session has begun, and perhaps ended, since it
+            // was sent.
             _ => true,
         };
         let is_fit = kv.as_ref().is_none_or(|kv| kv.lease == 0 && kv.value.len() <= VALUE_BYTES_MAX);
@@ -292,14 +303,15 @@ impl Owned {
         self.make_room();
     }
 
-    /// Handles a refused claim: the key belongs to another proxy, or is attached to a lease. `leasing_key` is
-    /// the existing leasing key, if any.
+    /// Handles a refused claim: another proxy owns the key, or the key is attached to a lease. `leasing_key`
+    /// is the leasing key that exists already, if there is one.
     pub(crate) fn claim_refused(&mut self, key: &Bytes, leasing_key: Option<&KeyValue>, now: Instant) {
         if matches!(self.keys.get(key), Some(Entry { state: State::Asked(_), .. })) {
             self.forget(key);
             let lease = self.session.map(|session| session.lease);
             if let Some(own) = leasing_key.filter(|kv| Some(kv.lease) == lease) {
-                // The leasing key is from an earlier claim whose response was lost.
+                // The existing leasing key is this proxy's own, from an earlier claim whose response was
+                // lost.
                 self.insert(key, own.create_revision, State::Left);
                 self.delete_up_to(key, own.create_revision);
             }
@@ -307,14 +319,14 @@ impl Owned {
         self.refuse(key, now);
     }
 
-    /// Gives up a claim whose outcome is not known.
+    /// Ends a claim whose outcome is not known. The leasing key may exist, so it has to be deleted.
     pub(crate) fn give_up_claim(&mut self, key: &Bytes) {
         if matches!(self.keys.get(key), Some(Entry { state: State::Asked(_), .. })) {
             self.leave(key);
         }
     }
 
-    /// Handles the response to a read of an owned key.
+    /// Handles the response to a read that was sent because the value of an owned key was not known.
     pub(crate) fn read_again(&mut self, key: &Bytes, moment: Moment, kv: Option<KeyValue>) {
         let Some(entry) = self.keys.get(key) else { return };
         let is_same = (entry.granted, entry.begun, entry.writes) == (moment.granted, moment.begun, 0);
@@ -328,12 +340,14 @@ impl Owned {
         self.make_room();
     }
 
-    /// Handles a change of a leasing key: another proxy asked for the key, or the leasing key was deleted.
+    /// Handles a change of a leasing key: another proxy has asked for the key, or the leasing key was
+    /// deleted.
     pub(crate) fn leasing_key_changed(&mut self, key: &Bytes, event: LeasingEvent, now: Instant) {
         let revision = event.revision;
         let lease = self.session.map(|session| session.lease);
         let Some(entry) = self.keys.get_mut(key) else {
-            // The proxy does not know the leasing key any more, or does not know it yet.
+            // There is no entry, so the proxy does not know the leasing key any more, or not yet. If it is
+            // attached to the session's lease, it has to be deleted.
             if event.is_wanted_back && Some(event.lease) == lease {
                 self.insert(key, revision, State::Left);
                 self.delete_up_to(key, revision);
@@ -344,7 +358,7 @@ impl Owned {
             State::Asked(wanted) => *wanted = revision.max(*wanted),
             State::Left if event.is_deleted => self.forget(key),
             State::Left => {
-                // The leasing key may be one that this proxy has created without learning of it.
+                // The leasing key may be one that this proxy has created by a claim whose response was lost.
                 if event.is_wanted_back && Some(event.lease) == lease {
                     self.delete_up_to(key, revision);
                 }
@@ -359,20 +373,20 @@ impl Owned {
         }
     }
 
-    /// Handles the deletion of the leasing key of a key that was left.
+    /// Records that the leasing key of a key that was being left is deleted.
     pub(crate) fn deleted(&mut self, key: &Bytes) {
         if self.keys.get(key).is_some_and(|entry| matches!(entry.state, State::Left)) {
             self.forget(key);
         }
     }
 
-    /// Returns the highest creation revision that a write's guard allows for the leasing key: that of this
-    /// proxy's leasing key, or 0.
+    /// Returns the highest creation revision of the leasing key with which a write of this key may be carried
+    /// out: that of this proxy's leasing key, or 0 if this proxy does not own the key.
     pub(crate) fn granted(&self, key: &Bytes) -> i64 {
         self.keys.get(key).filter(|entry| entry.state.is_owned()).map_or(0, |entry| entry.granted)
     }
 
-    /// Begins a write of these keys and ranges.
+    /// Records that a write of these keys and ranges begins.
     pub(crate) fn write(&mut self, written: &[Keys]) -> Write {
         let (singles, ranges): (Vec<_>, Vec<_>) = written.iter().partition(|keys| keys.1.is_empty());
         if ranges.len() > COMPARED_MAX {
@@ -390,8 +404,8 @@ impl Owned {
         touched.sort_unstable();
         touched.dedup();
         let begin = |key: Bytes| {
-            // The guard of a key that is not owned allows no leasing key at all, so there is no owner whose
-            // value could become outdated.
+            // A key that is not owned needs no record: its write is carried out only if no leasing key
+            // exists, so no owner keeps a value that could become outdated.
             let entry = self.keys.get_mut(&key).filter(|entry| entry.state.is_owned())?;
             entry.overlapped |= entry.writes > 0;
             entry.writes += 1;
@@ -401,7 +415,7 @@ impl Owned {
         Write(touched.into_iter().filter_map(begin).collect())
     }
 
-    /// Ends a write with this outcome.
+    /// Records that a write has ended with this outcome.
     pub(crate) fn written(&mut self, write: Write, outcome: &Outcome<'_>) {
         for (key, granted) in write.0 {
             let Some(entry) = self.keys.get_mut(&key) else { continue };
@@ -427,8 +441,8 @@ impl Owned {
     }
 
     /// Returns the response to a transaction that only reads owned keys. Returns `None` if a member has to
-    /// answer, also if the transaction is large, or reads no key, since only a member then knows the
-    /// revision.
+    /// answer: if a key is not owned, the transaction is too large, or it reads no key at all. In the last
+    /// case only a member knows the current revision.
     pub(crate) fn transaction(&self, request: &TxnRequest, now: Instant) -> Option<TxnResponse> {
         self.lease(now)?;
         let longest = request.compare.len().max(request.success.len()).max(request.failure.len());
@@ -485,27 +499,31 @@ impl Owned {
         self.refused.get(key).is_some_and(|until| now < *until)
     }
 
-    /// Leaves all keys: stops answering reads of them, and schedules the deletion of their leasing keys.
+    /// Leaves all keys (gives up their ownership): stops answering reads of them, and schedules the deletion
+    /// of their leasing keys.
     pub(crate) fn leave_all(&mut self) {
         for key in std::mem::take(&mut self.order).into_values() {
             self.leave(&key);
         }
         for entry in self.keys.values_mut() {
-            // The response to an in-flight claim will be outdated.
+            // The response to a claim in flight will be outdated, so the key must be left when the response
+            // arrives.
             if let State::Asked(wanted) = &mut entry.state {
                 *wanted = i64::MAX;
             }
         }
     }
 
-    /// Leaves a key: stops answering reads of it, and schedules the deletion of its leasing key.
+    /// Leaves a key (gives up its ownership): stops answering reads of it, and schedules the deletion of its
+    /// leasing key.
     fn leave(&mut self, key: &Bytes) {
         let Some(granted) = self.keys.get(key).map(|entry| entry.granted) else { return };
         self.delete_up_to(key, granted);
         self.set(key, State::Left);
     }
 
-    /// Schedules the deletion of a leasing key if it was created at this revision or before.
+    /// Schedules the deletion of the leasing key of a key, if that leasing key was created at this revision
+    /// or before.
     fn delete_up_to(&mut self, key: &Bytes, revision: i64) {
         match self.to_delete.get_mut(key) {
             Some(known) => *known = revision.max(*known),
@@ -513,7 +531,7 @@ impl Owned {
         }
     }
 
-    /// Adds an entry. Its state must hold copies made by [`alone`].
+    /// Adds an entry. The contents of its state must be copies, see [`alone`].
     fn insert(&mut self, key: &Bytes, granted: i64, state: State) {
         let key = alone(key);
         let used = self.uses;
@@ -527,7 +545,7 @@ impl Owned {
         assert!(before.is_none(), "an entry is removed before another takes its place");
     }
 
-    /// Changes an entry. The new state must hold copies made by [`alone`].
+    /// Changes the state of an entry. The contents of the new state must be copies, see [`alone`].
     fn set(&mut self, key: &Bytes, state: State) {
         let Some(entry) = self.keys.get_mut(key) else { return };
         self.bytes -= size_of(key, &entry.state);
@@ -546,7 +564,7 @@ impl Owned {
         }
     }
 
-    /// Leaves the least recently used keys until the limits hold.
+    /// Gives up the ownership of the least recently used keys until the limits are kept.
     fn make_room(&mut self) {
         while self.order.len() > OWNED_MAX || self.bytes > BYTES_MAX {
             let Some((_, oldest)) = self.order.pop_first() else { return };
@@ -555,7 +573,7 @@ impl Owned {
     }
 }
 
-/// A change of a leasing key, as reported by the watch.
+/// A change of a leasing key that the watch has reported.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LeasingEvent {
     /// Revision of the change.
@@ -564,11 +582,11 @@ pub(crate) struct LeasingEvent {
     pub(crate) lease: i64,
     /// True if the leasing key was deleted.
     pub(crate) is_deleted: bool,
-    /// True if another proxy asks for the key.
+    /// True if the change is another proxy's request to give up the key.
     pub(crate) is_wanted_back: bool,
 }
 
-/// Returns true if a read can be answered from a key's value alone.
+/// Returns true if the value of the key alone is enough to answer this read.
 fn is_plain(request: &RangeRequest) -> bool {
     request.revision == 0
         && request.range_end.is_empty()
@@ -601,12 +619,13 @@ pub(super) fn answer(request: &RangeRequest, kv: Option<&KeyValue>, header: Resp
     }
 }
 
-/// Returns true if a condition holds; `None` if it is malformed, which a member has to report.
+/// Returns true if a condition holds for this key. Returns `None` if the condition is malformed; a member has
+/// to report that.
 fn holds(compare: &Compare, kv: Option<&KeyValue>) -> Option<bool> {
     let target = CompareTarget::try_from(compare.target).ok()?;
     let number = |of: fn(&KeyValue) -> i64| kv.map_or(0, of);
     let found = match (target, compare.target_union.as_ref()?) {
-        // As on a member, every condition on the value of a missing key is false.
+        // Every condition on the value of a missing key is false, as on a member.
         (CompareTarget::Value, TargetUnion::Value(value)) => match kv {
             Some(kv) => kv.value.cmp(value),
             None => return Some(false),
@@ -638,7 +657,8 @@ fn changed(key: &Bytes, before: &State, changes: &[Change], header: &ResponseHea
             Change::Deleted(keys) if overlap(keys, &itself) => state = State::Known(None),
             Change::Put(put) if put.key == *key => {
                 if put.lease != 0 || put.value.len() > VALUE_BYTES_MAX {
-                    // A lease that ends would delete the key without asking its owner.
+                    // The key is now attached to a lease, whose end would delete the key without asking its
+                    // owner. So the key is left.
                     return State::Left;
                 }
                 let State::Known(before) = &state else { continue };

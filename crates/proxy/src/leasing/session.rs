@@ -1,6 +1,6 @@
 //! The session that keeps the ownership of keys: the lease, the watch of the leasing keys, and their
-//! deletion. It runs in the background; when one of the three fails, ownership of all keys ends and a new
-//! session begins.
+//! deletion. The session runs in the background. If one of the three fails, the proxy no longer owns any key,
+//! and a new session begins.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,19 +26,19 @@ use crate::namespace::end_of_prefix;
 const TTL_SECONDS: i64 = 60;
 /// Timeout of one call to a member.
 const CALL_LIMIT: Duration = Duration::from_secs(5);
-/// Pauses before a new session: the first, and the longest.
+/// First and longest pause before a new session begins.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
 /// Pause before a failed deletion of leasing keys is retried.
 const DELETE_PAUSE: Duration = Duration::from_millis(500);
-/// Time without a successful deletion after which the session ends: other proxies wait for the keys, and
-/// revoking the lease deletes all leasing keys.
+/// Time without a successful deletion of leasing keys after which the session ends. Other proxies are waiting
+/// for these deletions, and the end of the session revokes the lease, which deletes all leasing keys.
 const DELETE_LIMIT: Duration = Duration::from_secs(10);
 
-/// Status of a session whose watch or lease did not respond in time.
+/// Status with which a session ends if its watch or lease did not respond in time.
 const LATE: Status = Status::new(Code::DeadlineExceeded, "context deadline exceeded");
 
 impl Leasing {
-    /// Returns the task that keeps sessions until the process ends.
+    /// Returns the background task that runs one session after the other, until the process ends.
     pub(crate) fn task(self: Arc<Leasing>, logger: Logger) -> Task {
         Box::new(move |members| {
             Box::pin(async move {
@@ -60,7 +60,7 @@ impl Leasing {
         })
     }
 
-    /// Runs one session; returns the reason why it ended.
+    /// Runs one session. Returns the reason why the session ended.
     async fn session(&self, members: &Members) -> Status {
         let client = members.client.within(CALL_LIMIT);
         let sent = Instant::now();
@@ -71,7 +71,7 @@ impl Leasing {
         let until = sent + seconds(granted.ttl);
         let outcome = self.with_lease(members, granted.id, until).await;
         self.with(|owned| owned.end());
-        // Revoking the lease spares other proxies the wait for its expiry.
+        // Without this revocation, other proxies would have to wait until the lease expires.
         let _ = lease::revoke(&client, granted.id).await;
         outcome
     }
@@ -86,9 +86,11 @@ impl Leasing {
             namespace.key(&mut request.key);
             namespace.range_end(&mut request.range_end);
         }
-        // A member without a leader would not report that other proxies ask for keys.
+        // Without a leader, a member does not learn that other proxies ask for keys. So the watch is required
+        // to end in that case.
         let mut watcher = Watcher::new(&members.client.with_require_leader(), request);
-        // Once the watch is created, changes of all later claims are reported.
+        // No key is claimed before the watch is created, so the watch reports the changes of all claimed
+        // keys.
         match timeout(CALL_LIMIT, watcher.next()).await {
             Ok(Ok(Some(WatchUpdate::Created(_)))) => {}
             Ok(Ok(Some(WatchUpdate::Canceled(response)))) => {
@@ -110,8 +112,8 @@ impl Leasing {
     async fn renew(&self, members: &Members, lease: i64, mut until: Instant) -> Status {
         loop {
             sleep(until.saturating_duration_since(Instant::now()) / 3).await;
-            // The time is taken before the request is sent: the member's TTL starts later, so the proxy's
-            // estimate is never too long.
+            // The time is taken before the request is sent. The member's TTL starts later, so the lease is
+            // certainly valid until the computed time.
             let sent = Instant::now();
             match timeout_at(until.into(), lease::keep_alive_once(&members.client, lease)).await {
                 Ok(Ok(answer)) => {
@@ -124,7 +126,7 @@ impl Leasing {
         }
     }
 
-    /// Handles changes of leasing keys until the watch ends.
+    /// Handles the changes of leasing keys that the watch reports, until the watch ends.
     async fn follow(&self, members: &Members, mut watcher: Watcher) -> Status {
         loop {
             let response = match watcher.next().await {
@@ -181,7 +183,7 @@ impl Leasing {
                         rest = later;
                         last = Instant::now();
                     }
-                    // If a single deletion is too large, retries do not help.
+                    // If even a single deletion is too large, a retry cannot succeed.
                     Err(status) if is_too_large(&status) || last.elapsed() > DELETE_LIMIT => return status,
                     Err(_) => sleep(DELETE_PAUSE).await,
                 }
@@ -189,8 +191,8 @@ impl Leasing {
         }
     }
 
-    /// Returns a transaction that deletes the leasing key of a key if it has this lease, and was created at
-    /// `up_to` or before.
+    /// Returns a transaction that deletes the leasing key of a key, provided that the leasing key has this
+    /// lease and was created at revision `up_to` or before.
     fn deletion(&self, key: &Bytes, up_to: i64, lease: i64) -> TxnRequest {
         let leasing_key = self.leasing_key(key);
         let delete = DeleteRangeRequest { key: leasing_key.clone(), ..DeleteRangeRequest::default() };

@@ -40,7 +40,7 @@ fn is_read(path: &Path) -> bool {
 impl World {
     /// Draws a duration between two bounds, in nanoseconds.
     fn duration(&mut self, low: Nanos, high: Nanos) -> Nanos {
-        // Short durations are as likely as long ones.
+        // The shift makes short durations as likely as long ones.
         let shift = self.dice.faults.below(6);
         low + (self.dice.faults.below(high - low) >> shift)
     }
@@ -84,14 +84,15 @@ impl World {
 
     /// Stops a process for a while, as SIGSTOP does.
     pub(super) fn pause(&mut self, at: Host) {
-        // A quarter of the pauses is so long that the others elect another leader and let leases expire.
+        // A quarter of the pauses are so long that the other members elect another leader, which lets leases
+        // expire.
         let long = self.dice.faults.one_in(4);
         let length =
             if long { self.dice.faults.between(4, 9) * SECOND } else { self.duration(MILLI, 8 * SECOND) };
         self.places[at].paused_until = self.now() + length;
     }
 
-    /// Suspends a machine for a while: it receives nothing, and its own clock does not advance.
+    /// Suspends a machine for a while: its process receives nothing, and its clock does not advance.
     pub(super) fn suspend(&mut self, at: Host) {
         let now = self.now();
         let length = self.duration(MILLI, 12 * SECOND);
@@ -109,16 +110,17 @@ impl World {
         self.schedule.after(length, Event::Undo(Undo::Drift(at)));
     }
 
-    /// Moves a member's clock forward in one step. Leases may appear to live shorter by the same amount.
+    /// Moves a member's clock forward in one step. A lease may then expire earlier by the same amount, so the
+    /// oracle's tolerance grows.
     pub(super) fn jump(&mut self, at: Host) {
         let by = self.duration(MILLI, 5 * SECOND);
         self.places[at].time.jump(by);
         self.history.settings.lease_slack += by;
     }
 
-    /// Moves a member's time of day forward or back, by up to years. In a third of the cases it instead
-    /// restarts at each process start from the value of the start before, as on a machine whose clock stops
-    /// while it is off.
+    /// Moves a member's time of day forward or back, by up to years. In a third of the cases, instead sets
+    /// that at each process start the time of day restarts from the value at the previous start, as on a
+    /// machine whose clock stops while it is off.
     pub(super) fn set_wall(&mut self, at: Host) {
         let dice = &mut self.dice.faults;
         if dice.one_in(3) {
@@ -211,7 +213,7 @@ impl World {
         let spare = self.dice.faults.below(u64::from(self.profile.segment_bytes));
         let most = self.profile.capacity().unwrap_or(u64::MAX);
         place.disk.set_capacity(Some((place.disk.used_bytes() + spare).min(most)));
-        // A running member waits for space; a starting one fails.
+        // A running member waits until there is space, but a starting member may fail.
         place.may_not_start = true;
         let length = self.duration(100 * MILLI, 8 * SECOND);
         self.schedule.after(length, Event::Undo(Undo::Full(at)));
@@ -222,13 +224,14 @@ impl World {
         let nth = self.dice.faults.between(1, 20);
         let place = &mut self.places[at];
         place.disk.fail_next(operation, nth, disk::Fault::Once(libc::EIO));
-        // A failed read fails its request; it does not end the process.
+        // A failed read makes only the request fail, while any other failed operation may end the process.
         place.may_end |= operation != Operation::Read;
         place.may_not_start = true;
     }
 
-    /// Fails one of the next operations of any kind on a member's disk, with any error. An operation that is
-    /// neither a write nor a sync may end a process only while the process starts or shuts down.
+    /// Fails one of the next operations of any kind on a member's disk, with any error. A failed write or
+    /// sync may end the process at any time; another failed operation may end it only while it starts or
+    /// shuts down.
     pub(super) fn fail_file_operation(&mut self, at: Host) {
         let dice = &mut self.dice.faults;
         let operation = dice.pick(FILE_OPERATIONS);
@@ -243,35 +246,37 @@ impl World {
         self.trace.note(now, format_args!("m{at}: {operation:?} number {nth} will fail with errno {code}"));
     }
 
-    /// Returns true if the data of one more member may be damaged, since all other members hold the whole
+    /// Returns true if the data of one more member may be damaged, because all other members have the whole
     /// state.
     fn may_damage(&self) -> bool {
         self.profile.members >= 3
-            // After removals it is unknown which members are still needed.
+            // After members were removed, it is not known which members a majority needs.
             && !self.profile.fails(Fault::Shrink)
             && self.operator.is_whole()
             && self.places.iter().all(|place| place.retired || !(place.lost || place.decayed))
-            // Added members must have been started and have caught up.
+            // Every member, including an added one, must have started and almost caught up.
             && self.places.iter().filter(|place| !place.retired).all(|place| {
                 self.checks.standing(place.number).is_some_and(|standing| standing.applied + 50 > self.checks.commit())
             })
     }
 
-    /// Makes a member's disk misreport some of its next writes, if the other members hold the whole state.
-    /// The damage shows later.
+    /// Makes a member's disk report some of its next writes as done although they are lost or misplaced, if
+    /// the other members have the whole state. The damage becomes visible later, when the page cache is
+    /// dropped.
     pub(super) fn lie_about_write(&mut self, at: Host, lie: Lie) {
         if !self.may_damage() {
             return;
         }
         let nth = self.dice.faults.between(1, 8);
-        // The next write to the same sector mostly repairs a short lost write.
+        // If only one write is lost, the next write to the same sector often repairs it, so in some cases
+        // several writes are lost.
         let count = self.dice.faults.pick(&[1, 1, 3, 10]);
         self.places[at].disk.lie_about_writes(lie, nth, count);
         self.schedule.after(100 * MILLI, Event::Undo(Undo::Cache(at)));
     }
 
-    /// Drops a member's page cache, while the member runs or as it ends. This waits until its disk has
-    /// misreported a write, and mostly some time longer.
+    /// Drops a member's page cache, while the member runs or by ending its process. Does nothing until the
+    /// disk has misreported a write, and mostly waits some time longer.
     pub(super) fn drop_cache_somehow(&mut self, at: Host) {
         if !self.chaos {
             return;
@@ -290,9 +295,10 @@ impl World {
         }
     }
 
-    /// Makes a member read what its disk really holds. A misreported sector stays damaged only where the
-    /// write is known to have been synced (the part that [`World::decay`] may hit as well) or where the log
-    /// has not arrived yet; everywhere else the member reads what it wrote.
+    /// Drops a member's page cache, so that the member reads what its disk really contains. A misreported
+    /// sector stays damaged only where the write is known to have been synced (the part that [`World::decay`]
+    /// may also hit), or where the log has not arrived yet. All other sectors are repaired, so the member
+    /// reads what it wrote.
     pub(crate) fn drop_cache(&mut self, at: Host) {
         let lies = self.places[at].disk.lies();
         if lies.is_empty() {
@@ -332,7 +338,7 @@ impl World {
         }
     }
 
-    /// Destroys all data of a member for good, if the other members hold the whole state.
+    /// Destroys all data of a member permanently, if the other members have the whole state.
     pub(super) fn lose_disk(&mut self, at: Host) {
         if !self.may_damage() || self.places[at].lives == 0 {
             return;
@@ -345,7 +351,7 @@ impl World {
         self.trace.note(now, format_args!("m{at} has lost its disk"));
     }
 
-    /// Flips one bit in a member's synced files, if the other members hold the whole state.
+    /// Flips one bit in a member's synced files, if the other members have the whole state.
     pub(crate) fn decay(&mut self, at: Host) {
         if !self.may_damage() {
             return;
@@ -357,7 +363,8 @@ impl World {
         for (path, _) in place.disk.files().into_iter().filter(|(path, _)| is_read(path)) {
             let len = match (used(&path), segment_number(&path)) {
                 (len, Some(number)) if number == proven.segment => len.min(u64::from(proven.offset)),
-                // Whether the last batch was synced is unknown, since a torn write looks the same.
+                // It is not known whether the last batch was synced, and the member would take damage in an
+                // unsynced batch for a torn write. So the part after the proven end is never hit.
                 (_, Some(number)) if number > proven.segment => 0,
                 (len, _) => len,
             };
@@ -368,13 +375,14 @@ impl World {
         if files.is_empty() {
             return;
         }
-        // Half of the time the end of the log is damaged.
+        // Half of the flips go to the segment in which the proven log ends.
         let last = files.iter().find(|(path, _)| segment_number(path) == Some(proven.segment)).cloned();
         let (path, len) = match last {
             Some(last) if self.dice.faults.one_in(2) => last,
             _ => files[self.dice.faults.place(files.len())].clone(),
         };
-        // The newest bytes have the fewest other copies, so half of the flips hit them.
+        // The newest bytes have the fewest other copies, so half of the flips go to the last bytes of the
+        // file.
         let back = if self.dice.faults.one_in(2) { len } else { len.min(LAST_BYTES) };
         let offset = len - 1 - self.dice.faults.below(back);
         let bit = self.dice.faults.below(8) as u8;
@@ -389,7 +397,7 @@ impl World {
                 format_args!("m{at}: bit {bit} of byte {offset} of {} turns around", path.display()),
             );
             if self.dice.faults.one_in(2) {
-                // The restart makes the member read its files again, which reveals the damage.
+                // A restart makes the member read its files again, so that it notices the damage.
                 self.crash(at, false);
             }
         }

@@ -1,4 +1,4 @@
-//! The operator's calls, and what follows from their answers.
+//! The operator's calls to members, and the handling of the responses.
 
 use api::Rpc;
 use api::etcdserverpb as pb;
@@ -29,21 +29,22 @@ impl World {
         }
         let at = self.dice.operator.pick(&running);
         if !self.chaos {
-            // Without the newest member the cluster may lack a majority, and then serves no client. So the
-            // operator starts an added member with the member list that a running member gives to its peers.
+            // The operator may have added a member without receiving the response. Without that member the
+            // cluster may lack a majority and serve no client. So the operator reads the member list that a
+            // running member uses for its peers, and starts the member.
             self.start_added_by_peers(at);
             self.end_removed(at);
         }
         if !self.chaos && self.dice.operator.one_in(2) {
-            // Disk space is back, but an alarm raised by the quota stays until it is disarmed. Alarms of
-            // removed members stay as well.
+            // Disk space is available again, but an alarm raised by the quota stays until the operator
+            // disarms it. An alarm of a removed member stays as well.
             let nospace = pb::AlarmType::Nospace as i32;
             let state = self.places[at].process.as_ref().map(|process| process.stepped.published());
             let raised = |place: &&Place| {
                 state.as_ref().is_some_and(|state| state.alarms.is_raised(nospace, place.id))
             };
-            // An alarm raised by a full disk is disarmed by its member, while that member runs. After a crash
-            // the member may have forgotten that it raised the alarm.
+            // A running member disarms by itself the alarm that it raised for a full disk. But after a crash
+            // the member may have forgotten that it raised the alarm, so the operator disarms it then.
             let quota = self.profile.fails(Fault::Quota);
             let stays =
                 |place: &&Place| raised(place) && (quota || place.process.is_none() || place.lives > 1);
@@ -59,8 +60,8 @@ impl World {
             }
         }
         if !self.operator.fresh || !self.chaos {
-            // Without the newest member there may be no majority; then only a serializable, possibly old list
-            // is available.
+            // If a newly added member was not started yet, there may be no majority. Then only a serializable
+            // list is available, which may be outdated.
             let linearizable = self.chaos && self.dice.operator.one_in(2);
             let list = pb::MemberListRequest { linearizable };
             let rpc = Rpc::ClusterMemberList;
@@ -69,8 +70,8 @@ impl World {
         self.look_after(at);
     }
 
-    /// Ends removed members that know no other member and so cannot learn of their removal: they were
-    /// restarted before they had received an entry.
+    /// Ends removed members that know no other member, because they restarted before they received an entry.
+    /// They cannot learn of their removal.
     fn end_removed(&mut self, at: Host) {
         let Some(process) = &self.places[at].process else { return };
         let state = process.stepped.published();
@@ -105,7 +106,7 @@ impl World {
         if voters < self.profile.members && learner.is_none() {
             return self.add(at);
         }
-        // Profiles about the removal of leaders make many removals.
+        // In profiles about the removal of leaders, many removals are made.
         let stages = self.profile.fails(Fault::NoHeir) || self.profile.fails(Fault::Farewell);
         let choice = self.dice.operator.below(if stages { 3 } else { 8 });
         if self.profile.works(Work::Members) && choice < 3 {
@@ -179,7 +180,8 @@ impl World {
         self.places.push(Place::new(seed, number, epoch));
         self.operator.adding.insert(number);
         self.operator.fresh = false;
-        // Where members have different learner limits, the cluster should have several learners.
+        // If members have different learner limits, the cluster should have several learners, so more added
+        // members are learners.
         let is_learner = self.dice.operator.one_in(2) || self.has_many_learners();
         let message = pb::MemberAddRequest { peer_urls: vec![url(number)], is_learner }.encode_to_vec();
         self.operator_call(at, Rpc::ClusterMemberAdd, message, Doing::Add);
@@ -210,7 +212,8 @@ impl World {
                 }
             }
             (Doing::Add, Some(message)) => {
-                // The operator starts an added member at once, without waiting for the next list.
+                // The operator starts an added member as soon as it gets the response, without waiting for
+                // the next list.
                 if let Ok(added) = pb::MemberAddResponse::decode(message) {
                     let cluster = added.header.map_or(0, |header| header.cluster_id);
                     self.start_added(cluster, &added.members);
@@ -232,7 +235,7 @@ impl World {
         listed.collect()
     }
 
-    /// Starts the added and never started members that a running member knows.
+    /// Starts the members that were added but never started, as far as a running member knows them.
     fn start_added_by_peers(&mut self, at: Host) {
         let Some(process) = self.places[at].process.as_ref() else { return };
         let cluster_id = process.stepped.identity().cluster_id;
@@ -247,7 +250,7 @@ impl World {
         self.start_added(cluster_id, &members);
     }
 
-    /// Starts the members of a list that were added and never started.
+    /// Starts the members of a list that were added but never started.
     fn start_added(&mut self, cluster_id: u64, members: &[pb::Member]) {
         let listed = World::places_of(members);
         for member in &listed {
@@ -281,7 +284,7 @@ impl World {
                 continue;
             }
             if place.lives == 0 && at >= self.profile.members {
-                // The addition may still be in flight; a later list will then show the member.
+                // The addition may still be in flight, so keep the place; a later list will show the member.
                 continue;
             }
             if place.lives > 0 && self.operator.removing.contains(&place.id) && place.process.is_none() {

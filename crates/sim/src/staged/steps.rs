@@ -14,13 +14,13 @@ use crate::world::{Calling, Event, Undo, World};
 
 /// Longest time for which a stranded follower is cut off.
 const AWAY_MAX: Nanos = 2500 * MILLI;
-/// Time within which the follower should then receive a snapshot.
+/// Time within which a follower that is connected again should receive a snapshot.
 const SNAPSHOT_MAX: Nanos = 2 * SECOND;
-/// Time without faults after which a leader that is removed is expected to hand over.
+/// Time without other faults that a leader needs to hand over its leadership before its removal.
 const CALM: Nanos = 1500 * MILLI;
 
 impl World {
-    /// Starts a waiting fault if the call that arrives at a member suits it.
+    /// Starts the waiting fault if the call that arrives at this member is suitable for it.
     pub(crate) fn lurk(&mut self, at: Host, request: &Calling) {
         let Some(fault) = self.staged.lurks.filter(|_| self.chaos) else { return };
         let Some(leader) = self.leader() else { return };
@@ -36,11 +36,12 @@ impl World {
         let (turn, delay, sync) = (self.profile.turn, self.profile.delay, self.profile.sync);
         match (fault, lease) {
             (Fault::Strand, _) if writes && at != leader && self.staged.stranded.is_none() => {
-                // After this delay, the write has approximately reached the leader.
+                // After this delay the forwarded write has approximately reached the leader.
                 let delay = 2 * turn + delay / 2 + self.dice.faults.around(delay);
                 self.schedule.after(delay, Event::Staged(Step::CutOff(at)));
             }
-            // Where leases are often granted again under a revoked id, the ambush waits for such a grant.
+            // If leases are granted again under a revoked id, the ambush mostly ignores renewals and waits
+            // for such a grant.
             (Fault::Ambush, Some(_))
                 if !SLOW.iter().any(|fault| self.profile.fails(*fault)) && !self.dice.faults.one_in(4) =>
             {
@@ -68,8 +69,8 @@ impl World {
             .any(|extra| matches!(extra.request, oracle::Request::Revoke { id: one } if one == id))
     }
 
-    /// Stalls the followers until the leader has recorded the time left of the lease that is being revoked,
-    /// and then ends the leader. The next leader uses the recorded time.
+    /// Stalls the followers until the leader has recorded how much time the lease that is being revoked has
+    /// left; then ends the leader. The next leader uses the recorded time.
     fn hold_up_grant(&mut self, leader: Host) {
         let now = self.now();
         let length = 2300 * MILLI;
@@ -80,7 +81,8 @@ impl World {
         self.schedule.after(delay, Event::Staged(Step::Depose));
     }
 
-    /// Pauses a leader so long that it is replaced, and revokes the lease that the leader is about to renew.
+    /// Pauses a leader for so long that another leader is elected, which revokes the lease that the paused
+    /// leader is about to renew.
     fn depose(&mut self, leader: Host, lease: i64) {
         let now = self.now();
         let others = self.running().into_iter().filter(|at| *at != leader);
@@ -110,7 +112,7 @@ impl World {
                 self.places[*at].slowness.begin(factor);
                 self.schedule.after(length + 4 * SECOND, Event::Undo(Undo::SlowDisk(*at)));
             }
-            // Writes after the removal fill the replication windows.
+            // Writes after the removal fill the replication windows of the followers.
             for number in 0..8 {
                 let delay = 2 * election + 100 * MILLI + number * 20 * MILLI;
                 self.schedule.after(delay, Event::Staged(Step::Write(leader)));
@@ -123,10 +125,11 @@ impl World {
         }
     }
 
-    /// Checks whether a member has reached the point that a staged fault waits for.
+    /// Checks whether a member has reached the point that a staged fault waits for, and continues the fault
+    /// then.
     pub(crate) fn look_at_stage(&mut self, at: Host, before: Option<&Standing>) {
         let Some(now) = self.checks.standing(at).cloned() else { return };
-        // A leader that is handing over does not report that it leads.
+        // While a leader hands over, it does not report that it leads, so its previous report counts as well.
         let led = now.leads || before.is_some_and(|before| before.leads);
         if self.staged.leaving == Some(at) && led && !self.is_member(at, now.id) {
             self.staged.leaving = None;
@@ -233,7 +236,8 @@ impl World {
         }
     }
 
-    /// Grants this number of leases at once. After a while they are revoked at once, or they expire together.
+    /// Grants this number of leases at once. After a while all of them are revoked at once, or they expire
+    /// together.
     fn crowd(&mut self, at: Host, leases: u64) {
         let ttl = i64::try_from(self.dice.faults.between(2, 9)).unwrap_or(2);
         for number in 0..leases {
@@ -251,7 +255,7 @@ impl World {
             let delay = self.dice.faults.between(SECOND, 3 * SECOND);
             self.schedule.after(delay, Event::Staged(Step::Disperse(at, leases)));
         } else if self.dice.faults.one_in(2) {
-            // The next leader has to start the timers of all leases.
+            // The leader shuts down, so that the next leader has to start the timers of all leases.
             let delay = self.dice.faults.between(SECOND / 2, 2 * SECOND);
             self.schedule.after(delay, Event::Staged(Step::Stop));
         }
@@ -263,7 +267,7 @@ impl World {
         self.place_call(Caller::Crowd, operation, at, Calling::Unary(rpc, message.into()), SECOND);
     }
 
-    /// Sends an operation of a client that makes only this call.
+    /// Sends an operation of a new client, which makes no other call.
     pub(crate) fn extra(&mut self, request: oracle::Request, to: Host) {
         self.next_operation += 1;
         let id = self.next_operation;

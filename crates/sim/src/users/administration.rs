@@ -1,4 +1,4 @@
-//! Calls of the administrator and of clients that ask for tokens.
+//! Calls of the administrator, and of clients that request tokens.
 
 use std::collections::BTreeMap;
 
@@ -103,7 +103,7 @@ impl World {
                 users.root_token = None;
             }
             match &step {
-                // An earlier call, whose result was unknown, did succeed.
+                // An earlier call with an unknown result has succeeded.
                 Step::AddRoot if why.contains("already exists") => users.root[0] = true,
                 Step::Login if why.contains("not enabled") => {
                     (users.enabled, users.needed) = (false, false);
@@ -191,7 +191,7 @@ impl World {
         self.trace.note(now, format_args!("{told}"));
     }
 
-    /// Sends a client's request for a token. Returns false if the client needs none or has one.
+    /// Sends a client's request for a token. Returns false if the client needs no token or has one already.
     pub(crate) fn client_logs_in(&mut self, number: usize, at: Host) -> bool {
         let Some(users) = &mut self.users else { return false };
         if !users.needed {
@@ -245,7 +245,8 @@ impl World {
         }
     }
 
-    /// Handles the refusal of a client's operation for this reason.
+    /// Handles a refused operation of a client: if the reason says that the token is not valid, the client's
+    /// token is forgotten.
     pub(crate) fn client_refused(&mut self, number: usize, why: &str) {
         if let Some(users) = &mut self.users
             && wants_login(why)
@@ -267,7 +268,7 @@ impl World {
     }
 
     /// Returns the token for a watcher's next stream: the token of any client with the same user. The outer
-    /// `None` means that no token is available now.
+    /// `None` means that no token is available now; the inner one, that no token is needed.
     pub(crate) fn stream_token(&mut self, number: usize) -> Option<Option<String>> {
         let Some(users) = &mut self.users else { return Some(None) };
         users.streams.remove(&number);
@@ -282,7 +283,7 @@ impl World {
         Some(Some(text))
     }
 
-    /// Records the user on whose behalf a watcher's watches were requested.
+    /// Records the user on whose behalf a watcher has requested these watches.
     pub(crate) fn watches_asked(&mut self, number: usize, ids: impl Iterator<Item = u64>) {
         if let Some(token) = self.users.as_ref().and_then(|users| users.streams.get(&number)) {
             for id in ids {
@@ -292,7 +293,8 @@ impl World {
         }
     }
 
-    /// Starts to disable authentication at the end of the run, so that the state of the members can be read.
+    /// Starts to disable authentication at the end of the run, so that the final state of the members can be
+    /// read without a token.
     pub(crate) fn close_users(&mut self) {
         if let Some(users) = &mut self.users {
             users.closing = true;

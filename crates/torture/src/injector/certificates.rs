@@ -1,5 +1,4 @@
-//! Certificate faults: certificates are replaced, revoked or broken, under the old authorities or under new
-//! ones.
+//! Certificate faults: certificates are replaced, revoked or corrupted, and authorities are replaced.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -14,16 +13,17 @@ use crate::cluster::Cluster;
 use crate::pki::{ClientCertificate, Pki};
 use crate::security::{WORKER, count};
 
-/// Time within which a member must use changed files; the server promises two seconds.
+/// Time within which a member must use changed files. The server promises two seconds; the limit is higher
+/// because the machine may be busy.
 const RELOAD_TIME_MAX: Duration = Duration::from_secs(20);
 /// Time within which a member must close connections of a revoked certificate, once it has read the
 /// revocation list.
 const CLOSE_TIME_MAX: Duration = Duration::from_secs(5);
 /// Interval between two checks.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// Text in a member's log for each side whose changed files it has loaded.
+/// Text that a member logs for each side (client, peer) whose changed files it has loaded.
 const RELOADED: &str = "reloaded TLS files";
-/// Text in a member's log for changed files that it cannot use.
+/// Text that a member logs if it cannot use changed files.
 const KEPT: &str = "cannot use changed TLS files";
 
 /// Sides of the members whose files change.
@@ -42,8 +42,8 @@ impl Injector<'_> {
         self.cluster.security().pki.as_ref().ok_or_else(|| io::Error::other("there are no certificates"))
     }
 
-    /// Changes files of all members one after the other, and returns when all members use them. Now and then,
-    /// a member is killed while the files change.
+    /// Changes files of all members one after the other, and returns when all members use them. Sometimes a
+    /// member is killed while the files change.
     fn change(
         &mut self,
         bar: usize,
@@ -72,8 +72,9 @@ impl Injector<'_> {
             self.cluster.kill(at)?;
             self.wait(Duration::from_millis(300));
             self.cluster.start(at)?;
-            // Wait until the member has loaded these files before the next ones are written, since it logs no
-            // reload for the files it starts with.
+            // Wait until the member has loaded these files before the next files are written: it logs no
+            // reload for files that it loads at its start, so the next wait would count a wrong number of
+            // reloads.
             self.cluster.wait_until_it_listens(at)?;
         }
         for (at, logged) in waits.into_iter().filter(|(at, _)| Some(*at) != killed) {
@@ -87,7 +88,7 @@ impl Injector<'_> {
         Ok(())
     }
 
-    /// Waits until these words are in a member's log this many times.
+    /// Waits until a member's log contains these words at least this many times after byte `from`.
     fn wait_for_words(&self, at: usize, from: u64, words: &str, times: usize) -> io::Result<()> {
         let deadline = Instant::now() + RELOAD_TIME_MAX;
         while self.cluster.times_said(at, from, words) < times {
@@ -148,8 +149,8 @@ impl Injector<'_> {
         self.look_at_shown()
     }
 
-    /// Replaces the authorities: the new ones are first trusted beside the old ones, then they issue, then
-    /// the old ones are no longer trusted.
+    /// Replaces the authorities in three steps: members trust the new ones beside the old ones, the new ones
+    /// issue all certificates, and members no longer trust the old ones.
     pub(super) fn rotate_authorities(&mut self, bar: usize) -> io::Result<()> {
         let all = self.all();
         self.tell(bar, &all, "new authorities beside the old ones");
@@ -166,8 +167,9 @@ impl Injector<'_> {
         self.pki()?.drop_old_authorities();
         self.change(bar, Sides::Both, Pki::write_trust)?;
         self.pki()?.renew_clients();
-        // This client trusts no new authority, so it would reject the members' new certificates. Only the
-        // client's certificate is under test, so the client skips the check.
+        // The client trusts only the old authorities, so it would reject the members' new certificates
+        // itself. Only the members' check of the client's certificate is tested here, so the client accepts
+        // any certificate.
         let stranger = old.load_trusting_anyone()?;
         self.look_at_refused("a certificate of an authority that is not trusted any longer", &stranger)?;
         self.look_at_shown()
@@ -189,7 +191,8 @@ impl Injector<'_> {
         self.pki()?.revoke(revoked.serial);
         self.change(bar, Sides::Clients, Pki::write_trust)?;
         self.cluster.recover()?;
-        // The certificate must be refused with a TLS session from before the revocation, and without one.
+        // The certificate must be refused both when the client resumes a TLS session from before the
+        // revocation and when it makes a full handshake.
         self.look_at_refused("a revoked certificate and an earlier session", &tls)?;
         self.look_at_refused("a revoked certificate", &revoked.load()?)?;
         let deadline = Instant::now() + CLOSE_TIME_MAX;
@@ -226,7 +229,7 @@ impl Injector<'_> {
         Ok(())
     }
 
-    /// Revokes all certificates of a member, with whichever of them its connections were made. The other
+    /// Revokes all certificates with which a member may have open connections to the others. The other
     /// members refuse new connections until the member has another certificate.
     pub(super) fn revoke_member(&mut self, bar: usize) -> io::Result<()> {
         let at = self.leader_or_any();
@@ -238,7 +241,8 @@ impl Injector<'_> {
         if others.is_empty() {
             return Ok(());
         }
-        // The revoked member connects again and again, and the others log why they refuse it.
+        // The revoked member keeps trying to connect, and each time the others log the reason why they refuse
+        // it.
         let hex = format!("{serial:x}");
         let words = format!("certificate serial {:0>len$} revoked", hex, len = hex.len().next_multiple_of(2));
         let deadline = Instant::now() + RELOAD_TIME_MAX;
@@ -258,7 +262,7 @@ impl Injector<'_> {
         let from = self.cluster.log_bytes(at);
         self.pki()?.write_leaves(at)?;
         self.wait_for_words(at, from, RELOADED, 2)?;
-        // The member's own revocation list changes too.
+        // The list of revoked certificates that this member itself reads has to be updated too.
         let from = self.cluster.log_bytes(at);
         self.pki()?.write_trust(at)?;
         self.wait_for_words(at, from, RELOADED, 1)?;
@@ -288,8 +292,8 @@ impl Injector<'_> {
             1 => (b"-----BEGIN CERTIFICATE-----\nnothing of the kind\n-----END".to_vec(), "garbled"),
             _ => (Vec::new(), "empty"),
         };
-        // An empty revocation list is not valid, and an empty authority file must not change whom the member
-        // trusts.
+        // Even an empty file must have no effect: an empty revocation list is not valid, and an empty
+        // authority file must not change whom the member trusts.
         self.tell(bar, &[at], &format!("{name} of m{at} is {how}"));
         let logged = self.cluster.log_bytes(at);
         std::fs::write(&path, bad)?;

@@ -1,4 +1,4 @@
-//! Faults of disks and of the data on them.
+//! Faults of disks, and of the data that they store.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use super::Injector;
 
-/// Smallest log, in bytes, that is worth damaging: in a shorter log no later record may prove that the
-/// damaged one was synced.
+/// Smallest size in bytes of a log in which a bit is flipped. A shorter log may have no later record that
+/// proves that the damaged record was synced.
 const WRITTEN_BYTES_LEAST: u64 = 64 << 10;
-/// Time spent on using up the space that a log has allocated in advance.
+/// Longest time spent on writing data to use up the space that a log has allocated in advance.
 const FILLING_TIME_MAX: Duration = Duration::from_secs(25);
 const FILLING_BYTES: usize = 1 << 20;
 
@@ -44,7 +44,7 @@ impl Injector<'_> {
     /// Fills the file systems of one member or of all members, until their logs have used up the space that
     /// they allocated in advance.
     pub(super) fn full_disk(&mut self, bar: usize) -> io::Result<()> {
-        // Half of the time some space is left, so that the disk becomes full in the middle of a write.
+        // In half of the cases some space is left, so that the disk becomes full in the middle of a write.
         let left = if self.rng.percent(50) { 0 } else { self.rng.below(3 << 20) };
         let members = if self.rng.percent(20) {
             (0..self.cluster.size()).collect()
@@ -79,8 +79,8 @@ impl Injector<'_> {
         Ok(())
     }
 
-    /// Flips a bit in a member's files while the member is down, checks that the start reports it, and
-    /// replaces the member.
+    /// Flips a bit in a member's files while the member is down, checks that the next start reports the
+    /// damage, and replaces the member.
     pub(super) fn flip_bit(&mut self, bar: usize) -> io::Result<()> {
         let at = self.leader_or_any();
         self.cluster.kill(at)?;
@@ -118,7 +118,8 @@ impl Injector<'_> {
         self.cluster.replace(at)
     }
 
-    /// Flips a bit in a file that is no longer written and that a start has to read.
+    /// Flips a bit in a file that is no longer written and that a start has to read. Returns the file and the
+    /// offset; `None` if there is no such file.
     fn flip_in(&mut self, member_dir: &Path) -> io::Result<Option<(PathBuf, u64)>> {
         let mut files = Vec::new();
         if let Ok(entries) = std::fs::read_dir(member_dir.join("checkpoint")) {
@@ -131,8 +132,8 @@ impl Injector<'_> {
                 }
             }
         }
-        // Without a checkpoint, a start reads the whole log; then any record that is followed by others is
-        // suitable.
+        // Without a checkpoint a start reads the whole log. Then any record can be damaged that has later
+        // records after it, so the flip goes to the first half of the first segment.
         let whole_log = files.is_empty();
         if whole_log && let Ok(entries) = std::fs::read_dir(member_dir.join("log")) {
             for entry in entries {
@@ -171,10 +172,10 @@ impl Injector<'_> {
         Ok(Some((path, offset)))
     }
 
-    /// Acts on the file system of a member.
+    /// Calls a function with the file system of a member.
     ///
     /// # Errors
-    /// Returns an error if the member has no separate file system, or the error of the action.
+    /// Returns an error if the member has no separate file system, or the error of the function.
     fn on_disk(
         &self,
         at: usize,

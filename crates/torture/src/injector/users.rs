@@ -1,4 +1,4 @@
-//! Fault of users: authentication is disabled and enabled again.
+//! The fault `auth-off`: authentication is disabled and enabled again.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 use super::Injector;
 use crate::administrator::{Known, switch};
 
-/// Time within which authentication must be known to be enabled again.
+/// Time within which an attempt to enable authentication must succeed for certain.
 const SWITCH_TIME_MAX: Duration = Duration::from_secs(30);
 /// Delay between two attempts.
 const AGAIN_AFTER: Duration = Duration::from_millis(100);
 
 impl Injector<'_> {
-    /// Disables authentication, and enables it again after a while. Clients continue: none needs a token
-    /// while it is disabled, and each client with a token needs a new one afterwards.
+    /// Disables authentication, and enables it again after a while. Clients continue to send requests. While
+    /// authentication is disabled they need no token; afterwards every client needs a new one.
     pub(super) fn switch_authentication(&mut self, bar: usize) -> io::Result<()> {
         let at = self.any();
         let off = self.cluster.administer(at, &switch(false));

@@ -1,4 +1,4 @@
-//! [`refuse_alive`] checks whether a member runs, by connecting to its addresses.
+//! Checks whether a member is running, by connecting to its addresses ([`refuse_alive`]).
 
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs as _};
@@ -11,10 +11,11 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::{CALL_TIMEOUT, RebuildError};
 
-/// Refuses if the member at this address runs, since it is to be removed from the cluster.
+/// Returns an error if the member at this address is running, because a running member must not be removed
+/// from the cluster.
 ///
-/// A member that refuses this member's certificate, or answers with an error, is running too: a member counts
-/// as down only if none of its addresses accepts a connection.
+/// The member counts as down only if none of its addresses accepts a connection. A member that refuses this
+/// member's certificate, or answers with an error, is running.
 pub(super) fn refuse_alive(own: &Member, tls: &tls::ClientTls) -> Result<(), RebuildError> {
     for url in &own.peer_urls {
         let error = match other_members::version_of(url, CALL_TIMEOUT, Some(tls)) {
@@ -41,7 +42,7 @@ pub(super) fn refuse_alive(own: &Member, tls: &tls::ClientTls) -> Result<(), Reb
     Ok(())
 }
 
-/// Returns true if a process accepts connections at a URL. An error means that this cannot be determined.
+/// Returns true if a process accepts connections at a URL. Returns an error if this cannot be determined.
 fn accepts(url: &str) -> io::Result<bool> {
     let url =
         Url::parse(url).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error.to_string()))?;
@@ -58,10 +59,11 @@ fn accepts(url: &str) -> io::Result<bool> {
     Ok(false)
 }
 
-/// Returns true if a process accepts connections at a Unix socket. An error means that this cannot be determined.
+/// Returns true if a process accepts connections at a Unix socket. Returns an error if this cannot be
+/// determined.
 fn accepts_at(path: &Path) -> io::Result<bool> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-    // A process that listens but does not accept must not block this check.
+    // The socket is non-blocking, so that a process that listens but does not accept cannot block this check.
     socket.set_nonblocking(true)?;
     match socket.connect(&SockAddr::unix(path)?) {
         Ok(()) => Ok(true),
@@ -78,7 +80,7 @@ fn accepts_at(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Returns true if a connection failed with an error that shows that no process listens.
+/// Returns true if connecting failed with an error that proves that no process listens.
 fn is_down(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionRefused, HostUnreachable, NetworkDown, NetworkUnreachable, TimedOut};
     matches!(error.kind(), ConnectionRefused | HostUnreachable | NetworkDown | NetworkUnreachable | TimedOut)

@@ -1,4 +1,4 @@
-//! Moves the old data aside, permanently.
+//! Moves the old data aside. The data is not deleted.
 //!
 //! ```text
 //! <data-dir>/member                   to <data-dir>/member.damaged-<n>, as a whole
@@ -7,8 +7,9 @@
 //!                                     note that the log is there stay, and all else in `member` is moved file by file
 //! ```
 //!
-//! If such a `member/wal` were moved as well, the new member would have its log on the disk of the data
-//! directory, and the next mount would bring the old log to a place where it is taken for a log of etcd.
+//! If `member/wal` is a link or a mount point, it must not be moved. Otherwise the new member would have its
+//! log on the disk of the data directory, and after the next mount the old log would appear at a place where
+//! it is taken for a log of etcd.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -21,21 +22,21 @@ use telemetry::logging::Value;
 
 use super::{Rebuild, RebuildError};
 
-/// Directory of the log inside `--wal-dir` if the member was taken over from etcd, whose own log is in
-/// `--wal-dir` itself.
+/// Name of the directory in `--wal-dir` that contains the log if the member was taken over from etcd, because
+/// etcd's own log is in `--wal-dir` itself.
 pub(super) const BESIDE_ETCD: &str = "log";
-/// Prefix of the directories inside a log directory that hold files moved aside.
+/// Prefix of the directories inside a log directory to which its files are moved.
 const DAMAGED: &str = "damaged";
 
-/// The locked directory of a log that is to be moved aside.
+/// The directory of a log that will be moved aside. It is locked.
 pub(super) struct OldLog {
     dir: PathBuf,
-    /// Directory inside `dir` that receives the files.
+    /// Directory inside `dir` to which the files are moved.
     to: PathBuf,
     _lock: Lock,
 }
 
-/// Location of the old member's log, which will be the location of the new member's log.
+/// Location of the old member's log. The new member's log gets the same location.
 pub(super) enum LogPlace {
     /// In the data directory, at the usual place.
     Inside,
@@ -50,7 +51,7 @@ impl Rebuild<'_> {
     ///
     /// # Errors
     ///
-    /// When a directory that has to be moved is a mount point.
+    /// Returns an error if a directory that has to be moved is a mount point.
     pub(super) fn log_place(&self, member_dir: &Path) -> Result<LogPlace, RebuildError> {
         if let Some(wal_dir) = &self.config.storage.wal_dir {
             return Ok(LogPlace::Apart(wal_dir.clone()));
@@ -82,16 +83,17 @@ impl Rebuild<'_> {
         Ok(LogPlace::BehindLink(wal))
     }
 
-    /// Lists the directory of a log, without the directories into which rebuilds have moved files.
+    /// Lists the files in the directory of a log, except the directories to which earlier rebuilds have moved
+    /// files.
     fn left_in(&self, log_dir: &Path) -> Result<Vec<String>, RebuildError> {
         let mut names = self.disk.list(log_dir).map_err(|error| RebuildError::io("list", log_dir, error))?;
         names.retain(|name| !name.starts_with(DAMAGED));
         Ok(names)
     }
 
-    /// Returns the first directory inside a log directory that does not exist or is empty; an interrupted
-    /// rebuild may have created it without moving anything. A rebuild interrupted during the move leaves two
-    /// directories with a part of the files each.
+    /// Returns the first directory name inside a log directory that is unused or belongs to an empty
+    /// directory, which an interrupted rebuild may have created. If a rebuild is interrupted while it moves
+    /// files, two directories each contain a part of the files.
     fn place_in(&self, log_dir: &Path) -> PathBuf {
         let mut number = 1;
         loop {
@@ -103,18 +105,20 @@ impl Rebuild<'_> {
         }
     }
 
-    /// Refuses if the flags name another log directory than the one that the member has recorded. A member
-    /// records its log directory if it is outside of the data directory.
+    /// Returns an error if the flags name a log directory other than the one that the member has recorded. A
+    /// member records the directory only if it is outside of the data directory.
     pub(super) fn refuse_other_log_dir(&self, member_dir: &Path) -> Result<(), RebuildError> {
-        // A damaged record is moved aside with the rest.
+        // If the record is damaged, it is moved aside with the other files.
         let Ok(Some(noted)) = log_dir::known(&*self.disk, member_dir) else { return Ok(()) };
         let given = self.config.storage.wal_dir.iter().flat_map(|dir| [dir.clone(), dir.join(BESIDE_ETCD)]);
-        // If etcd's log was behind a link or on a mounted disk, no flag names its directory.
+        // If etcd's log was behind a link or on a mounted disk at `member/wal`, no flag names its directory,
+        // so this path is also allowed.
         let given = given.chain([member_dir.join("wal").join(BESIDE_ETCD)]);
         if given.into_iter().any(|dir| log_dir::same(&*self.disk, &noted, &dir).unwrap_or(false)) {
             return Ok(());
         }
-        // The data directory was renamed after the path was recorded, and the log is lost.
+        // If there is no log in the recorded directory, the data directory was renamed after the path was
+        // recorded, and the log is lost.
         let is_lost = !log::Log::is_in(&*self.disk, &noted).unwrap_or(true);
         if self.config.storage.wal_dir.is_none() && log_dir::is_beside_link(&noted) && is_lost {
             return Ok(());
@@ -187,9 +191,8 @@ impl Rebuild<'_> {
         Ok(logs)
     }
 
-    /// Moves the contents of the data directory aside, permanently, and so the logs outside of it. If the log
-    /// is behind a link or a mount at `member/wal`, the link or mount stays, with a record that the log is
-    /// there.
+    /// Moves the contents of the data directory aside, and also the logs outside of it. If the log is behind
+    /// a link or a mount at `member/wal`, the link or mount stays, and a record says that the log is there.
     pub(super) fn move_aside(
         &self,
         data_dir: &Path,
@@ -198,7 +201,7 @@ impl Rebuild<'_> {
     ) -> Result<(), RebuildError> {
         let from = data_dir.join("member");
         if let LogPlace::BehindLink(wal_dir) = place {
-            // The record is written before anything is moved: another attempt finds the log by it, even if
+            // The record is written before anything is moved, so that another attempt finds the log even if
             // the data directory was renamed.
             log_dir::beside_etcd(wal_dir)
                 .and_then(|log_dir| log_dir::write_note(&*self.disk, &from, &log_dir))
@@ -234,8 +237,8 @@ impl Rebuild<'_> {
         Ok(())
     }
 
-    /// Moves the files of a log into a directory inside the log directory, since the log directory may be a
-    /// mount point.
+    /// Moves the files of a log into a directory inside the log directory. The log directory itself stays,
+    /// because it may be a mount point.
     fn move_log_aside(&self, OldLog { dir: log_dir, to, .. }: &OldLog) -> Result<(), RebuildError> {
         for name in self.left_in(log_dir)? {
             let (from, to) = (log_dir.join(&name), to.join(&name));

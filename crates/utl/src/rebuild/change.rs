@@ -1,5 +1,5 @@
-//! Retries of membership changes while the cluster settles: which refusals are temporary, and which ones
-//! prove that nothing was changed.
+//! Decides about retries of membership changes: which refusals are temporary, and which ones prove that
+//! nothing was changed.
 
 use std::cell::Cell;
 
@@ -9,26 +9,28 @@ use replica::other_members;
 
 use super::RebuildError;
 
-/// Returns true if the cluster did not answer in time, or has no leader that takes a change at the moment.
+/// Returns true if the error is temporary: the cluster did not answer in time, or has no leader that accepts
+/// a change now.
 pub(super) fn is_passing(status: &Status) -> bool {
     matches!(status.code, Code::Unavailable | Code::DeadlineExceeded)
 }
 
-/// Returns true if the cluster refuses changes until enough of its members are started. A member that has
-/// just joined counts as started once the cluster knows its name.
+/// Returns true if the cluster refuses changes until enough of its members are started. A new member counts
+/// as started once the cluster knows its name.
 pub(super) fn is_short_of_started(status: &Status) -> bool {
     status.message.starts_with(&*error::MEMBER_NOT_ENOUGH_STARTED.message)
 }
 
-/// Returns true if the change may have been made despite this error: the error is none of the refusals that a
-/// cluster returns before it begins a change.
+/// Returns true if the change may have been made despite this error, because the error is none of those that
+/// a cluster returns before it begins a change.
 pub(super) fn may_be_done(status: &Status) -> bool {
     let is_refused = |refusal: &Status| status.message == refusal.message;
     let is_of_cluster = status.message.starts_with("etcdserver: ") && !is_passing(status);
     !is_of_cluster && !is_refused(&error::UNHEALTHY) && !is_refused(&error::NO_LEADER)
 }
 
-/// Adds to a refusal for lack of started members the names of those that are not started.
+/// Adds the names of the members that are not started to an error which says that too few members are
+/// started.
 pub(super) fn naming_unstarted(status: Status, members: &[Member]) -> Status {
     if !is_short_of_started(&status) {
         return status;
@@ -42,7 +44,7 @@ pub(super) fn naming_unstarted(status: Status, members: &[Member]) -> Status {
 pub(super) struct Adding {
     pub peer_urls: Vec<String>,
     pub is_learner: bool,
-    /// True once a response was lost: the member may have been added.
+    /// True after the response to a request was lost, so that the member may have been added.
     asked: Cell<bool>,
 }
 
@@ -51,19 +53,21 @@ impl Adding {
         Adding { peer_urls, is_learner, asked: Cell::new(false) }
     }
 
-    /// Returns true if the request should be repeated after this status.
+    /// Returns true if the request should be repeated after this error.
     pub fn goes_by(&self, status: &Status) -> bool {
-        // The address may be in use because an earlier request, whose response was lost, was carried out late.
+        // Another member uses the address: possibly the one that an earlier request, whose response was lost,
+        // has added late.
         let is_there = self.asked.get() && status.message == error::PEER_URL_EXIST.message;
         is_passing(status) || is_short_of_started(status) || is_there
     }
 
-    /// Makes one attempt, given the list of members confirmed by a quorum. Returns the id of the new member,
-    /// and all members.
+    /// Makes one attempt, with the list of members that a quorum has just confirmed. Returns the id of the
+    /// new member, and all members.
     ///
     /// # Errors
     ///
-    /// The cluster's refusal; a failed precondition if another process has added a member at this address.
+    /// Returns the cluster's refusal, or `FailedPrecondition` if another process has added a member at this
+    /// address.
     pub fn attempt(
         &self,
         members: Vec<Member>,
@@ -71,8 +75,8 @@ impl Adding {
         refuse_alive: impl FnOnce(&Member) -> Result<(), RebuildError>,
     ) -> Result<(u64, Vec<Member>), Status> {
         if let Some(here) = other_members::member_at(&members, |member| &member.peer_urls, &self.peer_urls) {
-            // A member added by a lost request has never run; any other member at this address was added by
-            // another process.
+            // A member that a request with a lost response has added has no name, because it has never run.
+            // Any other member at this address was added by another process.
             let is_own = self.asked.get() && here.name.is_empty() && here.is_learner == self.is_learner;
             let refused = |what| Err(Status::with(Code::FailedPrecondition, what));
             if !is_own {

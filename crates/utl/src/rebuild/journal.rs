@@ -14,7 +14,7 @@ use super::RebuildError;
 /// The journal, one line: `<old id> voter|learner <new id> new|started <peer URLs, sorted, comma-separated>
 /// <cluster id>`, with ids in hexadecimal digits.
 ///
-/// A journal that an older version wrote has only the first two or five words.
+/// A journal written by an older version has only the first two or the first five words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Journal {
     /// Id of the member that is replaced; 0 if unknown.
@@ -41,16 +41,16 @@ impl Journal {
 /// The next step of a rebuild.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// Start the new member on the data that it has already written here.
+    /// Start the new member with the data that it has already written to this directory.
     Continue,
-    /// Start the new member with no data: it has never run.
+    /// Start the new member without data, because it has never run.
     StartEmpty,
-    /// Remove the member at this address, if there is one, and add another in its place.
+    /// Remove the member at this address, if there is one, and add another member in its place.
     Replace,
 }
 
 /// Returns the next step, given the member at this address and the id of the member whose data is here. A
-/// member that has a name has run.
+/// member has run if it has a name, since it publishes its name when it starts.
 pub(super) fn next_step(own: Option<&Member>, data: Option<u64>, journal: Option<&Journal>) -> Next {
     let (Some(own), Some(journal)) = (own, journal) else { return Next::Replace };
     if own.id == journal.old {

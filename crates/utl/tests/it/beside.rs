@@ -195,7 +195,7 @@ fn an_etcd_that_is_started_while_it_is_being_kept_out_keeps_its_files() {
         }
         assert!(!member.join("snap.tmp").exists());
     }
-    // Since the check of the start, etcd has begun its log as well, and has exited.
+    // Since the check at the start, etcd has begun its log as well, and has then exited.
     let dir = TempDir::in_memory("keep-out-begun");
     let data = born(&dir, "m", None);
     begin_store(&data, &data.join("member/wal"), "3.7-new");
@@ -241,13 +241,13 @@ fn what_an_etcd_left_that_began_nothing_keeps_no_member_from_starting() {
         let aside = member.join("snap.left-by-etcd-1");
         let kept = keep_out(&RealDisk, &member, None).expect("is kept out");
         assert_eq!((&kept.out, kept.lock.is_some()), (&KeptOut::Moved(aside.clone()), true));
-        // An etcd that opened the database before cannot continue while the member runs.
+        // An etcd process that opened the database before cannot continue while the member runs.
         assert!(RealDisk.lock_read(&aside.join("db")).is_err());
         drop(kept);
         assert_eq!(std::fs::read(aside.join("db")).expect("is locked"), db.clone().unwrap_or_default());
         assert_eq!(keep_out(&RealDisk, &member, None).expect("is kept out").out, KeptOut::Guarded);
         open(&data);
-        // A new member may start there too, as a member of etcd could.
+        // A new member may start in this directory too, as a member of etcd could.
         leave(&new, db);
         assert_eq!(start(&new, None), Ok(()));
     }

@@ -100,7 +100,7 @@ fn a_disk_that_fails_at_any_operation_is_an_error() {
             let failing = MemDisk::new(op);
             failing.fail_at(op, Fault::Always(errno));
             let disk: Arc<dyn Disk> = Arc::new(failing);
-            // A failed cleanup may go unnoticed; but no success may be reported for missing data.
+            // A failed cleanup may go unnoticed, but success must not be reported if data is missing.
             refused += u32::from(restore(&disk).is_err());
         }
         // Data reported as written exists after a power cut.
@@ -115,7 +115,7 @@ fn a_disk_that_fails_at_any_operation_is_an_error() {
         }
     }
     assert!(refused as u64 > ops, "{refused} of {}", 2 * ops);
-    // Everything survives a power cut right after the end.
+    // All data survives a power cut directly after the end.
     whole.crash();
     let disk: Arc<dyn Disk> = Arc::new(whole);
     assert_eq!(Stopped::open(&disk, Path::new("/d")).expect("is a member").hash_kv(Revision(0)), expected);
@@ -174,8 +174,8 @@ fn a_killed_restore_leaves_nothing_that_looks_whole() {
     for format in ["mainstay", "etcd"] {
         let to = dir.join(format);
         let args = ["snapshot", "restore", text(&file), "--data-dir", text(&to), "--format", format];
-        // Each process is killed a little later, the first one as soon as it has made anything, until one
-        // finishes.
+        // Each process is killed a little later than the one before, beginning when it has created its first
+        // file, until one process finishes.
         let unfinished = || names(&dir).iter().any(|name| name.ends_with(".unfinished"));
         let (mut killed, mut after_ms) = (0, 0);
         let deadline = Instant::now() + Duration::from_secs(120);

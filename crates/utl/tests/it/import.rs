@@ -151,7 +151,7 @@ fn the_log_goes_to_a_directory_of_its_own() {
     let (from, to, wal) = (etcd_dir(&dir, "3.6"), dir.join("m"), dir.join("log"));
     let args = ["import", "--data-dir", text(&from), "--to", text(&to)];
     let apart = [&args[..], &["--to-wal-dir", text(&wal)]].concat();
-    // A log directory that already exists, or that is not possible.
+    // The log's directory already exists, or is at a place that is not possible.
     std::fs::create_dir(&wal).expect("is made");
     assert!(refused(&apart, 1).contains("exists"));
     std::fs::remove_dir(&wal).expect("is removed");

@@ -235,7 +235,7 @@ fn a_start_on_such_a_directory_names_the_flag() {
     let said = lock(&from).expect("is refused").to_string();
     assert!(said.contains("was written by etcd") && said.contains("--migrate-v2"), "{said}");
     assert!(said.contains("it has 9 keys or directories directly below its root"), "{said}");
-    // The member is not taken over either, because these keys would be lost.
+    // The takeover of this member is refused as well, because these keys would be lost.
     let before = everything(&from);
     let (said, outcome) = start_with(&from, &[], false);
     let why = outcome.expect_err(&said);

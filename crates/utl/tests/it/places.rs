@@ -77,7 +77,7 @@ fn what_a_first_start_leaves_that_failed_is_told_from_a_member() {
         let refusal = refused(args, 1);
         assert!(refusal.contains(&command), "{refusal}");
     }
-    // A start is in progress, or the directory contains more.
+    // The directory is refused because a start is in progress, or because it contains more files.
     let start = disk::Disk::lock(&disk::RealDisk, &member.join("lock")).expect("is free");
     assert!(!refused(&import, 1).contains(&command));
     drop(start);

@@ -111,7 +111,7 @@ fn a_member_goes_on_where_etcd_stopped_in_the_same_directory() {
         assert_eq!((member.hard_state, member.machine.applied_index), (hard_state, Index(last)), "{release}");
         assert_eq!(member.machine.auth.users().count(), 2, "{release}");
         drop(member);
-        // A second start uses the result of the first one.
+        // A second start uses the result of the first start.
         let after = everything(&data);
         let said = start(&data, &[]);
         assert!(
@@ -331,7 +331,7 @@ fn a_start_goes_on_wherever_one_before_it_was_killed() {
                 std::fs::rename(from, to).expect("is moved back");
             }
             if undone > 0 {
-                // Until then the directory is not accepted as a member's.
+                // Before these steps are finished, the directory is not accepted as that of a member.
                 let disk: Arc<dyn Disk> = Arc::new(RealDisk);
                 assert!(Stopped::open(&disk, &data).is_err(), "{undone}");
             }
@@ -411,10 +411,10 @@ fn etcd_may_go_on_until_the_last_step() {
                     std::fs::create_dir_all(to.parent().expect("has one")).expect("is made");
                     std::fs::rename(from, to).expect("is moved back");
                 }
-                // The operator goes back to etcd, which continues from its old files.
+                // The operator goes back to etcd, which continues with its old files.
                 unguard(&wal);
                 std::fs::write(&log, &later).expect("is written");
-                // Also killed while the outdated result is removed.
+                // The process is also killed while it removes the outdated result.
                 if killed > 0 {
                     let import = member.join("import");
                     std::fs::rename(import.join(MARK_NAME), import.join("outdated")).expect("is renamed");
@@ -458,7 +458,7 @@ fn etcd_and_mainstay_are_never_at_work_on_one_directory() {
     let dir = TempDir::new("takeover-both");
     let data = etcd_dir(&dir, "3.6");
     start(&data, &[]);
-    // etcd runs, but no client writes.
+    // etcd runs, but no client writes to it.
     unguard(&data.join("member/wal"));
     let db = data.join("member/snap/db");
     let served = RealDisk.lock_read(&db).expect("is free");
@@ -830,7 +830,7 @@ fn votes_and_acknowledged_entries_come_over_in_both_directions() {
         assert_eq!((exported.wal.identity.member_id, exported.wal.identity.cluster_id), (7, 9));
         assert_eq!(exported.membership.conf_state().voters, [7, 8, 9]);
         drop(exported);
-        // Convert back, in etcd's place.
+        // Convert the directory back to one of etcd, in the same place.
         start(&etcds, &[]);
         std::fs::remove_dir_all(&ours).expect("is removed");
         std::fs::rename(&etcds, &ours).expect("is moved");
@@ -849,7 +849,8 @@ fn noted_times_of_leases_do_not_go_to_etcd() {
     };
     let members = [7, 8, 9].map(|id| Member { id, ..Member::default() }).to_vec();
     let membership = Membership { members, ..Membership::default() };
-    // One of these records is in the state, another after the last entry known to be committed.
+    // One of these records is part of the state, another one comes after the last entry that is known to be
+    // committed.
     member_with(&ours, membership, &[(12, 0, note(17).encode_to_vec()), (13, 0, Vec::new())], Index(11));
     assert_eq!(open(&ours).machine.leases.get(LeaseId(5)).expect("is there").remaining, Seconds(25));
     done(&["export", "--data-dir", text(&ours), "--to", text(&etcds), "--release", "3.6"]);

@@ -1,8 +1,10 @@
-//! Grafana dashboard as JSON: rows of panels, from the cluster as a whole to the resources of one member.
+//! The Grafana dashboard as JSON: rows of panels, from the whole cluster down to the resources of a single
+//! member.
 
 use serde_json::{Value, json};
 
-/// Placeholder in the expressions below for the selectors of the dashboard's variables.
+/// Placeholder in the expressions below. It is replaced by the selectors that belong to the dashboard's
+/// variables.
 const CHOSEN: &str = "#";
 const SELECTORS: &str = "job=\"$job\",instance=~\"$instance\"";
 
@@ -17,8 +19,8 @@ enum Kind {
     Chart,
 }
 
-/// Panel as defined below: kind, title, Grafana's unit id, description, and the expressions with their
-/// legends.
+/// A panel as it is defined below: kind, title, Grafana's id of the unit, description, and the expressions
+/// with their legends.
 struct Written {
     kind: Kind,
     title: &'static str,
@@ -27,7 +29,7 @@ struct Written {
     series: &'static [(&'static str, &'static str)],
 }
 
-/// Panel with the selectors filled in.
+/// A panel whose expressions contain the selectors.
 pub struct Panel {
     kind: Kind,
     pub title: &'static str,

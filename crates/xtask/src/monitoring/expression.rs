@@ -1,9 +1,9 @@
-//! Finds the metrics and labels that a PromQL expression names. The parser covers only what this needs;
-//! Prometheus' own parser does the full check (`interop/packages`).
+//! Finds the metrics and labels that a PromQL expression names. The parser handles only what is needed for
+//! this; Prometheus' own parser does the full check (`interop/packages`).
 
 use super::table::{TARGET_LABELS, Table};
 
-/// PromQL keywords and functions, which are never metric names.
+/// PromQL keywords and functions, which therefore are not names of metrics.
 const WORDS: [&str; 20] = [
     "and",
     "or",
@@ -26,7 +26,7 @@ const WORDS: [&str; 20] = [
     "inf",
     "nan",
 ];
-/// Keywords that are followed by a list of labels.
+/// Keywords after which a list of labels follows.
 const LISTS: [&str; 6] = ["by", "without", "on", "ignoring", "group_left", "group_right"];
 
 /// Series selector or list of labels in an expression.
@@ -40,7 +40,8 @@ enum Part<'a> {
 ///
 /// # Errors
 ///
-/// Names the metric or label that the table lacks, or the place where the expression breaks off.
+/// Returns an error that names the metric or label that the table lacks, or the place at which the expression
+/// breaks off.
 pub fn check(expression: &str, table: &Table) -> Result<Vec<String>, String> {
     let mut names = Vec::new();
     let mut known = TARGET_LABELS.to_vec();
@@ -88,9 +89,9 @@ fn parts(expression: &str) -> Result<Vec<Part<'_>>, String> {
         let word = &rest[..length];
         rest = rest[length..].trim_start();
         if first.is_ascii_digit() {
-            // A number, or a duration after `offset`.
+            // The word is a number, or a duration after `offset`.
         } else if LISTS.contains(&word) {
-            // `group_left` may have no list.
+            // After `group_left` there may be no list.
             if rest.starts_with('(') {
                 let list = inside(rest, ')')?;
                 parts.push(Part::Labels(
@@ -111,8 +112,8 @@ fn parts(expression: &str) -> Result<Vec<Part<'_>>, String> {
     Ok(parts)
 }
 
-/// Returns the text between the opening bracket at the start of `text` and its closing bracket, ignoring
-/// brackets in quotes.
+/// Returns the text between the opening bracket at the start of `text` and the closing bracket that belongs
+/// to it. Brackets in quotes are ignored.
 fn inside(text: &str, close: char) -> Result<&str, String> {
     let mut quote = None;
     let mut escaped = false;
@@ -145,7 +146,7 @@ fn matched(matchers: &str) -> Result<Vec<&str>, String> {
     Ok(labels)
 }
 
-/// Returns the text after a quoted string.
+/// Returns the text that follows a quoted string.
 fn behind_text(text: &str) -> Result<&str, String> {
     let quote = text
         .chars()

@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 use crate::generated::{self, Files};
 use table::Table;
 
-/// Lines of docs/operations.md around the generated runbook.
+/// Lines in docs/operations.md directly before and after the generated runbook.
 const RUNBOOK: [&str; 2] =
     ["<!-- alerts: written by `cargo xtask dashboards` -->\n", "<!-- alerts: end -->\n"];
 const OPERATIONS: &str = "docs/operations.md";
@@ -25,12 +25,13 @@ const OPERATIONS: &str = "docs/operations.md";
 ///
 /// # Errors
 ///
-/// Names each expression that does not match the table of metrics, or the file that cannot be read.
+/// Returns an error that names each expression that does not match the table of metrics, or the file that
+/// cannot be read.
 pub fn generate() -> Result<Files, String> {
     let mut table = Table::of_a_member();
     let mut wrong = Vec::new();
     let mut used = BTreeSet::new();
-    // The series of each recording rule are registered, because later rules and panels may use them.
+    // Register the series of each recording rule, because later rules and panels may use them.
     for rule in rules::RECORDED {
         match expression::check(rule.expression, &table) {
             Ok(names) => used.extend(names),
@@ -71,7 +72,7 @@ pub fn generate() -> Result<Files, String> {
     Ok(files.into_iter().map(|(name, text)| (name.to_owned(), text)).collect())
 }
 
-/// Returns the document with the text between the two marker lines replaced.
+/// Returns the document, with new text between the two marker lines.
 fn with_runbook(document: &str, runbook: &str) -> Result<String, String> {
     let [begin, end] = RUNBOOK;
     let cut = document.split_once(begin).and_then(|(before, rest)| Some((before, rest.split_once(end)?.1)));

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::table::{Row, Table};
 
-/// Units of metrics whose name does not tell the unit, by name prefix.
+/// Units of metrics whose name does not contain the unit, by the beginning of the name.
 const UNITS: [(&str, &str); 5] = [
     ("etcd_debugging_lease_ttl_total", "seconds"),
     ("etcd_debugging_mvcc_db_compaction_last", "seconds since 1970"),
@@ -13,7 +13,7 @@ const UNITS: [(&str, &str); 5] = [
     ("etcd_server_quota_backend_bytes", "bytes"),
 ];
 
-/// Sections: title, description, and name prefixes.
+/// Sections of the document: title, description, and the beginnings of the names of their metrics.
 const SECTIONS: [(&str, &str, &[&str]); 8] = [
     (
         "The member",
@@ -58,8 +58,8 @@ fn unit(row: &Row) -> &'static str {
     }
 }
 
-/// Formats a histogram bound with at most six decimals, since 0.001 doubled thirteen times is not exactly
-/// 8.192.
+/// Formats the bound of a histogram bucket with at most six decimals, because doubling 0.001 thirteen times
+/// does not give exactly 8.192.
 fn number(value: f64) -> String {
     let text = format!("{value:.6}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
@@ -69,7 +69,8 @@ fn number(value: f64) -> String {
 ///
 /// # Errors
 ///
-/// Names a metric that belongs to no section, or whose meaning is missing in the table.
+/// Returns an error that names a metric which belongs to no section, or whose meaning is missing in the
+/// table.
 pub fn markdown(table: &Table) -> Result<String, String> {
     let mut text = String::from(
         "# Metrics\n\n\

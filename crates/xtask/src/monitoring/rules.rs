@@ -1,9 +1,8 @@
-//! Recording rules and alerts for Prometheus, a test of each alert in promtool's format, and a remedy for
-//! each alert.
+//! Recording rules and alerts for Prometheus. Each alert has a test in promtool's format, and a remedy.
 //!
-//! Expressions treat a Prometheus job as a cluster. Metrics that only members export need no selector;
-//! metrics that every program exports (`up`, `process_…`) are selected by a job with `mainstay` or `etcd` in
-//! its name.
+//! In the expressions, a Prometheus job is a cluster. A metric that only members export needs no selector. A
+//! metric that every program exports (`up`, `process_…`) is selected by a job whose name contains `mainstay`
+//! or `etcd`.
 
 use std::fmt::Write as _;
 
@@ -73,22 +72,22 @@ pub const RECORDED: &[Recorded] = &[
 /// Series of a test: name with labels, and values one minute apart in promtool's notation.
 type Series = &'static [(&'static str, &'static str)];
 
-/// Alert with its remedy.
+/// An alert, with its tests and its remedy.
 pub struct Alert {
     pub name: &'static str,
-    /// Either `critical` (the cluster does not serve, or data is at risk) or `warning` (this is about to
-    /// happen, or clients notice a problem).
+    /// Either `critical` (the cluster does not serve, or data is at risk) or `warning` (one of these may
+    /// happen soon, or clients notice a problem).
     pub severity: &'static str,
     /// Time for which the expression must hold before the alert fires.
     pub holds: &'static str,
     pub expression: &'static str,
-    /// Summary in one line for the on-call person, with Prometheus' templates.
+    /// Summary in one line, for the person on call. It may contain Prometheus' templates.
     pub summary: &'static str,
     pub meaning: &'static str,
     pub remedy: &'static str,
     /// Series for which the alert fires within an hour.
     pub fires: Series,
-    /// Series for which the alert does not fire.
+    /// Similar series for which the alert does not fire.
     pub rests: Series,
 }
 
@@ -557,7 +556,7 @@ fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 
-/// Returns an expression as a YAML block, with its line breaks kept.
+/// Returns an expression as a YAML block that keeps its line breaks.
 fn block(expression: &str, indent: usize) -> String {
     let space = " ".repeat(indent);
     let lines: Vec<String> = expression.lines().map(|line| format!("{space}{line}\n")).collect();
@@ -593,8 +592,8 @@ pub fn alerts_yaml() -> String {
     text
 }
 
-/// Returns tests for `promtool test rules`: each alert fires for the series meant for it, and not for the
-/// similar ones.
+/// Returns the tests for `promtool test rules`: each alert fires for the series that are meant for it, and
+/// does not fire for the similar ones.
 pub fn tests_yaml() -> String {
     let mut text = format!(
         "{GENERATED}rule_files:\n  - mainstay-rules.yaml\n  - mainstay-alerts.yaml\nevaluation_interval: 1m\ntests:\n"
@@ -621,7 +620,8 @@ pub fn tests_yaml() -> String {
     text
 }
 
-/// Returns the length of a series of values in minutes: `1x3 0x2` has 4 values and then 3.
+/// Returns the duration of a series of values in minutes, such as 6 for `1x3 0x2`: the term `1x3` has 4
+/// values, and `0x2` has 3.
 fn length(values: &str) -> usize {
     let counts = values.split(' ').filter_map(|part| part.rsplit_once('x')?.1.parse::<usize>().ok());
     counts.map(|count| count + 1).sum::<usize>() - 1

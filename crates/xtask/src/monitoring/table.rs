@@ -1,4 +1,4 @@
-//! Table of metrics in the form that the generators need.
+//! The table of metrics, in the form that the generators need.
 
 use std::collections::BTreeMap;
 
@@ -45,7 +45,8 @@ impl Table {
                 bounds: row.buckets.map(|buckets| (buckets.start, buckets.factor, buckets.count)),
             });
         }
-        // The process metrics have no table; every exposition contains them, without labels.
+        // The metrics of the process are not in the table of metrics. They are read from an exposition, where
+        // they have no labels.
         let mut text = String::new();
         metrics.render(&mut text);
         let mut help = "";
@@ -86,8 +87,8 @@ impl Table {
         self.rows.values()
     }
 
-    /// Looks up a series that an expression names. Returns the name of the metric, and the labels of the
-    /// series besides those of the target.
+    /// Looks up a series that an expression names. Returns the name of its metric, and the labels of the
+    /// series without those of the target.
     pub fn series(&self, name: &str) -> Option<(&str, Vec<&str>)> {
         if let Some((name, labels)) = self.recorded.get_key_value(name) {
             return Some((name, labels.iter().map(String::as_str).collect()));

@@ -53,7 +53,7 @@ fn put(session: &Session) -> Result<(), Failure> {
         batch: positive(matches, BATCH_LIMIT)?,
     };
     let measured = index::put(&puts);
-    // Like etcd's tool, weights each operation by its number of puts, unless `--sample` is given.
+    // Unless `--sample` is given, each operation counts as many times as it has puts, as in etcd's tool.
     let text = if matches.get(SAMPLE) {
         report::report(style(matches), &measured.0, measured.1)
     } else {

@@ -1,5 +1,5 @@
-//! The order of revisions at a destination: the conditions with which each transaction comes directly after
-//! the one before.
+//! Keeps the order of revisions at a destination: computes conditions that allow each transaction only
+//! directly after the one before.
 
 use api::etcdserverpb as pb;
 use api::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
@@ -25,7 +25,7 @@ impl Mark {
         }
     }
 
-    /// Returns a condition that holds if the key is as this revision has left it.
+    /// Returns a condition that holds if the key is as this revision left it.
     fn is_there(&self) -> pb::Compare {
         if self.is_deleted {
             return compare(&self.key, CompareResult::Equal, TargetUnion::Version(0));
@@ -33,7 +33,7 @@ impl Mark {
         compare(&self.key, CompareResult::Equal, TargetUnion::ModRevision(self.revision))
     }
 
-    /// Returns a condition that holds directly before this revision.
+    /// Returns a condition that holds if the key is not yet as this revision leaves it.
     pub(super) fn is_missing(&self) -> pb::Compare {
         if self.is_deleted {
             return compare(&self.key, CompareResult::Greater, TargetUnion::Version(0));
@@ -42,24 +42,26 @@ impl Mark {
     }
 }
 
-/// Conditions with which the transaction of the next revision comes after all earlier ones.
+/// Computes for each revision the conditions with which its transaction is applied only after all earlier
+/// ones.
 #[derive(Debug, Default)]
 pub(super) struct Chain {
-    /// The newest put, unless its key was deleted since.
+    /// The newest put; `None` if its key was deleted since.
     put: Option<Mark>,
-    /// A deletion by the newest revision, if that revision has no put.
+    /// A deletion in the newest revision; `None` if that revision contains a put.
     deletion: Option<Mark>,
 }
 
 impl Chain {
     /// Adds the next revision. Returns conditions that hold once the revision before it is applied, and never
-    /// earlier; `None` if there are no such conditions. The absence of a key is such a condition only
-    /// together with a put that precedes its deletion: before the key was created, it was absent, too.
+    /// before that; `None` if there are no such conditions. The absence of a deleted key alone is not enough,
+    /// because the key was also absent before it was created. It is enough together with a put that is older
+    /// than the deletion.
     pub(super) fn next(&mut self, events: &[Event]) -> Option<Vec<pb::Compare>> {
         let before: Vec<pb::Compare> = self.put.iter().chain(&self.deletion).map(Mark::is_there).collect();
         let is_told = self.put.is_some();
         let marks = || events.iter().map(Mark::of);
-        // The shortest of several keys, since it is sent with later transactions.
+        // Of several keys, take the shortest one, because it is sent with later transactions.
         match marks().filter(|mark| !mark.is_deleted).min_by_key(|mark| mark.key.len()) {
             Some(put) => *self = Chain { put: Some(put), deletion: None },
             None => {

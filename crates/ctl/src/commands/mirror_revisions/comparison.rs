@@ -1,4 +1,5 @@
-//! Comparisons of a mirror's two sides at a revision: of all keys, or of those replayed since the last comparison.
+//! Compares the source and the destination of a mirror at a revision: all keys, or only those replayed since
+//! the last comparison.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -12,22 +13,23 @@ use client::Client;
 use super::{after, each};
 use crate::ranges::OPEN_END;
 
-/// Number of keys of the first page of a comparison, and of the largest page.
+/// Number of keys of the first page of a comparison, and maximum number of keys of a page.
 const PAGE_KEYS: (i64, i64) = (16, 256);
-/// Intended size of a page in bytes.
+/// Size of a page in bytes at which the number of its keys is no longer increased.
 const PAGE_BYTES: usize = 4 * 1024 * 1024;
-/// Largest size in bytes of the keys that are kept to be compared again. If more change, everything is
-/// compared again.
+/// Maximum size in bytes of the keys that are remembered for the next comparison. If more keys change, the
+/// next comparison compares all keys.
 const CHANGED_BYTES_MAX: usize = 256 * 1024 * 1024;
-/// Memory overhead of a kept key, in bytes.
+/// Additional memory for a remembered key, in bytes.
 const CHANGED_KEY_BYTES: usize = 64;
 
-/// Keys that were replayed since both sides were last compared.
+/// Keys that were replayed since source and destination were last compared.
 #[derive(Debug, Default)]
 pub(super) struct Changed {
     keys: BTreeSet<Bytes>,
     bytes: usize,
-    /// True if there were more keys than can be kept, or no comparison has been made yet.
+    /// True if there are too many keys to remember, or if no comparison was made yet. Then all keys have to
+    /// be compared.
     is_too_much: bool,
 }
 
@@ -46,19 +48,19 @@ impl Changed {
             *self = Changed::unknown();
             return;
         }
-        // A copy: the key of an event would keep the whole message in memory.
+        // The key is copied. A key that is a slice of a message would keep the whole message in memory.
         self.keys.insert(Bytes::copy_from_slice(key));
     }
 
-    /// Returns the keys and empties the set; `None` if there were more than can be kept.
+    /// Returns the remembered keys and forgets them; returns `None` if all keys have to be compared.
     pub(super) fn take(&mut self) -> Option<BTreeSet<Bytes>> {
         let taken = std::mem::take(self);
         (!taken.is_too_much).then_some(taken.keys)
     }
 }
 
-/// Reads the keys of a range at a revision, page by page. The number of keys per page is adapted so that its
-/// size in bytes stays bounded.
+/// Reads the keys of a range at a revision, page by page. The number of keys per page is adapted, so that the
+/// size of a page in bytes stays bounded.
 pub(super) struct Pages {
     client: Client,
     request: pb::RangeRequest,
@@ -67,27 +69,28 @@ pub(super) struct Pages {
 }
 
 impl Pages {
-    /// Creates a reader of the keys from `key` to before `range_end`, at `revision` (0: now).
+    /// Creates a reader of the keys from `key` up to, but not including, `range_end`, at `revision` (0 for
+    /// the newest).
     fn new(client: Client, key: Bytes, range_end: Bytes, revision: i64) -> Pages {
         let request = pb::RangeRequest { key, range_end, revision, limit: PAGE_KEYS.0, ..Default::default() };
         Pages { client, request, page: VecDeque::new(), is_over: false }
     }
 
-    /// Creates a reader of the present keys of a range, without values.
+    /// Creates a reader of the keys of a range at the newest revision, without their values.
     pub(super) fn of_keys(client: &Client, key: Bytes, range_end: Bytes) -> Pages {
         let mut pages = Pages::new(client.clone(), key, range_end, 0);
         pages.request.keys_only = true;
         pages
     }
 
-    /// Returns the next key; `None` after the last one.
+    /// Returns the next key; `None` if there is no further key.
     ///
     /// # Errors
-    /// Like [`Client::call`].
+    /// Returns the errors of [`Client::call`].
     pub(super) async fn next(&mut self) -> Result<Option<KeyValue>, Status> {
         while self.page.is_empty() && !self.is_over {
             let answer: pb::RangeResponse = match self.client.call(Rpc::KvRange, &self.request).await {
-                // The page exceeds the size limit of a response.
+                // The page is larger than the size limit of a response, so try again with fewer keys.
                 Err(status) if status.code == Code::ResourceExhausted && self.request.limit > 1 => {
                     self.request.limit = 1;
                     continue;
@@ -106,7 +109,8 @@ impl Pages {
     }
 }
 
-/// Returns the number of keys for the page after one of `limit` keys with this many bytes: at most twice as many.
+/// Returns the number of keys for the next page, after a page of `limit` keys had this many bytes. The number
+/// is at most doubled.
 fn next_limit(limit: i64, bytes: usize) -> i64 {
     let fitting = PAGE_BYTES.saturating_mul(usize::try_from(limit).unwrap_or(1)) / bytes.max(1);
     i64::try_from(fitting).unwrap_or(i64::MAX).clamp(1, PAGE_KEYS.1.min(limit * 2))
@@ -117,7 +121,7 @@ fn next_limit(limit: i64, bytes: usize) -> i64 {
 pub(super) struct Difference {
     /// Number of keys compared.
     pub(super) keys: u64,
-    /// Number of keys that differ in any way, or exist on one side only.
+    /// Number of keys that differ in any way, or exist only at one of the clusters.
     differing: u64,
     first: Option<Bytes>,
     /// Numbers of keys at the source and at the destination.
@@ -152,10 +156,10 @@ async fn count(client: &Client, revision: i64) -> Result<i64, Status> {
     Ok(answer.count)
 }
 
-/// Compares all keys at a revision: value, revisions, version, lease; and their number.
+/// Compares all keys at a revision (value, revisions, version, lease), and the number of keys.
 ///
 /// # Errors
-/// Like [`Client::call`].
+/// Returns the errors of [`Client::call`].
 pub(super) async fn differences(source: Client, target: Client, revision: i64) -> Result<Difference, Status> {
     let mut found = Difference::of_counts(&source, &target, revision).await?;
     let pages = |client| Pages::new(client, OPEN_END.into(), OPEN_END.into(), revision);
@@ -179,11 +183,12 @@ pub(super) async fn differences(source: Client, target: Client, revision: i64) -
     }
 }
 
-/// Compares these keys at a revision, and the number of all keys. Each key is read separately: for a range of
-/// keys modified since a revision, etcd would read all keys and values of the range, whatever the limit.
+/// Compares these keys at a revision, and the number of all keys. Each key is read separately, because for a
+/// range read with a lower bound of the modification revision, etcd would read all keys and values of the
+/// range, whatever the limit.
 ///
 /// # Errors
-/// Like [`Client::call`].
+/// Returns the errors of [`Client::call`].
 pub(super) async fn differences_of(
     keys: BTreeSet<Bytes>,
     source: &Client,
@@ -204,10 +209,10 @@ pub(super) async fn differences_of(
     Ok(found)
 }
 
-/// Returns the comparison if it found no difference.
+/// Returns the result of a comparison if no keys differ.
 ///
 /// # Errors
-/// There is a difference, or the comparison failed.
+/// Returns an error if keys differ or the comparison failed.
 pub(super) fn told(found: Result<Difference, Status>, revision: i64) -> Result<Difference, Failure> {
     let found = match found {
         Err(status) if status.message == error::COMPACTED.message => {

@@ -1,9 +1,9 @@
 //! `--cut-over`: the destination of a mirror replaces the source.
 //!
-//! The final work is rehearsed repeatedly while clients still write to the source: catching up, comparing the
-//! keys that changed, and comparing the leases. So the time for which writes have to be stopped is known, and
-//! they are stopped only when it is within the limit. Whatever happens then, the source accepts writes again
-//! when the limit has passed.
+//! The final work consists of catching up, comparing the keys that have changed, and comparing the leases. It
+//! is rehearsed several times while clients still write to the source, to measure the time for which writes
+//! have to be stopped. Writes are stopped only if this time is below the limit. When the limit has passed,
+//! the source accepts writes again, even if the cut-over has failed.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher as _;
@@ -23,25 +23,27 @@ use super::comparison::{Changed, Difference, differences, differences_of, told};
 use super::{Now, PAUSE, REPORT_INTERVAL, Replay, locked};
 use crate::call::Call;
 
-/// Rehearsed time that is short enough: no further rehearsals are made to shorten it.
+/// If a rehearsal takes no longer than this, no further rehearsals are made to shorten the time.
 const SHORT: Duration = Duration::from_millis(50);
-/// Number of rehearsals that must find the same lease with another TTL before that counts.
+/// Number of rehearsals in a row that must find the same lease with a different TTL before this counts as a
+/// real difference.
 const REUSED_MAX: u32 = 3;
-/// Longest duration of one attempt to clear the alarm, and of all attempts.
+/// Maximum duration of one attempt to clear the alarm, and of all attempts together.
 const DISARM_PATIENCE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(60));
 
-/// The alarm of a cut-over in progress.
+/// The alarm that a cut-over in progress has raised at the source, to stop writes.
 #[derive(Clone, Copy, Debug)]
 struct Stopped {
     id: u64,
-    /// True if the member has confirmed that the alarm is raised.
+    /// True if the source has confirmed that the alarm is raised.
     is_certain: bool,
 }
 
 /// Replays the source until the destination has replaced it. Writes at the source are stopped for at most `limit`.
 ///
 /// # Errors
-/// Like [`super::replay`]; also an interruption, or a source that was replaced before.
+/// Returns the errors of [`super::replay`]. Also returns an error after an interruption, or if another
+/// cut-over has already replaced the source.
 pub(super) async fn cut_over(
     call: &Call,
     source: Client,
@@ -49,7 +51,8 @@ pub(super) async fn cut_over(
     operations_max: usize,
     limit: Duration,
 ) -> Result<(), Failure> {
-    // An interrupted cut-over has to allow writes again, so the signals must not end the process.
+    // An interrupted cut-over must allow writes again before the process ends, so signals must not end the
+    // process.
     let mut interruption = call.interruption();
     let stopped = Mutex::new(None);
     let work = async {
@@ -91,7 +94,7 @@ pub(super) async fn cut_over(
     Err(Failure::new(failure.code, format!("{failure}; {state}")))
 }
 
-/// Clears an alarm; retries for a while unless a retry is certainly useless.
+/// Clears an alarm. Retries for a while, unless the error shows that a retry cannot succeed.
 async fn disarm(call: &Call, source: &Client, id: u64) -> Result<(), String> {
     let source = source.within(DISARM_PATIENCE.0);
     let deadline = Instant::now() + DISARM_PATIENCE.1;
@@ -113,15 +116,15 @@ async fn disarm(call: &Call, source: &Client, id: u64) -> Result<(), String> {
 }
 
 /// Raises or clears an alarm during which a cluster changes no keys or leases, but can still be read and
-/// watched. The alarm's member id belongs to no member, since a member with such an alarm may refuse reads,
-/// too; and it differs between cut-overs, so that each clears only its own alarm.
+/// watched. The alarm has a member id that belongs to no member, because a member with such an alarm may
+/// refuse reads as well. The id is different for each cut-over, so that each clears only its own alarm.
 async fn alarm(client: &Client, action: AlarmAction, id: u64) -> Result<pb::AlarmResponse, Status> {
     let alarm = pb::AlarmType::Corrupt as i32;
     let request = pb::AlarmRequest { action: action as i32, member_id: id, alarm };
     client.call(Rpc::MaintenanceAlarm, &request).await
 }
 
-/// Returns true if a request with this error was certainly not carried out.
+/// Returns true if this error proves that the request was not carried out.
 fn is_refused(status: &Status) -> bool {
     !matches!(
         status.code,
@@ -134,7 +137,8 @@ async fn raised(client: &Client) -> Result<Vec<pb::AlarmMember>, Status> {
     Ok(alarm(client, AlarmAction::Get, 0).await?.alarms)
 }
 
-/// Refuses a source that another cut-over has replaced: it must stay unchanged, even if this cut-over fails.
+/// Returns an error if another cut-over has already replaced this source. Such a source must stay unchanged,
+/// even if this cut-over fails.
 async fn refuse_if_left(source: &Client) -> Result<(), Failure> {
     if raised(source).await?.is_empty() {
         return Ok(());
@@ -148,14 +152,15 @@ async fn refuse_if_left(source: &Client) -> Result<(), Failure> {
 
 /// Result of a rehearsal.
 struct Rehearsal {
-    /// Time for which writes would have been stopped; `None` if everything had to be compared again.
+    /// Time for which writes would have been stopped; `None` if all keys had to be compared again.
     took: Option<Duration>,
-    /// A lease with keys whose TTL differs.
+    /// A lease that has keys and a different TTL at the destination.
     reused: Option<i64>,
 }
 
 impl Replay<'_> {
-    /// Replaces the source by the destination. If this fails, `stopped` holds the alarm that has to be cleared.
+    /// Replaces the source by the destination. If this fails, `stopped` contains the alarm that has to be
+    /// cleared.
     async fn cut_over(&mut self, limit: Duration, stopped: &Mutex<Option<Stopped>>) -> Result<(), Failure> {
         let now = Now::of(&self.source).await?;
         self.reach(now.revision).await?;
@@ -172,7 +177,8 @@ impl Replay<'_> {
                 cli::go::duration(limit)
             )))
         })?;
-        // The alarm that stopped writes is now permanent, even if printing the result fails.
+        // The destination has replaced the source, so the alarm that stopped writes must stay, even if
+        // printing the result fails.
         *locked(stopped) = None;
         let _ = self.call.line(format!(
             "revision {end}: compared {} more keys, no difference; {leases} leases; writes stopped {} ms ago",
@@ -183,8 +189,8 @@ impl Replay<'_> {
         Ok(())
     }
 
-    /// Compares everything at the revision of the destination while clients write; replays their writes at
-    /// the same time.
+    /// Compares all keys at the destination's revision while clients write to the source, and replays their
+    /// writes at the same time.
     async fn compare_all(&mut self) -> Result<(), Failure> {
         let at = self.replayed;
         self.changed = Changed::default();
@@ -205,8 +211,8 @@ impl Replay<'_> {
         told(differences_of(keys, &self.source, &self.target, at).await, at).map(Some)
     }
 
-    /// Rehearses the work for which writes will be stopped, without stopping them, until it takes less than
-    /// half of the limit and does not become much shorter.
+    /// Rehearses the work for which writes will be stopped, without stopping them. Repeats this until it
+    /// takes less than half of the limit and does not become much shorter any more.
     async fn rehearse_until_short(&mut self, limit: Duration) -> Result<(), Failure> {
         self.leases.renew_all().await;
         let mut last = Duration::MAX;
@@ -238,13 +244,14 @@ impl Replay<'_> {
                 ))?;
             }
             if took > limit / 2 {
-                // Each rehearsal queries every lease; the pause keeps the source from being overloaded.
+                // Each rehearsal queries every lease. The pause keeps the rehearsals from overloading the
+                // source.
                 self.follow_for(took.max(PAUSE)).await?;
             }
         }
     }
 
-    /// Replays the source for this long, so that the destination does not fall behind.
+    /// Replays the source for this time, so that the destination does not fall behind.
     async fn follow_for(&mut self, time: Duration) -> Result<(), Failure> {
         let mut over = pin!(sleep(time));
         loop {
@@ -284,8 +291,8 @@ impl Replay<'_> {
             return Err(status.into());
         }
         *locked(stopped) = Some(Stopped { id, is_certain: true });
-        // Another cut-over may have raised its own alarm since the alarms were listed; neither knows the
-        // other's destination.
+        // Another cut-over may have raised its own alarm since the alarms were listed. Neither of the two
+        // knows the other's destination, so this one gives up.
         if let Some(other) = raised(&self.source).await?.into_iter().find(|other| other.member_id != id) {
             return Err(Failure::error(format!(
                 "the source has another CORRUPT alarm ({:x}), possibly from a cut-over to another destination in progress",

@@ -1,5 +1,5 @@
-//! The leases of a mirror's destination: those of the source with the same TTLs, kept alive until the source
-//! ends them.
+//! The leases of a mirror's destination. They are the leases of the source with the same TTLs, and are kept
+//! alive until the source ends them.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -14,39 +14,40 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::{Now, each, locked};
 
-/// Interval at which the leases of the destination are checked for due renewals.
+/// Interval at which the mirror checks which leases of the destination have to be renewed.
 const RENEWAL_INTERVAL: Duration = Duration::from_millis(500);
-/// Time after which a stream of renewals without a response is replaced by another stream, perhaps to another member.
+/// Time after which a stream of renewals without a response is replaced by another stream, possibly to
+/// another member.
 const RENEWAL_PATIENCE: Duration = Duration::from_secs(2);
-/// Number of renewals that are sent over a stream before the first response.
+/// Number of renewals that are sent on a stream before the first response has arrived.
 const RENEWALS_AHEAD: usize = 64;
-/// Largest number of concurrent renewal streams: a member of etcd that does not lead forwards the renewals of
-/// one stream to its leader one at a time.
+/// Maximum number of concurrent renewal streams. Several are needed because a follower of etcd forwards the
+/// renewals of one stream to its leader one at a time.
 const STREAMS_MAX: usize = 16;
-/// Timeout for one endpoint to list its leases.
+/// Maximum time in which one endpoint must list its leases.
 const LIST_PATIENCE: Duration = Duration::from_secs(5);
-/// TTL in seconds at the destination for a lease that the source has ended already; the deletion of its keys
-/// is still to be replayed.
+/// TTL in seconds at the destination of a lease that the source has already ended, if the deletion of its
+/// keys was not replayed yet.
 const GONE_TTL_SECONDS: i64 = 600;
 
 /// A lease of the destination.
 #[derive(Clone, Copy, Debug)]
 struct Held {
-    /// TTL in seconds that this mirror has requested. The destination may have granted a longer one: at least
-    /// what its election timeout requires.
+    /// TTL in seconds that this mirror has requested. The destination may have granted a longer TTL, because
+    /// its election timeout requires a minimum.
     asked_seconds: Option<i64>,
-    /// TTL in seconds that the destination has granted; `None` until a renewal has shown it.
+    /// TTL in seconds that the destination has granted; `None` until the response to a renewal contains it.
     granted_seconds: Option<i64>,
     due: Instant,
 }
 
-/// Result of a comparison of the leases.
+/// Result of comparing the leases of source and destination.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Matched {
     /// Number of leases of the source.
     pub(super) leases: usize,
-    /// A lease with keys that has another TTL at the destination: its id was used again, and perhaps the
-    /// deletion of these keys is still to be replayed.
+    /// A lease with keys that has another TTL at the destination. Its id was granted again at the source, and
+    /// the deletion of these keys may not have been replayed yet.
     pub(super) reused: Option<i64>,
 }
 
@@ -59,10 +60,10 @@ pub(super) struct Leases {
 }
 
 impl Leases {
-    /// Reads the leases of the destination, and renews them.
+    /// Reads the leases that the destination has, and renews them.
     ///
     /// # Errors
-    /// The destination does not list them.
+    /// Returns an error if the destination does not list its leases.
     pub(super) async fn learn(source: Client, target: Client) -> Result<Leases, Status> {
         let leases = Leases { held: Arc::default(), source, target };
         let due = Instant::now();
@@ -77,15 +78,15 @@ impl Leases {
         locked(&self.held)
     }
 
-    /// Removes a lease that the destination does not have.
+    /// Removes a lease from the known ones, because the destination does not have it.
     pub(super) fn forget(&self, id: i64) {
         self.held().remove(&id);
     }
 
-    /// Grants a lease of the source at the destination, unless it exists there.
+    /// Grants a lease of the source at the destination, unless it already exists there.
     ///
     /// # Errors
-    /// The source or the destination refuses, or cannot be reached.
+    /// Returns an error if the source or the destination refuses, or cannot be reached.
     pub(super) async fn ensure(&self, id: i64) -> Result<(), Status> {
         if self.held().contains_key(&id) {
             return Ok(());
@@ -115,10 +116,10 @@ impl Leases {
     }
 
     /// Grants all leases of the source at the destination, with the same TTLs, and revokes leases that the
-    /// source has ended, once their keys are gone.
+    /// source has ended, once they have no keys left.
     ///
     /// # Errors
-    /// The source or the destination refuses, or cannot be reached.
+    /// Returns an error if the source or the destination refuses, or cannot be reached.
     pub(super) async fn match_source(&self) -> Result<Matched, Failure> {
         let ids: BTreeSet<i64> = listed(&self.source).await?.into_iter().collect();
         let leases = ids.len();
@@ -136,8 +137,8 @@ impl Leases {
         Ok(Matched { leases, reused })
     }
 
-    /// Gives this lease the source's TTL at the destination. Returns false if the lease exists there with
-    /// another TTL, and has keys.
+    /// Gives a lease the same TTL at the destination as at the source. Returns false if the lease has another
+    /// TTL at the destination and cannot be granted again because it has keys.
     async fn make_alike(&self, id: i64) -> Result<bool, Failure> {
         let Some(held) = self.held().get(&id).copied() else {
             self.ensure(id).await?;
@@ -148,7 +149,8 @@ impl Leases {
             Some(seconds) => seconds,
             None => granted_seconds(&self.target, id).await?,
         };
-        // A lease that has ended since it was listed is revoked in the next round.
+        // If the source has ended the lease since it was listed, the next round revokes it at the
+        // destination.
         if wanted <= 0 || has == wanted || held.asked_seconds == Some(wanted) {
             return Ok(true);
         }
@@ -159,7 +161,8 @@ impl Leases {
             self.grant(id, wanted).await?;
             return Ok(true);
         }
-        // The destination's minimum TTL may be longer.
+        // The destination may have a minimum TTL that is longer than the requested one, which this short
+        // lease shows.
         let probe = lease::grant(&self.target, 1, 0).await?;
         lease::revoke(&self.target, probe.id).await?;
         let is_shortest = wanted < has && has == probe.ttl;
@@ -169,9 +172,9 @@ impl Leases {
         Ok(is_shortest)
     }
 
-    /// Revokes a lease that the source does not list, if it has no keys.
+    /// Revokes a lease that the source does not list, if it has no keys at the destination.
     async fn end(&self, id: i64) -> Result<(), Failure> {
-        // The list comes from one member, which may lag; the leader knows whether the lease exists.
+        // The list came from a single member, which may lag behind. The leader knows if the lease exists.
         if granted_seconds(&self.source, id).await? > 0 {
             return Ok(());
         }
@@ -192,8 +195,9 @@ impl Leases {
         }
     }
 
-    /// Renews leases forever, each after a third of its TTL. Failures are retried: if a lease still expires,
-    /// the destination gets a revision that the source does not have, which the replay detects.
+    /// Renews all leases forever, each of them after a third of its TTL. Failed renewals are retried. If a
+    /// lease still expires, the destination gets a revision that the source does not have, and the replay
+    /// detects this.
     pub(super) async fn keep(self) {
         loop {
             sleep(RENEWAL_INTERVAL).await;
@@ -203,13 +207,13 @@ impl Leases {
         }
     }
 
-    /// Renews all leases once; failures are ignored.
+    /// Renews all leases once. Failures are ignored.
     pub(super) async fn renew_all(&self) {
         let all = self.held().keys().copied().collect();
         self.renew(all).await;
     }
 
-    /// Renews these leases over several streams, the most urgent first.
+    /// Renews these leases over several streams, those that expire first at the beginning.
     async fn renew(&self, mut ids: Vec<i64>) {
         {
             let held = self.held();
@@ -228,7 +232,8 @@ impl Leases {
         while renewals.join_next().await.is_some() {}
     }
 
-    /// Renews these leases until one fails; the failed lease comes last in the next round.
+    /// Renews these leases over one stream until a renewal fails. The lease whose renewal failed comes last
+    /// in the next round.
     async fn renew_over_one_stream(&self, ids: &[i64]) {
         let opened =
             timeout(RENEWAL_PATIENCE, self.target.open::<_, pb::LeaseKeepAliveResponse>(Rpc::LeaseKeepAlive));
@@ -251,7 +256,8 @@ impl Leases {
         }
     }
 
-    /// Handles a response to a renewal that was sent at `began` or later. Returns false if the stream has ended.
+    /// Handles the response to a renewal that was sent at `began` or later. Returns false if the stream has
+    /// ended.
     async fn take_renewal(
         &self,
         stream: &mut Stream<pb::LeaseKeepAliveRequest, pb::LeaseKeepAliveResponse>,
@@ -265,7 +271,8 @@ impl Leases {
                 held.due = Instant::now() + third(answer.ttl);
             }
         } else if held.get(&answer.id).is_some_and(|held| held.due <= began) {
-            // A lease that is due later may have been granted again since.
+            // The lease does not exist, so remove it. If it is due later than this renewal, it may have been
+            // granted again since, so keep it.
             held.remove(&answer.id);
         }
         true
@@ -276,9 +283,9 @@ fn third(ttl_seconds: i64) -> Duration {
     Duration::from_secs(ttl_seconds.max(1).unsigned_abs()) / 3
 }
 
-/// Lists the leases that a cluster has now. A member lists only the leases that it knows, and may lag: so
-/// each endpoint is queried directly after a linearizable read at the same endpoint, and the first response
-/// counts.
+/// Lists the leases that a cluster has now. A member lists only the leases that it knows, and may lag behind.
+/// Therefore each endpoint is queried directly after a linearizable read at the same endpoint; the first list
+/// that arrives is returned.
 async fn listed(client: &Client) -> Result<Vec<i64>, Status> {
     let mut asked = JoinSet::new();
     for endpoint in client.endpoints() {

@@ -72,7 +72,7 @@ fn judge(survey: &Survey) -> Option<Finding> {
     )
 }
 
-/// Largest number of listed members shown; a cluster has no more.
+/// Largest number of listed members that are shown; real clusters have fewer.
 const MEMBERS_SHOWN: usize = 20;
 
 #[cfg(test)]

@@ -9,19 +9,21 @@ use crate::show;
 pub const RULE: MigrationRule =
     MigrationRule { name: "disk-space", about: "too little space for a second copy of the live data", judge };
 
-/// Bytes of the log for each byte that etcd's database has in use: the log adds record headers.
+/// Bytes of Mainstay's log for each byte that etcd's database has in use. The log also contains record
+/// headers.
 const LOG_SHARE: f64 = 1.2;
-/// Bytes of the checkpoint for each byte in use: the checkpoint holds keys but no values, so this share is
-/// reached only with small values.
+/// Bytes of Mainstay's checkpoint for each byte in use. The checkpoint contains keys but no values, so only
+/// small values lead to this share.
 const INDEX_SHARE: f64 = 0.4;
-/// Bytes of etcd's database for each byte of Mainstay's data in use: database pages are partly empty.
+/// Bytes of etcd's database for each byte that Mainstay's data has in use. The pages of the database are
+/// partly empty.
 const DATABASE_SHARE: f64 = 1.3;
-/// Number of log segments that are in use, prepared or in reserve, beyond those that hold the data.
+/// Number of log segments that are written, prepared or in reserve, in addition to those with the data.
 const SEGMENTS: f64 = 3.0;
-/// Size of a segment in bytes, unless the file system is small: then a segment is this part of it.
+/// Size of a segment in bytes. On a small file system, segments are smaller than this.
 const SEGMENT_BYTES: f64 = 67_108_864.0;
 const SEGMENTS_PER_DISK: f64 = 32.0;
-/// Bytes for everything else: marker files, and a database that is written at the end of etcd's log.
+/// Bytes for all other files: markers, and a database that etcd writes when its log ends.
 const MARGIN_BYTES: f64 = 8_388_608.0;
 
 fn judge(survey: &Survey) -> Option<Finding> {
@@ -30,7 +32,8 @@ fn judge(survey: &Survey) -> Option<Finding> {
         return None;
     }
     let in_use = survey.evidence.statuses().map(|(_, status)| status.db_bytes_in_use).fold(0.0, f64::max);
-    // If no member reports the bytes in use, the size of the file with its free pages is used.
+    // If no member reports how many bytes are in use, use the size of the database file, which includes free
+    // pages.
     let data = if in_use > 0.0 { in_use } else { directory.database_bytes as f64 };
     let mut facts = Facts::default();
     for (path, needed, space) in needs(directory, survey.to, data) {
@@ -54,7 +57,8 @@ fn judge(survey: &Survey) -> Option<Finding> {
     )
 }
 
-/// Returns the space that is needed: the directory, the bytes, and its file system.
+/// Returns a list of requirements: the directory, the bytes that are needed there, and the space on its file
+/// system.
 fn needs(directory: &Directory, to: Product, data: f64) -> Vec<(String, f64, DiskSpace)> {
     let path = directory.path.display().to_string();
     if to == Product::Etcd {

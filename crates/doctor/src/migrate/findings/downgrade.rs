@@ -8,7 +8,8 @@ pub const RULE: MigrationRule =
 
 fn judge(survey: &Survey) -> Option<Finding> {
     let mut facts = Facts::default();
-    // The downgrade may serve a move to an older etcd.
+    // A downgrade in progress prevents a migration to Mainstay. Before a migration to etcd it may be
+    // intended, if the target is an older release of etcd.
     let severity = if survey.to == Product::Etcd { Severity::Warning } else { Severity::Error };
     for (member, status) in survey.evidence.statuses() {
         if let Some(target) = &status.downgrade_target {
@@ -31,7 +32,7 @@ fn judge(survey: &Survey) -> Option<Finding> {
     )
 }
 
-/// Collects what has to be waited for before a member may come back as etcd of the downgrade's target release.
+/// Collects what must happen before a member may run etcd of the release that is the downgrade's target.
 fn judge_way_back(survey: &Survey, facts: &mut Facts) {
     let targets = survey.evidence.statuses().filter_map(|(_, status)| status.downgrade_target.as_deref());
     let Some(target) = targets.filter_map(release_of).min() else { return };
@@ -46,12 +47,12 @@ fn judge_way_back(survey: &Survey, facts: &mut Facts) {
     }
 }
 
-/// Returns true if a member's own release is above `target`, or not known.
+/// Returns true if a member's own release is above `target`, or its release is not known.
 fn is_above(status: &Status, target: Release) -> bool {
     release_of(&status.version).is_none_or(|release| release > target)
 }
 
-/// Collects the members above the target release that do not know of the downgrade.
+/// Collects the members above the target release that do not report the downgrade.
 fn unaware(survey: &Survey, target: Release, facts: &mut Facts) {
     for (member, status) in survey.evidence.statuses().filter(|(_, status)| is_above(status, target)) {
         let own = status.downgrade_target.as_deref();
@@ -63,13 +64,14 @@ fn unaware(survey: &Survey, target: Release, facts: &mut Facts) {
     }
 }
 
-/// Collects the members that do not report the lowered cluster version. With that version the leader says
-/// that nothing newer is proposed any more; etcd's leader checks every few seconds.
+/// Collects the members that do not report the lowered cluster version. Once the version is lowered, no
+/// member proposes anything that the target release does not know. etcd's leader checks every few seconds
+/// whether to lower the version.
 fn not_come_down(survey: &Survey, target: Release, facts: &mut Facts) {
     let version = |member: &Member| release_of(&member.versions.as_ref().ok()?.cluster);
     let known: Vec<Release> = survey.evidence.statuses().filter_map(|(member, _)| version(member)).collect();
-    // The version belongs to the cluster and reaches all members one after the other, so a member that does
-    // not report it is only a warning.
+    // The cluster version spreads from member to member. So if all members that report a version report the
+    // target, a member that reports none is only a warning.
     let is_known = !known.is_empty() && known.iter().all(|known| *known == target);
     let elsewhere = if is_known { Severity::Warning } else { Severity::Error };
     for (member, _) in survey.evidence.statuses().filter(|(member, _)| version(member) != Some(target)) {

@@ -9,10 +9,10 @@ pub const RULE: MigrationRule = MigrationRule {
     judge,
 };
 
-/// Share of the quota above which etcd's file may soon exceed it: its pages are partly empty, and the file
-/// never shrinks.
+/// Share of the quota in use above which etcd's file may soon exceed the quota, because its pages are partly
+/// empty and the file never shrinks.
 const NEAR: f64 = 0.7;
-/// Share of the quota above which etcd's file exceeds it at once.
+/// Share of the quota in use above which etcd's new file already exceeds the quota.
 const FULL: f64 = 0.9;
 
 fn judge(survey: &Survey) -> Option<Finding> {

@@ -8,17 +8,18 @@ pub const RULE: MigrationRule = MigrationRule {
     judge,
 };
 
-/// A request that members of older releases apply and newer ones refuse.
+/// A bug of older releases: members with the bug apply a certain request that fixed members refuse, so their
+/// data would differ.
 struct Fault {
     what: &'static str,
-    /// True if the fault needs authentication: without users nothing is refused.
+    /// True if the bug occurs only if authentication is enabled.
     takes_users: bool,
-    /// Patch number of the first fixed release, by major and minor number. A release that is not listed was
-    /// never fixed if it is older than the listed ones, and never had the fault otherwise.
+    /// For each minor release with a fix, the patch number of the first fixed version. An unlisted release
+    /// that is older than all listed ones was never fixed; any other unlisted release never had the bug.
     mended: &'static [(Release, u32)],
 }
 
-/// The same as the table in `docs/migration.md`.
+/// The known bugs, the same as in the table of `docs/migration.md`.
 const FAULTS: [Fault; 4] = [
     Fault {
         what: "transactions whose puts are all in nested transactions, while NOSPACE is raised",
@@ -51,13 +52,14 @@ impl Fault {
         }
     }
 
-    /// Returns the patch number of the first release of this minor version without the fault.
+    /// Returns the patch number of the first version of this minor release without the bug; `None` if the
+    /// release is not listed.
     fn mended_in(&self, release: Release) -> Option<u32> {
         self.mended.iter().find(|(of, _)| *of == release).map(|(_, first)| *first)
     }
 }
 
-/// Returns the patch number of a version; 0 if there is none, as in a version that was not released.
+/// Returns the patch number of a version such as `3.5.21`; 0 if it has none, as unreleased versions do.
 fn patch_of(version: &str) -> u32 {
     let digits = version.split('.').nth(2).unwrap_or_default();
     let digits = digits.split(|c: char| !c.is_ascii_digit()).next().unwrap_or_default();

@@ -12,8 +12,8 @@ pub const RULE: MigrationRule = MigrationRule {
     judge,
 };
 
-/// Metric with the value 1 for each other member to which a connection works. Ids are in hexadecimal, without
-/// leading zeros.
+/// Metric with the value 1 for each other member to which a connection works. Its labels contain member ids
+/// in hexadecimal, without leading zeros.
 const ACTIVE: &str = "etcd_network_active_peers";
 
 /// A connection from one member to another.
@@ -34,8 +34,8 @@ pub(super) fn links(metrics: &Metrics) -> impl Iterator<Item = Link> + '_ {
     })
 }
 
-/// Returns the voters to which a member has a working connection, and those to which it had one before;
-/// `None` if its metrics do not report connections.
+/// Returns two sets: the voters to which a member has a working connection, and the voters to which it has
+/// had one since its start. Returns `None` if the member's metrics do not report connections.
 fn links_of(id: u64, metrics: &Metrics) -> Option<(BTreeSet<u64>, BTreeSet<u64>)> {
     let own = || links(metrics).filter(move |link| link.local == id);
     own().next()?;
@@ -60,8 +60,8 @@ fn judge(survey: &Survey) -> Option<Finding> {
                 true => format!("no working connection to {name}"),
                 false => format!("no working connection to {name} since it was started"),
             };
-            // Perhaps only the other member can connect; or etcd still reports a failed request until it
-            // connects again.
+            // Possible causes: only the other member can connect; or a request of an etcd member failed,
+            // which etcd reports until the next connection.
             let text = match has_active(*other, member.id) {
                 true => format!("{text}, although {name} reports that its own works"),
                 false => text,
@@ -83,7 +83,7 @@ fn judge(survey: &Survey) -> Option<Finding> {
     )
 }
 
-/// Returns the voters whose connections are not known, and why.
+/// Returns the voters whose connections are not known, with the reasons.
 pub(in crate::migrate) fn unseen_links(survey: &Survey) -> Vec<Blind> {
     let voters = survey.voters();
     let why = |member: &Member| match &member.metrics {

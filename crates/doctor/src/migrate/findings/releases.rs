@@ -8,7 +8,7 @@ pub const RULE: MigrationRule = MigrationRule {
     judge,
 };
 
-/// Versions of etcd 3.5 whose data may become inconsistent when a member is killed.
+/// Versions of etcd 3.5 whose data may become inconsistent if the member is killed.
 const UNSOUND: [&str; 3] = ["3.5.0", "3.5.1", "3.5.2"];
 
 fn judge(survey: &Survey) -> Option<Finding> {

@@ -14,7 +14,7 @@ pub const RULE: MigrationRule = MigrationRule {
 fn judge(survey: &Survey) -> Option<Finding> {
     let mut facts = Facts::default();
     let mut seen: BTreeMap<u64, Vec<&Member>> = BTreeMap::new();
-    // A member without an id was not reached, which another rule reports.
+    // A member without an id was not reached; another rule reports such members.
     for member in survey.evidence.members.iter().filter(|member| member.id != 0) {
         seen.entry(member.id).or_default().push(member);
     }
