@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::Rejection;
 use accounting::Budget;
 
-/// Limits and timeouts of a front. [`Options::default`] has etcd's defaults where etcd has one.
+/// Limits and timeouts of a front: one field for each. [`Options::default`] has etcd's defaults where etcd has one.
 #[derive(Clone)]
 pub struct Options {
     /// Shard threads; 0 means one per core.

@@ -183,6 +183,9 @@ pub(crate) struct Queued {
 /// memory of the right size, and the input buffer is free again at the end of the turn. The rejected
 /// alternative, reference-counted slices of the buffer, saves that copy, but then a slice of five bytes could
 /// keep 32 KiB of memory alive, and each slice would need a counter.
+///
+/// The fields are many and small. They are not grouped, because a connection's size is bounded by a test, and
+/// most frames touch several of the would-be groups.
 pub struct Connection {
     pub(crate) role: Role,
     pub(crate) phase: Phase,

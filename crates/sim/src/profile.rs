@@ -260,7 +260,7 @@ impl Flags {
     }
 }
 
-/// Profile of a seed's world.
+/// Profile of a seed's world: one field for each choice that the seed makes.
 #[derive(Clone, Debug)]
 pub struct Profile {
     /// The seed itself.
@@ -479,9 +479,6 @@ impl Profile {
             self.members = rng.pick(&[2, 2, 2, 3]);
             self.window_bytes = rng.pick(&[None, Some(1), Some(1)]);
             self.chaos = self.chaos.max(12 * SECOND);
-        }
-        if !self.fails(Fault::Quota) {
-            self.flags.quota_bytes = 2 << 30;
         }
         if !self.fails(Fault::Quota) {
             self.flags.quota_bytes = QUOTA_BYTES;

@@ -6,7 +6,8 @@ use numbers::{Index, Revision, Term};
 
 use super::Core;
 
-/// State of a member's core between two turns, for the simulation and for tests.
+/// State of a member's core between two turns, for the simulation and for tests. The fields are a flat list
+/// because tests compare and print single ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Probe {
     /// Id of the member.
