@@ -53,7 +53,7 @@ pub fn run(input: &[u8]) {
     }
 }
 
-/// Returns seeds with bodies as clients send them.
+/// Returns seeds: JSON bodies of several RPCs, not all of them valid, and one response in protobuf.
 pub fn seeds() -> Vec<Vec<u8>> {
     let call = |rpc: Rpc, body: &str| [&[rpc as u8, 3][..], body.as_bytes()].concat();
     vec![

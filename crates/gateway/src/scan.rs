@@ -251,7 +251,7 @@ impl Values {
         self.buffer.capacity()
     }
 
-    /// Frees the memory of values that were returned.
+    /// Removes the returned values from the buffer, and shrinks it if it is far larger than what is left.
     fn compact(&mut self) {
         self.buffer.drain(..self.start);
         self.at -= self.start;

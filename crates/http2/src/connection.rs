@@ -168,7 +168,7 @@ pub(crate) struct Queued {
     pub(crate) bytes: usize,
     /// Part of `bytes` whose payloads are shared with other streams.
     pub(crate) shared_bytes: usize,
-    /// Number of pieces of bodies, and of trailers.
+    /// Number of queued pieces: each is a part of a body, or the trailers of a stream.
     pub(crate) pieces: usize,
 }
 

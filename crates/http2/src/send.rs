@@ -1,4 +1,5 @@
-//! Sending direction: heads, bodies and trailers, and the turns of streams.
+//! Sends heads, bodies and trailers: queues them per stream, and lets the queued streams send one after the
+//! other.
 
 use std::fmt;
 

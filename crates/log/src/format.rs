@@ -252,9 +252,10 @@ pub(crate) enum Found {
     Invalid(&'static str),
 }
 
-/// Returns the payload length and the batch start if `head` can be the beginning of a record of this use of
-/// the segment; the checksum is not verified. The record may be longer than the file: the file may have been
-/// extended for the record, and a crash may have undone the extension.
+/// Returns the payload length and the batch start if `head` can be the beginning of a record with this
+/// identity; segment files are reused, and each use has its own identity. Does not verify the checksum, nor
+/// that the record ends inside the file: the file may have been extended for the record, and a crash may have
+/// undone the extension.
 pub(crate) fn outline(head: &[u8; END_BYTES], identity: Identity) -> Option<(usize, u32)> {
     Kind::of(head[8])?;
     let (payload, batch_start) = (u32_at(head, 4) as usize, u32_at(head, 12));

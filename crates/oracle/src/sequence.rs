@@ -111,10 +111,11 @@ impl<'a> Sequence<'a> {
         self.claims.get(&revision).map(|at| &self.history.operations[*at])
     }
 
-    /// Returns true if this revision can only be the end of this lease.
+    /// Returns true if only the end of this lease can have made this revision.
     ///
-    /// Each key that the revision deletes must certainly have been attached to the lease. A write with an
-    /// unknown outcome proves this only if its revision has no other possible cause.
+    /// This requires that every key deleted by the revision was certainly attached to the lease before. The
+    /// write that attached a key is certain if a response claims its revision, or if its revision has only one
+    /// possible cause.
     pub fn is_end_of(&self, revision: i64, lease: i64) -> bool {
         let makers = self.matching.makers(revision);
         let is_known = |made: i64| self.claims.contains_key(&made) || self.ways.get(&made) == Some(&1);

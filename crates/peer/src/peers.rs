@@ -84,13 +84,14 @@ impl Peers {
         self.inbox.account(id)?.release()
     }
 
-    /// Sends a request outside of raft to a member or URL. The URI of `request` is a path and query. Any
-    /// status is a successful answer. Works on any executor; at most 1024 requests are in flight, and bodies
-    /// of answers have at most 16 MiB.
+    /// Sends a request outside of raft to a member or URL. The URI of `request` is a path and query. An answer
+    /// with any HTTP status is returned as `Ok`. Works on any executor.
     ///
     /// # Errors
     ///
-    /// Returns an error if no answer arrives in time, or if the member or URL cannot be used.
+    /// Returns an error if 1024 requests are already in flight, if the member, URL or request cannot be used, if
+    /// the connection fails, if no complete answer arrives in time, if the body of the answer is longer than
+    /// 16 MiB, or if this member is stopping.
     pub fn request(
         &self,
         target: Target,

@@ -49,8 +49,9 @@ const CHUNK_BYTES: usize = 512 << 10;
 /// Maximum length of a key that is claimed, in bytes. Several requests contain its leasing key up to three
 /// times.
 const KEY_BYTES_MAX: usize = 4 << 10;
-/// Maximum number of operations and conditions of a transaction with writes. Each written key adds a
-/// condition. By default, members allow fewer conditions than this.
+/// Maximum length of each list of a transaction with writes: its conditions, the operations of each branch, and
+/// the keys and ranges that it writes. The proxy adds one condition for each written key or range. With default
+/// options, members allow shorter lists than this.
 const WRITING_MAX: usize = 1_024;
 /// Number of leasing keys that one request reads.
 const PAGE: i64 = 1_000;

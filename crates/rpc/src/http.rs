@@ -283,7 +283,8 @@ fn common(
 pub fn version(shared: &Shared, request: &Request<Bytes>) -> Response<Bytes> {
     only_get(request, || {
         let state = shared.state.load();
-        // etcd's storage version follows the cluster version.
+        // As in etcd, the storage version is "unknown" until the members have agreed on a cluster version, and
+        // equals it afterwards.
         let (cluster, storage) = match state.members.cluster_version.as_str() {
             "" => ("not_decided", "unknown"),
             decided => (decided, state.members.storage_version().unwrap_or("unknown")),

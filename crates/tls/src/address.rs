@@ -85,7 +85,7 @@ pub struct LookUp {
     /// Suffixes of wildcard names, without their `*`.
     endings: Vec<String>,
     reverse_is_open: bool,
-    /// Names whose addresses were not asked for yet. The next one is last.
+    /// Names whose addresses are still to be looked up, in reverse order: the last element is looked up next.
     to_ask: Vec<String>,
     has_matched: bool,
     error: Option<String>,

@@ -129,12 +129,12 @@ fn split(page: &str) -> Result<(&str, &str, &str), String> {
     Ok((before, list, after))
 }
 
-/// Writes the list into ARCHITECTURE.md.
+/// Writes the list of crates and their dependencies into ARCHITECTURE.md.
 ///
 /// # Errors
 ///
-/// Returns an error if a crate uses a crate that is not before it in the order, or if a file cannot be read
-/// or written.
+/// Returns an error if [`ORDER`] does not name exactly the existing crates, if a crate uses a crate that is not
+/// before it in `ORDER`, if ARCHITECTURE.md has no place for the list, or if a file cannot be read or written.
 pub fn write() -> Result<String, String> {
     let path = root().join("ARCHITECTURE.md");
     let page = read(&path)?;

@@ -31,7 +31,8 @@ pub(super) struct Node {
 /// The durable contents of a sector that was written after its last sync.
 pub(super) struct Undo {
     pub(super) durable: Sector,
-    /// True if the first write after the sync covered the whole sector.
+    /// True if the first change since the last sync covered the whole sector; a crash may then leave zeros in
+    /// it. False if the sync of the sector's previous change failed.
     pub(super) whole: bool,
 }
 

@@ -276,8 +276,9 @@ impl Connection {
                 if work.parked.is_empty() {
                     self.serve(opening);
                 } else {
-                    // Calls that were put into the table earlier run before this one, if their messages are
-                    // completed in this round.
+                    // The client began other calls earlier in this turn, and their messages may still be
+                    // completed in it. Calls run in the order in which the client began them, so this call is
+                    // not served now, but queued among the gathered ones.
                     work.gathered.push(key);
                     let deadline = opening.deadline();
                     self.keep(key, Call::Gathering(opening), deadline);

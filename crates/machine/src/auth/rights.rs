@@ -22,12 +22,13 @@ impl Rights {
         self.is_root
     }
 
-    /// Returns the keys that the user may read.
+    /// Returns the keys that the user's roles allow it to read; with the role root it may read all keys.
     pub fn read(&self) -> &KeyRanges {
         &self.read
     }
 
-    /// Returns the keys that the user may write and delete.
+    /// Returns the keys that the user's roles allow it to write and delete; with the role root it may write all
+    /// keys.
     pub fn write(&self) -> &KeyRanges {
         &self.write
     }

@@ -31,7 +31,7 @@ pub struct Head {
     pub in_use_bytes: u64,
     /// Rolling hash of the state; see [`Machine::state_hash`].
     pub state_hash: Option<u64>,
-    /// Number of versions in the index, including those that compaction has not removed yet.
+    /// Number of versions in the index. Versions that a compaction made unreadable count until they are removed.
     pub(crate) versions: u64,
     /// All granted leases.
     pub leases: Leases,

@@ -32,6 +32,6 @@ pub struct Options {
     /// True if a batch of proposals may start while an earlier batch is still being written, replicated or
     /// applied.
     pub raft_pipeline: bool,
-    /// Minimum duration of applying an entry that is logged as slow; zero logs all entries.
+    /// If applying an entry takes longer than this, the entry is logged as slow.
     pub warning_apply_duration: Duration,
 }

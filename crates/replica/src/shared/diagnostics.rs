@@ -43,8 +43,8 @@ pub struct Diagnostics {
 }
 
 impl Diagnostics {
-    /// Returns diagnostics that count from `now` on, without profiles, and without load per prefix, user and
-    /// client in the metrics.
+    /// Returns diagnostics with these metrics, and without a tracer or an audit log. Profiles (pprof) are not
+    /// served. The metrics do not include the heavy hitters, which are counted from `now` on.
     pub fn new(metrics: Arc<Metrics>, now: Instant) -> Diagnostics {
         Diagnostics {
             metrics,

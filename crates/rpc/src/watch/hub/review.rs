@@ -49,7 +49,8 @@ impl Reviewed {
     }
 }
 
-/// A round of checks in progress.
+/// A pass over all watches, in progress, which checks that the user of each watch still has the permission to
+/// read its keys.
 pub(super) struct Round {
     /// State that was published when the round began. It may be delivered after the round.
     begun: Arc<Published>,
