@@ -193,7 +193,7 @@ impl MemDisk {
     }
 
     /// Limits the sum of all file lengths by a quota; an operation beyond it fails with `EDQUOT`, and
-    /// [`Disk::space`] does not show the quota.
+    /// [`Disk::space`](crate::Disk::space) does not show the quota.
     pub fn set_quota(&self, bytes: Option<u64>) {
         self.state().quota_bytes = bytes;
     }

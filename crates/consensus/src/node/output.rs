@@ -109,7 +109,7 @@ impl Node {
         Vec::new()
     }
 
-    /// Asserts the order of positions that [`RaftStatus`] and [`Effects::commit`] promise. An entry that is
+    /// Asserts the order of positions that [`RaftStatus`](crate::RaftStatus) and [`Effects::commit`] promise. An entry that is
     /// given to the caller too early could be applied from a log that may still lose or replace it.
     fn assert_order(&self, given_out: &[Entry]) {
         let log = &self.raw.raft.raft_log;

@@ -79,7 +79,7 @@ impl Node {
 
     /// Returns index and data of the entries in memory after this index, including the newest, on disk or
     /// not. All unapplied entries are in memory, because only applied entries are dropped
-    /// ([`Event::Forgotten`]).
+    /// ([`Event::Forgotten`](crate::Event::Forgotten)).
     pub fn data_after(&self, index: Index) -> impl Iterator<Item = (Index, &[u8])> {
         let unstable = &self.raw.raft.raft_log.unstable;
         // Entries that replace others may still be only in the unstable part, so the stable part is used only

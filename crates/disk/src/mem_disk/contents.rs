@@ -23,7 +23,7 @@ pub(super) struct Node {
     pub(super) handles: usize,
     /// Numbers of the pages that were written, on a disk that cannot reserve space.
     pub(super) written: BTreeSet<u64>,
-    /// Sectors for which the disk told a [`Lie`], with the contents that the disk really has. Reads return
+    /// Sectors for which the disk told a `Lie`, with the contents that the disk really has. Reads return
     /// `data` until the page cache is dropped.
     pub(super) on_disk: BTreeMap<u64, Sector>,
 }
