@@ -9,7 +9,8 @@ and the table has the medians, with the goal of each figure and whether it is me
 servers ran one right after the other: machines of a cloud change their speed within minutes. CPU is user and system time of the server's
 process (of all three members, where there are three) for each request (event, renewal), from /proc. Loads are made by etcd's
 `benchmark`, by h2load (Debian: nghttp2-client), and by `mainstay bench`, whose own cost leaves more of the machine to the servers.
-With --tls clients come over TLS; the goals are those of plain connections all the same. Needs openssl for that.
+With --page the tables of docs/benchmarks.md between `<!-- speed_targets: NAMES -->` and `<!-- end -->` are written anew, with the
+date and the number of runs, where all their loads were measured. With --tls clients come over TLS; the goals are those of plain connections all the same. Needs openssl for that.
 With --bare there is a column of `mainstay bench responder`, which answers each request with the same bytes and does nothing: what it
 costs there, protocol, network and kernel cost every server that takes these requests one by one. For puts it has an append to a file
 and its sync besides, which a hundred puts share (one's own where there is one client; three files where there are three members);
@@ -17,6 +18,7 @@ for watches, nothing but the writes to sockets.
 """
 
 import argparse
+import datetime
 import copy
 import functools
 import json
@@ -560,6 +562,58 @@ def judged(kind, bound, values, first):
     return f"at least {bound:g} times it: {ratio:.1f}", ratio >= bound
 
 
+# How docs/benchmarks.md calls loads and figures.
+TITLES = {
+    "h2load-put": "put 1 KiB, h2load 100 x 10", "h2load-range": "range 1 KiB, h2load 100 x 10",
+    "benchmark-put": "put 1 KiB, etcd's `benchmark`, 500 clients", "benchmark-range": "range, etcd's `benchmark`, 1000 clients",
+    "one-put": "put 1 KiB, one client", "one-range": "range, one client", "many-connections": "range, 1000 connections of one stream",
+    "three-put": "three members, put 1 KiB, 500 clients", "three-range": "three members, range, 1000 clients",
+    "three-mixed": "three members, 80 % range, 20 % put", "fan-out": "watch fan-out, 1000 watchers, an event",
+    "renewals": "lease renewals, 100 clients", "heartbeats": "5,000 renewals a second on 4,000 connections",
+}
+FIGURES = {"cpu_us": "CPU us", "rate": "rate /s", "p50": "p50 ms", "p99": "p99 ms", "p50_of_bare": "p50, of bare", "core": "share of a core",
+           "bytes": "bytes written"}
+MARK, END = re.compile(r"<!-- speed_targets: ([a-z0-9,-]+) -->\n"), "<!-- end -->"
+
+
+def page_table(names, servers, results, runs):
+    """A table of docs/benchmarks.md: the first server, the last one, the bare responder, the ratio of the two, and the goal."""
+    first, last = servers[0], servers[-1]
+    show = lambda value: f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+    lines = [f"{datetime.date.today()}; medians of {runs} runs.", "",
+             f"| load | figure | {first} | {last} | bare | ratio | goal |", "|---|---|---|---|---|---|---|"]
+    for name in names:
+        title, goals = TITLES[name], {figure: (kind, bound) for figure, kind, bound in LOADS[name][1]}
+        for figure in results[name, first][0]:
+            values = {server: [each[figure] for each in results.get((name, server), []) if figure in each]
+                      for server in (first, last, "bare")}
+            cells = [show(statistics.median(values[server])) if values[server] else "" for server in (first, last, "bare")]
+            ratio, goal = statistics.median(one / other for one, other in zip(values[last], values[first])), ""
+            if figure in goals:
+                kind, bound = goals[figure]
+                _, is_met = judged(kind, bound, values[last], values[first])
+                goal = f"{bound:.3g}: " + ("met" if is_met else "**missed**")
+            lines.append(f"| {title} | {FIGURES.get(figure, figure)} | {' | '.join(cells)} | {ratio:.3f} | {goal} |")
+            title = ""
+    return "\n".join(lines) + "\n"
+
+
+def write_page(path, servers, results, runs):
+    """Writes the tables of the page whose loads were all measured."""
+    with open(path, encoding="utf-8") as page:
+        text = page.read()
+    measured = {name for name, _ in results}
+    at = 0
+    while mark := MARK.search(text, at):
+        names, end = mark.group(1).split(","), text.index(END, mark.end())
+        at = mark.end()
+        if measured.issuperset(names):
+            table = page_table(names, servers, results, runs)
+            text = text[:mark.end()] + table + text[end:]
+    with open(path, "w", encoding="utf-8") as page:
+        page.write(text)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--benchmark", required=True, help="etcd's benchmark tool")
@@ -572,6 +626,7 @@ def main():
     parser.add_argument("--tls", action="store_true", help="clients come over TLS; not for three members")
     parser.add_argument("--bare", action="store_true", help="with a column of a server that does nothing, where it can answer")
     parser.add_argument("--dir", default=tempfile.gettempdir(), help="where the bare log is written: on the disk of the servers")
+    parser.add_argument("--page", metavar="FILE", help="the page whose tables are written anew: docs/benchmarks.md")
     parser.add_argument("--only", help="some of: " + ",".join(LOADS))
     args = parser.parse_args()
     members = lambda name: getattr(LOADS[name][0], "members", 1)
@@ -598,6 +653,8 @@ def main():
                     results.setdefault((name, server_name), []).append(figures)
                     words = " ".join(f"{figure} {value:.4g}" for figure, value in figures.items())
                     print(f"run {run + 1} {name:<16} {server_name:<10} {words}", file=sys.stderr, flush=True)
+    if args.page:
+        write_page(args.page, [name for name, _ in servers], results, args.runs)
     every = lambda name, server, figure: [figures[figure] for figures in results[name, server]]
     median = lambda name, server, figure: statistics.median(every(name, server, figure))
     columns = [name for name, _ in servers] + ["bare"] * args.bare
