@@ -23,6 +23,7 @@ import copy
 import functools
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -571,8 +572,7 @@ TITLES = {
     "three-mixed": "three members, 80 % range, 20 % put", "fan-out": "watch fan-out, 1000 watchers, an event",
     "renewals": "lease renewals, 100 clients", "heartbeats": "5,000 renewals a second on 4,000 connections",
 }
-FIGURES = {"cpu_us": "CPU us", "rate": "rate /s", "p50": "p50 ms", "p99": "p99 ms", "p50_of_bare": "p50, of bare", "core": "share of a core",
-           "bytes": "bytes written"}
+FIGURES = {"cpu_us": "CPU us", "core": "share of a core", "rate": "rate /s", "p50": "p50 ms", "p50_of_bare": "p50, of bare", "p99": "p99 ms"}
 MARK, END = re.compile(r"<!-- speed_targets: ([a-z0-9,-]+) -->\n"), "<!-- end -->"
 
 
@@ -584,16 +584,18 @@ def page_table(names, servers, results, runs):
              f"| load | figure | {first} | {last} | bare | ratio | goal |", "|---|---|---|---|---|---|---|"]
     for name in names:
         title, goals = TITLES[name], {figure: (kind, bound) for figure, kind, bound in LOADS[name][1]}
-        for figure in results[name, first][0]:
+        for figure in [each for each in FIGURES if each in results[name, first][0]]:
             values = {server: [each[figure] for each in results.get((name, server), []) if figure in each]
                       for server in (first, last, "bare")}
             cells = [show(statistics.median(values[server])) if values[server] else "" for server in (first, last, "bare")]
-            ratio, goal = statistics.median(one / other for one, other in zip(values[last], values[first])), ""
+            # A figure that is a ratio already has none beside it.
+            ratio = "" if figure == "p50_of_bare" else f"{statistics.median(one / other for one, other in zip(values[last], values[first])):.3f}"
+            goal = ""
             if figure in goals:
                 kind, bound = goals[figure]
                 _, is_met = judged(kind, bound, values[last], values[first])
                 goal = f"{bound:.3g}: " + ("met" if is_met else "**missed**")
-            lines.append(f"| {title} | {FIGURES.get(figure, figure)} | {' | '.join(cells)} | {ratio:.3f} | {goal} |")
+            lines.append(f"| {title} | {FIGURES[figure]} | {' | '.join(cells)} | {ratio} | {goal} |")
             title = ""
     return "\n".join(lines) + "\n"
 
