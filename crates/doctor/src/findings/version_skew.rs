@@ -10,6 +10,10 @@ pub const RULE: Rule = Rule {
     judge,
 };
 
+/// Cluster version, without its patch number, of a new cluster until its leader has heard the versions of all
+/// members, which takes seconds. No member that the doctor knows can be held at it afterwards.
+const UNDECIDED: &str = "3.0";
+
 fn version(member: &Member) -> Option<&str> {
     let by_status = member.status.as_ref().ok().map(|status| status.version.as_str());
     let by_page = member.versions.as_ref().ok().map(|versions| versions.server.as_str());
@@ -33,7 +37,9 @@ fn judge(evidence: &Evidence, _: &Limits) -> Option<Finding> {
     }
     for member in &evidence.members {
         let Ok(versions) = &member.versions else { continue };
-        let is_older = !versions.cluster.is_empty() && minor(&versions.cluster) != minor(&versions.server);
+        let is_older = !versions.cluster.is_empty()
+            && minor(&versions.cluster) != minor(&versions.server)
+            && minor(&versions.cluster) != UNDECIDED;
         // If members run different versions, the cluster version is the lowest one. This difference was
         // reported above, so the cluster version is not reported as well.
         if is_older && facts.is_empty() && versions.cluster.starts_with(|c: char| c.is_ascii_digit()) {
@@ -78,6 +84,15 @@ mod tests {
                 "a downgrade to 3.6.0 is in progress"
             ]
         );
+    }
+
+    #[test]
+    fn a_cluster_that_has_just_begun_is_not_behind() {
+        let mut evidence = healthy();
+        for member in &mut evidence.members {
+            member.versions = Ok(Versions { server: "3.7.1".to_owned(), cluster: "3.0.0".to_owned() });
+        }
+        assert!(judged(&RULE, &evidence).is_none());
     }
 
     #[test]
