@@ -189,7 +189,7 @@ async fn hash_elsewhere(shared: &Arc<Shared>, revision: Revision) -> Result<Hash
     std::thread::Builder::new()
         .name("hash".to_owned())
         .spawn(move || {
-            // The receiver may have been dropped; then there is nobody to answer.
+            // The receiver may have been dropped; then no answer is needed.
             let _ = sender.send(hash_of(&hashing, revision, &AtomicBool::new(false)));
         })
         .map_err(HashError::NoThread)?;

@@ -6,7 +6,7 @@
 //! because of its depth is decoded here, level by level: [`command`] accepts every request that [`txn`], or
 //! prost for messages without nested ones, accepts.
 //!
-//! Whether an entry can be decoded depends only on its bytes: if one member cannot decode it, no member can.
+//! Decoding depends only on the bytes of the entry: if one member cannot decode an entry, no member can.
 
 use api::elements;
 use api::etcdserverpb::request_op::Request;
@@ -117,7 +117,7 @@ const LEASE_GRANT: u32 = 8;
 const LEASE_REVOKE: u32 = 9;
 const ALARM: u32 = 10;
 
-/// How an entry changes the existence of a lease.
+/// Grant or end of a lease by an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseChange {
     /// The entry grants the lease, if no lease has this id.

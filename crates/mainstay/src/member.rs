@@ -15,7 +15,7 @@ use utl::rebuild::{self, Rebuild};
 
 use crate::{discovery, environment, local_time, memory, memory_lock, open_files, signals};
 
-/// How the member was started.
+/// Command by which the member was started.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     /// Started under the name `etcd`: prints nothing that etcd does not print.

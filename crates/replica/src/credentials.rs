@@ -446,7 +446,7 @@ impl Credentials {
             thread::yield_now();
             queue = self.queue();
             for asker in queue.work.finish(work) {
-                // The call may have ended; then there is nobody to answer.
+                // The call may have ended; then no answer is needed.
                 drop(asker.send(Some(done.clone())));
             }
         }

@@ -17,7 +17,7 @@ pub fn work(from: u64, step: u64, arguments: &Arguments) -> ExitCode {
     let mut left = arguments.seeds.unwrap_or(u64::MAX);
     while left > 0 {
         left -= 1;
-        // Writing fails if the parent process has ended; then nobody reads the results.
+        // Writing fails if the parent process has ended; then the results are not needed.
         if writeln!(out, "begin {seed}").and_then(|()| out.flush()).is_err() {
             return ExitCode::SUCCESS;
         }
@@ -108,7 +108,7 @@ impl ProcessPool {
                 if let Some(seed) = begun {
                     let violation = "the process aborted".to_owned();
                     let ended = Ended { seed, lasted: 0, events: 0, answered: 0, undecided: 0, violation };
-                    // Sending fails if the receiver was dropped; then nobody needs the result.
+                    // Sending fails if the receiver was dropped; then the result is not needed.
                     let _ = sender.send(ended);
                 }
             });

@@ -94,7 +94,7 @@ pub struct Client {
     asked: Nanos,
     /// True if the client was refused for lack of space, and now frees some space.
     cramped: bool,
-    /// What an attacker can learn about the member that the client calls next.
+    /// Facts that an attacker can learn about the member that the client calls next.
     pub known: Option<Known>,
     values: u64,
     /// Newest revision that the client has seen.

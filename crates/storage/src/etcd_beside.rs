@@ -52,7 +52,7 @@ To go back to etcd: stop the member, make a directory for etcd of this one, and 
 (`mainstay utl export --help`; docs/migration.md has the steps for a cluster, and for --wal-dir.)
 ";
 
-/// What a start found at the path of etcd's directory `member/snap`, and what it changed there.
+/// State in which a start found etcd's directory `member/snap`, with the change made to it.
 #[derive(Debug, PartialEq, Eq)]
 pub enum KeptOut {
     /// The directory has the files of etcd of a member that was taken over. These have their own protection.
@@ -65,7 +65,7 @@ pub enum KeptOut {
 
 /// Result of [`keep_out`].
 pub struct Exclusion {
-    /// What was found and changed.
+    /// State in which the start found etcd's directory `member/snap`, with the change made to it.
     pub out: KeptOut,
     /// Lock of the database in a directory that was moved aside, held while the member runs. An etcd that had
     /// opened the database before waits until the lock is dropped.

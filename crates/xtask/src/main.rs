@@ -2,9 +2,9 @@
 //!
 //! The commands write generated files (`proto`, `console`, `crates`, `monitoring`), check dependencies, and
 //! build packages and bills of materials. The crate knows nothing about members except the table of metrics.
-//! Its tests, beside the code, check these invariants: the order of crates in `ARCHITECTURE.md`, which crates
-//! contain unsafe code, the bans in `clippy.toml`, and that all generated files are current. Start reading
-//! with `main` and `crates.rs`.
+//! The tests of this crate, beside the code, check these invariants: the order of crates in `ARCHITECTURE.md`,
+//! which crates contain unsafe code, the bans in `clippy.toml`, and that all generated files are current. Start
+//! reading with `main` and `crates.rs`.
 
 #![forbid(unsafe_code)]
 

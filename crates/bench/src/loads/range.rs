@@ -61,7 +61,7 @@ impl Range {
     }
 }
 
-/// How far a client has read its pages.
+/// Position of a client in the pages that it reads.
 #[derive(Debug, Default)]
 pub struct Page {
     next: Vec<u8>,

@@ -80,7 +80,7 @@ struct Read {
     revision: i64,
 }
 
-/// How far a client is in its transaction.
+/// Progress of a client in its present transaction.
 #[derive(Default)]
 pub struct Client {
     phase: Phase,

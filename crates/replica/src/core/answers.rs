@@ -133,7 +133,7 @@ impl Answers {
         let outside = self.replies.last_mut().map(std::mem::take).unwrap_or_default();
         for reply in outside {
             if let Some(sender) = self.outside.try_remove(reply.request_id.slot as usize) {
-                // The receiver may have been dropped; then there is nobody to answer.
+                // The receiver may have been dropped; then no answer is needed.
                 let _ = sender.send(reply);
             }
         }

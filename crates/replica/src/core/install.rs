@@ -190,7 +190,7 @@ impl Install {
     /// already reported.
     pub fn tell(&mut self, outcome: Outcome) {
         if let Some(told) = self.told.take() {
-            // The receiving thread may have ended; then there is nobody to answer.
+            // The receiving thread may have ended; then no answer is needed.
             let _ = told.send(outcome);
         }
     }
@@ -265,7 +265,7 @@ impl Install {
         if *wanted <= ticket
             && let Some((_, places, done)) = self.placing.take()
         {
-            // The receiving thread may have ended; then there is nobody to answer.
+            // The receiving thread may have ended; then no answer is needed.
             let _ = done.send(Ok(places));
         }
     }
@@ -291,7 +291,7 @@ impl Install {
         let ReceivedState { machine, told, .. } = *received;
         self.discard(machine);
         if let Some(told) = told {
-            // The receiving thread may have ended; then there is nobody to answer.
+            // The receiving thread may have ended; then no answer is needed.
             let _ = told.send(Outcome::GivenUp(why));
         }
     }

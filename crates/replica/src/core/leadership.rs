@@ -41,7 +41,7 @@ pub(super) struct DiskStep {
     /// `Some(true)` if the disk has just been found to hang, `Some(false)` if it works again; `None` if
     /// nothing has changed.
     pub stalled: Option<bool>,
-    /// How this member has to give up leadership now; `None` if it keeps its role.
+    /// Way in which this member has to give up leadership now; `None` if it keeps its role.
     pub leaves: Option<Resignation>,
 }
 

@@ -128,7 +128,7 @@ impl Moves {
         if self.moving.is_empty()
             && let Some(mover) = self.mover.take()
         {
-            // The checkpointer may have stopped waiting; then there is nobody to signal.
+            // The checkpointer may have stopped waiting; then no signal is needed.
             let _ = mover.try_send(());
         }
     }

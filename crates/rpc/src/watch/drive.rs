@@ -166,8 +166,8 @@ impl<R: Requests, W: Responses> Drive<R, W> {
         if let Some(status) = stream.ending() {
             return Poll::Ready(Err(status));
         }
-        // Fetched values are taken even if the client reads no responses: values that nobody takes would
-        // delay the fetches of other streams.
+        // Fetched values are taken even if the client reads no responses, because values that stay with the
+        // readers would delay the fetches of other streams.
         let has_fetched = stream.poll_fetched(cx).is_ready();
         if !sent_all {
             stream.give_up_claim();

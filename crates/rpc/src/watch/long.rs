@@ -1,7 +1,7 @@
 //! A revision with more changes than the shard walks over in one turn, being delivered to watches of one
 //! stream.
 //!
-//! Its changes are walked one portion per turn, and the responses are kept here until the last change. A
+//! The shard walks over one portion of the changes per turn, and keeps the responses until the last change. A
 //! response contains all events of the revision, unless the client asked for fragments; a fragment is sent as
 //! soon as it is full. All changes are walked twice: first to compute the length of each response, so that
 //! the second walk can write each response into one buffer of exactly that length.

@@ -29,7 +29,7 @@ const SLICE_REVISIONS_MAX: usize = 1000;
 /// Bytes of events after which a slice ends; its last revision may exceed this.
 pub(super) const SLICE_BYTES_MAX: usize = 1 << 20;
 
-/// How far [`Slice::gather`] got.
+/// Position that [`Slice::gather`] has reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Gathered {
     /// The slice contains everything through this revision.

@@ -88,7 +88,7 @@ impl Core {
         // own entries.
         let bytes = Room::bytes_of(values.iter().map(|value| value.data.len()));
         if is_whole && let Some(shortage) = self.space.room.shortage_of_state(&self.log, bytes as u64) {
-            // The receiving thread may have ended; then there is nobody to answer.
+            // The receiving thread may have ended; then no answer is needed.
             let _ = done.send(Err(shortage));
             return;
         }
