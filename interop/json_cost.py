@@ -40,6 +40,10 @@ def request(path, body):
     return f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 
+PUTS = [request("/v3/kv/put", {"key": encode(f"key-{n:06}"), "value": encode("v" * VALUE_BYTES)}) for n in range(KEYS)]
+RANGES = [request("/v3/kv/range", {"key": encode(f"key-{n:06}")}) for n in range(KEYS)]
+
+
 def ask(sock, data):
     sock.sendall(data)
     got = b""
@@ -89,9 +93,6 @@ def main():
     servers = [word.split("=", 1) for word in words if "=" in word]
     if not servers:
         raise SystemExit(__doc__)
-    value = encode("v" * VALUE_BYTES)
-    puts = [request("/v3/kv/put", {"key": encode(f"key-{n:06}"), "value": value}) for n in range(KEYS)]
-    ranges = [request("/v3/kv/range", {"key": encode(f"key-{n:06}")}) for n in range(KEYS)]
     first = {}
     for name, program in servers:
         directory = tempfile.mkdtemp(prefix="json-cost-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
@@ -105,13 +106,13 @@ def main():
             until = time.time() + 30
             while True:
                 try:
-                    load(port, puts, KEYS, 1)
+                    load(port, PUTS, KEYS, 1)
                     break
                 except (OSError, SystemExit):
                     if time.time() > until:
                         raise
                     time.sleep(0.1)
-            for what, requests in (("put", puts), ("range", ranges)):
+            for what, requests in (("put", PUTS), ("range", RANGES)):
                 before, began = cpu_seconds(process.pid), time.time()
                 load(port, requests, count, connections)
                 micros = (cpu_seconds(process.pid) - before) / count * 1e6
@@ -123,4 +124,5 @@ def main():
             shutil.rmtree(directory)
 
 
-main()
+if __name__ == "__main__":
+    main()

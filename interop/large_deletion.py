@@ -13,6 +13,7 @@ import re
 import subprocess
 import time
 
+import page
 from side_by_side import Server
 
 LOADS = {
@@ -30,10 +31,10 @@ def main():
     parser.add_argument("--server", action="append", required=True, metavar="NAME=PATH")
     parser.add_argument("--keys", type=int, default=1_000_000)
     parser.add_argument("--port", type=int, default=23790)
+    parser.add_argument("--page", help="write the table into this file, docs/benchmarks.md")
     args = parser.parse_args()
-    print("| server | deletion s | " + " | ".join(f"{load}: slowest ms" for load in LOADS) + " |")
-    print("|---|---|" + "---|" * len(LOADS))
-    for name, path in (pair.split("=", 1) for pair in args.server):
+    servers, lines = [pair.split("=", 1) for pair in args.server], []
+    for name, path in servers:
         server = Server(name, path, args.port)
         endpoint = f"127.0.0.1:{args.port}"
         bench = [args.benchmark, f"--endpoints={endpoint}"]
@@ -53,9 +54,12 @@ def main():
             found = re.search(r"Slowest:\s+(\S+) secs", load.communicate()[0])
             slowest.append(f"{float(found.group(1)) * 1e3:.1f}" if found else "-")
         deleted = done.stdout.split()[0] if done.stdout.split() else "?"
-        print(f"| {name} ({deleted} keys) | {took:.2f} | " + " | ".join(slowest) + " |", flush=True)
+        lines.append([f"{name} ({deleted} keys)", f"{took:.2f}", *slowest])
         server.stop()
         server.clean()
+    build = next(commit for _, path in servers if (commit := page.commit(path)))
+    head = ["server", "deletion s", *(f"{load}: slowest ms" for load in LOADS)]
+    page.write_table(args.page, "large_deletion", page.dated(1, build), page.markdown(head, lines))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 
+import page
 from cluster_side_by_side import Cluster
 
 COLOURS = ("#8a5a00", "#0b5fa5", "#2f7d32", "#7a3e9d")
@@ -84,6 +85,7 @@ def main():
     parser.add_argument("--seconds", type=int, default=5)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--port", type=int, default=24790)
+    parser.add_argument("--page", help="write the table into this file, docs/benchmarks.md")
     parser.add_argument("--svg", help="draw the rates into this file")
     args = parser.parse_args()
     points, servers, found = args.writes.split(","), [pair.split("=", 1) for pair in args.server], {}
@@ -98,13 +100,11 @@ def main():
                 print(f"run {run + 1} {writes:>6} {name:<10} {words}", file=sys.stderr, flush=True)
     median = lambda many: {figure: statistics.median(one[figure] for one in many) for figure in many[0]}
     table = {name: {writes: median(found[name, writes]) for writes in points} for name, _ in servers}
-    print("| writes asked for | server | writes /s | reads /s | of those without writes | p99 of reads, ms | CPU us a request |")
-    print("|---|---|---|---|---|---|---|")
-    for writes in points:
-        for name, rows in table.items():
-            row, alone = rows[writes], rows[points[0]]["reads"]
-            print(f"| {writes} | {name} | {row['writes']:.0f} | {row['reads']:.0f} | {row['reads'] / alone:.2f} | {row['p99']:.1f} |"
-                  f" {row['cpu_us']:.1f} |")
+    head = ["writes /s, asked for", "server", "writes /s", "reads /s", "of those without writes", "read p99 ms", "CPU us"]
+    lines = [[writes, name, f"{row['writes']:.0f}", f"{row['reads']:.0f}", f"{row['reads'] / rows[points[0]]['reads']:.2f}",
+              f"{row['p99']:.1f}", f"{row['cpu_us']:.1f}"]
+             for writes in points for name, rows in table.items() for row in [rows[writes]]]
+    page.write_table(args.page, f"read_curve: {args.members}", page.dated(args.runs, page.commit(args.mainstay)), page.markdown(head, lines))
     if args.svg:
         with open(args.svg, "w") as file:
             file.write(drawn(table, points))

@@ -20,6 +20,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import page
 from side_by_side import Server
 
 ROOT = "root:secret"
@@ -71,12 +72,11 @@ class Figures:
             self.rows.setdefault((case, server), {}).setdefault(column, []).append(value)
 
     def table(self, columns):
-        print("| case | server | " + " | ".join(columns) + " |")
-        print("|---|---|" + "---|" * len(columns))
-        for (case, server), row in self.rows.items():
-            cells = [f"{statistics.median(row[column]):.4g}" if column in row else "" for column in columns]
-            print(f"| {case} | {server} | " + " | ".join(cells) + " |")
-        print()
+        """Without columns that no row has."""
+        columns = [column for column in columns if any(column in row for row in self.rows.values())]
+        lines = [[case, server] + [f"{statistics.median(row[column]):.4g}" if column in row else "" for column in columns]
+                 for (case, server), row in self.rows.items()]
+        return page.markdown(["load", "server", *columns], lines)
 
 
 def percentiles(out):
@@ -248,6 +248,7 @@ def main():
     parser.add_argument("--only", default="requests,handshakes,authentication,first-time,others",
                         help="which measurements, all without it")
     parser.add_argument("--first-time", type=int, default=400, help="logins with passwords that were never verified")
+    parser.add_argument("--page", help="write the tables into this file, docs/benchmarks.md")
     parser.add_argument("--load-priority", default="chrt --idle 0", metavar="COMMAND",
                         help="command by which a load runs that others are measured beside; with `nice -n 19` Linux lets "
                              "it keep a processor for milliseconds that others wait for")
@@ -267,7 +268,8 @@ def main():
             for _ in range(args.runs):
                 inputs = (args, certificates, figures) if measure in (requests, handshakes) else (args, figures)
                 measure(*inputs)
-            figures.table(columns)
+            heading = page.dated(args.runs, page.commit(args.bench))
+            page.write_table(args.page, f"security_cost: {wanted}", heading, figures.table(columns))
 
 
 if __name__ == "__main__":

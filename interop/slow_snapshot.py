@@ -12,6 +12,7 @@ import socket
 import subprocess
 import time
 
+import page
 from side_by_side import arguments, filled
 
 RATE, SECONDS, KEYS, VALUE_BYTES = 10_000, 20, 100_000, 256
@@ -52,8 +53,9 @@ def growth_kb(server, put, seconds):
 
 
 def main():
-    args = arguments(__doc__).parse_args()
-    print("| server | grown MB, nobody reads | grown MB, a snapshot is held | KB a put |\n|---|---|---|---|")
+    parser = arguments(__doc__)
+    parser.add_argument("--page", help="write the table into this file, docs/benchmarks.md")
+    args, lines, build = parser.parse_args(), [], None
     for server in filled(args, KEYS, VALUE_BYTES):
         put = [args.benchmark, f"--endpoints=127.0.0.1:{args.port}", "--conns=10", "--clients=200", "put",
                f"--val-size={VALUE_BYTES}", f"--key-space-size={KEYS}"]
@@ -62,7 +64,10 @@ def main():
         held = ask_for_snapshot(args.port)
         beside = growth_kb(server, put, SECONDS)
         held.close()
-        print(f"| {server.name} | {alone / 1e3:.0f} | {beside / 1e3:.0f} | {(beside - alone) / (RATE * SECONDS):.2f} |", flush=True)
+        lines.append([server.name, f"{alone / 1e3:.0f}", f"{beside / 1e3:.0f}", f"{(beside - alone) / (RATE * SECONDS):.2f}"])
+        build = build or page.commit(server.path)
+    head = ["server", "growth MB, no snapshot", "growth MB, snapshot held", "KB per put"]
+    page.write_table(args.page, "slow_snapshot", page.dated(1, build), page.markdown(head, lines))
 
 
 if __name__ == "__main__":

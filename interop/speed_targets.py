@@ -9,8 +9,11 @@ and the table has the medians, with the goal of each figure and whether it is me
 servers ran one right after the other: machines of a cloud change their speed within minutes. CPU is user and system time of the server's
 process (of all three members, where there are three) for each request (event, renewal), from /proc. Loads are made by etcd's
 `benchmark`, by h2load (Debian: nghttp2-client), and by `mainstay bench`, whose own cost leaves more of the machine to the servers.
-With --page the tables of docs/benchmarks.md between `<!-- speed_targets: NAMES -->` and `<!-- end -->` are written anew, with the
-date and the number of runs, where all their loads were measured. With --tls clients come over TLS; the goals are those of plain connections all the same. Needs openssl for that.
+With --results each measurement is appended to a file, as a line of JSON, with the version of the server; a later call with other loads,
+other servers or --tls adds to it. With --page the tables of docs/benchmarks.md between `<!-- speed_targets [tls] [versions]: NAMES -->`
+and `<!-- end -->` are written from that file, each with its date, the number of its runs and Mainstay's commit, which has to be one and the
+same; tables some of whose loads are not in the file stay as they are. With --draw nothing is measured before.
+With --tls clients come over TLS; the goals are those of plain connections all the same. Needs openssl for that.
 With --bare there is a column of `mainstay bench responder`, which answers each request with the same bytes and does nothing: what it
 costs there, protocol, network and kernel cost every server that takes these requests one by one. For puts it has an append to a file
 and its sync besides, which a hundred puts share (one's own where there is one client; three files where there are three members);
@@ -38,6 +41,8 @@ import threading
 import time
 
 import cluster_side_by_side
+import json_cost
+import page
 from secured_clients import certificates
 from security_cost import SecureServer
 from side_by_side import frame, loads, measured, varint
@@ -502,12 +507,26 @@ def heartbeats(load, server):
     return {"core": figures["cpu_us"] * 5000 / 1e6, "p99": figures["p99"]}
 
 
+def in_json(requests):
+    """Requests to the JSON gateway over eight connections of HTTP/1.1."""
+    def measure(load, server):
+        json_cost.load(server.port, json_cost.PUTS, json_cost.KEYS, 1)
+        total, cpu, began = 20_000, server.cpu_s(), time.monotonic()
+        json_cost.load(server.port, requests, total, 8)
+        return {"cpu_us": (server.cpu_s() - cpu) / total * 1e6, "rate": total / (time.monotonic() - began)}
+
+    return measure
+
+
 def three(name):
     """A load of cluster_side_by_side.py."""
     def measure(load, cluster):
         case = next(each for each in cluster_side_by_side.loads(load.args.scale) if each.name == name)
-        rows = case.measure(load.args.benchmark, cluster).values()
-        return {"cpu_us": next(iter(rows))["cpu_ms_per_1000"], "rate": sum(row["rate"] for row in rows)}
+        rows = list(case.measure(load.args.benchmark, cluster).values())
+        figures = {"cpu_us": rows[0]["cpu_ms_per_1000"], "rate": sum(row["rate"] for row in rows)}
+        if len(rows) == 1:
+            figures |= {figure: rows[0][figure] for figure in ("p50", "p99") if figure in rows[0]}
+        return figures | {"rss_mb": rows[0]["rss_mb"]}
 
     measure.members = 3
     return measure
@@ -545,6 +564,11 @@ LOADS = {
     "three-put": (with_log(three("put 1 KiB, 500 clients")), [("cpu_us", "of", 14 / 143), ("rate", "times", 4)]),
     "three-range": (three("range l, 1000 clients"), [("cpu_us", "of", 5 / 41)]),
     "three-mixed": (three("80 % range l, 20 % put 1 KiB"), [("cpu_us", "of", 10 / 90)]),
+    "three-serializable": (three("range s, 1000 clients"), []),
+    "three-one-put": (three("put 1 KiB, one client"), []),
+    "three-one-range": (three("range l, one client"), []),
+    "json-put": (in_json(json_cost.PUTS), []),
+    "json-range": (in_json(json_cost.RANGES), []),
     "million": (million, [("rss_mb", "at most", 160), ("rss_mb_restarted", "at most", 160), ("restart_s", "at most", 0.3)]),
 }
 # The loads of --bare, with the size of the value that it answers with.
@@ -553,14 +577,12 @@ BARE = {"h2load-put": 0, "h2load-range": 1024, "benchmark-put": 0, "benchmark-ra
         "three-put": 0, "three-range": 1024, "one-put": 0, "one-range": 1024, "fan-out": 0}
 
 
-def judged(kind, bound, values, first):
-    """The words of a goal, and whether it is met, by the figures of each run, and those of the first server."""
+def is_met(kind, bound, values, first):
+    """Whether the figures of each run, and those of the first server, meet a goal."""
     if kind == "at most":
-        return f"at most {bound:g}", statistics.median(values) <= bound
+        return statistics.median(values) <= bound
     ratio = statistics.median(value / other for value, other in zip(values, first))
-    if kind == "of":
-        return f"at most {bound:.3f} of it: {ratio:.3f}", ratio <= bound
-    return f"at least {bound:g} times it: {ratio:.1f}", ratio >= bound
+    return ratio <= bound if kind == "of" else ratio >= bound
 
 
 # How docs/benchmarks.md calls loads and figures.
@@ -568,59 +590,109 @@ TITLES = {
     "h2load-put": "put 1 KiB, h2load 100 x 10", "h2load-range": "range 1 KiB, h2load 100 x 10",
     "benchmark-put": "put 1 KiB, etcd's `benchmark`, 500 clients", "benchmark-range": "range, etcd's `benchmark`, 1000 clients",
     "one-put": "put 1 KiB, one client", "one-range": "range, one client", "many-connections": "range, 1000 connections of one stream",
+    "json-put": "put 256 B in JSON", "json-range": "range in JSON", "large-values": "a value of 1 MB, 1000 clients",
     "three-put": "three members, put 1 KiB, 500 clients", "three-range": "three members, range, 1000 clients",
-    "three-mixed": "three members, 80 % range, 20 % put", "fan-out": "watch fan-out, 1000 watchers, an event",
+    "three-mixed": "three members, 80 % range, 20 % put", "three-serializable": "three members, serializable range, 1000 clients",
+    "three-one-put": "three members, put 1 KiB, one client", "three-one-range": "three members, range, one client",
+    "fan-out": "watch fan-out, 1000 watchers, an event",
     "renewals": "lease renewals, 100 clients", "heartbeats": "5,000 renewals a second on 4,000 connections",
+    "idle": "an idle connection", "idle-watch": "the same with lease, watch and renewals", "million": "a million keys x 256 B",
+    "list": "reads and writes beside lists", "maintenance": "reads and writes beside maintenance",
 }
-FIGURES = {"cpu_us": "CPU us", "core": "share of a core", "rate": "rate /s", "p50": "p50 ms", "p50_of_bare": "p50, of bare", "p99": "p99 ms"}
-MARK, END = re.compile(r"<!-- speed_targets: ([a-z0-9,-]+) -->\n"), "<!-- end -->"
+FIGURES = {
+    "cpu_us": "CPU us", "core": "share of a core", "rate": "rate /s", "p50": "p50 ms", "p50_of_bare": "p50, of bare", "p99": "p99 ms",
+    "kb_each": "KB each", "rss_mb": "RSS MB", "rss_mb_restarted": "RSS MB, restarted", "restart_s": "restart s", "bytes": "bytes written",
+    "fsyncs": "fsyncs", "read_p99": "read p99 ms", "read_p99_elsewhere": "the same, elsewhere", "read_p99_of_alone": "read p99, of alone",
+    "write_p99": "write p99 ms", "write_p99_elsewhere": "the same, elsewhere", "write_p99_of_alone": "write p99, of alone",
+    "times": "times in 8 s", "times_elsewhere": "the same, elsewhere",
+}
+# Figures of which a ratio to the first server's says nothing.
+WITHOUT_RATIO = {"p50_of_bare", "read_p99_of_alone", "write_p99_of_alone", "times", "times_elsewhere"}
+MARK = re.compile(r"<!-- (speed_targets( tls)?( versions)?: ([a-z0-9,-]+)) -->\n")
 
 
-def page_table(names, servers, results, runs):
-    """A table of docs/benchmarks.md: the first server, the last one, the bare responder, the ratio of the two, and the goal."""
-    first, last = servers[0], servers[-1]
+class Results:
+    """Measurements, in the order in which they were made."""
+
+    def __init__(self, path):
+        self.path, self.rows = path, []
+        if path and os.path.exists(path):
+            with open(path, encoding="utf-8") as file:
+                self.rows = [json.loads(line) for line in file]
+
+    def add(self, row):
+        self.rows.append(row)
+        if self.path:
+            with open(self.path, "a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+
+    def of(self, name, tls):
+        """Figures of each run of a load, by server."""
+        found = {}
+        for row in self.rows:
+            if row["load"] == name and row["tls"] == tls:
+                found.setdefault(row["server"], []).append(row["figures"])
+        return found
+
+    def commit_and_date(self, names, tls):
+        rows = [row for row in self.rows if row["load"] in names and row["tls"] == tls]
+        commits = {row["commit"] for row in rows if row["commit"]}
+        if len(commits) != 1:
+            sys.exit(f"{', '.join(names)}: measured of {len(commits)} builds of Mainstay: {', '.join(sorted(commits))}")
+        return commits.pop(), max(row["date"] for row in rows)
+
+
+def table_lines(results, names, tls, servers, title_of):
+    """Rows of a table: a load, a figure, its median at each server, the ratio of the last server's to the first one's (the bare
+    one apart), and the goal."""
     show = lambda value: f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
-    lines = [f"{datetime.date.today()}; medians of {runs} runs.", "",
-             f"| load | figure | {first} | {last} | bare | ratio | goal |", "|---|---|---|---|---|---|---|"]
+    first, last = servers[0], "mainstay" if "mainstay" in servers else servers[-1]
     for name in names:
-        title, goals = TITLES[name], {figure: (kind, bound) for figure, kind, bound in LOADS[name][1]}
-        for figure in [each for each in FIGURES if each in results[name, first][0]]:
-            values = {server: [each[figure] for each in results.get((name, server), []) if figure in each]
-                      for server in (first, last, "bare")}
-            cells = [show(statistics.median(values[server])) if values[server] else "" for server in (first, last, "bare")]
-            # A figure that is a ratio already has none beside it.
-            ratio = "" if figure == "p50_of_bare" else f"{statistics.median(one / other for one, other in zip(values[last], values[first])):.3f}"
+        runs, title = results.of(name, tls), title_of(name)
+        goals = {figure: (kind, bound) for figure, kind, bound in LOADS[name][1]}
+        for figure in [each for each in FIGURES if each in runs[first][0]]:
+            values = {server: [run[figure] for run in runs.get(server, []) if figure in run] for server in servers}
+            cells = [show(statistics.median(values[server])) if values[server] else "" for server in servers]
+            ratio = "" if figure in WITHOUT_RATIO else f"{statistics.median(one / other if other else 0 for one, other in zip(values[last], values[first])):.3f}"
             goal = ""
             if figure in goals:
                 kind, bound = goals[figure]
-                _, is_met = judged(kind, bound, values[last], values[first])
-                goal = f"{bound:.3g}: " + ("met" if is_met else "**missed**")
-            lines.append(f"| {title} | {FIGURES[figure]} | {' | '.join(cells)} | {ratio} | {goal} |")
+                goal = f"{bound:.3g}: " + ("met" if is_met(kind, bound, values[last], values[first]) else "**missed**")
+            yield [title, FIGURES[figure], *cells, ratio, goal]
             title = ""
-    return "\n".join(lines) + "\n"
 
 
-def write_page(path, servers, results, runs):
+def write_page(path, results):
     """Writes the tables of the page whose loads were all measured."""
-    with open(path, encoding="utf-8") as page:
-        text = page.read()
-    measured = {name for name, _ in results}
-    at = 0
-    while mark := MARK.search(text, at):
-        names, end = mark.group(1).split(","), text.index(END, mark.end())
-        at = mark.end()
-        if measured.issuperset(names):
-            table = page_table(names, servers, results, runs)
-            text = text[:mark.end()] + table + text[end:]
-    with open(path, "w", encoding="utf-8") as page:
-        page.write(text)
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    for mark in MARK.finditer(text):
+        tls, versions, names = bool(mark.group(2)), bool(mark.group(3)), mark.group(4).split(",")
+        runs = [results.of(name, tls) for name in names]
+        servers = max((list(each) for each in runs), key=len, default=[])
+        if not versions:
+            # Of the releases of etcd, the one that the goals are measured by.
+            servers = [server for server in servers if server in ("etcd-3.6", "mainstay", "bare")]
+        if len(servers) < (4 if versions else 2) or not all(set(servers) - {"bare"} <= set(each) for each in runs):
+            continue
+        if versions:
+            servers = sorted(server for server in servers if server.startswith("etcd")) + ["mainstay"]
+        build, date = results.commit_and_date(names, tls)
+        lines = list(table_lines(results, names, tls, servers, TITLES.get))
+        head = ["load", "figure", *servers, "ratio", "goal"]
+        if versions:
+            head, lines = head[:-2], [line[:-2] for line in lines]
+        heading = page.dated(min(len(each["mainstay"]) for each in runs), build, date)
+        text = page.replaced(text, mark.group(1), heading, page.markdown(head, lines))
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--benchmark", required=True, help="etcd's benchmark tool")
-    parser.add_argument("--mainstay", required=True, help="whose `bench` makes loads")
-    parser.add_argument("--server", action="append", required=True, metavar="NAME=PATH")
+    parser.add_argument("--benchmark", help="etcd's benchmark tool")
+    parser.add_argument("--mainstay", help="whose `bench` makes loads")
+    parser.add_argument("--server", action="append", default=[], metavar="NAME=PATH")
     parser.add_argument("--port", type=int, default=23790)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--scale", type=float, default=1.0, help="how many requests of etcd's `benchmark` and h2load, as a factor")
@@ -628,11 +700,19 @@ def main():
     parser.add_argument("--tls", action="store_true", help="clients come over TLS; not for three members")
     parser.add_argument("--bare", action="store_true", help="with a column of a server that does nothing, where it can answer")
     parser.add_argument("--dir", default=tempfile.gettempdir(), help="where the bare log is written: on the disk of the servers")
-    parser.add_argument("--page", metavar="FILE", help="the page whose tables are written anew: docs/benchmarks.md")
+    parser.add_argument("--results", metavar="FILE", help="where measurements are kept")
+    parser.add_argument("--page", metavar="FILE", help="the page whose tables are written from --results: docs/benchmarks.md")
+    parser.add_argument("--draw", action="store_true", help="measure nothing, only write --page from --results")
     parser.add_argument("--only", help="some of: " + ",".join(LOADS))
     args = parser.parse_args()
     members = lambda name: getattr(LOADS[name][0], "members", 1)
     wanted = (args.only or ",".join(name for name in LOADS if not args.tls or members(name) == 1)).split(",")
+    results = Results(args.results)
+    if args.draw:
+        write_page(args.page, results)
+        return
+    if not (args.benchmark and args.mainstay and args.server):
+        parser.error("measuring needs --benchmark, --mainstay and --server")
     if unknown := set(wanted) - set(LOADS):
         parser.error(f"--only is of {', '.join(LOADS)}, not {', '.join(sorted(unknown))}")
     if args.tls and any(members(name) > 1 for name in wanted):
@@ -641,8 +721,10 @@ def main():
         parser.error("h2load is not installed (Debian: nghttp2-client)")
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    servers, results = [pair.split("=", 1) for pair in args.server], {}
+    servers = [pair.split("=", 1) for pair in args.server]
+    commits = {name: page.commit(path) for name, path in servers}
     has_bare = lambda name: args.bare and name in BARE
+    measured = Results(None)
     with tempfile.TemporaryDirectory(prefix="speed-targets-") as work:
         load = Load(args, work)
         for run in range(args.runs):
@@ -652,29 +734,16 @@ def main():
                     figures = LOADS[name][0](load, server)
                     server.stop()
                     server.clean()
-                    results.setdefault((name, server_name), []).append(figures)
+                    row = {"date": str(datetime.date.today()), "load": name, "tls": args.tls, "server": server_name,
+                           "commit": commits.get(server_name), "figures": figures}
+                    measured.add(row)
+                    results.add(row)
                     words = " ".join(f"{figure} {value:.4g}" for figure, value in figures.items())
                     print(f"run {run + 1} {name:<16} {server_name:<10} {words}", file=sys.stderr, flush=True)
     if args.page:
-        write_page(args.page, [name for name, _ in servers], results, args.runs)
-    every = lambda name, server, figure: [figures[figure] for figures in results[name, server]]
-    median = lambda name, server, figure: statistics.median(every(name, server, figure))
+        write_page(args.page, results)
     columns = [name for name, _ in servers] + ["bare"] * args.bare
-    print("| load | figure | " + " | ".join(columns) + " | goal | met |")
-    print("|---|---|" + "---|" * len(columns) + "---|---|")
-    for name in wanted:
-        goals = {figure: (kind, bound) for figure, kind, bound in LOADS[name][1]}
-        for figure in results[name, servers[0][0]][0]:
-            values = [median(name, server, figure) for server, _ in servers]
-            goal, met = "", ""
-            if figure in goals:
-                goal, is_met = judged(*goals[figure], every(name, servers[-1][0], figure), every(name, servers[0][0], figure))
-                met = "yes" if is_met else "**no**"
-            cells = [f"{value:.4g}" for value in values]
-            if args.bare:
-                is_there = has_bare(name) and figure in results[name, "bare"][0]
-                cells.append(f"{median(name, 'bare', figure):.4g}" if is_there else "")
-            print(f"| {name} | {figure} | " + " | ".join(cells) + f" | {goal} | {met} |")
+    print(page.markdown(["load", "figure", *columns, "ratio", "goal"], table_lines(measured, wanted, args.tls, columns, lambda name: name)), end="")
 
 
 if __name__ == "__main__":

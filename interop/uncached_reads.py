@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 
+import page
 from side_by_side import Server, varint
 
 PAGE_KEYS = 200
@@ -156,9 +157,10 @@ def main():
     parser.add_argument("--memory", type=int, default=256, metavar="MiB")
     parser.add_argument("--value", type=int, default=4096, metavar="BYTES")
     parser.add_argument("--seconds", type=int, default=20)
+    parser.add_argument("--page", help="write the table into this file, docs/benchmarks.md")
     parser.add_argument("--port", type=int, default=24790)
     args = parser.parse_args()
-    print("| server | alone p50 / p99 / p99.9 / max ms | beside the reader p50 / p99 / p99.9 / max ms | reader MB/s |\n|---|---|---|---|")
+    lines = []
     for name, path in (pair.split("=", 1) for pair in args.server):
         group = Cgroup(f"uncached-reads-{os.getpid()}", args.memory << 20)
         with tempfile.TemporaryDirectory() as work:
@@ -181,10 +183,12 @@ def main():
             reader.join()
             if reader.failed:
                 print(f"{name}: the reader failed: {reader.failed}")
-            print(f"| {name} | {alone} | {beside} | {rate:.0f} |", flush=True)
+            lines.append([name, alone, beside, f"{rate:.0f}"])
             server.stop()
             server.clean()
         group.remove()
+    head = ["server", "alone: p50 / p99 / p99.9 / max ms", "beside the reader: p50 / p99 / p99.9 / max ms", "reader MB/s"]
+    page.write_table(args.page, "uncached_reads", page.dated(1, page.commit(args.bench)), page.markdown(head, lines))
 
 
 if __name__ == "__main__":

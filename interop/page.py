@@ -1,0 +1,44 @@
+"""Tables of docs/benchmarks.md, which the programs that measure write themselves.
+
+A table stands between `<!-- NAME -->` and `<!-- end -->`. Below the first mark is a line with the date, Mainstay's commit and the
+number of runs.
+"""
+
+import datetime
+import re
+import subprocess
+
+END = "<!-- end -->"
+
+
+def commit(path):
+    """The commit of a build of Mainstay; None for another server."""
+    out = subprocess.run([path, "--version"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True).stdout
+    return re.search(r"Git SHA: (\w+)", out).group(1)[:8] if "Mainstay Version" in out else None
+
+
+def dated(runs, build, date=None):
+    """The line above a table."""
+    return f"{date or datetime.date.today()}, {build}; " + (f"medians of {runs} runs." if runs > 1 else "one run.")
+
+
+def markdown(head, lines):
+    """A table; a line may have numbers as they are to be shown."""
+    rows = [head, ["---"] * len(head), *lines]
+    return "".join("| " + " | ".join(str(cell) for cell in row) + " |\n" for row in rows).replace("| --- ", "|---").replace("--- |", "---|")
+
+
+def replaced(text, name, heading, table):
+    """The page with another table under a name; fails if it has no such table."""
+    begin = text.index(f"<!-- {name} -->\n") + len(f"<!-- {name} -->\n")
+    return text[:begin] + f"{heading}\n\n{table}" + text[text.index(END, begin):]
+
+
+def write_table(path, name, heading, table):
+    """Prints the table, and writes it into the page at `path` unless that is None."""
+    print(table, end="", flush=True)
+    if path:
+        with open(path, encoding="utf-8") as page:
+            text = page.read()
+        with open(path, "w", encoding="utf-8") as page:
+            page.write(replaced(text, name, heading, table))
