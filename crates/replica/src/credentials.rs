@@ -1,8 +1,8 @@
-//! Authentication of clients: tokens, and passwords, which a few threads hash.
+//! Authenticates clients by tokens and passwords. A few threads hash the passwords and sign tokens.
 //!
 //! Start reading at [`Credentials`]. The rules are in `identity`; this module provides the clock, threads and
 //! randomness. The core reports changes of users and roles ([`Credentials::auth_changed`]); shards check
-//! passwords and tokens. The module does not decide what a user may do; `machine::auth` does.
+//! passwords and tokens. `machine::auth`, not this module, decides what a user may do.
 
 mod floors;
 mod recent;
@@ -28,8 +28,8 @@ use clock::Clock;
 use floors::Floors;
 use recent::{Grounds, Recent};
 
-/// Time for which a verified password is remembered after its last use, because a client that authenticates
-/// for each call sends the same password again.
+/// Time for which a verified password is remembered after its last use. A client that authenticates for each
+/// call sends the same password again, which then need not be hashed again.
 const REMEMBERED: Duration = Duration::from_secs(10);
 
 /// Closure that fills a slice with random bytes.
@@ -171,8 +171,8 @@ impl Credentials {
     }
 
     /// Handles an entry that changed users or roles, or authenticated a user; `auth_revision` is the auth
-    /// revision after the entry. It must be called before a view with the entry is published, so that every
-    /// member whose view has the entry knows the token.
+    /// revision after the entry. Must be called before a view with the entry is published, so that every
+    /// member whose published view has the entry accepts the token that the entry creates.
     pub fn auth_changed(&self, change: &AuthChange, auth_revision: u64) {
         match change {
             AuthChange::Changed => {}
@@ -244,7 +244,7 @@ impl Credentials {
     ///
     /// # Errors
     ///
-    /// Returns an error if the keys do not match the kind of tokens. Then the present keys stay in use.
+    /// Returns an error if the keys do not match the kind of tokens. Then the current keys stay in use.
     pub fn replace_keys(
         &self,
         method: identity::jwt::Method,
@@ -253,8 +253,8 @@ impl Credentials {
         self.tokens.replace_keys(method, public, private).map(drop)
     }
 
-    /// Renews a session, and returns its holder, if the session belongs to this token and the token is still
-    /// valid.
+    /// Extends the time for which a session is valid, and returns the user and the rights that the session
+    /// stands for; `None` if the session does not belong to this token or the token is no longer valid.
     pub fn renew<'s>(&self, session: &'s Session, token: &[u8]) -> Option<&'s identity::Holder> {
         session.renew(token, self.now())
     }
@@ -296,8 +296,8 @@ impl Credentials {
         number: Index,
         auth_revision: u64,
     ) -> Result<String, Status> {
-        // The conditions are read before the token is made. If a key is withdrawn in the meantime, they no
-        // longer match, and the token is not issued again.
+        // The conditions are read before the token is made. If a key is withdrawn in the meantime, the
+        // conditions stored with the token no longer match, so the token is not issued again.
         let grounds = self.grounds(auth_revision);
         let issued = if matches!(self.tokens, Tokens::Jwt(_)) {
             let proof = self.verified.of_user(user);
@@ -367,7 +367,8 @@ impl Credentials {
 
     fn do_job(&self, job: &Job) -> Done {
         match job {
-            // The lock is held only while the random bytes are drawn, not while the password is hashed.
+            // The lock on the random source is held only while random bytes are drawn, not while the password
+            // is hashed, so that hashing threads do not wait for each other.
             Job::Password(task) => Done::Password(task.run(&self.hashing, &mut |bytes: &mut [u8]| {
                 let mut random = self.random.lock().unwrap_or_else(PoisonError::into_inner);
                 random(bytes);
@@ -403,7 +404,7 @@ impl Credentials {
                         self.wake(&mut queue);
                     }
                     if queue.threads == 0 {
-                        // No thread could be started to do the work.
+                        // No thread could be started, so the job would never be done.
                         queue.work.give_up(ticket);
                         return Err(error::TOO_MANY_REQUESTS);
                     }
@@ -441,18 +442,18 @@ impl Credentials {
             };
             drop(queue);
             let done = self.do_job(&work.task);
-            // Hashing yields the processor by itself. Other jobs yield here, so that threads that serve calls
-            // do not have to wait for a series of tokens.
+            // After a job that is not hashing, the thread yields the processor, so that threads that serve
+            // calls do not have to wait for a series of tokens. Hashing also yields by itself.
             thread::yield_now();
             queue = self.queue();
             for asker in queue.work.finish(work) {
-                // The call may have ended; then no answer is needed.
+                // Sending fails if the call has ended, which then needs no answer.
                 drop(asker.send(Some(done.clone())));
             }
         }
     }
 
-    /// Ends the threads. Callers that wait get the error that the member is stopping.
+    /// Ends the threads. Calls that wait for a job get `error::STOPPED`.
     pub fn stop(&self) {
         let mut queue = self.queue();
         queue.is_stopping = true;
@@ -469,7 +470,8 @@ impl Credentials {
     }
 }
 
-/// A place in the queue of jobs. It is given up when its call ends.
+/// The place of a call in the queue of jobs. Dropping it, when the call ends or is canceled, takes the call
+/// out of the queue.
 struct Place<'c> {
     credentials: &'c Credentials,
     ticket: Ticket,

@@ -1,5 +1,5 @@
-//! One member of the cluster as a replica: the core thread, the state that all threads share with the core,
-//! and the queues to and from the core.
+//! Replicates the state of one cluster member. The crate contains the core (the thread that decides and
+//! writes), the state that all threads share with the core, and the queues to and from the core.
 //!
 //! * [`core`] is the only thread that decides and writes. [`inbox`] has the queues to and from the core,
 //!   [`requests`] what goes through them, [`shared`] the state that the core publishes, [`pending`] the open
