@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use api::raftpb::Message;
 use peer::message_bytes;
 
-/// Maximum bytes of waiting messages from one member: four times the bytes that a leader has in flight to a
-/// follower, so that only a member with a very slow core drops messages of its leader.
+/// Maximum bytes of waiting messages from one member. This is four times the bytes that a leader has in
+/// flight to a follower, so replication alone does not reach it.
 const MEMBER_BYTES_MAX: usize = 64 << 20;
 /// Maximum bytes of waiting messages from all senders together that are not in this member's list of members.
 const STRANGERS_BYTES_MAX: usize = 16 << 20;

@@ -259,8 +259,8 @@ impl Credentials {
         session.renew(token, self.now())
     }
 
-    /// Returns a random prefix for a new simple token, to be proposed with the user's name; empty if this member
-    /// issues no simple tokens.
+    /// Returns a random prefix for a new simple token, to be proposed with the user's name. Returns an empty
+    /// string if this member issues no simple tokens.
     pub fn draw_prefix(&self) -> String {
         let mut random = self.random.lock().unwrap_or_else(PoisonError::into_inner);
         self.tokens.draw_prefix(&mut **random)

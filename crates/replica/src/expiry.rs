@@ -219,8 +219,8 @@ impl Expiry {
         self.ns(now) / SLOT_NS
     }
 
-    /// Starts the clock of a lease, or restarts it. The lease expires at `now + left` unless it is renewed. Each
-    /// renewal moves the deadline to the time of the renewal plus `ttl`.
+    /// Starts the clock of a lease, or restarts it. The lease expires at `now + left` unless it is renewed.
+    /// Each renewal moves the deadline to the time of the renewal plus `ttl`.
     pub fn start(&mut self, id: LeaseId, left: Duration, ttl: Duration, now: Instant) {
         self.stop(id);
         let deadline_ns = self.ns(now).saturating_add(nanoseconds(left));

@@ -20,8 +20,9 @@
 //! (`leadership`, `membership`, `install`), space (`checkpoints`, `removal`, `segments`, `room`), failures
 //! (`alarms`, `parked`).
 //!
-//! The crate does not know gRPC, watches or HTTP pages. Invariants: I2 (only the core writes), I3 (the
-//! core answers a write after the sync), I14; a turn of the core is bounded.
+//! The crate does not know gRPC, watches or HTTP pages. Invariants of `ARCHITECTURE.md` that it keeps: I2
+//! (only the core writes the state), I3 (the core answers a write after the sync), I14 (a linearizable read
+//! sees every write that was acknowledged before). A turn of the core does a limited amount of work.
 //!
 //! Start reading with `core/run.rs`: `Core` and its `turn`. Tests: beside the code,
 //! `server/tests/it/stepped.rs`.

@@ -1,4 +1,5 @@
-//! Long-running readers, and the versions that they keep from being removed.
+//! Registers long-running readers, and tells the core which versions must not be removed because a reader
+//! needs them.
 //!
 //! Large ranges and snapshots for clients, calls that wait for the disk, answers of writes, hashes,
 //! checkpoints and transfers to other members read the state of one moment slice by slice from the newest
@@ -6,8 +7,8 @@
 //! it needs. Before the core physically removes versions, it checks here which ones are needed. A reader that
 //! delays the removal for longer than [`Reader::patience`] is ended: its next slice fails.
 //!
-//! A long reader delays the removal of versions that compactions have made unreadable since it began. It does
-//! not cost memory for data written while it runs.
+//! A reader delays only the removal of versions that compactions have made unreadable since the reader began.
+//! It does not keep data in memory that is written while it runs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -29,13 +30,13 @@ pub enum Reader {
     Hash,
     /// A snapshot for a client, or this member's state on which a state being received builds.
     Snapshot,
-    /// The state on its way to another member. Its patience counts from its last slice. A limit for the whole
-    /// transfer would not do, because a database that takes longer could never be sent: each attempt begins
-    /// at its start.
+    /// The state on its way to another member. Its patience counts from its last slice and not from its
+    /// beginning. With a limit for the whole transfer, a large database could never be sent, because each
+    /// attempt begins at the start of the database.
     Transfer,
     /// A checkpoint.
     Checkpoint,
-    /// A synced watch whose events could not be delivered at once.
+    /// A watch that has caught up and whose newest events could not be delivered immediately.
     Watch,
 }
 
@@ -67,8 +68,8 @@ struct Open {
     /// Time before which no reader has exceeded its patience.
     due: Option<Instant>,
     next: u64,
-    /// Number of times that [`LongReads::removable`] has searched all readers for those that exceeded their
-    /// patience.
+    /// Number of times that [`LongReads::removable`] has searched all readers for some that have exceeded
+    /// their patience.
     #[cfg(test)]
     looks: usize,
 }
@@ -100,7 +101,8 @@ impl Entry {
 /// Limit of a removal, returned by [`LongReads::removable`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Removable {
-    /// Versions may be removed that a compaction at this revision would remove.
+    /// Compact revision up to which versions may be removed: those that a compaction at this revision would
+    /// remove.
     pub through: Revision,
     /// Number of readers that were ended to allow the removal.
     pub overtaken: usize,
@@ -144,8 +146,8 @@ impl LongReads {
     }
 
     /// Registers a reader of the state that `load` returns, together with the compact revision that the state
-    /// needs. If all readers were ended in the meantime, that state may have been replaced, so it is loaded
-    /// again for a new registration.
+    /// needs. If all readers were ended after the registration, the loaded state may have been replaced. Then
+    /// both are repeated.
     fn begin_with<T>(
         &self,
         reader: Reader,
@@ -153,9 +155,9 @@ impl LongReads {
         mut load: impl FnMut() -> (T, Revision),
     ) -> (u64, T) {
         loop {
-            // The reader is registered before the state is loaded. Versions removed earlier are already
-            // compacted in the loaded view, and from the registration on nothing is removed until `needs` is
-            // called.
+            // The reader is registered before the state is loaded, so that the loaded state is complete:
+            // versions removed before the registration are already compacted in the loaded view, and after it
+            // no version is removed until `needs` is called.
             let number = self.begin(reader, now());
             let (loaded, keeps) = load();
             if self.needs(number, keeps) {
@@ -168,14 +170,14 @@ impl LongReads {
         self.open().end(number);
     }
 
-    /// Returns how far the removal of a compaction at `wanted` may go. Ends readers that delay the removal
-    /// and have exceeded their patience.
+    /// Returns the compact revision up to which versions may be removed for a compaction at `wanted`. Ends
+    /// readers that delay the removal and have exceeded their patience.
     pub fn removable(&self, wanted: Revision, now: Instant) -> Removable {
         let mut open = self.open();
         let mut overtaken = Vec::new();
         let is_blocked = open.by_keeps.first().is_some_and(|(keeps, _)| *keeps < wanted);
-        // The core calls this often, and many readers may be open. So they are searched only if some reader
-        // delays the removal and some reader may have exceeded its patience.
+        // The core calls this often, and many readers may be open. So the readers are searched only if at
+        // least one delays the removal and at least one may have exceeded its patience.
         if is_blocked && open.due.is_some_and(|due| now >= due) {
             let is_over = |number: &u64| open.readers.get(number).is_some_and(|entry| now >= entry.due());
             let in_the_way = open.by_keeps.range(..(wanted, 0)).map(|(_, number)| *number);
@@ -223,7 +225,7 @@ impl Newest for Registered {
     }
 
     fn needs(&self, moment: &Moment) {
-        // A reader that was ended gets an error at its next slice, so the result is not needed here.
+        // The result is not needed: a reader that was ended gets an error at its next slice.
         let _ = self.reads.needs(self.number, moment.keeps());
     }
 }
@@ -240,10 +242,10 @@ impl Shared {
         Registered { shared: Arc::downgrade(self), reads: Arc::clone(&self.data.long_reads), number }
     }
 
-    /// Returns a reader of the newest state, for reading slice by slice from any thread, and the published
-    /// state of the same moment. The view in the published state answers some questions directly, such as
-    /// counts, for which the reader would have to walk the index. The caller should drop it soon, because a
-    /// view keeps memory.
+    /// Returns a reader of the newest state, which any thread may read slice by slice, and the published
+    /// state of the same moment. Some questions, such as counts, are answered faster by the view in the
+    /// published state, because the reader would have to walk the index. The caller should drop the published
+    /// state soon, because its view keeps memory.
     pub fn read_long(self: &Arc<Shared>, reader: Reader) -> (AsOf, Arc<Published>) {
         let (number, (state, moment)) = self.data.long_reads.begin_with(
             reader,
@@ -259,9 +261,10 @@ impl Shared {
         (AsOf::new(moment, Arc::new(Registered { shared, reads, number })), state)
     }
 
-    /// Returns a reader of a view just published, for reading slice by slice; `moment` determines whether the
+    /// Returns a reader of a view just published, for reading slice by slice. `moment` determines whether the
     /// reader sees everything that is physically present, or only what is readable. Only the core may call
-    /// this, before its next removal; on another thread the versions may already be removed.
+    /// this, and only before its next removal. On another thread, the versions could already be removed
+    /// before the reader is registered.
     pub fn read_long_at(self: &Arc<Shared>, reader: Reader, moment: Moment) -> AsOf {
         let registered = self.register(reader);
         registered.needs(&moment);

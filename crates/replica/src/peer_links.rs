@@ -1,4 +1,4 @@
-//! Interface of the connections with the other members, as the core and the services use it.
+//! Interface through which the core and the services use the connections with the other members.
 
 use std::pin::Pin;
 use std::time::{Duration, Instant};

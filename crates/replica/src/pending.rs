@@ -62,8 +62,8 @@ const GIVEN_ALONE: u64 = 16 << 10;
 const WRITES_ALONE: u32 = 16;
 /// Time after a lease grant or renewal during which a shard runs no turn of the core, because a renewal must
 /// not wait for a disk that hangs: a client gives up a lease if its renewal is not answered before the TTL
-/// ends. Clients renew every third of the TTL, so a shard that serves a lease with a TTL of up to three times
-/// this duration never runs a turn.
+/// ends. Clients renew every third of the TTL, so a shard runs no turn while it serves a lease with a TTL of
+/// up to three times this duration.
 const LEASES_KEPT: Duration = Duration::from_secs(60);
 
 impl Pending {

@@ -30,7 +30,7 @@ pub use member::{Limits, Member};
 pub use published::Published;
 
 /// Error for a proposal that timed out while no leader was known since it was made, so that it was never
-/// proposed. etcd returns the same text.
+/// proposed.
 const NEVER_PROPOSED: Status = Status::new(Code::DeadlineExceeded, "context deadline exceeded");
 
 /// The state that all threads of a member share. Every field is completely built before the member runs;

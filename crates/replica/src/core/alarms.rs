@@ -1,5 +1,5 @@
-//! This member's NOSPACE alarm: when it is raised and for which cause, and when it is cleared.
-//! [`NospaceAlarm`] only decides; the core makes the proposals.
+//! Decides when this member's NOSPACE alarm is raised, for which cause, and when it is cleared. The core
+//! makes the proposals that [`NospaceAlarm`] returns.
 
 use std::time::{Duration, Instant};
 
@@ -18,14 +18,15 @@ const NOSPACE: i32 = AlarmType::Nospace as i32;
 pub(super) struct AlarmContext<'a> {
     /// The alarms that are raised in the cluster.
     pub alarms: &'a Alarms,
-    /// True if there is a leader, which could take a proposal.
+    /// True if there is a leader, so that a proposal can be made.
     pub has_leader: bool,
 }
 
 /// Actions that the core has to take for the NOSPACE alarm.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct AlarmStep {
-    /// True if the core should write the cause of the alarm to the note beside the log.
+    /// True if the core should write the cause of the alarm to the note beside the log, a file that keeps the
+    /// cause across restarts.
     pub note: bool,
     /// Proposal to raise or clear the alarm, if one should be made.
     pub propose: Option<AlarmAction>,
@@ -33,9 +34,10 @@ pub(super) struct AlarmStep {
 
 /// The NOSPACE alarm of this member.
 ///
-/// This type remembers the cause of the alarm, because the entries of etcd do not contain it. An alarm raised
-/// by the disk is cleared once the disk has space again; an alarm raised by the quota stays until a client
-/// disarms it, as in etcd; an alarm of unknown cause stays, too.
+/// This type remembers the cause of the alarm, because the entries of etcd do not contain it. The cause
+/// decides who ends the alarm. An alarm raised because the disk was full is cleared once the disk has space
+/// again. An alarm raised because of the quota stays until a client disarms it, as in etcd, and so does an
+/// alarm of unknown cause.
 pub(super) struct NospaceAlarm {
     own: u64,
     cause: Cause,
@@ -62,19 +64,21 @@ impl NospaceAlarm {
         (self.noted != self.cause).then_some(self.cause)
     }
 
-    /// Records that the checkpointer was ordered to write the note. The order counts as done, because the
-    /// checkpointer executes its orders in sequence.
+    /// Records that the checkpointer was ordered to write the note. The note counts as written already,
+    /// because the checkpointer executes its orders in sequence, so no later order is executed before the
+    /// note is written.
     pub fn was_noted(&mut self) {
         self.noted = self.cause;
     }
 
     /// Handles a shortage: the disk has no space, or a client's write would exceed the quota.
     pub fn raise(&mut self, cause: Cause, present: AlarmContext<'_>, now: Instant) -> AlarmStep {
-        // An alarm that the quota has raised keeps that cause. If the cause is unknown, the shortage reported
-        // now is the cause.
+        // The cause of a raised alarm does not change. But an alarm that was raised without a known cause
+        // gets the cause of the shortage reported now.
         let raised = present.alarms.is_raised(NOSPACE, self.own);
-        // If both shortages occur before the alarm is raised, the quota is the cause, because only a client
-        // can end it.
+        // A proposed alarm keeps the cause `Quota`, but not the cause `Disk`. So if both shortages occur
+        // before the alarm is raised, its cause is the quota, and the alarm is not cleared before a client
+        // disarms it.
         let known = match self.cause {
             Cause::Nothing => false,
             Cause::Disk => raised,
@@ -89,16 +93,16 @@ impl NospaceAlarm {
         AlarmStep { note, propose }
     }
 
-    /// Handles an applied entry that raised or cleared an alarm; a proposal of this member then no longer
-    /// counts as in flight. The entry that raises this member's NOSPACE alarm contains the cause. A member
-    /// that was restarted before it had written the note reads the cause from that entry, because no
-    /// checkpoint covers the entry before the note is written.
+    /// Handles an applied entry that raised or cleared an alarm. After it, no proposal of this member counts
+    /// as in flight. The entry that raises this member's NOSPACE alarm contains the cause. A member that was
+    /// restarted before it had written the note reads the cause from that entry when it replays the log,
+    /// because no checkpoint covers the entry before the note is written.
     pub fn changed(&mut self, raised: Option<Raised>, alarms: &Alarms) {
         let proposed = self.proposed.take().is_some();
         let raised = raised.filter(|raised| (raised.alarm, raised.member_id) == (NOSPACE, self.own));
         let said = raised.and_then(|raised| Cause::of_entry(raised.cause));
-        // If both shortages occur before the alarm is raised, the quota is the cause, because only a client
-        // can end it.
+        // The entry does not replace the cause `Quota` that was found after the proposal: if both shortages
+        // occur before the alarm is raised, only a client may clear the alarm.
         if let Some(cause) = said
             && !(proposed && self.cause == Cause::Quota)
             && !planted::is(planted::Bug::AlarmCauseForgotten)
@@ -110,7 +114,7 @@ impl NospaceAlarm {
     }
 
     /// Decides, at each check of the disk, whether to clear an alarm that a full disk has raised, and returns
-    /// the action. `ample` says that the log finds no shortage of space. `may_clear` says that the disk has
+    /// the action. `ample` is true if the log finds no shortage of space. `may_clear` is true if the disk has
     /// space again and the quota is not reached.
     pub fn look(
         &mut self,

@@ -1,5 +1,5 @@
-//! Replies on their way back to shards. Outcomes of entries wait here until the state that contains them is
-//! published; then each shard gets all its replies at once. [`Answers`] is the entry point.
+//! Collects the replies to shards. Outcomes of entries wait here until the state that contains them is
+//! published. Then each shard gets all its replies together. [`Answers`] is the entry point.
 
 use api::Status;
 use machine::{AsOf, Outcome};
@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 use super::proposals::Waiter;
 use super::{OUTSIDE, Reply, ReplyBody, RequestId};
 
-/// Maximum capacity of the list of outcomes that is kept from one batch to the next.
+/// Maximum capacity of the list of outcomes that is kept from one turn to the next.
 const OUTCOMES_KEPT_MAX: usize = 4096;
 
 /// The outcome of an entry for which a request waits. The request is answered once the state with the entry
@@ -39,7 +39,8 @@ pub(super) struct Answers {
     /// Reply channels of requests from threads that are not shards.
     outside: Slab<oneshot::Sender<Reply>>,
     outcomes: Vec<Answerable>,
-    /// Reader that keeps readable the states in which the outcomes of this turn are read.
+    /// Reader that keeps the states readable in which the answers of this turn are read; `None` if no answer
+    /// needs one.
     reads: Option<AsOf>,
     /// Requests for the whole state. They get the state once it is published.
     images: Vec<RequestId>,
@@ -70,7 +71,8 @@ impl Answers {
         self.replies[queue].push(reply);
     }
 
-    /// Adds an outcome that is answered once the state with its entry is published.
+    /// Adds an outcome for which a request waits. The request is answered once the state with the entry is
+    /// published.
     pub fn once_published(&mut self, answerable: Answerable) {
         self.outcomes.push(answerable);
     }
@@ -122,18 +124,19 @@ impl Answers {
                 self.push(reply);
             }
         }
-        // The buffer is kept for the next batch, but shrunk if this batch was unusually large.
+        // The buffer is kept for the next turn, but shrunk if it was unusually large in this one.
         outcomes.shrink_to(OUTCOMES_KEPT_MAX);
         self.outcomes = outcomes;
     }
 
-    /// Sends all replies. Requests from threads that are not shards get theirs through their channels. `give`
-    /// is called once for each shard, with the list of the shard, even if that list is empty.
+    /// Sends all replies. Requests from threads that are not shards get their replies through their channels.
+    /// `give` is called once for each shard, with the list of the shard's replies, even if that list is
+    /// empty.
     pub fn deliver(&mut self, mut give: impl FnMut(usize, &mut Vec<Reply>)) {
         let outside = self.replies.last_mut().map(std::mem::take).unwrap_or_default();
         for reply in outside {
             if let Some(sender) = self.outside.try_remove(reply.request_id.slot as usize) {
-                // The receiver may have been dropped; then no answer is needed.
+                // Sending fails if the receiver was dropped, which then needs no answer.
                 let _ = sender.send(reply);
             }
         }

@@ -1,11 +1,11 @@
-//! Publication of this member's name and client URLs in the cluster.
+//! Publishes this member's name and client URLs in the cluster.
 
 use std::time::{Duration, Instant};
 
 use api::etcdserverpb::{InternalRaftRequest, LeaseCheckpointRequest};
 use api::membershippb;
 
-/// Publishes this member's name and client URLs, once after each start.
+/// Decides when this member proposes its name and client URLs, which it does once after each start.
 pub(super) struct Attributes {
     own: u64,
     name: String,
@@ -17,7 +17,7 @@ pub(super) struct Attributes {
     /// True if the state has this member's attributes.
     known: bool,
     proposed: Option<Instant>,
-    /// True if the last proposal changed nothing, because members of etcd 3.4 may exist.
+    /// True if the last proposal was an entry that changes nothing, because members of etcd 3.4 may exist.
     says_nothing: bool,
 }
 
@@ -42,9 +42,9 @@ impl Attributes {
         self.caught_up
     }
 
-    /// Returns the proposal to make now, if any. `has_leader` says that there is a leader and that this
-    /// member is in the leader's configuration. Proposing twice is harmless: the second entry changes
-    /// nothing.
+    /// Returns the proposal to make now, if any. `has_leader` returns true if there is a leader and this
+    /// member is in the leader's configuration. Proposing the same attributes twice is harmless: the second
+    /// entry changes nothing.
     ///
     /// Members that run etcd 3.4 exit when they apply an entry that sets attributes. While such members may
     /// exist (`are_old`), an entry that changes nothing is proposed instead, which shows when this member has

@@ -1,4 +1,5 @@
-//! Decides how long proposals wait for further proposals, so that they share one sync of the log.
+//! Decides how long proposals wait for further proposals, so that they form one batch, which costs one sync
+//! of the log.
 //!
 //! Normally proposals do not wait: those that arrive while the log syncs form the next batch anyway, and a
 //! fixed window would only add delay. But each sync costs about 60 to 150 us of processor time, whatever its
@@ -11,17 +12,17 @@
 //! have begun its next sync. Without this second wait the clients split into two halves, and each half waits
 //! for the syncs of both halves. The second wait ends when the number of waiting proposals reaches the number
 //! that were in flight or waiting at the end of the sync, or when half the duration of a sync has passed, and
-//! at the latest after the window. If the expected clients do not write again, for example because they write
-//! at independent times, the second wait is skipped for the next batches.
+//! at the latest after the window. If most of the expected clients do not write again, for example because
+//! they write at independent times, the second wait is skipped for the next [`SKIPPED`] batches.
 //!
-//! In a cluster a batch costs every member a sync, and each pair of members several messages. There a batch
-//! starts at once if no proposals are in flight, and otherwise waits until those are applied, so that the
-//! disks and the network set the pace. The window limits this wait, too, so that clients never wait long for
-//! a distant member.
+//! In a cluster a batch costs every member a sync, and the leader and each follower several messages. There a
+//! batch starts immediately if no proposals are in flight. Otherwise it waits until those are applied, so
+//! that the disks and the network set the pace. The window limits this wait, too, so that clients never wait
+//! long for a distant member.
 
 use std::time::{Duration, Instant};
 
-/// Minimum average number of proposals in a batch for which gathering is worth its delay.
+/// Minimum average number of proposals in a batch for which waiting for further proposals is worth its delay.
 const LARGE_BATCH: usize = 8;
 /// Minimum average number of proposals in a batch for which a pause between batches is worth its delay.
 const SHARED_BATCH: usize = 3;
@@ -35,7 +36,8 @@ const SLOW_SYNC: Duration = Duration::from_millis(1);
 const SYNC_MAX: Duration = Duration::from_millis(50);
 /// Bytes of waiting proposals at which a batch on a slow device starts.
 const ENOUGH_BYTES: usize = 1 << 20;
-/// Number of batches without a wait after a wait in which the expected clients did not write again.
+/// Number of batches for which the second wait is skipped after most of the expected clients did not write
+/// again.
 const SKIPPED: u32 = 16;
 /// Time for which a connection counts as writing after its last write.
 const ACTIVE: Duration = Duration::from_millis(50);
@@ -43,12 +45,12 @@ const ACTIVE: Duration = Duration::from_millis(50);
 /// Tracks which connections write and how large batches are, and decides how long the next batch waits.
 #[derive(Debug)]
 pub struct Batching {
-    /// Connections that wrote in this period, and those that wrote in the period before, as bits of the hash
-    /// of a connection.
+    /// Connections that wrote in this period, and those that wrote in the period before. Each bit stands for
+    /// the connections whose client ports are equal modulo 4096.
     writers: [Box<[u64; 64]>; 2],
     counts: [usize; 2],
     period_began: Instant,
-    /// Average number of proposals in recent batches, in units of one sixteenth.
+    /// Moving average of the number of proposals in a batch, in units of one sixteenth.
     batch16: usize,
     began: Option<Instant>,
     went_at: Instant,
@@ -66,11 +68,11 @@ struct Device {
     sync: Duration,
     /// True while proposals are on their way to the disk.
     is_busy: bool,
-    /// Number of proposals given to the log since the last time when all proposals were synced.
+    /// Number of proposals given to the log since all proposals were last synced.
     going: usize,
     /// Last time at which all proposals were synced. `here` is the number of proposals that waited at that
-    /// time. `expected` is that number plus the number of clients whose writes were synced then, which are
-    /// expected to write again.
+    /// time. `expected` is the sum of `here` and the number of proposals that were synced then, whose clients
+    /// are expected to write again.
     settled: Instant,
     here: usize,
     expected: usize,
@@ -101,7 +103,8 @@ impl Device {
     /// `began`.
     fn wait(&self, began: Instant, window: Duration, now: Instant) -> (usize, Duration) {
         if self.is_busy {
-            // The end of the sync wakes the core, so this time is only an upper bound.
+            // The end of the sync wakes the core anyway, so this time is only an upper bound for a sync that
+            // takes unusually long.
             let left = (2 * self.sync).saturating_sub(now.saturating_duration_since(began));
             return (ENOUGH_IN_CLUSTER, left);
         }
@@ -110,8 +113,7 @@ impl Device {
         }
         let since = self.settled.max(began);
         let left = window.min(self.sync / 2).saturating_sub(now.saturating_duration_since(since));
-        // One eighth is subtracted, because the slowest clients may take longer to write their next
-        // proposals.
+        // One eighth is subtracted, so that the batch does not wait for the slowest clients.
         (self.expected - self.expected / 8, left)
     }
 
@@ -126,13 +128,14 @@ impl Device {
         }
         self.going += proposals;
         self.expected = 0;
-        // The flag is set here, because this batch may already be synced at the next call of `look`.
+        // The flag is set here and not at the next call of `look`, because this batch may already be synced
+        // then, and `look` must see that a sync has ended.
         self.is_busy = true;
     }
 }
 
 impl Batching {
-    /// Returns the initial state, without writing connections.
+    /// Returns the initial state: no connection writes, and no batch was measured.
     pub fn new(now: Instant, window: Duration) -> Batching {
         Batching {
             writers: [Box::new([0; 64]), Box::new([0; 64])],
@@ -201,7 +204,7 @@ impl Batching {
         self.device.wait(began, self.window, now)
     }
 
-    /// Returns the result of [`Self::wait`] for a cluster. `under_way` says whether earlier proposals are not
+    /// Returns the result of [`Self::wait`] for a cluster. `under_way` is true if earlier proposals are not
     /// applied yet; `pace` is the minimum time between two batches.
     pub fn wait_in_cluster(
         &self,

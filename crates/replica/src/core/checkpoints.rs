@@ -11,9 +11,9 @@ use storage::checkpointer::Checkpointed;
 /// Pause before a failed checkpoint is tried again, if it would have freed segments or failed for lack of
 /// space.
 const FREE_PAUSE: Duration = Duration::from_secs(5);
-/// Minimum time from the order of a checkpoint to a next one that is due only because the member is quiet, as
-/// a multiple of the time that the first one worked. So bursts of writes with pauses between them keep the
-/// disk busy with checkpoints for at most a quarter of the time.
+/// Minimum time from the order of a checkpoint to the next one, if that is due only because no entries are
+/// applied. It is given as a multiple of the time that the first checkpoint worked. So if writes come in
+/// bursts, the disk is busy with checkpoints for at most a quarter of the time.
 const QUIET_WORK_FACTOR: u32 = 4;
 /// Factor for the byte limit while fewer than `--snapshot-count` entries are unsaved: a checkpoint is then
 /// due after this many times `checkpoint_log_bytes`.
@@ -22,32 +22,34 @@ const FEW_ENTRIES_FACTOR: u64 = 4;
 /// Limits at which checkpoints are due and space is reclaimed, and the maximum work of one turn.
 #[derive(Clone, Copy, Debug)]
 pub struct Thresholds {
-    /// Log bytes after which a checkpoint is due, if they contain at least `--snapshot-count` entries; with
-    /// fewer entries it is due after four times as many bytes. A restart has to read roughly this much at
-    /// most.
+    /// Log bytes after which a checkpoint is due, if they contain at least `--snapshot-count` entries. If
+    /// they contain fewer, a checkpoint is due after four times as many bytes, which is roughly the maximum
+    /// that a restart has to read.
     pub checkpoint_log_bytes: u64,
     /// Number of entries after which a checkpoint is due, whatever their size in bytes.
     pub checkpoint_entries: u64,
     /// Time after which a checkpoint is due, if at least `--snapshot-count` entries are unsaved.
     pub checkpoint_age: Duration,
     /// Time without an applied entry after which a checkpoint is due, if at least `--snapshot-count` entries
-    /// are unsaved: the disk is idle then, and a restart would have to read these entries. The checkpoint
-    /// comes later if the last one took much work.
+    /// are unsaved. A checkpoint then disturbs no writes, and a restart need not read these entries. The
+    /// checkpoint comes later if the last one took much work.
     pub checkpoint_quiet: Duration,
     /// Minimum bytes of dead records in sealed segments at which moving the live records out of them is
     /// worthwhile.
     pub reclaim_dead_bytes: u64,
-    /// Maximum cost of the entries that one turn applies, counted in keys, operations and KiB, each of which
-    /// takes about a microsecond. A longer entry is applied over several turns.
+    /// Maximum amount of work for entries in one turn, counted in keys, operations and KiB, each of which
+    /// takes about a microsecond. An entry that needs more is applied over several turns.
     pub applied_per_turn: u64,
-    /// Maximum cost of the entries that one turn applies while no leader is known, as at a start. It can be
-    /// higher, because no client is served then, and fewer turns publish fewer views.
+    /// Value of `applied_per_turn` while no leader is known, as at a start. It can be higher, because no
+    /// client is served then, and fewer turns publish fewer views.
     pub applied_per_turn_unled: u64,
-    /// Maximum cost of the questions that one turn answers, counted in answers, leases visited and pointers
-    /// copied, each of which takes about a microsecond. The last question of a turn may exceed the budget.
+    /// Maximum amount of work for client requests that the core answers without a log entry (questions) in
+    /// one turn, counted in answers, leases visited and pointers copied, each of which takes about a
+    /// microsecond. The last request of a turn may exceed it.
     pub questions_per_turn: u64,
-    /// Interval at which a leader makes lease checkpoints, so that remaining times survive a restart. Leases
-    /// that have used up at least this much of their TTL are included.
+    /// Interval at which a leader makes lease checkpoints (log entries that record remaining times), so that
+    /// remaining times survive a restart. Leases that have used up at least this much of their TTL are
+    /// included.
     pub note_interval: Duration,
 }
 
@@ -87,13 +89,14 @@ pub(super) struct Checkpoints {
     /// Segments out of which values were moved since the last whole checkpoint was ordered. Runs of earlier
     /// checkpoints refer to the old locations in these segments.
     emptied: BTreeSet<u32>,
-    /// Segments whose old locations no run refers to once the whole checkpoint in progress is durable.
+    /// Segments with old locations of moved values. Once the whole checkpoint in progress is durable, no run
+    /// refers to these locations.
     emptying: BTreeSet<u32>,
     whole_wanted: bool,
-    /// Time at which a checkpoint is due because it frees segments, even if little was written since the last
-    /// one.
+    /// Time from which on a checkpoint is due because it would free segments, even if little was written
+    /// since the last one; `None` if it would free none.
     frees_at: Option<Instant>,
-    /// True if the checkpoint in progress was taken to free segments.
+    /// True if the checkpoint in progress was ordered to free segments.
     frees: bool,
     applied_index: Index,
     entries_since: u64,
@@ -103,7 +106,7 @@ pub(super) struct Checkpoints {
     log_bytes_at: u64,
     /// Time at which the last checkpoint was ordered or, once it has ended, the time of its end.
     at: Instant,
-    /// Time before which no checkpoint is due merely because the member is quiet.
+    /// Time before which no checkpoint is due merely because no entries are applied.
     quiet_after: Instant,
     bytes: u64,
 }
@@ -175,8 +178,8 @@ impl Checkpoints {
         self.emptied.insert(segment);
     }
 
-    /// Returns true if a segment is empty only because values were moved out of it. Such a segment is freed
-    /// only by a whole checkpoint.
+    /// Returns true if values were moved out of a segment that is empty now. Runs of earlier checkpoints may
+    /// still refer to the old locations, so only a whole checkpoint frees the segment.
     pub fn has_emptied(&self, is_empty: impl Fn(u32) -> bool) -> bool {
         self.emptied.iter().any(|segment| is_empty(*segment))
     }
@@ -214,7 +217,7 @@ impl Checkpoints {
                 || age >= due.checkpoint_age
                 || (quiet >= due.checkpoint_quiet && now >= self.quiet_after));
         let frees = self.frees_at.is_some_and(|at| now >= at);
-        // If a checkpoint that was to free emptied segments has failed, its retry must be a whole one, too.
+        // The retry of a checkpoint that was to free emptied segments, and failed, must be a whole one, too.
         let whole = self.whole_wanted || (frees && self.has_emptied(is_empty));
         (by_bytes || by_entries || whole || frees).then_some(whole)
     }
@@ -234,7 +237,8 @@ impl Checkpoints {
             self.emptying = std::mem::take(&mut self.emptied);
         }
         self.whole_wanted = false;
-        // Segments that become empty while this checkpoint is in progress are left to the next one.
+        // A segment that becomes empty while this checkpoint is in progress sets `frees_at` again, for the
+        // next checkpoint.
         self.frees = self.frees_at.take().is_some() || whole;
     }
 
@@ -261,8 +265,8 @@ impl Checkpoints {
         self.ended(done.paused, now);
         self.applied_index = saved;
         self.bytes = done.bytes;
-        // A value that is still in one of these segments cannot be moved, so another whole checkpoint would
-        // not free the segment.
+        // Segments that still hold a value after a whole checkpoint are forgotten. The value cannot be moved,
+        // so another whole checkpoint would not free the segment either.
         self.emptying.clear();
         self.take_empty()
     }
@@ -279,10 +283,12 @@ impl Checkpoints {
         }
     }
 
-    /// Records the end of a checkpoint. `paused` is the part of its duration without work; after a failure
-    /// the whole duration counts as work, because the cause may persist. On a loaded member the pauses make
-    /// up most of the duration, many seconds. They must not count, because then the next checkpoint would
-    /// come late, and a restart soon after the load would have to read all entries since this one.
+    /// Records the end of a checkpoint. `paused` is the part of its duration in which it did no work. After a
+    /// failure the whole duration counts as work, because the cause may persist.
+    ///
+    /// Pauses do not delay the next checkpoint. On a loaded member they make up most of the duration, many
+    /// seconds. If they counted as work, the next checkpoint would come late, and a restart soon after the
+    /// load would have to read all entries since this one.
     fn ended(&mut self, paused: Duration, now: Instant) {
         let worked = now.saturating_duration_since(self.at).saturating_sub(paused);
         self.quiet_after = self.at + worked * QUIET_WORK_FACTOR;

@@ -8,7 +8,7 @@ use numbers::Revision;
 use super::compactor::{AutoCompaction, Compactor};
 use super::removal::Removal;
 
-/// Deciders about compactions and about the removal of versions.
+/// Decides about compactions and about the removal of versions.
 pub(super) struct Compactions {
     /// Decides when this member, as the leader, proposes an automatic compaction.
     pub automatic: Compactor,

@@ -1,4 +1,4 @@
-//! Automatic compaction by age or by number of revisions, like the two modes of etcd.
+//! Decides when automatic compactions are due, by age or by number of revisions, like the two modes of etcd.
 //!
 //! # Example: a retention of 10 hours
 //!
@@ -46,7 +46,7 @@ pub struct Compactor {
     /// is due.
     since: Instant,
     interval: Duration,
-    /// Revision that the last check requested to compact to, and the time of that check.
+    /// Revision to which the last check requested a compaction, and the time of that check.
     asked: Option<(Revision, Instant)>,
 }
 
@@ -94,8 +94,8 @@ impl Compactor {
             AutoCompaction::Revision(keep) => revision - i64::try_from(keep).unwrap_or(i64::MAX),
             AutoCompaction::Periodic(period) => {
                 if let Some((_, at)) = self.asked.take_if(|(to, _)| *to <= compacted) {
-                    // The compaction that this member requested was carried out, no matter which leader
-                    // proposed it.
+                    // The state was compacted to the revision that this member requested, no matter which
+                    // leader proposed it. The next compaction is due one interval after the request.
                     (self.since, self.interval) = (at, period.min(PERIODIC_INTERVAL_MAX));
                 }
                 let oldest = self.notes.front().copied();

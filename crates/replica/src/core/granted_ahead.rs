@@ -1,17 +1,18 @@
-//! Leases that unapplied entries of a leader's log first revoke and then grant again.
+//! Finds leases that unapplied entries of a leader's log first revoke and then grant again, so that the
+//! leader does not revoke the new lease by the deadline of the old one.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use machine::request::{LeaseChange, lease_change};
 use numbers::{Index, LeaseId};
 
-/// Tracks which leases are revoked and granted again by entries of this leader's log that are not applied
-/// (COMPAT-460).
+/// Tracks which leases are revoked and then granted again by entries of this leader's log that are not
+/// applied yet (COMPAT-460).
 ///
-/// The core reports each such entry once, in log order, and also reports which entries were applied, so that
-/// they are forgotten. So the cost is one step per entry that changes a lease, however often [`Self::has`] is
-/// called. A grant counts only after a revocation of the same lease: otherwise a client that requests the
-/// same lease id again and again would keep the lease alive.
+/// The core reports each such entry once, in log order. It also reports which entries were applied, and those
+/// are forgotten. So the cost is one step per entry that changes a lease, however often [`Self::has`] is
+/// called. A grant counts only after a revocation of the same lease: a grant of an existing lease fails, and
+/// if it counted, a client that requests the same lease id again and again would keep the lease alive.
 ///
 /// # Example: lease 7 is granted again twice while the disk stalls
 ///
@@ -22,8 +23,9 @@ use numbers::{Index, LeaseId};
 /// applied 7: the lease does not exist, and no revocation is ahead
 /// ```
 ///
-/// For each lease, the last revocation and the last revocation followed by a grant suffice: while an earlier
-/// entry is unapplied, these later entries are unapplied, too.
+/// For each lease, two entries are remembered: the last revocation, and the last revocation that is followed
+/// by a grant. Earlier entries need not be remembered, because while one of them is unapplied, the later ones
+/// are unapplied, too.
 #[derive(Default)]
 pub(super) struct GrantedAhead {
     /// Entries that revoke leases and are not applied, in log order.
@@ -74,8 +76,8 @@ impl GrantedAhead {
     }
 }
 
-/// Computes, without any kept state, the leases that these entries revoke and then grant again. Builds that
-/// take measurements compare this result with [`GrantedAhead`].
+/// Computes the result of [`GrantedAhead`] from all unapplied entries, without any kept state. Builds that
+/// take measurements compare the two.
 pub(super) fn looked_up<'a>(entries: impl Iterator<Item = &'a [u8]>) -> BTreeSet<LeaseId> {
     let (mut revoked, mut again) = (BTreeSet::new(), BTreeSet::new());
     for change in entries.filter_map(lease_change) {

@@ -10,10 +10,10 @@ use storage::terms::Terms;
 
 use super::Fatal;
 
-/// Interval at which the core reads the index of the log's first entry.
+/// Interval at which the core asks the log for the index of its first entry.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum spare capacity for locations, in addition to those in use. A start reads 100,000 locations or
-/// more, whose memory is freed later.
+/// more, and most of that memory should be freed once the entries are applied.
 const SPACE_MAX: usize = 4096;
 
 /// Locations of the entries that are not applied yet, and terms of the applied entries.
@@ -29,8 +29,8 @@ pub(super) struct History {
 }
 
 impl History {
-    /// Returns the history after a start, from the locations of the entries that were read and the terms of those that
-    /// the checkpoint covers.
+    /// Returns the history after a start, from the locations of the entries that were read and the terms of
+    /// the entries that the checkpoint covers.
     pub fn new(
         entries: log::Entries,
         locations: VecDeque<EntryPlace>,
@@ -62,7 +62,7 @@ impl History {
     ///
     /// # Errors
     ///
-    /// [`Fatal::Unlocated`] if the entry is not on disk, which is a bug of this program.
+    /// [`Fatal::Unlocated`] if the entry is not on disk, which is a bug in Mainstay.
     pub fn take_location(&mut self, index: Index) -> Result<Location, Fatal> {
         while let Some(&EntryPlace { index: at, location }) = self.locations.front() {
             if at > index {
@@ -94,7 +94,7 @@ impl History {
         newer
     }
 
-    /// Records that the state of another member, which ends with this entry, has replaced the present state.
+    /// Records that the state of another member, which ends with this entry, has replaced the current state.
     pub fn restored(&mut self, index: Index, term: Term) {
         self.locations.clear();
         self.terms = Terms::starting_at(EntryId { index, term });
@@ -112,8 +112,8 @@ impl History {
         self.terms.clone()
     }
 
-    /// Returns the index of the first entry that the log still has, at most once per interval. Returns `None`
-    /// in between.
+    /// Returns the index of the first entry that the log still has. Returns `None` if less than
+    /// [`LOOK_INTERVAL`] has passed since the last result.
     pub fn first_index(&mut self, now: Instant) -> Option<Index> {
         if now < self.next_look {
             return None;

@@ -1,12 +1,12 @@
-//! Installation of the whole state of another member, which replaces this member's state.
+//! Installs the whole state of another member, which replaces this member's state.
 //!
 //! A follower that needs entries which the leader's log no longer has gets a snapshot. A separate thread
 //! receives the snapshot while the core serves requests: values are written to this member's log as they
-//! arrive, and a second state is built beside the present one. Once raft has accepted the snapshot, the new
-//! state replaces the present one atomically. From then on nothing is written to the log until a checkpoint
+//! arrive, and a second state is built beside the current one. Once raft has accepted the snapshot, the new
+//! state replaces the current one atomically. From then on nothing is written to the log until a checkpoint
 //! of the new state is durable. Then the log restarts at the entry after the snapshot, and only then is the
-//! snapshot acknowledged. After a crash the member has the old state if the checkpoint was not durable yet,
-//! and otherwise the new state.
+//! snapshot acknowledged. So after a crash the member has either the whole old state or, if the checkpoint
+//! was durable, the whole new state.
 //!
 //! The acknowledgement to the leader is a raft message. A sender that runs etcd also gets a response to its
 //! HTTP request, or an error response if the first checkpoint fails. Until that response arrives, such a
@@ -32,13 +32,14 @@ const RESUME_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Pause before a failed checkpoint of an installed state is tried again.
 const SAVE_PAUSE: Duration = Duration::from_secs(1);
-/// Maximum time for which the offer of another state waits until the installed state is saved. Offers wait
-/// because, after a refusal, a leader that runs etcd builds its whole snapshot again at the next heartbeat.
+/// Maximum time for which the offer of another state waits until the installed state is saved. Offers are not
+/// refused immediately, because after a refusal a leader that runs etcd builds its whole snapshot again at
+/// the next heartbeat.
 const OFFER_PATIENCE: Duration = Duration::from_secs(10);
 /// Maximum number of waiting offers; further ones are refused.
 const OFFERS_MAX: usize = 4;
-/// Maximum number of states, complete or partial, that may wait to be dropped when a new attempt begins. The
-/// checkpointer drops them.
+/// Maximum number of states, complete or partial, that may wait for the checkpointer to drop them when a new
+/// attempt begins. With more of them, the attempt is refused, so that replaced states do not fill the memory.
 const DISCARDED_MAX: usize = 2;
 
 #[derive(Default)]
@@ -65,9 +66,7 @@ type Placed = oneshot::Sender<Result<Places, Shortage>>;
 /// sender that reports the locations.
 type Placing = (u64, Places, Placed);
 
-/// Progress of installing another member's state.
-///
-/// The core reports to this type what has arrived, what is synced and what is saved. This type says which
+/// Tracks the progress of installing another member's state.
 /// batches have to wait for the checkpoint and which objects can be dropped, and returns the received state
 /// once raft has accepted it.
 #[derive(Default)]
@@ -85,7 +84,8 @@ pub(super) struct Install {
     /// Batches for the log that wait until the checkpoint of the installed state is durable.
     held: Vec<Append>,
     placing: Option<Placing>,
-    /// Drops the part of a state that was received before the stream broke off.
+    /// Closure that drops the part of a state that was received before the stream broke off; `None` if no
+    /// such part is kept.
     kept: Option<Forget>,
     /// Objects that are to be dropped and were not given to the checkpointer yet.
     discarded: VecDeque<Discarded>,
@@ -117,7 +117,8 @@ impl Install {
         matches!(self.stage, Stage::Receiving { .. })
     }
 
-    /// Returns true if a snapshot is being received, or a received state is being installed.
+    /// Returns true if a snapshot is being received over an open stream, or a received state is being
+    /// installed.
     pub fn is_under_way(&self) -> bool {
         !matches!(self.stage, Stage::Idle | Stage::Receiving { until: Some(_), .. })
     }
@@ -163,8 +164,8 @@ impl Install {
         matches!(self.stage, Stage::Installed(_) | Stage::Saving(_))
     }
 
-    /// Keeps the append, and returns `None`, if it has to wait for the checkpoint of the installed state;
-    /// otherwise returns the append.
+    /// Keeps the batch `append` and returns `None` if the batch has to wait for the checkpoint of the
+    /// installed state. Otherwise returns the batch.
     pub fn hold(&mut self, append: Append) -> Option<Append> {
         if !self.is_being_saved() {
             return Some(append);
@@ -173,7 +174,8 @@ impl Install {
         None
     }
 
-    /// Ends the attempt in progress, because its sender stopped or its data could not be used.
+    /// Ends the attempt in progress. The received state or part is given to the checkpointer to be dropped.
+    /// Does nothing if a received state is already installed.
     pub fn give_up(&mut self) {
         if let Stage::Receiving { .. } = self.stage {
             self.stage = Stage::Idle;
@@ -190,13 +192,13 @@ impl Install {
     /// already reported.
     pub fn tell(&mut self, outcome: Outcome) {
         if let Some(told) = self.told.take() {
-            // The receiving thread may have ended; then no answer is needed.
+            // Sending fails if the receiving thread has ended, which then needs no answer.
             let _ = told.send(outcome);
         }
     }
 
-    /// Drops the part of a state that an attempt received before its stream broke off. That part keeps
-    /// versions and segments from being freed.
+    /// Drops the part of a state that an attempt received before its stream broke off, because that part
+    /// keeps versions and segments from being freed.
     fn forget_part(&mut self) {
         if let Some(forget) = self.kept.take()
             && !planted::is(Bug::BrokenPartKept)
@@ -205,7 +207,8 @@ impl Install {
         }
     }
 
-    /// Gives the received part of an attempt to the checkpointer to be dropped. `forget` drops the part.
+    /// Gives the received part of an attempt to the checkpointer to be dropped. `forget` takes the part from
+    /// the receiver.
     pub fn discard_part(&mut self, forget: Forget) {
         self.discarded.extend(forget().map(Discarded::Part));
     }
@@ -220,9 +223,10 @@ impl Install {
         self.discarded.len()
     }
 
-    /// Begins a new attempt, unless another one is in progress or `busy` says that values of the present
-    /// state are being moved. Gives up an attempt whose stream broke off and was not resumed. Returns true if
-    /// the new attempt has begun.
+    /// Begins a new attempt, and returns true. Returns false if another attempt has an open stream or a state
+    /// is being installed, if too many states wait to be dropped, or if `busy` is true (values are being
+    /// moved, a checkpoint is being written, or the member is stopping). An earlier attempt whose stream
+    /// broke off is given up.
     pub fn begin(&mut self, claim: u64, busy: bool) -> bool {
         let idle = matches!(self.stage, Stage::Idle | Stage::Receiving { until: Some(_), .. });
         if !idle || busy || self.discarded.len() > DISCARDED_MAX {
@@ -238,7 +242,8 @@ impl Install {
         match &mut self.stage {
             Stage::Receiving { claim, until } if *claim == of && until.is_some() => {
                 *until = None;
-                // The receiving thread owns the received part again, so this member must not drop it.
+                // The receiving thread has taken back the received part, so this member must not drop it any
+                // more.
                 self.kept = None;
                 true
             }
@@ -265,7 +270,7 @@ impl Install {
         if *wanted <= ticket
             && let Some((_, places, done)) = self.placing.take()
         {
-            // The receiving thread may have ended; then no answer is needed.
+            // Sending fails if the receiving thread has ended, which then needs no answer.
             let _ = done.send(Ok(places));
         }
     }
@@ -278,8 +283,8 @@ impl Install {
             self.told = received.told.take();
             self.received = Some(received);
         } else {
-            // The stream of the attempt has not broken off, so the attempt can only have ended because the
-            // leader or the term changed.
+            // The state arrived completely, so its stream did not break off. The attempt can only have ended
+            // because the leader or the term has changed.
             self.turn_away(received, error::LEADER_CHANGED);
         }
         takes
@@ -291,7 +296,7 @@ impl Install {
         let ReceivedState { machine, told, .. } = *received;
         self.discard(machine);
         if let Some(told) = told {
-            // The receiving thread may have ended; then no answer is needed.
+            // Sending fails if the receiving thread has ended, which then needs no answer.
             let _ = told.send(Outcome::GivenUp(why));
         }
     }
@@ -301,7 +306,7 @@ impl Install {
         self.received.take()
     }
 
-    /// Records that the received state has replaced the present one. Once a checkpoint of the new state is
+    /// Records that the received state has replaced the current one. Once a checkpoint of the new state is
     /// saved, the log restarts after that state.
     pub fn installed(&mut self, reset: Reset, replaced: Machine) {
         self.discard(Box::new(replaced));
@@ -350,8 +355,8 @@ impl Install {
         }
     }
 
-    /// Returns true if `of` is the attempt that is in progress or can be resumed. Late events of other
-    /// attempts are ignored.
+    /// Returns true if `of` is the attempt that is in progress or can be resumed. Callers ignore late events
+    /// of other attempts.
     pub fn is_of(&self, of: u64) -> bool {
         matches!(self.stage, Stage::Receiving { claim, .. } if claim == of)
     }
@@ -361,8 +366,8 @@ impl Install {
         matches!(self.stage, Stage::Receiving { claim, until: None } if claim == of)
     }
 
-    /// Treats the stream of the attempt as broken, because the leader or the term has changed and so the
-    /// sender is no longer the leader.
+    /// Treats the stream of the attempt as broken, because the leader or the term has changed. The sender may
+    /// lead no longer, and only the current leader may send its state.
     pub fn cut_off(&mut self, now: Instant) {
         if let Stage::Receiving { until, .. } = &mut self.stage
             && until.is_none()
@@ -391,8 +396,8 @@ impl Install {
     }
 
     /// Records that the checkpoint could not be written, for the reason `why`. The checkpoint is ordered
-    /// again only after a pause, because each attempt writes the whole state. The sender gets an error now;
-    /// otherwise it would wait, and keep its log, for as long as checkpoints fail on this member.
+    /// again only after a pause, because each attempt writes the whole state. The sender gets an error now.
+    /// Otherwise it would wait, and keep its log entries, until a checkpoint succeeds on this member.
     pub fn failed(&mut self, why: &str, now: Instant) {
         if let Stage::Saving(_) = self.stage {
             self.retry();

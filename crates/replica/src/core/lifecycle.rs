@@ -1,4 +1,5 @@
-//! Stages of a member's service: it starts, serves clients, may be taken out of service, and stops.
+//! Tracks the stages of a member's service: it starts, serves clients, may be taken out of service, and
+//! stops.
 
 use std::sync::mpsc::SyncSender;
 use std::time::Instant;
@@ -14,9 +15,10 @@ pub(super) struct Lifecycle {
     parked: Option<OutOfService>,
     /// Time at which this member was asked to stop.
     stopping: Option<Instant>,
-    /// True if this member is stopping and has transferred leadership, or no transfer is needed.
+    /// True once a stopping member has begun to transfer leadership, or has found that it does not lead or
+    /// that no member can take over.
     handed_over: bool,
-    /// True if this member led when it was asked to stop.
+    /// True if this member, as a stopping leader, has begun to transfer leadership.
     resigned: bool,
 }
 
@@ -29,8 +31,8 @@ impl Lifecycle {
     /// Signals that clients may be served; later calls do nothing.
     pub fn serve(&mut self) {
         if let Some(ready) = self.ready.take() {
-            // Boot waits for the signal. If it has given up waiting, the channel is closed and the member is
-            // about to stop.
+            // Sending fails only if boot no longer waits for the signal. The member is then about to stop
+            // anyway.
             let _ = ready.try_send(());
         }
     }
@@ -65,28 +67,28 @@ impl Lifecycle {
         self.stopping.is_some()
     }
 
-    /// Returns the time at which this member was asked to stop, while leadership still has to be transferred;
-    /// otherwise `None`.
+    /// Returns the time at which this member was asked to stop, until the transfer of leadership was begun or
+    /// found to be unnecessary; otherwise `None`.
     pub fn has_to_hand_over(&self) -> Option<Instant> {
         self.stopping.filter(|_| !self.handed_over)
     }
 
-    /// Records that leadership was transferred, or that no transfer is needed.
+    /// Records that the transfer of leadership is begun now, or is not possible or not needed.
     pub fn hands_over(&mut self) {
         self.handed_over = true;
     }
 
-    /// Returns true if a stopping member has transferred leadership, or no transfer was needed.
+    /// Returns true if a stopping member need not begin a transfer of leadership any more.
     pub fn has_handed_over(&self) -> bool {
         self.handed_over
     }
 
-    /// Records that this member led when it was asked to stop.
+    /// Records that this member, as a stopping leader, begins to transfer leadership.
     pub fn resigns(&mut self) {
         self.resigned = true;
     }
 
-    /// Returns true if this member led when it was asked to stop.
+    /// Returns true if this member, as a stopping leader, has begun to transfer leadership.
     pub fn has_resigned(&self) -> bool {
         self.resigned
     }

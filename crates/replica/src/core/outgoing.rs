@@ -1,10 +1,11 @@
-//! Snapshots for other members: snapshots that raft has requested, transfers in etcd's database format to
-//! members that run etcd, and the log entries that must be kept for the receivers of these transfers.
+//! Tracks the snapshots for other members: snapshots that raft has requested, transfers in etcd's database
+//! format to members that run etcd, and the log entries that must be kept for the receivers of these
+//! transfers.
 //!
-//! A snapshot in etcd's format always holds the whole state, so its transfer may take long. If the log did
-//! not keep the entries after the snapshot until the transfer is complete, the receiver would need another
-//! snapshot, and so on without end while clients write. A snapshot in Mainstay's own format does not need
-//! this: the next one holds only the data that the receiver lacks.
+//! A snapshot in etcd's format always holds the whole state, so its transfer may take long. The log keeps the
+//! entries after the snapshot until the transfer is complete. Otherwise the receiver would need another
+//! snapshot after each one, while clients write. A snapshot in Mainstay's own format does not need this,
+//! because the next snapshot holds only the data that the receiver lacks.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -62,7 +63,7 @@ impl Outgoing {
         }
     }
 
-    /// Forgets delivered databases whose time [`KEPT_AFTER`] has passed.
+    /// Forgets databases that were delivered more than [`KEPT_AFTER`] ago.
     pub fn look(&mut self, now: Instant) {
         if !self.databases.is_empty() {
             self.databases.retain(|_, database| database.until.is_none_or(|until| now < until));

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use super::cpu_pressure::CpuPressure;
 use super::writing::Writing;
 
-/// The time of the next tick, and the two measures by which the core chooses between waiting and working:
-/// how busy the processors are, and how long the disk takes.
+/// The time of the next tick, and two measurements that the core uses to decide how it works: how busy the
+/// processors are, and how long the disk takes.
 pub(super) struct Pace {
     next_tick: Instant,
     /// Measurement of how busy the processors are.

@@ -1,4 +1,4 @@
-//! Data that the core publishes for other threads in addition to the view, and the decision when a
+//! Holds the data that the core publishes for other threads in addition to the view, and decides when a
 //! publication is due.
 
 use std::sync::Arc;
@@ -13,8 +13,8 @@ use crate::stages::Positions;
 
 /// Tables that all published states share, and the log positions that are recorded for the stages of writes.
 ///
-/// A table is copied only when it changes. Copying it for each published state was rejected, because a state
-/// is published per batch, and these tables change rarely.
+/// A table is copied only when it changes. A state is published for each batch, and these tables change
+/// rarely, so most states share the tables of the state before.
 pub(super) struct Publication {
     /// True if something other than an applied entry has changed since the newest state was published.
     is_due: bool,
@@ -58,12 +58,12 @@ impl Publication {
         self.is_due = false;
     }
 
-    /// Copies the raised alarms, which have changed.
+    /// Copies the raised alarms for the next published states. Must be called when the alarms have changed.
     pub fn alarms_changed(&mut self, machine: &Machine) {
         self.alarms = Arc::new(machine.alarms.clone());
     }
 
-    /// Copies the users and roles, which have changed.
+    /// Copies the users and roles for the next published states. Must be called when they have changed.
     pub fn auth_changed(&mut self, machine: &Machine) {
         self.auth = Arc::new(machine.auth.clone());
     }

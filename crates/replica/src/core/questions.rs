@@ -1,5 +1,5 @@
-//! Questions of clients that the core answers from its own state and that cost more than one table lookup.
-//! [`Questions`] queues them and decides which one is answered next.
+//! Queues questions: requests of clients that the core answers from its own state, without a log entry, and
+//! that cost more than one table lookup. [`Questions`] decides which question is answered next.
 //!
 //! Each shard may have tens of thousands of questions open, and all may arrive in one turn. So a turn answers
 //! only as many questions as its budget allows (`Thresholds::questions_per_turn`). The other questions wait
@@ -74,11 +74,11 @@ const IMAGES: usize = 5;
 /// First kind number of the questions that are not answered while an entry is partly applied.
 const FROM_WHOLE_STATE: usize = 4;
 
-/// The waiting questions, and the cost that this turn may still spend on answering them.
+/// The waiting questions, and the amount of work that this turn may still do to answer them.
 ///
 /// The core adds questions ([`Questions::push`]) and reports the cost of each answer ([`Questions::spent`]).
-/// This type does not know the state. A single queue in order of arrival was rejected: a renewal would wait
-/// behind thousands of lists.
+/// This type does not know the state. Each kind of question has its own queue. In a single queue in order of
+/// arrival, a renewal would wait behind thousands of lists.
 #[derive(Default)]
 pub(super) struct Questions {
     waiting: [VecDeque<(Question, Instant)>; KINDS],
@@ -94,9 +94,9 @@ impl Questions {
         self.waiting.iter().all(VecDeque::is_empty)
     }
 
-    /// Adds a question that arrived at `since`. If `max` questions of its kind already wait, the question is
-    /// returned and the caller refuses it. The limit is needed because the question of a call that has ended
-    /// stays in the queue, so the limit of open calls does not bound the queue.
+    /// Adds a question that arrived at `since`. If `max` questions of its kind already wait, returns the
+    /// question, and the caller must refuse it. The limit of open calls does not bound the queue, because the
+    /// question of a call that has ended stays in the queue.
     pub fn push(&mut self, question: Question, since: Instant, max: usize) -> Option<Question> {
         if self.waiting[question.kind()].len() >= max {
             return Some(question);
@@ -105,20 +105,20 @@ impl Questions {
         None
     }
 
-    /// Begins a turn that may spend `budget` on answering questions.
+    /// Begins a turn that may spend `budget` units of work on answering questions.
     pub fn begin_turn(&mut self, budget: u64) {
         (self.budget, self.spent) = (budget, 0);
     }
 
-    /// Records the cost of the last answer: the number of leases visited, and of pointers copied. Copying one
-    /// pointer copies hundreds of entries of a shared table.
+    /// Records the cost of the last answer: the number of leases visited, and of pointers copied. One copied
+    /// pointer stands for at least 128 entries of a shared table.
     pub fn spent(&mut self, cost: u64) {
         self.spent = self.spent.saturating_add(cost);
     }
 
     /// Removes and returns the next question to answer in this turn, with its time of arrival. The kinds of
-    /// questions alternate. Returns `None` if the budget is spent, or if `is_whole` is false and the waiting
-    /// questions need a state without a partly applied entry.
+    /// questions take turns. Returns `None` if the budget is spent or no question waits. If `is_whole` is
+    /// false, an entry is partly applied, and kinds that need a state without such an entry are skipped.
     pub fn next(&mut self, is_whole: bool) -> Option<(Question, Instant)> {
         if self.spent >= self.budget && !planted::is(Bug::QuestionsAllAtOnce) {
             return None;

@@ -20,9 +20,9 @@
 //! 14   read d arrives     no round is under way: round 3 begins at once
 //! ```
 //!
-//! A read never sees a state from before the read began. The leader's commit index is determined after the
-//! round began, and so after the read arrived, and a quorum confirms afterwards that there was no newer
-//! leader.
+//! A read never sees a state that is older than the read. The leader's commit index is determined after the
+//! round began, and so after the read arrived. A quorum confirms afterwards that there was no newer leader at
+//! that time.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -74,7 +74,7 @@ impl RoundRequest {
     }
 }
 
-/// A round that is in flight, and its requests.
+/// A round that is in flight, and the requests that wait for its confirmation.
 struct Round {
     context: u64,
     wants: Vec<(RoundRequest, Instant)>,
@@ -108,17 +108,18 @@ pub(super) struct RoundConditions {
 /// Actions that the core has to take for rounds that are not confirmed in time.
 #[derive(Debug, Default)]
 pub(super) struct RetryStep {
-    /// True if rounds are repeated after having waited for [`RETRY`].
+    /// True if a round was not confirmed within [`RETRY`], so that the requests of all rounds in flight wait
+    /// for new rounds.
     pub late: bool,
     /// True if a warning should be logged, because the last warning is at least [`WARN_PAUSE`] ago.
     pub warns: bool,
-    /// Requests that have waited for the request timeout; their clients have already received a timeout
-    /// error.
+    /// Requests that have waited for the request timeout. They need no answer, because their clients have
+    /// already received a timeout error.
     pub expired: Vec<RoundRequest>,
 }
 
-/// Linearizable reads and the other requests that share their rounds, from their arrival until they may be
-/// answered.
+/// Linearizable reads, and the other requests that need a ReadIndex round, from their arrival until they may
+/// be answered.
 ///
 /// The core reports arriving requests (`push`), confirmations by the leader (`confirm`) and applied entries
 /// (`finish`). This type returns the rounds that the raft node has to begin, and the requests that may be
@@ -136,7 +137,7 @@ pub(super) struct Reads {
     refused_until: Option<Instant>,
     /// Time at which the last round began.
     began: Option<Instant>,
-    /// Average number of reads in recent rounds, in units of one sixteenth.
+    /// Moving average of the number of requests in a round, in units of one sixteenth.
     shared16: usize,
 }
 
@@ -147,7 +148,7 @@ impl Reads {
     }
 
     /// Returns the number of rounds that were begun and are not answered yet, and the number of all waiting
-    /// requests, before, in and after a round.
+    /// requests, whether their round has not begun, is in flight or is confirmed.
     pub fn figures(&self) -> (usize, usize) {
         let waiting = self.waiting.len()
             + self.rounds.iter().map(|round| round.wants.len()).sum::<usize>()
@@ -175,8 +176,8 @@ impl Reads {
         }
     }
 
-    /// Removes and returns the requests that have waited for `timeout`, before, in or after a round. Their
-    /// clients have already received a timeout error.
+    /// Removes and returns the requests that have waited for `timeout`, whether their round has not begun, is
+    /// in flight or is confirmed. Their clients have already received a timeout error.
     fn expired(&mut self, timeout: Duration, now: Instant) -> Vec<RoundRequest> {
         let mut expired = Vec::new();
         let mut sweep = |wants: &mut Vec<(RoundRequest, Instant)>| {
@@ -204,8 +205,8 @@ impl Reads {
     }
 
     /// Begins a round for the waiting requests, if the leader can be asked and the pause has passed. `number`
-    /// creates the number of the round, which is returned if the raft node should begin a round now. If the
-    /// node refuses, the caller calls [`Reads::refused`].
+    /// creates the number of the round. Returns that number if the raft node should begin a round now. If the
+    /// node refuses, the caller must call [`Reads::refused`].
     pub fn begin(
         &mut self,
         footing: RoundConditions,
@@ -224,8 +225,8 @@ impl Reads {
     }
 
     /// Handles a refusal by the raft node: the leader was lost just now, or too many reads wait for a new
-    /// leader to be confirmed. The requests of the newest round wait for another round, until their clients
-    /// time out.
+    /// leader to be confirmed. The requests of the newest round are put back and wait for another round, at
+    /// most until their clients time out.
     pub fn refused(&mut self, now: Instant) {
         if let Some(mut round) = self.rounds.pop_back() {
             round.wants.append(&mut self.waiting);
@@ -296,8 +297,8 @@ impl Reads {
         }
     }
 
-    /// Repeats rounds that were not confirmed in time, and removes requests that have waited for `timeout`.
-    /// Called at each tick.
+    /// Makes the requests of all rounds in flight wait for new rounds if a round was not confirmed in time,
+    /// and removes requests that have waited for `timeout`. Called at each tick.
     pub fn retry(&mut self, timeout: Duration, now: Instant) -> RetryStep {
         let late = |round: &Round| now.saturating_duration_since(round.began) >= RETRY;
         let mut retried = RetryStep { late: self.rounds.iter().any(late), ..RetryStep::default() };

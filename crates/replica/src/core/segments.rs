@@ -25,7 +25,7 @@ use numbers::ChangeId;
 use planted::Bug;
 use storage::checkpointer::Order;
 
-/// Number of tracked views above which dropped views are removed from the whole list, not only from its
+/// Maximum number of tracked views before dropped views are removed from the whole list, not only from its
 /// front.
 const VIEWS_MAX: usize = 4096;
 
@@ -79,8 +79,9 @@ impl Segments {
     }
 
     /// Calls `delete` for the segments to which no held view can refer. Returns true if another view should
-    /// be published so that the remaining segments can be deleted: of the views that may refer to them, only
-    /// the newest one is left. A reader may hold that view, too, so the segments are not deleted at once.
+    /// be published, because the newest view is the only one left that may refer to the remaining segments.
+    /// They can be deleted by a later call, once the other view has replaced the newest view and no reader
+    /// holds it.
     pub fn release(&mut self, mut delete: impl FnMut(u32)) -> bool {
         if self.pending_delete.is_empty() {
             return false;
@@ -128,7 +129,7 @@ impl Moves {
         if self.moving.is_empty()
             && let Some(mover) = self.mover.take()
         {
-            // The checkpointer may have stopped waiting; then no signal is needed.
+            // Sending fails if the checkpointer no longer waits for the signal.
             let _ = mover.try_send(());
         }
     }
