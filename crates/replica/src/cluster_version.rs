@@ -20,7 +20,7 @@ impl fmt::Display for Minor {
     }
 }
 
-/// Returns the major and the minor number of a version; `None` if the text does not begin with two numbers
+/// Returns the major and the minor number of a version; `None` if it does not begin with two numbers
 /// separated by a dot.
 pub fn minor(version: &str) -> Option<Minor> {
     let mut parts = version.split('.');

@@ -253,8 +253,8 @@ impl Credentials {
         self.tokens.replace_keys(method, public, private).map(drop)
     }
 
-    /// Extends the time for which a session is valid, and returns the user and the rights that the session
-    /// stands for; `None` if the session does not belong to this token or the token is no longer valid.
+    /// Extends the time for which a session is valid, and returns the user of the session. Returns `None` if
+    /// the session does not belong to this token or the token is no longer valid.
     pub fn renew<'s>(&self, session: &'s Session, token: &[u8]) -> Option<&'s identity::Holder> {
         session.renew(token, self.now())
     }
@@ -602,7 +602,7 @@ mod tests {
                     assert_eq!(session(forged.as_bytes()), Err(Refused::Unverified));
                     credentials.verify(ADDRESS, forged.as_bytes()).await.expect("there is a place");
                 }
-                // Errors that do not depend on the signature are returned at once.
+                // Errors that do not depend on the signature are returned without checking it.
                 let expired = "eyJhbGciOiJIUzI1NiJ9.eyJleHAiOjF9.AAAA";
                 for wrong in ["", "a.b", expired] {
                     assert!(matches!(session(wrong.as_bytes()), Err(Refused::Jwt(_))), "{wrong}");
@@ -621,7 +621,7 @@ mod tests {
             let options = CredentialOptions { tokens, ..CredentialOptions::default() };
             let keys = (None, Some(&b"a secret"[..]));
             let random = Box::new(identity::system_entropy());
-            // Tokens contain whole seconds, and the present second is nearly over.
+            // Tokens contain whole seconds, and the current second is nearly over.
             let wall = SystemTime::UNIX_EPOCH + Duration::from_millis(1_700_000_000_980);
             let hand = clock::HandClock::new(Instant::now(), wall);
             let made = Credentials::new(&options, keys, Clock::by_hand(&hand), random, 0);

@@ -28,7 +28,7 @@ type Allowances<Client> = Mutex<HashMap<Client, Instant>>;
 /// reduces the allowance, which is refilled as time passes.
 ///
 /// ```text
-/// 10 calls a second    10 calls at once are allowed; the 11th is refused; 100 ms later another one is allowed
+/// 10 calls a second    10 calls together are allowed; the 11th is refused; 100 ms later one more is allowed
 /// ```
 #[derive(Debug, Default)]
 pub struct ExpensiveCalls {

@@ -1,4 +1,4 @@
-//! Queues between threads: into the core, and from the core to the shards.
+//! Queues between threads: from all threads to the core, and from the core to the shards.
 //!
 //! The single receiver of a queue takes all waiting items at once, so that items which arrived while it was
 //! busy become one batch. The senders limit the length of both kinds of queue: a shard has at most
@@ -115,7 +115,7 @@ impl<T> Inbox<T> {
         wanted != 0 && count >= wanted && self.asleep.swap(0, Ordering::SeqCst) != 0
     }
 
-    /// Wakes the receiving thread if it is parked; otherwise its next park returns at once.
+    /// Wakes the receiving thread if it is parked; otherwise its next attempt to park returns immediately.
     pub fn wake_receiver(&self) {
         if let Some(thread) = &*lock(&self.receiver) {
             thread.unpark();
@@ -170,7 +170,7 @@ impl<T> Inbox<T> {
     }
 
     /// Sleeps by calling `park` until `wanted` items or an urgent item wait, but at most for `patience`.
-    /// Returns at once if they already wait.
+    /// Returns immediately if they already wait.
     pub fn sleep(&self, patience: Duration, wanted: usize, park: impl FnOnce(Duration)) {
         if patience.is_zero() || !self.is_short_of(wanted) {
             return;

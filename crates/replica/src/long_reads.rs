@@ -3,8 +3,8 @@
 //!
 //! Large ranges and snapshots for clients, calls that wait for the disk, answers of writes, hashes,
 //! checkpoints and transfers to other members read the state of one moment slice by slice from the newest
-//! view ([`machine::AsOf`]). Each such reader is registered here, as long as it lives, with the versions that
-//! it needs. Before the core physically removes versions, it checks here which ones are needed. A reader that
+//! view ([`machine::AsOf`]). Each such reader is registered here while it exists, with the versions that it
+//! needs. Before the core physically removes versions, it checks here which ones are needed. A reader that
 //! delays the removal for longer than [`Reader::patience`] is ended: its next slice fails.
 //!
 //! A reader delays only the removal of versions that compactions have made unreadable since the reader began.

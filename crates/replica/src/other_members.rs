@@ -336,8 +336,8 @@ mod tests {
         assert_eq!(at(&members, &["http://all.example:2380"]), None);
         let members = self::members([&["http://two.example:2380"], &["http://three.example:2380"]]);
         assert_eq!(at(&members, &["http://172.17.0.1:2380"]), None);
-        // A host name without an address does no harm if the texts are the same, or if it belongs to another
-        // member.
+        // A host name without an address does no harm if the URLs are equal as strings, or if it belongs to
+        // another member.
         let members = self::members([&["http://unknown.example:2380"], &["http://two.example:2380"]]);
         assert_eq!(at(&members, &["http://unknown.example:2380"]), Some(1));
         assert_eq!(at(&members, &["http://10.0.0.2:2380"]), Some(2));

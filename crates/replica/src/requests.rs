@@ -45,8 +45,8 @@ pub enum CoreRequest {
     Storage(StorageRequest),
     /// A request of this member's monitor, or of the process that stops the member.
     Control(ControlRequest),
-    /// A request from a thread that is not a shard. The core calls the closure with a request id, which
-    /// returns the actual request, and sends the reply through the channel.
+    /// A request from a thread that is not a shard. The core calls the closure with a request id, and the
+    /// closure returns the actual request. The core sends the reply through the channel.
     Outside(oneshot::Sender<Reply>, Box<dyn FnOnce(RequestId) -> CoreRequest + Send>),
 }
 
@@ -200,8 +200,8 @@ pub struct Placement {
     pub values: Vec<log::Value>,
     /// True if the sender sends its whole state, not only the data that this member lacks.
     pub is_whole: bool,
-    /// Sender for the locations of the values, or for the shortage of space. The core drops it if it cannot
-    /// accept the values now.
+    /// Sender for the locations of the values, or for the shortage of space. The core drops this sender
+    /// without a message if it cannot accept the values now.
     pub done: oneshot::Sender<Result<Vec<(log::ValueId, log::Location)>, Shortage>>,
 }
 
@@ -234,7 +234,7 @@ pub enum PeerRequest {
     /// Another member offers its whole state, which does not build on this member's state. Reply whether it
     /// would be accepted now.
     OfferSnapshot(RequestId, SnapshotAttempt),
-    /// Another member begins to send its state. Return this member's present state, on which the received
+    /// Another member begins to send its state. Return this member's current state, on which the received
     /// state builds.
     ReceiveSnapshot(RequestId, SnapshotAttempt),
     /// The stream of the attempt with this number broke off, and the attempt may be resumed. If it is not,

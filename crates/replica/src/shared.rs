@@ -82,7 +82,7 @@ impl Shared {
         }
     }
 
-    /// Returns etcd's error for a proposal made at `since` that was not answered in time. The text of the
+    /// Returns etcd's error for a proposal made at `since` that was not answered in time. The message of the
     /// error depends on whether the leader, or the connection to the leader, was lost since then.
     pub fn timed_out(&self, since: Instant) -> Status {
         let Leadership { leader, elected, lost } = self.cluster.leadership();

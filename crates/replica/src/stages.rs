@@ -142,7 +142,8 @@ impl Stages {
                 return None;
             }
             let committed = batch.committed?;
-            // The entry may be committed and applied before this member's disk has reported it as synced.
+            // If the entry was committed and applied before this member's disk reported it as synced, the
+            // commit counts as the time of the sync, too.
             let synced = batch.synced.unwrap_or(committed);
             let written = batch.written.unwrap_or(synced);
             Some(WriteTimes { appended: batch.appended, written, synced, committed, published })

@@ -58,8 +58,8 @@ impl NospaceAlarm {
         self.cause
     }
 
-    /// Returns the cause of the alarm if the note beside the log does not have it yet. The next process reads
-    /// the cause from the note.
+    /// Returns the cause of the alarm if the note beside the log does not contain it yet; `None` if the note
+    /// is up to date. The next process of this member reads the cause from the note.
     pub fn unnoted(&self) -> Option<Cause> {
         (self.noted != self.cause).then_some(self.cause)
     }
@@ -177,7 +177,7 @@ mod tests {
         assert_eq!(wanted, AlarmStep { note: true, propose: Some(AlarmAction::Activate) });
         assert_eq!(alarm.unnoted(), Some(Cause::Disk));
         alarm.was_noted();
-        // The proposal is in flight.
+        // The proposal is in flight, so no second one is made.
         assert_eq!(alarm.raise(Cause::Disk, present(&none), now), AlarmStep::default());
         alarm.changed(None, &some);
         assert_eq!(alarm.look(true, false, present(&some), now), None);
@@ -193,7 +193,7 @@ mod tests {
         let (none, some, now) = (Alarms::default(), raised(), Instant::now());
         let mut alarm = NospaceAlarm::new(OWN, Cause::Nothing);
         assert!(alarm.raise(Cause::Quota, present(&none), now).note);
-        // A shortage of the disk does not replace the cause.
+        // A later shortage of the disk does not replace the cause `Quota`.
         assert_eq!(alarm.raise(Cause::Disk, present(&none), now), AlarmStep::default());
         alarm.changed(None, &some);
         assert_eq!((alarm.cause(), alarm.look(true, true, present(&some), now)), (Cause::Quota, None));

@@ -99,8 +99,8 @@ impl Device {
         self.is_busy = is_busy;
     }
 
-    /// Returns the number of proposals at which the batch starts, and the maximum time to wait for them since
-    /// `began`.
+    /// Returns the number of proposals at which the batch starts, and the time that is left to wait for them.
+    /// `began` is the time at which the first of them arrived.
     fn wait(&self, began: Instant, window: Duration, now: Instant) -> (usize, Duration) {
         if self.is_busy {
             // The end of the sync wakes the core anyway, so this time is only an upper bound for a sync that
@@ -135,7 +135,7 @@ impl Device {
 }
 
 impl Batching {
-    /// Returns the initial state: no connection writes, and no batch was measured.
+    /// Returns the initial state: no connection has written, and no batch was formed.
     pub fn new(now: Instant, window: Duration) -> Batching {
         Batching {
             writers: [Box::new([0; 64]), Box::new([0; 64])],
@@ -195,8 +195,8 @@ impl Batching {
         (!left.is_zero()).then_some((enough - waiting, left))
     }
 
-    /// Returns the number of proposals at which a batch on a slow device starts, and the maximum time to wait
-    /// for them.
+    /// Returns the number of proposals at which a batch on a slow device starts, and the time that is left to
+    /// wait for them.
     fn wait_for_device(&self, began: Instant, now: Instant) -> (usize, Duration) {
         if self.bytes >= ENOUGH_BYTES || self.window.is_zero() {
             return (0, Duration::ZERO);
@@ -216,7 +216,8 @@ impl Batching {
         if waiting >= ENOUGH_IN_CLUSTER {
             return None;
         }
-        // If batches stay small, few proposals arrive at the same time, and a pause would only delay them.
+        // Small batches show that few proposals arrive at the same time. A pause would only delay them, so
+        // none is made.
         let pace = if self.batch16 < 16 * SHARED_BATCH { Duration::ZERO } else { pace };
         let paced = pace.saturating_sub(now.saturating_duration_since(self.went_at));
         let began = self.began?;

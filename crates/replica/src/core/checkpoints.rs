@@ -8,7 +8,7 @@ use numbers::Index;
 use planted::Bug;
 use storage::checkpointer::Checkpointed;
 
-/// Pause before a failed checkpoint is tried again, if it would have freed segments or failed for lack of
+/// Pause before a failed checkpoint is tried again, if it was to free segments or has failed for lack of
 /// space.
 const FREE_PAUSE: Duration = Duration::from_secs(5);
 /// Minimum time from the order of a checkpoint to the next one, if that is due only because no entries are
@@ -80,8 +80,8 @@ impl Thresholds {
 /// due and, when a checkpoint is saved, which segments no durable file needs any more.
 pub(super) struct Checkpoints {
     thresholds: Thresholds,
-    /// Number of entries after which a checkpoint is due if the log bytes or the time suffice, too
-    /// (`--snapshot-count`).
+    /// Minimum number of unsaved entries for a checkpoint that is due because of the log bytes, because of
+    /// the time, or because the member is quiet (`--snapshot-count`).
     snapshot_count: u64,
     busy: bool,
     /// Segments that had no live value when the checkpoint in progress was ordered.
@@ -199,8 +199,8 @@ impl Checkpoints {
         self.frees_at.is_some()
     }
 
-    /// Returns `Some` if a checkpoint is due, with true if it should be a whole one. `is_empty` says whether
-    /// a segment holds no live value.
+    /// Returns `Some(true)` if a whole checkpoint is due, `Some(false)` if another checkpoint is due, and
+    /// `None` if none is due. `is_empty` returns true for a segment that holds no live value.
     pub fn due(&mut self, written_bytes: u64, is_empty: impl Fn(u32) -> bool, now: Instant) -> Option<bool> {
         let (since, enough_bytes) = self.unsaved_bytes(written_bytes);
         let due = &self.thresholds;
@@ -272,7 +272,8 @@ impl Checkpoints {
     }
 
     /// Records that the checkpoint in progress could not be written. No data is lost, because the log has all
-    /// entries. Unless it was to free segments, it is tried again only when the next checkpoint is due.
+    /// entries. If the checkpoint was to free segments, another one is due after a pause; otherwise, when the
+    /// limits are reached again.
     pub fn failed(&mut self, now: Instant) {
         self.ended(Duration::ZERO, now);
         self.empty_segments.clear();

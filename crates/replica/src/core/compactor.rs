@@ -3,7 +3,7 @@
 //! # Example: a retention of 10 hours
 //!
 //! ```text
-//!  0:00  the revision is recorded, and again every 6 minutes (a tenth of an hour); the last 101 records are kept
+//!  0:00  the revision is recorded, and then every 6 minutes (a tenth of an hour); 101 records are kept
 //! 10:00  the first compaction, to the revision of 0:00
 //! 11:00  the next one, to the revision of 0:54: the oldest record is one period and one tenth of an hour old
 //! ```
@@ -74,9 +74,9 @@ impl Compactor {
         }
     }
 
-    /// Returns the revision to compact to if a compaction is due. Every member calls this, so that all record
-    /// revisions. `compacted` is the compact revision of the state, and `leads` says whether this member may
-    /// propose a compaction.
+    /// Returns the revision to compact to if a compaction is due. Every member calls this, so that a new
+    /// leader already has the recorded revisions. `compacted` is the compact revision of the state. `leads`
+    /// is true if this member may propose a compaction.
     pub fn due(
         &mut self,
         revision: Revision,

@@ -14,8 +14,8 @@ use super::room::Room;
 use super::segments::{Moves, Segments};
 use super::space::Survey;
 
-/// Use of this member's disk: batches on their way to the log, checkpoints (which let segments be deleted),
-/// and the alarms about a shortage of space.
+/// Decides how this member's disk is used: it contains the batches on their way to the log, the checkpoints
+/// (which let segments be deleted), and the alarms and warnings about a shortage of space.
 pub(super) struct DiskSpace {
     /// Batches on their way to the log, and the free space on the disk.
     pub room: Room,
@@ -32,8 +32,8 @@ pub(super) struct DiskSpace {
 }
 
 impl DiskSpace {
-    /// Returns the state after a start of the member `own`. `cause` is the noted cause of the member's
-    /// NOSPACE alarm.
+    /// Returns the state after a start of the member `own`. `cause` is the cause of the member's NOSPACE
+    /// alarm, read from the note beside the log.
     pub fn new(log: &Log, own: MemberId, cause: Cause, checkpoints: Checkpoints, now: Instant) -> DiskSpace {
         DiskSpace {
             room: Room::new(now, log),
@@ -45,8 +45,8 @@ impl DiskSpace {
         }
     }
 
-    /// Returns a survey of the garbage in the log. Entries after `kept_behind` are kept for followers that lag
-    /// behind.
+    /// Returns a survey of the garbage in the log. Entries after `kept_behind` are kept for followers that
+    /// lag behind.
     pub fn survey<'a>(&'a self, log: &'a Log, machine: &'a Machine, kept_behind: Index) -> Survey<'a> {
         Survey {
             log,

@@ -1,5 +1,5 @@
-//! Facts about the entries of the log: their locations, their terms, and the first entry that the log still
-//! has. [`History`] is the entry point.
+//! Remembers facts about the entries of the log: their locations, their terms, and the first entry that the
+//! log still has. [`History`] is the entry point.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -49,8 +49,8 @@ impl History {
     /// Records the locations of entries that are on disk now.
     pub fn located(&mut self, locations: Vec<EntryPlace>) {
         for located in locations {
-            // A new entry at an index replaces the old entry at that index and all later entries, in this
-            // list as in the log.
+            // A new entry at an index replaces the old entry at that index and all later entries in the log.
+            // So their locations are removed here.
             while self.locations.back().is_some_and(|last| last.index >= located.index) {
                 self.locations.pop_back();
             }

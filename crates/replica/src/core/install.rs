@@ -385,7 +385,8 @@ impl Install {
                 *until = Some(now + RESUME_TIMEOUT);
                 self.kept = Some(forget);
             }
-            // The event belongs to an earlier attempt, so its received part is useless.
+            // The event belongs to an earlier attempt, which cannot be resumed. So the received part is
+            // dropped.
             _ => self.discard_part(forget),
         }
     }

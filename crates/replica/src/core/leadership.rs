@@ -9,8 +9,8 @@
 //! term 5                     member 2 is elected: it has 91, but does not know that 91 is committed
 //!                            `leads` is true, `has_settled` false: no read round begins, no lease clock runs
 //! entry 92 of term 5         the empty entry that member 2 appends; committed, it commits 91 with it
-//! entry 92 applied           `has_settled` is true: the state has everything that earlier leaders acknowledged
-//! term 6                     a newer term ends it in the same turn: `is_leading` is false at once
+//! entry 92 applied           `has_settled` is true: the state has all that earlier leaders acknowledged
+//! term 6                     a newer term ends this in the same turn: `is_leading` is false immediately
 //! ```
 
 use std::time::{Duration, Instant};

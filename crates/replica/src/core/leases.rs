@@ -12,9 +12,9 @@
 //! ```text
 //!  0 s  member 1, the leader, grants lease 7; its clock runs out at 10 s
 //!  3 s  member 1 is cut off from the others
-//!  5 s  member 2 leads and has applied an entry of its term: its clock for lease 7 runs out at 5 + 10 + 1 = 16 s
-//!  6 s  a client asks member 1 to renew: no quorum confirms that it leads, so it is not renewed
-//! 10 s  the clock of member 1 runs out: it cannot commit a revocation
+//!  5 s  member 2 leads and has applied an entry of its term: its clock for lease 7 ends at 5 + 10 + 1 = 16 s
+//!  6 s  a client asks member 1 to renew: no quorum confirms that member 1 leads, so the lease is not renewed
+//! 10 s  the clock of member 1 runs out: member 1 cannot commit a revocation
 //! 16 s  member 2 proposes the revocation; every member deletes the keys when it applies that entry
 //! ```
 //!
@@ -473,9 +473,9 @@ impl LeaseClocks {
         !self.forgotten.is_empty()
     }
 
-    /// Returns true if the leader can do some work at once: start clocks, revoke leases (only if
-    /// `may_revoke`), or checkpoint leases. `has_room` says whether the log accepts more entries after its
-    /// last entry, `last`.
+    /// Returns true if the leader has work on leases that it can do immediately: start clocks, revoke leases
+    /// (only if `may_revoke` is true), or checkpoint leases. `has_room` returns true if the log accepts more
+    /// entries after its last entry, `last`.
     pub fn has_to_do(
         &self,
         may_revoke: bool,
@@ -502,8 +502,8 @@ impl LeaseClocks {
         self.revokes_allowed = REVOKES_PER_TICK;
     }
 
-    /// Returns expired leases, which are to be revoked now. Renewals that had arrived by the time of expiry
-    /// have already extended their leases.
+    /// Returns expired leases, which are to be revoked now. Leases for which a renewal had arrived before the
+    /// deadline are not among them.
     pub fn take_expired(&mut self) -> Vec<LeaseId> {
         let (room, as_of) = (self.revokes_room(), self.time.as_of);
         if room == 0 {

@@ -380,8 +380,8 @@ impl Membership {
         if present.leads {
             return Step::Take(Box::new(message));
         }
-        // A sender that bound its proposal to the term proposes it again itself; other senders rely on this
-        // member to forward it.
+        // This proposal is not forwarded, because its sender has bound it to the term and proposes it again
+        // itself. Other senders rely on this member to forward their proposals.
         if message.term.unwrap_or(0) != 0 || message.context.is_some() {
             return Step::Nothing;
         }

@@ -36,7 +36,7 @@ pub(super) enum Response {
     /// The request gets the whole published state.
     Image(RequestId),
     /// The member refuses the request with the reason. The number is the size in bytes of the proposal in the
-    /// request, if any, which no longer counts as waiting.
+    /// request, if it is one; the caller subtracts it from the bytes of waiting proposals.
     Refuse(RequestId, Option<usize>),
     /// The request comes from a thread that is not a shard. The closure builds the actual request, to which
     /// the member then reacts.

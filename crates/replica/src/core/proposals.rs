@@ -566,7 +566,7 @@ mod tests {
         push(&mut proposals, Writer::Login(1));
         assert_eq!(proposals.wait(now).map(|(more, _)| more), Some(49));
         assert!(proposals.gathers_logins_only());
-        // A write is proposed at once, together with the waiting logins.
+        // A write is proposed immediately, together with the waiting logins.
         push(&mut proposals, Writer::Port(200));
         assert!(!proposals.gathers_logins_only());
         assert_eq!(proposals.wait(now), None);

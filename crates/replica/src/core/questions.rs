@@ -9,7 +9,8 @@
 //!
 //! ```text
 //! 40,000 x LeaseLeases arrive, and one LeaseTimeToLive
-//! turn 1   one list of 1000 leases is made; 1048 calls share it, for one unit each; the LeaseTimeToLive is answered second
+//! turn 1   one list of 1000 leases is made, and 1048 calls share it, for one unit each;
+//!          the LeaseTimeToLive is answered second
 //! turn 2   2047 units: the list is made again, since leases may have changed, and 1048 calls share it
 //! ```
 
@@ -24,8 +25,8 @@ use super::{LeaseDetail, RequestId};
 /// A question of a client that waits for its answer.
 #[derive(Debug)]
 pub(super) enum Question {
-    /// The keys of this lease, which a caller that renews the lease must be allowed to write. This question
-    /// is answered even while an entry is being applied in slices.
+    /// The keys of this lease. A caller that renews the lease must be allowed to write all of them. This
+    /// question is answered even while an entry is being applied in slices.
     KeysToRenew(RequestId, LeaseId),
     /// The remaining time of this lease, and its keys if they are wanted. The question is asked after a
     /// ReadIndex round has confirmed that this member leads.

@@ -2,8 +2,8 @@
 //! the leader reports the commit index that it had when the read was registered, and confirms with a quorum
 //! that it still leads.
 //!
-//! All waiting reads share a round, and a few rounds are in flight at once: a read waits for one round trip
-//! to a quorum, and never for a write or for the end of a round that began earlier.
+//! All waiting reads share a round, and a few rounds are in flight at the same time. So a read waits for one
+//! round trip to a quorum, and never for a write or for the end of a round that began earlier.
 //!
 //! # Example: rounds that are shared and overlap
 //!
@@ -38,12 +38,12 @@ const ROUNDS_MAX: usize = 16;
 /// Maximum number of groups of confirmed rounds, each of which waits for a different log index to be applied.
 const CONFIRMED_MAX: usize = 16;
 /// Minimum time between two rounds while one is in flight. Reads that arrive in between share the next round.
-/// It begins when the round in flight ends, or after this time if that is earlier.
+/// That round begins when the round in flight ends, or after this time if it passes earlier.
 const ROUND_PACE: Duration = Duration::from_millis(2);
 /// Minimum average number of reads per round at which a pause between rounds is worth its delay.
 const SHARED_ROUND: usize = 3;
-/// Time after which an unconfirmed round is repeated: a message may be lost, or the leader may have no
-/// committed entry of its own term yet.
+/// Time after which an unconfirmed round is repeated: a message may have been lost, or the leader may have
+/// had no committed entry of its own term yet.
 pub(super) const RETRY: Duration = Duration::from_millis(500);
 
 /// Pause before the raft node is asked again after it has refused to begin a round.
@@ -97,7 +97,7 @@ pub(super) type TimedRequest = (RoundRequest, Instant);
 /// Facts about this member that decide whether a round can begin.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RoundConditions {
-    /// True if the leader is known and can report the commit index. If this member leads, it must have
+    /// True if the leader is known and can report the commit index. If this member itself leads, it must have
     /// committed an entry of its own term: before that, it does not know which entries earlier leaders have
     /// committed.
     pub can_ask: bool,
@@ -246,7 +246,7 @@ impl Reads {
             return Some(left);
         }
         let since = |began: Instant| now.saturating_duration_since(began);
-        // If few reads share a round, a pause would only delay them.
+        // If few reads share a round, a pause would only delay them, so none is made.
         let pace = if self.shared16 < 16 * SHARED_ROUND { Duration::ZERO } else { footing.pace };
         let paced = self.began.map(|began| pace.saturating_sub(since(began)));
         let shared = self.rounds.back().map(|newest| ROUND_PACE.saturating_sub(since(newest.began)));
@@ -258,15 +258,16 @@ impl Reads {
         !self.waiting.is_empty()
     }
 
-    /// Returns true if no round is in flight and no request waits, so that a read that arrives now could
-    /// begin a round at once.
+    /// Returns true if no round is in flight and no request waits, so that a round for a read that arrives
+    /// now could begin immediately.
     pub fn is_idle(&self) -> bool {
         self.waiting.is_empty() && self.rounds.is_empty()
     }
 
     /// Removes and returns the oldest group of requests whose round is confirmed and whose entries are
-    /// applied, with the times of the round. Returns `None` if there is no such group. The caller may push
-    /// the requests again.
+    /// applied, with the times of the round. Returns `None` if there is no such group. The caller may push a
+    /// request again, for example because this member has become the leader and its lease clocks do not run
+    /// yet.
     pub fn finish(&mut self, applied: Index) -> Option<(Vec<TimedRequest>, RoundTimes)> {
         let done = |confirmed: &Confirmed| confirmed.index <= applied || planted::is(Bug::ReadBeforeApplied);
         let at = self.confirmed.iter().position(done)?;

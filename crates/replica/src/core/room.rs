@@ -6,10 +6,10 @@
 //! of 2 MiB and `log.room()` as the remaining space, batches are accepted:
 //!
 //! ```text
-//! puts and lease grants           as long as the log has its spare file, and 2.6 MiB stay
-//! deletes, revocations            as long as 1.1 MiB stay
-//! moving live values              as long as 320 KiB stay
-//! compactions, alarms, members    as long as 64 KiB stay
+//! puts and lease grants           if the log has its spare file, and at least 2.6 MiB stay free afterwards
+//! deletes, revocations            if at least 1.1 MiB stay free
+//! moving live values              if at least 320 KiB stay free
+//! compactions, alarms, members    if at least 64 KiB stay free
 //! the member's own entries        to the last byte; a batch without space waits in `parked`
 //! ```
 
@@ -375,8 +375,8 @@ impl Room {
         Some(DiskCheck { wants_reserve, is_short: !self.is_ample(log) })
     }
 
-    /// Returns a token to be kept alive by an order to reserve space for the next checkpoint. Returns `None`
-    /// if such an order is already queued, so that other orders find space in the queue.
+    /// Returns a token that the caller puts into an order to reserve space for the next checkpoint. Returns
+    /// `None` if such an order is already queued, so that the queue keeps space for other orders.
     pub fn order_of_reserve(&mut self) -> Option<Arc<()>> {
         if self.reserve_queued.strong_count() > 0 {
             return None;

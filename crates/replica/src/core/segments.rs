@@ -1,5 +1,5 @@
-//! Segments that are deleted once no view can refer to them ([`Segments`]), and values that are being moved
-//! out of other segments ([`Moves`]). `space.rs` decides which segments should be emptied.
+//! Tracks segments that are deleted once no view can refer to them ([`Segments`]), and values that are being
+//! moved out of other segments ([`Moves`]). `space.rs` decides which segments should be emptied.
 //!
 //! # Example: when segment 3 is deleted
 //!
@@ -10,7 +10,8 @@
 //! delete_later(3)      recorded with view 9, the newest that may refer to a location in segment 3
 //! release              the oldest held view is 7 <= 9: segment 3 stays
 //! the reader drops 7
-//! release              the oldest held view is 9 <= 9: it stays; 9 is the newest, so `true`: publish another view
+//! release              the oldest held view is 9 <= 9: it stays; 9 is the newest, so the result is `true`:
+//!                      the caller publishes another view
 //! view 10 published    it refers to nothing in segment 3
 //! the shards drop 9
 //! release              the oldest held view is 10 > 9: segment 3 is deleted
@@ -183,8 +184,8 @@ mod tests {
             drop(orders);
             ended.send(()).expect("the test waits");
         });
-        // The queue is full. The checkpointer's queue can be full, too, because it takes no order while values
-        // are being moved.
+        // The queue of orders is full, as the checkpointer's queue can be: the checkpointer takes no order
+        // while it moves values.
         assert!(hears.recv().is_err(), "they do not arrive");
         core_ended.recv().expect("it has ended");
         core.join().expect("did not panic");

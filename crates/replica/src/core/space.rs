@@ -23,7 +23,7 @@ use super::segments::Segments;
 const WHOLE_BYTES_LARGE: u64 = 16 << 20;
 /// Estimated number of bytes that one version needs in a checkpoint.
 const VERSION_BYTES: u64 = 64;
-/// Maximum number of segments that are emptied at once.
+/// Maximum number of segments that one order to the checkpointer empties.
 const RECLAIM_SEGMENTS: usize = 16;
 
 /// Returns the bytes that the live values of a segment would take in another segment, including the overhead
@@ -88,7 +88,8 @@ impl Survey<'_> {
             let in_use = usage.get(&segment.seq).map_or(0, moved_bytes);
             let used = self.winnable_bytes(segment);
             let unused = used.saturating_sub(in_use);
-            // When space is short, garbage counts only in segments that should be emptied.
+            // When space is short, garbage counts only in segments that should be emptied, because only there
+            // it can be freed.
             if !self.room.is_tight(self.log) || self.is_worth_emptying(in_use, used) {
                 dead += unused;
             }

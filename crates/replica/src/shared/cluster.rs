@@ -18,8 +18,8 @@ pub(super) struct Leadership {
 /// Connections with the other members, and the id of the current leader.
 #[derive(Default)]
 pub struct Cluster {
-    /// Connections with the other members. They are set after construction, because they pass arriving
-    /// messages to a receiver that holds the shared state.
+    /// Connections with the other members. They are set after the construction of the shared state, because
+    /// they pass arriving messages to a receiver that needs the shared state.
     peers: OnceLock<Arc<dyn PeerLinks>>,
     leadership: Mutex<Leadership>,
 }

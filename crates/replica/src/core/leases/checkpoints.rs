@@ -141,8 +141,8 @@ impl LeaseClocks {
         }
     }
 
-    /// Returns true if the log has few enough unapplied entries to search all of them before leases are
-    /// checkpointed.
+    /// Returns true if leases may be checkpointed now: before that all unapplied entries have to be searched,
+    /// and these are few enough.
     pub(super) fn can_note(last: Index, applied: Index) -> bool {
         last - applied <= NOTED_BEHIND_MAX
     }

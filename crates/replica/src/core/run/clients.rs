@@ -196,7 +196,7 @@ impl Core {
         }
     }
 
-    /// Ends renewals of expired leases that have waited for the request timeout.
+    /// Ends the waiting renewals of expired leases once they have waited for the request timeout.
     pub(super) fn sweep_renewals(&mut self, now: Instant) {
         for request_id in self.leases.sweep(now) {
             self.refuse(request_id, error::TIMEOUT);

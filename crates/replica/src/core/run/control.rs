@@ -204,7 +204,7 @@ impl Core {
     }
 }
 
-/// A member that is out of service.
+/// The turns of a member that is out of service.
 impl Core {
     /// Takes this member out of service, because the error `fatal` prevents it from applying an entry.
     pub(super) fn park(&mut self, fatal: &machine::Fatal, now: Instant) {

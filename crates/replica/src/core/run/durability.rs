@@ -1,5 +1,4 @@
-//! Work with the log and the disk: applying entries, removing versions, making checkpoints, and managing disk
-//! space.
+//! Applies committed entries, removes versions, makes checkpoints, and manages the space on the disk.
 
 use std::sync::mpsc::SyncSender;
 use std::time::Instant;

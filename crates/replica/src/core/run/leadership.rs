@@ -190,7 +190,7 @@ impl Core {
     }
 }
 
-/// A member whose state differs from that of the others.
+/// Handling of a member whose state differs from that of the others.
 impl Core {
     /// Raises the CORRUPT alarm for a member whose state differs from that of most others, so that all
     /// members know of the difference. The id 0 means that the differing member is not known.

@@ -130,7 +130,7 @@ impl Core {
         Ok(())
     }
 
-    /// Ends the attempt `claim` to receive a state.
+    /// Ends the attempt with the number `claim` to receive a state.
     pub(super) fn give_up_install(&mut self, claim: u64) {
         if self.install.is_of(claim) {
             self.end_install();
