@@ -323,8 +323,8 @@ impl Core {
         let leases_as_of = self.pace.writing.leases_as_of(now);
         self.leases.look(self.machine.applied_index, self.node.status().commit, leases_as_of);
         self.remove_slice(now);
-        // From here on the newest view shows the same state as the machine, unless an entry is partly
-        // applied. Reads may be answered from either.
+        // The calls from here on rely on this publication: after it, the newest view shows the same state as
+        // the machine, unless an entry is partly applied.
         self.publish();
         self.note_stages(now);
         self.answer_questions(now);

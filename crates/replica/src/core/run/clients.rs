@@ -371,9 +371,8 @@ impl Core {
     /// Refuses the gathered commands for which the disk has no space.
     fn refuse_without_room(&mut self) {
         let (room, log) = (&self.space.room, &self.log);
-        // While a batch is being written, its bytes are subtracted twice, both from the free space and as
-        // queued bytes. So the commands are not refused before the batch is written, because there may be
-        // space for them then.
+        // While a batch is being written, the space that it uses is subtracted twice, so there may be more
+        // space after the write. The commands are not refused for lack of space before that.
         let waits = log.queued_bytes() != 0 && log.space() == Space::Ample;
         let stays =
             |proposal: &Proposal| waits || room.has(log, proposal.data.len(), purpose_of(&proposal.data));

@@ -205,8 +205,8 @@ impl Core {
         };
         let data = todays.as_ref().unwrap_or(&entry.data);
         let command = Command { index: entry.index, term: entry.term, data, location };
-        // An entry counts as one unit of work for each KiB of its size, in addition to the work for its
-        // changes.
+        // An entry counts as one unit of work, plus one for each KiB of its size, in addition to the work for
+        // its changes.
         let bytes = 1 + entry.data.len() as u64 / 1024;
         match entry.kind {
             EntryKind::Normal => {

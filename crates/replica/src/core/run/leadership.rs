@@ -1,5 +1,5 @@
-//! Handles gaining and transferring leadership, and keeps a member from leading whose disk hangs or whose
-//! data differ from the others.
+//! Handles gaining and transferring leadership. A leader whose disk hangs, or whose data differ from those of
+//! the other members, gives up leadership.
 
 use std::time::Instant;
 

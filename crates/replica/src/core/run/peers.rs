@@ -33,8 +33,8 @@ impl Core {
     pub(super) fn received(&mut self, messages: Vec<raftpb::Message>, mut charge: Charge, now: Instant) {
         for mut message in messages {
             let (kind, from) = (message.r#type.unwrap_or(0), message.from.unwrap_or(0));
-            // A snapshot message is ignored here, because it is handled when the state that belongs to it has
-            // arrived, which is sent by another path.
+            // A snapshot message is ignored here. It is handled together with its state, which arrives by
+            // another path.
             let snapshot = kind == MessageType::MsgSnap as i32;
             let proposed = kind == MessageType::MsgProp as i32;
             let entries = !message.entries.is_empty() && kind != MessageType::MsgReadIndex as i32;
