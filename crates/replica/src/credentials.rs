@@ -442,8 +442,8 @@ impl Credentials {
             };
             drop(queue);
             let done = self.do_job(&work.task);
-            // After a job that is not hashing, the thread yields the processor, so that threads that serve
-            // calls do not have to wait for a series of tokens. Hashing also yields by itself.
+            // The thread yields the processor, so that threads that serve calls do not have to wait for a
+            // series of token jobs. Hashing already yields by itself.
             thread::yield_now();
             queue = self.queue();
             for asker in queue.work.finish(work) {

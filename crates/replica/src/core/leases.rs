@@ -224,7 +224,7 @@ impl LeaseClocks {
     }
 
     /// Allows or forbids shards to renew leases without the core. The caller may allow it only while no other
-    /// member can become the leader, which would not know of these renewals.
+    /// member can become the leader, because another leader would not know of these renewals.
     pub fn open_to_shards(&mut self, open: bool) {
         if self.open_to_shards != open {
             self.open_to_shards = open;
