@@ -1,8 +1,8 @@
 //! Limits the memory for messages that other members have sent and that the core has not taken yet.
 //!
-//! The core takes all waiting messages in every turn. While a turn takes long, the other members continue to
-//! send. Messages beyond the limit are dropped, as in etcd. Raft treats a dropped message like a message that
-//! the network has lost.
+//! The core takes all waiting messages at the beginning of each turn of its loop. During a long turn the
+//! other members continue to send. Messages beyond the limit are dropped, as in etcd. Raft treats a dropped
+//! message like a message that the network has lost.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,7 +14,8 @@ use peer::message_bytes;
 /// Maximum bytes of waiting messages from one member. This is four times the bytes that a leader has in
 /// flight to a follower, so replication alone does not reach it.
 const MEMBER_BYTES_MAX: usize = 64 << 20;
-/// Maximum bytes of waiting messages from all senders together that are not in this member's list of members.
+/// Maximum bytes of waiting messages from all senders that are not in this member's list of members,
+/// together.
 const STRANGERS_BYTES_MAX: usize = 16 << 20;
 
 /// A budget of bytes, with the number of bytes taken from it.
@@ -40,7 +41,7 @@ impl Room {
     }
 }
 
-/// Bytes taken from a budget. Dropping the charge returns them to the budget.
+/// Bytes taken from a budget. Dropping this value returns them to the budget.
 pub struct Charge {
     room: Arc<Room>,
     bytes: usize,

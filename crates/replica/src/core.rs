@@ -3,8 +3,8 @@
 //!
 //! The core takes requests of shards and events of the log in batches: everything that arrived while it was
 //! busy. One turn proposes all requests, hands one batch to the log, applies entries that have become durable
-//! and committed, publishes one state, and only then answers the requests (invariant I3 in
-//! `ARCHITECTURE.md`). The core waits for the disk only in the cases that `writing.rs` describes.
+//! and committed, publishes the resulting state to the readers, and only then answers the requests (invariant
+//! I3 in `ARCHITECTURE.md`). The core waits for the disk only in the cases that `writing.rs` describes.
 //!
 //! `run.rs` contains the loop. Each of the other files is a part of the core with its own state. The
 //! documentation of [`Core`] says how the parts work together.

@@ -76,7 +76,7 @@ struct Queue {
     is_stopping: bool,
 }
 
-/// Tokens and passwords of one member.
+/// Checks and issues the tokens of one member's clients, and checks and hashes their passwords.
 pub struct Credentials {
     tokens: Tokens,
     hashing: Hashing,
@@ -240,11 +240,12 @@ impl Credentials {
         self.tokens.withdrawals()
     }
 
-    /// Replaces the keys for tokens by the contents of the files that the options name.
+    /// Replaces the keys for tokens with the contents of the files that the options name.
     ///
     /// # Errors
     ///
-    /// Returns an error if the keys do not match the kind of tokens. Then the current keys stay in use.
+    /// Returns an error if the keys do not match the kind of tokens. In that case the current keys stay in
+    /// use.
     pub fn replace_keys(
         &self,
         method: identity::jwt::Method,
@@ -276,8 +277,9 @@ impl Credentials {
     /// before the call.
     pub fn issued_lately(&self, user: &str, auth_revision: u64, applied: Index) -> Option<String> {
         let token = self.recent.get(user, self.grounds(auth_revision), self.clock.now())?;
-        // If no client has presented a JSON Web Token yet, its signature is unverified. It was signed by this
-        // process under the same conditions, so only its expiry has to be checked.
+        // A JSON Web Token that no client has presented yet counts as unverified. This process has signed it
+        // under the same conditions, so an unverified signature is accepted here, but an expired token is
+        // not.
         let is_valid = matches!(self.session(token.as_bytes(), applied), Ok(_) | Err(Refused::Unverified));
         is_valid.then_some(token)
     }
@@ -404,7 +406,7 @@ impl Credentials {
                         self.wake(&mut queue);
                     }
                     if queue.threads == 0 {
-                        // No thread could be started, so the job would never be done.
+                        // No thread could be started to do the job, so the request is refused.
                         queue.work.give_up(ticket);
                         return Err(error::TOO_MANY_REQUESTS);
                     }
@@ -447,7 +449,7 @@ impl Credentials {
             thread::yield_now();
             queue = self.queue();
             for asker in queue.work.finish(work) {
-                // Sending fails if the call has ended, which then needs no answer.
+                // An error is ignored: it means that the call has ended and needs no result.
                 drop(asker.send(Some(done.clone())));
             }
         }

@@ -58,12 +58,13 @@ impl ExpensiveCalls {
         self.refused.load(Relaxed)
     }
 
-    /// Charges a call to this user, or to this address if the user is empty. The call is charged as `calls`
-    /// calls, but at most as the number of calls allowed in one second.
+    /// Reduces the allowance of this user, or of this address if the user is empty, by `calls` calls. More
+    /// calls than are allowed in one second count as that number.
     ///
     /// # Errors
     ///
-    /// etcd's `too many requests` if the client has used up its allowance.
+    /// etcd's `too many requests` if the allowance is too small, or if the client is new and too many clients
+    /// are remembered.
     pub fn admit(&self, user: &str, address: IpAddr, calls: u64, now: Instant) -> Result<(), Status> {
         if !self.is_bounded() || calls == 0 {
             return Ok(());

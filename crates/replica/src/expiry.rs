@@ -77,8 +77,9 @@ impl Timer {
 /// Outcome of an attempt to renew a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RenewalOutcome {
-    /// The lease has its whole TTL again. The number is the index of the last log entry that sets or clears
-    /// the lease checkpoint of this lease; 0 if this leader has proposed none.
+    /// The lease was renewed: it has its whole TTL again. Contains the index of the last entry proposed by
+    /// this leader that sets or clears the lease's checkpoint; 0 if there is none. If that entry is not
+    /// applied yet, the caller has to clear the checkpoint before it answers.
     Noted(Index),
     /// The deadline has passed, so the lease cannot be renewed and is about to be revoked.
     Expired,
@@ -140,7 +141,7 @@ impl Starting {
 }
 
 impl Expiry {
-    /// Returns deadlines of no leases.
+    /// Returns the value without any lease.
     pub fn new(now: Instant) -> Expiry {
         Expiry {
             epoch: now,
@@ -176,7 +177,7 @@ impl Expiry {
         let some: Vec<LeaseId> = starting.leases.after(starting.behind).take(max).map(|(id, _)| id).collect();
         planted::looked_at(planted::Measure::Leases, some.len());
         for id in &some {
-            // A lease that was revoked and granted again since then, or renewed, already has a clock.
+            // A lease that was renewed, or revoked and granted again, since `since` already has a clock.
             if !self.timers.contains_key(id)
                 && exists(*id)
                 && let Some((left, ttl)) = self.starting.as_ref().and_then(|starting| starting.left(*id))
@@ -190,9 +191,9 @@ impl Expiry {
         }
     }
 
-    /// Drops up to `max` leases after this member has lost leadership. Returns false once none are left.
-    /// Called instead of dropping the whole value in one step, which would take time proportional to the
-    /// number of leases.
+    /// Frees the deadlines of up to `max` leases; the leases themselves stay in the state. Returns false once
+    /// none are left. Called when leadership is lost, because dropping the whole [`Expiry`] in one step would
+    /// take time proportional to the number of leases.
     pub fn forget_some(&mut self, max: usize) -> bool {
         self.starting = None;
         for _ in 0..max {
@@ -305,8 +306,9 @@ impl Expiry {
         if timer.alone_looks != self.looks {
             return None;
         }
-        // The core may still renew such a lease, because it does not let a lease expire while it lags behind
-        // in applying entries. A shard cannot know that, so it leaves the decision to the core.
+        // Although the deadline has passed, the core may still renew the lease, because it lets no lease
+        // expire while it lags behind in applying entries. A shard cannot know whether it does, so it leaves
+        // the decision to the core.
         if timer.ends_ns() <= now {
             return None;
         }

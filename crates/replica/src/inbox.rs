@@ -1,4 +1,5 @@
-//! Queues between threads: from all threads to the core, and from the core to the shards.
+//! Implements the queues between threads: [`Inbox`] from all threads to the core, and [`Outbox`] from the
+//! core to one shard.
 //!
 //! The single receiver of a queue takes all waiting items at once, so that items which arrived while it was
 //! busy become one batch. The senders limit the length of both kinds of queue: a shard has at most
@@ -108,9 +109,9 @@ impl<T> Inbox<T> {
     }
 
     fn is_to_wake(&self, count: usize) -> bool {
-        // The receiver sets `asleep` before it checks the queue for the last time, so a sender sees that the
-        // receiver sleeps, or the receiver sees the item. The sender that wakes the receiver resets `asleep`,
-        // so no other sender wakes it for the same sleep.
+        // The receiver sets `asleep` before it checks the queue for the last time. So either the sender sees
+        // that the receiver sleeps, or the receiver sees the item. The sender that wakes the receiver resets
+        // `asleep`, so no other sender wakes it for the same sleep.
         let wanted = self.asleep.load(Ordering::SeqCst);
         wanted != 0 && count >= wanted && self.asleep.swap(0, Ordering::SeqCst) != 0
     }

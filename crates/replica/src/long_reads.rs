@@ -1,11 +1,12 @@
-//! Registers long-running readers, and tells the core which versions must not be removed because a reader
-//! needs them.
+//! Registers long-running readers, and tells the core which versions of keys must not be removed because a
+//! reader needs them.
 //!
 //! Large ranges and snapshots for clients, calls that wait for the disk, answers of writes, hashes,
 //! checkpoints and transfers to other members read the state of one moment slice by slice from the newest
 //! view ([`machine::AsOf`]). Each such reader is registered here while it exists, with the versions that it
-//! needs. Before the core physically removes versions, it checks here which ones are needed. A reader that
-//! delays the removal for longer than [`Reader::patience`] is ended: its next slice fails.
+//! needs. Before the core physically removes versions, it checks here which ones are needed. A reader may
+//! delay the removal only for a limited time ([`Reader::patience`]). After that it is ended: its next slice
+//! fails.
 //!
 //! A reader delays only the removal of versions that compactions have made unreadable since the reader began.
 //! It does not keep data in memory that is written while it runs.
@@ -28,9 +29,10 @@ pub enum Reader {
     Range,
     /// HashKV, Hash, the comparison with another member, or the hash of a compaction.
     Hash,
-    /// A snapshot for a client, or this member's state on which a state being received builds.
+    /// A snapshot for a client. Also this member's own state, while another member's state that builds on it
+    /// is being received.
     Snapshot,
-    /// The state on its way to another member. Its patience counts from its last slice and not from its
+    /// The state on its way to another member. Its time limit counts from its last slice and not from its
     /// beginning. With a limit for the whole transfer, a large database could never be sent, because each
     /// attempt begins at the start of the database.
     Transfer,
@@ -65,11 +67,12 @@ struct Open {
     /// Ids of all readers, ordered by [`Entry::keeps`], so that the core, which checks often, visits only
     /// readers that delay a removal.
     by_keeps: BTreeSet<(Revision, u64)>,
-    /// Time before which no reader has exceeded its patience.
+    /// Lower bound of the times at which readers exceed their time limits, so that [`LongReads::removable`]
+    /// need not search the readers before it; `None` if there are no readers.
     due: Option<Instant>,
     next: u64,
     /// Number of times that [`LongReads::removable`] has searched all readers for some that have exceeded
-    /// their patience.
+    /// their time limits.
     #[cfg(test)]
     looks: usize,
 }
@@ -85,7 +88,7 @@ impl Open {
 struct Entry {
     reader: Reader,
     since: Instant,
-    /// Time from which the patience of the reader counts.
+    /// Time from which the time limit of the reader counts.
     patient_since: Instant,
     /// Compact revision up to which this reader allows removal.
     keeps: Revision,
@@ -136,7 +139,7 @@ impl LongReads {
         true
     }
 
-    /// Records that a reader has begun another slice, from which the patience of a transfer counts.
+    /// Records that a reader has begun another slice, from which the time limit of a transfer counts.
     fn came_on(&self, number: u64, now: Instant) {
         if let Some(entry) = self.open().readers.get_mut(&number)
             && entry.reader == Reader::Transfer
@@ -146,8 +149,8 @@ impl LongReads {
     }
 
     /// Registers a reader of the state that `load` returns, together with the compact revision that the state
-    /// needs. If all readers were ended after the registration, the loaded state may have been replaced. Then
-    /// both are repeated.
+    /// needs. If the core ends all readers in the meantime, because it has replaced the state, registers the
+    /// reader again and loads the new state.
     fn begin_with<T>(
         &self,
         reader: Reader,
@@ -155,9 +158,9 @@ impl LongReads {
         mut load: impl FnMut() -> (T, Revision),
     ) -> (u64, T) {
         loop {
-            // The reader is registered before the state is loaded, so that the loaded state is complete:
-            // versions removed before the registration are already compacted in the loaded view, and after it
-            // no version is removed until `needs` is called.
+            // The reader is registered before the state is loaded. So the loaded state is complete: versions
+            // removed before the registration are already compacted in the loaded view, and after the
+            // registration no version is removed until `needs` is called.
             let number = self.begin(reader, now());
             let (loaded, keeps) = load();
             if self.needs(number, keeps) {
@@ -171,13 +174,13 @@ impl LongReads {
     }
 
     /// Returns the compact revision up to which versions may be removed for a compaction at `wanted`. Ends
-    /// readers that delay the removal and have exceeded their patience.
+    /// readers that delay the removal and have exceeded their time limits.
     pub fn removable(&self, wanted: Revision, now: Instant) -> Removable {
         let mut open = self.open();
         let mut overtaken = Vec::new();
         let is_blocked = open.by_keeps.first().is_some_and(|(keeps, _)| *keeps < wanted);
         // The core calls this often, and many readers may be open. So the readers are searched only if at
-        // least one delays the removal and at least one may have exceeded its patience.
+        // least one delays the removal and at least one may have exceeded its time limit.
         if is_blocked && open.due.is_some_and(|due| now >= due) {
             let is_over = |number: &u64| open.readers.get(number).is_some_and(|entry| now >= entry.due());
             let in_the_way = open.by_keeps.range(..(wanted, 0)).map(|(_, number)| *number);
@@ -225,7 +228,7 @@ impl Newest for Registered {
     }
 
     fn needs(&self, moment: &Moment) {
-        // The result is not needed: a reader that was ended gets an error at its next slice.
+        // The result is not needed: if the reader was ended, its next slice returns the error.
         let _ = self.reads.needs(self.number, moment.keeps());
     }
 }
@@ -363,13 +366,13 @@ mod tests {
             assert_eq!(removable(100, after).overtaken, 0);
         }
         assert_eq!(reads.open().looks, 1);
-        // A reader that began later exceeds its patience sooner.
+        // A reader that began later exceeds its time limit sooner.
         let watch = reads.begin(Reader::Watch, start + Duration::from_secs(500));
         assert!(reads.needs(watch, Revision(30)));
         assert_eq!(removable(100, 560).overtaken, 1);
         assert_eq!(removable(100, 600), Removable { through: Revision(100), overtaken: 1 });
         assert_eq!(reads.figures(), (0, None));
-        // A reader that has exceeded its patience but delays no removal causes no search.
+        // A reader that has exceeded its time limit but delays no removal causes no search.
         let looks = reads.open().looks;
         let beside = reads.begin(Reader::Range, start + Duration::from_secs(600));
         assert!(reads.needs(beside, Revision(100)));
@@ -386,7 +389,7 @@ mod tests {
         let mut loads = 0;
         let load = || {
             loads += 1;
-            // The reader is registered, and finds the new state.
+            // The first reader is registered, and the state is replaced before it has loaded it.
             if loads == 1 {
                 assert_eq!(reads.end_all(), 1);
             }

@@ -34,8 +34,7 @@ struct Slot {
     proposed: Option<Instant>,
 }
 
-/// The open requests of one shard, and the requests that are not sent to the core before the end of this turn
-/// of the shard.
+/// The open requests of one shard. Requests made in this turn of the shard are sent to the core at its end.
 pub struct Pending {
     shared: Arc<Shared>,
     shard: u16,
@@ -45,16 +44,17 @@ pub struct Pending {
     flusher: Cell<Option<Waker>>,
     /// Time of the last lease grant or renewal by a client of this shard.
     leases_kept: Cell<Option<Instant>>,
-    /// Number of messages that the shard had received, and of bytes that it had sent, when it last sent
-    /// requests to the core.
+    /// Number of messages that the shard had received, and number of bytes that it had sent, when it last
+    /// sent requests to the core.
     traffic: Cell<(u64, u64)>,
     /// Number of consecutive lone writes. A write is lone if the shard has received no other message and sent
     /// at most `GIVEN_ALONE` bytes since the write before.
     writes_alone: Cell<u32>,
 }
 
-/// Maximum bytes that a shard sends between two lone writes. Larger amounts come from a stream such as a
-/// snapshot, whose next chunk would be delayed by each sync if the shard ran the core's turns.
+/// Maximum bytes that a shard sends between two lone writes. A shard that sends more serves a stream, such as
+/// a snapshot. If it ran turns of the core on its own thread, each turn would block the shard for a sync, and
+/// the next chunk of the stream would wait for that time.
 const GIVEN_ALONE: u64 = 16 << 10;
 
 /// Number of consecutive lone writes after which a shard runs the core's turns on its own thread. After fewer

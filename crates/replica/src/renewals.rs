@@ -38,7 +38,7 @@ struct Deadlines {
     is_open: bool,
 }
 
-/// Renewals of leases by shards, without the core.
+/// Lets shards renew leases without the core.
 pub struct Renewals(Mutex<Deadlines>);
 
 impl Renewals {

@@ -35,7 +35,7 @@ pub struct RequestId {
     pub generation: u32,
 }
 
-/// A request to the core, or an event that the core handles. The variants are the sources.
+/// A request to the core, or an event that the core handles. The variants say from where it comes.
 pub enum CoreRequest {
     /// A client's request, from a shard.
     Client(ClientRequest),
@@ -178,12 +178,13 @@ pub struct SnapshotAttempt {
     pub from: MemberId,
     /// Term in which the sending member leads.
     pub term: Term,
-    /// Upper bound or estimate of the bytes that the state takes on the log's disk, if the sender sends the
-    /// whole state; `None` if it sends only the data that this member lacks.
+    /// If the sender sends its whole state, an upper bound or estimate of the bytes that the state takes on
+    /// the log's disk; 0 if the size is not known yet. `None` if the sender sends only the data that this
+    /// member lacks, and in offers and resumed attempts, for which the space is not checked.
     pub whole_bytes: Option<u64>,
 }
 
-/// A shortage of space on the log's disk for another member's whole state.
+/// Says that the log's disk has too little free space to receive another member's whole state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shortage {
     /// Number of free bytes; 0 if the log itself has already found a shortage.
@@ -235,7 +236,7 @@ pub enum PeerRequest {
     /// would be accepted now.
     OfferSnapshot(RequestId, SnapshotAttempt),
     /// Another member begins to send its state. Return this member's current state, on which the received
-    /// state builds.
+    /// state may build.
     ReceiveSnapshot(RequestId, SnapshotAttempt),
     /// The stream of the attempt with this number broke off, and the attempt may be resumed. If it is not,
     /// the core calls the closure to drop the received part.
@@ -307,9 +308,11 @@ impl From<ControlRequest> for CoreRequest {
 pub struct Reply {
     /// Id of the request to which this is the reply.
     pub request_id: RequestId,
-    /// Revision of the store when the reply was made.
+    /// Revision for the header of the response: for the outcome of an entry, the revision right after the
+    /// entry; for most other replies, the current revision when the reply was made.
     pub revision: Revision,
-    /// Raft term of the last entry applied when the reply was made.
+    /// Raft term for the header of the response: for the outcome of an entry, the term of the entry; for most
+    /// other replies, the term of the last entry applied when the reply was made.
     pub raft_term: Term,
     /// Content of the reply.
     pub body: ReplyBody,

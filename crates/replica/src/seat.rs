@@ -29,7 +29,8 @@ pub trait Work {
     /// The result with which the work ends.
     type End;
 
-    /// Runs one turn with these items, and leaves `items` empty. Returns the result if the work has ended.
+    /// Runs one turn with these items, and leaves `items` empty. Returns the result of the work if the work
+    /// has ended; `None` if it continues.
     fn turn(&mut self, items: &mut Vec<Self::Item>) -> Option<Self::End>;
 
     /// Returns the time that may pass before the next turn, and the number of waiting items from which on the
@@ -83,11 +84,12 @@ impl<W: Work> Seat<W> {
         self.is_lent.load(Ordering::SeqCst)
     }
 
-    /// Runs the next turns on the calling thread. Stops when `is_done` returns true, when nothing is left to
-    /// do, or when other threads have sent items, because the caller should not have to wait until those are
-    /// processed. The caller must have put items into the inbox, and [`Inbox::put_all`] must have returned
-    /// true. Returns true if the owner may continue to sleep. Otherwise wakes the owner, which continues the
-    /// work, and returns false.
+    /// Runs the next turns on the calling thread. The caller must have put items into the inbox, and
+    /// [`Inbox::put_all`] must have returned true.
+    ///
+    /// Stops when `is_done` returns true, when nothing is left to do, or when other threads have sent items,
+    /// because the caller should not have to wait until those are processed. Returns true if the owner may
+    /// continue to sleep. Otherwise wakes the owner, which continues the work, and returns false.
     pub fn work_here(&self, inbox: &Inbox<W::Item>, is_done: impl Fn() -> bool) -> bool {
         // If the lock is taken, the owner is about to sleep or to check for items, or another thread is
         // borrowing the work. The owner is then woken for these items.
@@ -124,9 +126,9 @@ impl<W: Work> Seat<W> {
                     return true;
                 }
             }
-            // Two waiting items mean that another thread has sent one, because work that has to continue
-            // sends itself only one item per turn. The owner then continues, so that the caller does not
-            // process items of others.
+            // If two items wait, another thread has sent one of them: work that has to continue sends itself
+            // only one item per turn. The owner then continues, so that the caller does not process items of
+            // others.
             if is_done() || inbox.has_more_than(1) {
                 return false;
             }

@@ -29,8 +29,8 @@ pub use ids::Ids;
 pub use member::{Limits, Member};
 pub use published::Published;
 
-/// Error for a proposal that timed out while no leader was known since it was made, so that it was never
-/// proposed.
+/// Error for a proposal that timed out and was never proposed, because no leader was known from its arrival
+/// to its timeout.
 const NEVER_PROPOSED: Status = Status::new(Code::DeadlineExceeded, "context deadline exceeded");
 
 /// The state that all threads of a member share. Every field is completely built before the member runs;

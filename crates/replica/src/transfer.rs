@@ -1,5 +1,5 @@
 //! Transfers a member's state to another member: [`Source`] produces the data to send, and [`Receiver`]
-//! receives them.
+//! receives the data.
 //!
 //! The receiver reports which part of the state it has ([`Held`]), and the sender sends the rest. If the
 //! stream breaks off, the receiver keeps the received part for a limited time. The next stream then continues
@@ -225,7 +225,7 @@ impl ReceiveError {
     }
 }
 
-/// The part of a state that arrived before its stream broke off.
+/// The part of a state that arrived before its stream broke off, kept for an attempt that continues there.
 struct Broken {
     assembly: Assembly,
     held: Held,
@@ -265,7 +265,8 @@ impl Portion {
 }
 
 /// Returns the attempt that this message announces, with the number `claim`. If the sender sends the whole
-/// state, `whole_bytes` is the number of bytes that the state takes, as far as it is known; otherwise `None`.
+/// state, `whole_bytes` is the number of bytes that the state takes, 0 if that is not known. `None` if the
+/// sender sends only a part, or if the space is not to be checked.
 fn attempt(claim: u64, message: &raftpb::Message, whole_bytes: Option<u64>) -> SnapshotAttempt {
     SnapshotAttempt { claim, from: MemberId(message.from()), term: Term(message.term()), whole_bytes }
 }
@@ -349,7 +350,7 @@ impl Receiver {
         if let Err(why) = &filled
             && matches!(why, ReceiveError::NoRoom(_))
         {
-            // The received part is given up and not kept for another attempt, because it would occupy the
+            // The received part is dropped and not kept for another attempt, because it would occupy the
             // space that is lacking.
             self.shared.core.inbox.send(PeerRequest::SnapshotGivenUp(partial.claim));
             self.note(why);
@@ -398,9 +399,10 @@ impl Receiver {
         }
     }
 
-    /// Returns the part that was received before the stream broke off, if the new stream begins where the
-    /// part ends and the core still keeps the attempt. The part is taken only after the core has agreed,
-    /// because any peer may send this request, but only the leader may continue.
+    /// Returns the partly received state if the new stream continues exactly where it ends. Returns `None` if
+    /// the core does not agree: the sender must be the current leader, and the core must still wait for this
+    /// attempt to be resumed. The part is taken out of `broken` only after the core has agreed. Otherwise any
+    /// peer could make this member lose the part by sending such a request.
     async fn resume(&self, message: &raftpb::Message, behind: Revision) -> Option<Broken> {
         let kept = self.broken().as_ref().map(|broken| (broken.claim, broken.held.revision));
         let (claim, _) = kept.filter(|(_, revision)| *revision == behind)?;
@@ -422,7 +424,7 @@ impl Receiver {
     }
 
     /// Begins an attempt. If the sender sends the whole state, `whole_bytes` is the number of bytes that the
-    /// state takes, as far as it is known; otherwise `None`.
+    /// state takes, 0 if that is not known; otherwise `None`.
     async fn begin(
         &self,
         message: &raftpb::Message,
@@ -458,8 +460,8 @@ impl Receiver {
             if let Ok(Some(version)) = &next {
                 portion.take(version).map_err(ReceiveError::Malformed)?;
             }
-            // After an error, the versions that arrived before it are placed, too. They are valid, and a
-            // later stream can continue after them.
+            // After an error, the versions that arrived before it are written to the log, too. They are
+            // valid, and a later stream can continue after them.
             let last = !matches!(next, Ok(Some(_)));
             if last || portion.is_full() {
                 self.place((claim, is_whole), assembly, &mut portion).await?;

@@ -43,7 +43,8 @@ pub(super) struct NospaceAlarm {
     cause: Cause,
     /// Cause that was last written to the note beside the log.
     noted: Cause,
-    /// Time of the last proposal to raise or clear the alarm; the proposal may be lost.
+    /// Time of the last proposal to raise or clear the alarm; `None` once an entry that raises or clears an
+    /// alarm is applied. The proposal may be lost, so it counts as in flight only for [`ALARM_PAUSE`].
     proposed: Option<Instant>,
 }
 
@@ -58,8 +59,8 @@ impl NospaceAlarm {
         self.cause
     }
 
-    /// Returns the cause of the alarm if the note beside the log does not contain it yet; `None` if the note
-    /// is up to date. The next process of this member reads the cause from the note.
+    /// Returns the cause of the alarm if it still has to be written to the note beside the log; `None` if the
+    /// note contains it already.
     pub fn unnoted(&self) -> Option<Cause> {
         (self.noted != self.cause).then_some(self.cause)
     }
@@ -73,12 +74,12 @@ impl NospaceAlarm {
 
     /// Handles a shortage: the disk has no space, or a client's write would exceed the quota.
     pub fn raise(&mut self, cause: Cause, present: AlarmContext<'_>, now: Instant) -> AlarmStep {
-        // The cause of a raised alarm does not change. But an alarm that was raised without a known cause
-        // gets the cause of the shortage reported now.
+        // The cause of a raised alarm does not change. The exception is an alarm of unknown cause, which gets
+        // the cause of this shortage.
         let raised = present.alarms.is_raised(NOSPACE, self.own);
-        // A proposed alarm keeps the cause `Quota`, but not the cause `Disk`. So if both shortages occur
-        // before the alarm is raised, its cause is the quota, and the alarm is not cleared before a client
-        // disarms it.
+        // While the alarm is proposed but not raised yet, the cause `Disk` is replaced by `Quota`, but
+        // `Quota` is not replaced by `Disk`. So if both shortages occur before the alarm is raised, its cause
+        // is the quota, and only a client can clear it.
         let known = match self.cause {
             Cause::Nothing => false,
             Cause::Disk => raised,
@@ -94,15 +95,17 @@ impl NospaceAlarm {
     }
 
     /// Handles an applied entry that raised or cleared an alarm. After it, no proposal of this member counts
-    /// as in flight. The entry that raises this member's NOSPACE alarm contains the cause. A member that was
-    /// restarted before it had written the note reads the cause from that entry when it replays the log,
-    /// because no checkpoint covers the entry before the note is written.
+    /// as in flight.
+    ///
+    /// The entry that raises this member's NOSPACE alarm contains the cause. So a member that was restarted
+    /// before it had written the note gets the cause when it replays the log. The entry is still in the log
+    /// then, because no checkpoint covers the entry before the note is written.
     pub fn changed(&mut self, raised: Option<Raised>, alarms: &Alarms) {
         let proposed = self.proposed.take().is_some();
         let raised = raised.filter(|raised| (raised.alarm, raised.member_id) == (NOSPACE, self.own));
         let said = raised.and_then(|raised| Cause::of_entry(raised.cause));
-        // The entry does not replace the cause `Quota` that was found after the proposal: if both shortages
-        // occur before the alarm is raised, only a client may clear the alarm.
+        // If both shortages occur before the alarm is raised, only a client may clear the alarm. So the cause
+        // in the entry does not replace the cause `Quota` that was found after the proposal.
         if let Some(cause) = said
             && !(proposed && self.cause == Cause::Quota)
             && !planted::is(planted::Bug::AlarmCauseForgotten)
@@ -113,9 +116,9 @@ impl NospaceAlarm {
         }
     }
 
-    /// Decides, at each check of the disk, whether to clear an alarm that a full disk has raised, and returns
-    /// the action. `ample` is true if the log finds no shortage of space. `may_clear` is true if the disk has
-    /// space again and the quota is not reached.
+    /// Called at each check of the disk. Returns the action to propose if an alarm that a full disk has
+    /// raised should be cleared now. `ample` is true if the log finds no shortage of space. `may_clear` is
+    /// true if the disk has space again and the quota is not reached.
     pub fn look(
         &mut self,
         ample: bool,

@@ -1,5 +1,5 @@
-//! Collects the replies to shards. Outcomes of entries wait here until the state that contains them is
-//! published. Then each shard gets all its replies together. [`Answers`] is the entry point.
+//! Collects the replies to shards. Outcomes of entries wait here until the state that contains the entries is
+//! published. After that, each shard gets all its replies in one list. [`Answers`] is the entry point.
 
 use api::Status;
 use machine::{AsOf, Outcome};
@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 use super::proposals::Waiter;
 use super::{OUTSIDE, Reply, ReplyBody, RequestId};
 
-/// Maximum capacity of the list of outcomes that is kept from one turn to the next.
+/// Maximum capacity that the list of outcomes keeps from one turn to the next.
 const OUTCOMES_KEPT_MAX: usize = 4096;
 
 /// The outcome of an entry for which a request waits. The request is answered once the state with the entry
@@ -21,7 +21,7 @@ pub(super) struct Answerable {
     pub waiter: Waiter,
     /// Outcome of the entry.
     pub outcome: Result<Outcome, Status>,
-    /// State in which the answer's keys and values are read.
+    /// Reader of the state right after the entry, for answers that contain keys and values; otherwise `None`.
     pub state: Option<Box<AsOf>>,
     /// Revision of the store right after the entry.
     pub revision: Revision,
@@ -39,8 +39,8 @@ pub(super) struct Answers {
     /// Reply channels of requests from threads that are not shards.
     outside: Slab<oneshot::Sender<Reply>>,
     outcomes: Vec<Answerable>,
-    /// Reader that keeps the states readable in which the answers of this turn are read; `None` if no answer
-    /// needs one.
+    /// Reader that keeps old versions of keys from being removed, so that the answers of this turn can be
+    /// read from the states right after their entries; `None` if no answer of this turn needs one.
     reads: Option<AsOf>,
     /// Requests for the whole state. They get the state once it is published.
     images: Vec<RequestId>,
@@ -77,9 +77,9 @@ impl Answers {
         self.outcomes.push(answerable);
     }
 
-    /// Returns a reader of the state at `moment`. The reader keeps the state readable until the outcomes are
-    /// answered, although a compaction later in the turn may remove versions. `open` creates the reader if
-    /// the turn has none yet.
+    /// Returns a reader of the state at `moment`. A compaction later in the turn cannot remove versions of
+    /// keys that this reader needs before the outcomes are answered. `open` creates the reader if this turn
+    /// has none yet.
     pub fn state(&mut self, moment: Moment, open: impl FnOnce(Moment) -> AsOf) -> AsOf {
         match &self.reads {
             Some(first) => first.at(moment),
@@ -136,7 +136,8 @@ impl Answers {
         let outside = self.replies.last_mut().map(std::mem::take).unwrap_or_default();
         for reply in outside {
             if let Some(sender) = self.outside.try_remove(reply.request_id.slot as usize) {
-                // Sending fails if the receiver was dropped, which then needs no answer.
+                // An error is ignored: it means that the requesting thread has dropped its receiver and needs
+                // no reply.
                 let _ = sender.send(reply);
             }
         }

@@ -28,8 +28,8 @@ use storage::values::LogValues;
 /// leader sends; the leader sends them again later.
 const BEHIND_BYTES_MAX: usize = 128 << 20;
 
-/// Memory in bytes of a waiting entry in addition to its data: the slot in the queue, the location, and the
-/// overhead of the allocation.
+/// Memory in bytes that a waiting entry takes in addition to its data: the slot in the queue, the entry's
+/// location in the log, and the overhead of the allocation.
 const ENTRY_BYTES: usize = size_of::<Entry>() + size_of::<(u64, log::Location)>() + 32;
 
 fn held_bytes(entry: &Entry) -> usize {
@@ -49,8 +49,8 @@ pub(super) struct Apply {
 /// Committed entries that are not applied yet, and the amount of work that this turn may still do to apply
 /// them.
 ///
-/// This type stores the entries, and the values for which the next entry waits. The machine applies the
-/// entries.
+/// This type stores the entries, and the values that the next entry needs and that had to be read from disk.
+/// The state machine ([`machine::Machine`]) applies the entries.
 pub(super) struct ApplyQueue {
     entries: VecDeque<Entry>,
     bytes: usize,
@@ -60,11 +60,11 @@ pub(super) struct ApplyQueue {
     begun: Option<OpenEntry>,
     /// True if an entry was applied since the last view was published.
     unpublished: bool,
-    /// Read in progress of the values on which the current entry depends.
+    /// The read in progress of values that the current entry needs; `None` if no values are being read.
     reading: Option<Reading>,
-    /// Values that have been read, by location.
+    /// Values that have been read for the current entry, sorted by their locations in the log.
     arrived: Vec<ReadValue>,
-    /// Memory charges of the values in `arrived`.
+    /// Reservations of memory for the values in `arrived`.
     charges: Vec<accounting::Charge>,
     /// Waker that notifies the core when the values have been read.
     waker: Waker,
@@ -118,7 +118,7 @@ impl ApplyQueue {
         self.bytes > BEHIND_BYTES_MAX
     }
 
-    /// Drops all waiting entries.
+    /// Drops all waiting entries and what was read for the current one.
     pub fn clear(&mut self) {
         self.entries.clear();
         (self.bytes, self.begun, self.reading) = (0, None, None);
@@ -156,7 +156,7 @@ impl ApplyQueue {
         self.left = left;
     }
 
-    /// Returns true if the next turn has something to apply.
+    /// Returns true if an entry waits to be begun or continued, and no read of values holds it up.
     pub fn has_to_apply(&self) -> bool {
         (self.begun.is_some() || !self.entries.is_empty()) && self.reading.is_none()
     }
@@ -166,13 +166,13 @@ impl ApplyQueue {
         self.begun.is_some()
     }
 
-    /// Returns true if the machine can continue the begun entry now. Entries applied before it must be
-    /// published first.
+    /// Returns true if the machine can continue the begun entry now: the entries before it are published,
+    /// this turn may do more work, and the values that the entry needs have been read.
     pub fn can_go_on(&mut self) -> bool {
         !self.unpublished && self.left > 0 && self.has_values()
     }
 
-    /// Records that an entry was begun that cannot be completed in this turn.
+    /// Records the entry that the machine has begun and could not complete in this turn.
     pub fn begun(&mut self, begun: OpenEntry) {
         self.begun = Some(begun);
     }

@@ -2,23 +2,25 @@
 //! of the log.
 //!
 //! Normally proposals do not wait: those that arrive while the log syncs form the next batch anyway, and a
-//! fixed window would only add delay. But each sync costs about 60 to 150 us of processor time, whatever its
-//! size, which a server with busy processors should spend on requests. So, once batches contain on average
-//! [`LARGE_BATCH`] proposals without waiting, the next batch waits until half of the writing connections have
-//! sent a proposal, but at most for [`FAST_WINDOW`] and no longer than `--batch-fsync-window`.
+//! fixed window would only add delay. But each sync costs about 60 to 150 us of processor time, however small
+//! the batch. A busy server should spend that time on requests. Therefore, once batches have on average
+//! [`LARGE_BATCH`] proposals, the next batch waits until half of the writing connections have sent a
+//! proposal. It waits no longer than [`FAST_WINDOW`] and no longer than `--batch-fsync-window`.
 //!
 //! A single-member cluster on a slow device first waits for the end of the current sync. Then it waits for
 //! the clients whose writes were just synced: an answered client writes again, but only after the log would
-//! have begun its next sync. Without this second wait the clients split into two halves, and each half waits
-//! for the syncs of both halves. The second wait ends when the number of waiting proposals reaches the number
-//! that were in flight or waiting at the end of the sync, or when half the duration of a sync has passed, and
-//! at the latest after the window. If most of the expected clients do not write again, for example because
-//! they write at independent times, the second wait is skipped for the next [`SKIPPED`] batches.
+//! have begun its next sync. Without this second wait the clients would split into two halves that write in
+//! turn, and each half would wait for the syncs of both. The second wait ends when the number of waiting
+//! proposals reaches seven eighths of the number that were in flight or waiting at the end of the sync, or
+//! when half the duration of a sync has passed, and at the latest after the window. If most of the expected
+//! clients do not write again, for example because they write at independent times, the second wait is
+//! skipped for the next [`SKIPPED`] batches.
 //!
 //! In a cluster a batch costs every member a sync, and the leader and each follower several messages. There a
 //! batch starts immediately if no proposals are in flight. Otherwise it waits until those are applied, so
 //! that the disks and the network set the pace. The window limits this wait, too, so that clients never wait
-//! long for a distant member.
+//! long for a distant member. While the processors are busy, batches also start at a minimum distance
+//! (`pace`).
 
 use std::time::{Duration, Instant};
 
@@ -45,8 +47,8 @@ const ACTIVE: Duration = Duration::from_millis(50);
 /// Tracks which connections write and how large batches are, and decides how long the next batch waits.
 #[derive(Debug)]
 pub struct Batching {
-    /// Connections that wrote in this period, and those that wrote in the period before. Each bit stands for
-    /// the connections whose client ports are equal modulo 4096.
+    /// Connections that wrote in the current period of at least [`ACTIVE`], and those that wrote in the
+    /// period before it. Each bit stands for the connections whose client ports are equal modulo 4096.
     writers: [Box<[u64; 64]>; 2],
     counts: [usize; 2],
     period_began: Instant,
@@ -71,12 +73,13 @@ struct Device {
     /// Number of proposals given to the log since all proposals were last synced.
     going: usize,
     /// Last time at which all proposals were synced. `here` is the number of proposals that waited at that
-    /// time. `expected` is the sum of `here` and the number of proposals that were synced then, whose clients
+    /// time. `expected` is `here` plus the number of proposals that were synced by that time: their clients
     /// are expected to write again.
     settled: Instant,
     here: usize,
     expected: usize,
-    /// Number of batches for which the wait is skipped.
+    /// Number of further batches that start without the second wait, which the module documentation
+    /// describes.
     skips: u32,
 }
 
@@ -128,8 +131,8 @@ impl Device {
         }
         self.going += proposals;
         self.expected = 0;
-        // The flag is set here and not at the next call of `look`, because this batch may already be synced
-        // then, and `look` must see that a sync has ended.
+        // The flag is set here and not at the next call of `look`. This batch may be synced before that call,
+        // and `look` recognizes the end of a sync only if the flag was set before.
         self.is_busy = true;
     }
 }
@@ -178,8 +181,8 @@ impl Batching {
         self.began.get_or_insert(now);
     }
 
-    /// Returns the number of further proposals to wait for, and the maximum time, if `waiting` proposals have
-    /// arrived. Returns `None` if they should be proposed now.
+    /// Returns the number of further proposals to wait for, and the maximum time, in a cluster of one member
+    /// that has `waiting` proposals. Returns `None` if these should be proposed now.
     pub fn wait(&self, waiting: usize, now: Instant) -> Option<(usize, Duration)> {
         let began = self.began?;
         if self.device.is_slow() {
@@ -284,7 +287,7 @@ mod tests {
         assert_eq!(cluster(&batching, 3, true, 0, 0), Some((more, WINDOW)));
         assert_eq!(cluster(&batching, ENOUGH_IN_CLUSTER, true, 9, 0), None);
         assert_eq!(cluster(&batching, 3, true, 0, 2), None);
-        // Batches that several connections share keep the minimum distance.
+        // Batches that several connections share start at the minimum distance.
         assert_eq!(cluster(&batching, 3, false, 5, 1), Some((more, Duration::from_millis(4))));
         assert_eq!(cluster(&batching, 3, false, 5, 5), None);
         // Batches that stay small show that there is nothing to wait for.
@@ -308,7 +311,7 @@ mod tests {
         assert_eq!(batching.wait_in_cluster(3, true, Duration::ZERO, now), None);
     }
 
-    /// Returns the state for a device on which each sync takes 16 ms.
+    /// Returns the value for a device on which each sync takes 16 ms.
     fn slow(now: Instant) -> Batching {
         let mut batching = Batching::new(now, WINDOW);
         (0..100).for_each(|_| batching.synced(Duration::from_millis(16)));

@@ -1,5 +1,5 @@
-//! Decides when a checkpoint is due and which segments can be deleted after it: [`Checkpoints`]. The
-//! checkpointer writes the checkpoints.
+//! Decides when a checkpoint of the state is due, and which segments of the log can be deleted after it.
+//! [`Checkpoints`] is the entry point. The checkpointer, which has its own thread, writes the checkpoints.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -11,9 +11,10 @@ use storage::checkpointer::Checkpointed;
 /// Pause before a failed checkpoint is tried again, if it was to free segments or has failed for lack of
 /// space.
 const FREE_PAUSE: Duration = Duration::from_secs(5);
-/// Minimum time from the order of a checkpoint to the next one, if that is due only because no entries are
-/// applied. It is given as a multiple of the time that the first checkpoint worked. So if writes come in
-/// bursts, the disk is busy with checkpoints for at most a quarter of the time.
+/// Limits the checkpoints that are due only because no entries are being applied
+/// ([`Thresholds::checkpoint_quiet`]). If a checkpoint took 10 seconds of work, pauses not included, then
+/// such a checkpoint begins at the earliest 40 seconds after that checkpoint began. So if writes come in
+/// bursts, checkpoints keep the disk busy for at most a quarter of the time.
 const QUIET_WORK_FACTOR: u32 = 4;
 /// Factor for the byte limit while fewer than `--snapshot-count` entries are unsaved: a checkpoint is then
 /// due after this many times `checkpoint_log_bytes`.
@@ -31,8 +32,8 @@ pub struct Thresholds {
     /// Time after which a checkpoint is due, if at least `--snapshot-count` entries are unsaved.
     pub checkpoint_age: Duration,
     /// Time without an applied entry after which a checkpoint is due, if at least `--snapshot-count` entries
-    /// are unsaved. A checkpoint then disturbs no writes, and a restart need not read these entries. The
-    /// checkpoint comes later if the last one took much work.
+    /// are unsaved. A checkpoint at such a time disturbs no writes, and a restart need not read these
+    /// entries. It is delayed if the previous checkpoint took much work (`QUIET_WORK_FACTOR`).
     pub checkpoint_quiet: Duration,
     /// Minimum bytes of dead records in sealed segments at which moving the live records out of them is
     /// worthwhile.
@@ -78,6 +79,9 @@ impl Thresholds {
 ///
 /// The core reports what is applied, moved, ordered and saved. This type says whether another checkpoint is
 /// due and, when a checkpoint is saved, which segments no durable file needs any more.
+///
+/// A checkpoint consists of runs: files, each with a range of revisions. An ordinary checkpoint writes a new
+/// run and keeps runs of earlier checkpoints. A *whole* checkpoint keeps none of them.
 pub(super) struct Checkpoints {
     thresholds: Thresholds,
     /// Minimum number of unsaved entries for a checkpoint that is due because of the log bytes, because of
@@ -87,7 +91,7 @@ pub(super) struct Checkpoints {
     /// Segments that had no live value when the checkpoint in progress was ordered.
     empty_segments: Vec<u32>,
     /// Segments out of which values were moved since the last whole checkpoint was ordered. Runs of earlier
-    /// checkpoints refer to the old locations in these segments.
+    /// checkpoints still name the old locations of these values.
     emptied: BTreeSet<u32>,
     /// Segments with old locations of moved values. Once the whole checkpoint in progress is durable, no run
     /// refers to these locations.
@@ -112,8 +116,8 @@ pub(super) struct Checkpoints {
 }
 
 impl Checkpoints {
-    /// Returns the state after a start. `(applied_index, bytes)` are the applied index of the newest
-    /// checkpoint, and the bytes of its files.
+    /// Returns the scheduler as it is when the member starts. `applied_index` is that of the newest
+    /// checkpoint, and `bytes` is the total size of its files.
     pub fn new(
         thresholds: Thresholds,
         snapshot_count: u64,
@@ -199,8 +203,8 @@ impl Checkpoints {
         self.frees_at.is_some()
     }
 
-    /// Returns `Some(true)` if a whole checkpoint is due, `Some(false)` if another checkpoint is due, and
-    /// `None` if none is due. `is_empty` returns true for a segment that holds no live value.
+    /// Returns `Some(true)` if a whole checkpoint is due, `Some(false)` if an ordinary one is due, and `None`
+    /// if none is due. `is_empty` returns true for a segment that holds no live value.
     pub fn due(&mut self, written_bytes: u64, is_empty: impl Fn(u32) -> bool, now: Instant) -> Option<bool> {
         let (since, enough_bytes) = self.unsaved_bytes(written_bytes);
         let due = &self.thresholds;
@@ -217,7 +221,8 @@ impl Checkpoints {
                 || age >= due.checkpoint_age
                 || (quiet >= due.checkpoint_quiet && now >= self.quiet_after));
         let frees = self.frees_at.is_some_and(|at| now >= at);
-        // The retry of a checkpoint that was to free emptied segments, and failed, must be a whole one, too.
+        // `whole_wanted` alone is not enough. It is false again after a whole checkpoint was ordered; if that
+        // checkpoint failed, its retry must be a whole one, too, to free the emptied segments.
         let whole = self.whole_wanted || (frees && self.has_emptied(is_empty));
         (by_bytes || by_entries || whole || frees).then_some(whole)
     }
@@ -237,8 +242,8 @@ impl Checkpoints {
             self.emptying = std::mem::take(&mut self.emptied);
         }
         self.whole_wanted = false;
-        // A segment that becomes empty while this checkpoint is in progress sets `frees_at` again, for the
-        // next checkpoint.
+        // `frees_at` is reset here. A segment that becomes empty while this checkpoint is in progress sets it
+        // again, for the next checkpoint.
         self.frees = self.frees_at.take().is_some() || whole;
     }
 
@@ -265,15 +270,15 @@ impl Checkpoints {
         self.ended(done.paused, now);
         self.applied_index = saved;
         self.bytes = done.bytes;
-        // Segments that still hold a value after a whole checkpoint are forgotten. The value cannot be moved,
-        // so another whole checkpoint would not free the segment either.
+        // `emptying` is not put back into `emptied`: a segment in it that still holds a value is forgotten.
+        // That value cannot be moved, so another whole checkpoint would not free the segment either.
         self.emptying.clear();
         self.take_empty()
     }
 
     /// Records that the checkpoint in progress could not be written. No data is lost, because the log has all
-    /// entries. If the checkpoint was to free segments, another one is due after a pause; otherwise, when the
-    /// limits are reached again.
+    /// entries. If the checkpoint was to free segments, another one is due after a pause. Otherwise the next
+    /// one is due when one of the limits is reached again.
     pub fn failed(&mut self, now: Instant) {
         self.ended(Duration::ZERO, now);
         self.empty_segments.clear();
@@ -287,9 +292,9 @@ impl Checkpoints {
     /// Records the end of a checkpoint. `paused` is the part of its duration in which it did no work. After a
     /// failure the whole duration counts as work, because the cause may persist.
     ///
-    /// Pauses do not delay the next checkpoint. On a loaded member they make up most of the duration, many
-    /// seconds. If they counted as work, the next checkpoint would come late, and a restart soon after the
-    /// load would have to read all entries since this one.
+    /// Pauses do not delay the next checkpoint. On a loaded member a checkpoint takes many seconds, and most
+    /// of that time is pauses. If they counted as work, the next checkpoint would come late, and a restart
+    /// soon after the load would have to read all entries since this one.
     fn ended(&mut self, paused: Duration, now: Instant) {
         let worked = now.saturating_duration_since(self.at).saturating_sub(paused);
         self.quiet_after = self.at + worked * QUIET_WORK_FACTOR;

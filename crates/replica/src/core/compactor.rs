@@ -42,11 +42,12 @@ pub struct Compactor {
     /// Recorded revisions, oldest first.
     notes: VecDeque<Revision>,
     next: Instant,
-    /// Time of the last compaction, or of the start. `interval` is the time after which the next compaction
-    /// is due.
+    /// Time of the last compaction, or of the start. The next compaction is due when `interval` has passed
+    /// since.
     since: Instant,
     interval: Duration,
-    /// Revision to which the last check requested a compaction, and the time of that check.
+    /// Revision to which the last compaction was requested, and the time of the request. The periodic mode
+    /// resets it to `None` once the state is compacted to that revision.
     asked: Option<(Revision, Instant)>,
 }
 
@@ -74,9 +75,9 @@ impl Compactor {
         }
     }
 
-    /// Returns the revision to compact to if a compaction is due. Every member calls this, so that a new
-    /// leader already has the recorded revisions. `compacted` is the compact revision of the state. `leads`
-    /// is true if this member may propose a compaction.
+    /// Returns the revision to compact to if a compaction is due. Followers call this, too, so that a member
+    /// that becomes the leader already has the recorded revisions. `compacted` is the compact revision of the
+    /// state. `leads` is true if this member may propose a compaction.
     pub fn due(
         &mut self,
         revision: Revision,

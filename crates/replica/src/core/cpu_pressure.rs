@@ -35,8 +35,8 @@ pub(super) struct CpuPressure {
     seen: (u64, u64),
     /// Ticks of all processors, and those of them that were idle, as of the last measurement.
     ticks: (u64, u64),
-    /// Nanoseconds since the last measurement that passed after the thread had yielded the processor. The
-    /// thread has waited voluntarily then, so this time is not counted as waiting.
+    /// Nanoseconds that the thread has spent in voluntary yields of the processor since the last measurement.
+    /// The kernel counts them as waiting for a processor, so they are subtracted.
     gave_way: u64,
     next_look: Instant,
     /// Share of its time for which the thread had to wait for a processor, smoothed over the measurements.

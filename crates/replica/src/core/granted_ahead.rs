@@ -9,10 +9,10 @@ use numbers::{Index, LeaseId};
 /// Tracks which leases are revoked and then granted again by entries of this leader's log that are not
 /// applied yet (COMPAT-460).
 ///
-/// The core reports each such entry once, in log order. It also reports which entries were applied, and those
-/// are forgotten. So the cost is one step per entry that changes a lease, however often [`Self::has`] is
-/// called. A grant counts only after a revocation of the same lease: a grant of an existing lease fails, and
-/// if it counted, a client that requests the same lease id again and again would keep the lease alive.
+/// The core reports each unapplied entry once, in log order. It also reports which entries were applied, and
+/// those are forgotten. So the cost is one step per entry that changes a lease, however often [`Self::has`]
+/// is called. A grant counts only after a revocation of the same lease: a grant of an existing lease fails,
+/// and if it counted, a client that requests the same lease id again and again would keep the lease alive.
 ///
 /// # Example: lease 7 is granted again twice while the disk stalls
 ///
@@ -24,8 +24,8 @@ use numbers::{Index, LeaseId};
 /// ```
 ///
 /// For each lease, two entries are remembered: the last revocation, and the last revocation that is followed
-/// by a grant. Earlier entries need not be remembered, because while one of them is unapplied, the later ones
-/// are unapplied, too.
+/// by a grant. Earlier revocations of the lease are not needed: as long as one of them is unapplied, these
+/// two are unapplied as well, and give the same result.
 #[derive(Default)]
 pub(super) struct GrantedAhead {
     /// Entries that revoke leases and are not applied, in log order.
@@ -39,8 +39,8 @@ pub(super) struct GrantedAhead {
 }
 
 impl GrantedAhead {
-    /// Forgets the entries up to `applied`. Returns the log index after which the caller has to report
-    /// entries.
+    /// Forgets the entries up to `applied`. Returns the log index up to which entries were reported or are
+    /// applied: the caller has to report the entries after it.
     pub fn applied(&mut self, applied: Index) -> Index {
         while let Some((index, id)) = self.revocations.front().copied().filter(|(index, _)| *index <= applied)
         {
@@ -70,14 +70,15 @@ impl GrantedAhead {
         }
     }
 
-    /// Returns true if reported entries that are not applied revoke this lease and grant it again.
+    /// Returns true if, among the entries passed to [`Self::look`], an unapplied one revokes this lease and a
+    /// later unapplied one grants it again.
     pub fn has(&self, id: LeaseId) -> bool {
         self.granted.contains_key(&id)
     }
 }
 
-/// Computes the result of [`GrantedAhead`] from all unapplied entries, without any kept state. Builds that
-/// take measurements compare the two.
+/// Computes the result of [`GrantedAhead::has`] for all leases directly from the unapplied entries. Builds
+/// that take measurements compare the two results.
 pub(super) fn looked_up<'a>(entries: impl Iterator<Item = &'a [u8]>) -> BTreeSet<LeaseId> {
     let (mut revoked, mut again) = (BTreeSet::new(), BTreeSet::new());
     for change in entries.filter_map(lease_change) {

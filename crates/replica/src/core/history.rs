@@ -106,8 +106,9 @@ impl History {
         self.terms.clone()
     }
 
-    /// Returns the terms of the applied entries back to the first entry that the log had when [`Self::terms`]
-    /// last checked.
+    /// Returns the terms of the applied entries, like [`Self::terms`] but without asking the log for its
+    /// first entry: the result may begin with entries that the log has deleted since the last call of
+    /// [`Self::terms`].
     pub fn known_terms(&self) -> Terms {
         self.terms.clone()
     }

@@ -32,14 +32,15 @@ const RESUME_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Pause before a failed checkpoint of an installed state is tried again.
 const SAVE_PAUSE: Duration = Duration::from_secs(1);
-/// Maximum time for which the offer of another state waits until the installed state is saved. Offers are not
+/// Time limit for the offer of another state, which waits until the installed state is saved. Offers are not
 /// refused immediately, because after a refusal a leader that runs etcd builds its whole snapshot again at
 /// the next heartbeat.
 const OFFER_PATIENCE: Duration = Duration::from_secs(10);
 /// Maximum number of waiting offers; further ones are refused.
 const OFFERS_MAX: usize = 4;
-/// Maximum number of states, complete or partial, that may wait for the checkpointer to drop them when a new
-/// attempt begins. With more of them, the attempt is refused, so that replaced states do not fill the memory.
+/// Maximum number of states, complete or partial, that may wait for the checkpointer to drop them when the
+/// receipt of another state begins. With more of them, the receipt is refused, so that replaced states do not
+/// fill the memory.
 const DISCARDED_MAX: usize = 2;
 
 #[derive(Default)]
@@ -47,8 +48,8 @@ enum Stage {
     /// No state is being received.
     #[default]
     Idle,
-    /// A snapshot is being received in the attempt number `claim`. `until` is `None` while its stream is
-    /// open. After the stream broke off, the received part is kept until that time.
+    /// A snapshot is being received; `claim` is the number of this attempt. `until` is `None` while the
+    /// stream is open. After the stream broke off, the part received so far is kept until that time.
     Receiving { claim: u64, until: Option<Instant> },
     /// The new state has replaced the old one, and a checkpoint of the new state has to be ordered.
     Installed(Reset),
@@ -66,9 +67,9 @@ type Placed = oneshot::Sender<Result<Places, Shortage>>;
 /// sender that reports the locations.
 type Placing = (u64, Places, Placed);
 
-/// Tracks the progress of installing another member's state.
-/// batches have to wait for the checkpoint and which objects can be dropped, and returns the received state
-/// once raft has accepted it.
+/// Tracks the progress of installing another member's state. Decides which batches for the log have to wait
+/// until the installed state is saved, and which objects can be dropped. Returns the received state once raft
+/// has accepted it.
 #[derive(Default)]
 pub(super) struct Install {
     stage: Stage,
@@ -76,7 +77,8 @@ pub(super) struct Install {
     received: Option<Box<ReceivedState>>,
     /// Sender that reports the outcome of the received state to the receiving thread.
     told: Option<oneshot::Sender<Outcome>>,
-    /// Time at which a checkpoint of the installed state is tried again after a failure.
+    /// Time before which no checkpoint of the installed state is ordered, because the last one failed; `None`
+    /// if none has failed.
     save_at: Option<Instant>,
     /// Offers of other states that wait until the installed state is saved, with the time until which each
     /// waits.
@@ -87,7 +89,7 @@ pub(super) struct Install {
     /// Closure that drops the part of a state that was received before the stream broke off; `None` if no
     /// such part is kept.
     kept: Option<Forget>,
-    /// Objects that are to be dropped and were not given to the checkpointer yet.
+    /// Objects that are to be dropped and have not been given to the checkpointer yet.
     discarded: VecDeque<Discarded>,
 }
 
@@ -155,7 +157,7 @@ impl Install {
         self.offers.extract_if(.., |(_, until)| !waits || now >= *until).map(|(id, _)| id).collect()
     }
 
-    /// Takes out all waiting offers.
+    /// Removes and returns all waiting offers.
     pub fn take_offers(&mut self) -> Vec<RequestId> {
         self.offers.drain(..).map(|(id, _)| id).collect()
     }
@@ -192,13 +194,13 @@ impl Install {
     /// already reported.
     pub fn tell(&mut self, outcome: Outcome) {
         if let Some(told) = self.told.take() {
-            // Sending fails if the receiving thread has ended, which then needs no answer.
+            // An error is ignored: it means that the receiving thread has ended and needs no answer.
             let _ = told.send(outcome);
         }
     }
 
-    /// Drops the part of a state that an attempt received before its stream broke off, because that part
-    /// keeps versions and segments from being freed.
+    /// Drops the part of a state that an attempt received before its stream broke off. As long as the part
+    /// exists, it keeps versions of keys from being removed and segments of the log from being deleted.
     fn forget_part(&mut self) {
         if let Some(forget) = self.kept.take()
             && !planted::is(Bug::BrokenPartKept)
@@ -263,14 +265,15 @@ impl Install {
         self.placing = Some((ticket, Vec::new(), done));
     }
 
-    /// Records that the values of a batch were synced. They may belong to the snapshot being received.
+    /// Records that the values of the batch `ticket` and of all batches before it were synced. If the
+    /// receiving thread waits for one of these batches, reports the locations to that thread.
     pub fn placed(&mut self, ticket: u64, values: &[(ValueId, Location)]) {
         let Some((wanted, places, _)) = &mut self.placing else { return };
         places.extend_from_slice(values);
         if *wanted <= ticket
             && let Some((_, places, done)) = self.placing.take()
         {
-            // Sending fails if the receiving thread has ended, which then needs no answer.
+            // An error is ignored: it means that the receiving thread has ended and needs no answer.
             let _ = done.send(Ok(places));
         }
     }
@@ -283,8 +286,8 @@ impl Install {
             self.told = received.told.take();
             self.received = Some(received);
         } else {
-            // The state arrived completely, so its stream did not break off. The attempt can only have ended
-            // because the leader or the term has changed.
+            // The state arrived completely, so its stream did not break off. Then the attempt can only have
+            // ended because the leader or the term has changed, and the sender gets that error.
             self.turn_away(received, error::LEADER_CHANGED);
         }
         takes
@@ -296,7 +299,7 @@ impl Install {
         let ReceivedState { machine, told, .. } = *received;
         self.discard(machine);
         if let Some(told) = told {
-            // Sending fails if the receiving thread has ended, which then needs no answer.
+            // An error is ignored: it means that the receiving thread has ended and needs no answer.
             let _ = told.send(Outcome::GivenUp(why));
         }
     }
@@ -385,8 +388,7 @@ impl Install {
                 *until = Some(now + RESUME_TIMEOUT);
                 self.kept = Some(forget);
             }
-            // The event belongs to an earlier attempt, which cannot be resumed. So the received part is
-            // dropped.
+            // This attempt is not the current one, so it cannot be resumed, and its part is dropped.
             _ => self.discard_part(forget),
         }
     }

@@ -1,6 +1,6 @@
 //! Tracks which member leads, and decides whether this member may act as the leader and when it should give
-//! up leadership. The core reports the status of the raft node and of the disk to [`Leadership`], which does
-//! not call raft itself.
+//! up leadership. The core reports the status of the raft node and of the disk to [`Leadership`], and carries
+//! out its decisions. [`Leadership`] itself does not call raft.
 //!
 //! # Example: when a leader has settled
 //!
@@ -61,8 +61,8 @@ type Move = (RequestId, MemberId, Instant);
 
 /// Tracks which member leads, and whether this member may act as the leader.
 ///
-/// If a message of a turn changes the role of this member, `leads` and `settled` keep their values until the
-/// end of the turn.
+/// A message may change the role of this member in the middle of a turn. `leads` and `settled` keep their
+/// values until the end of that turn.
 pub(super) struct Leadership {
     leads: bool,
     /// The newest raft term. If this member leads, the term in which it leads.
@@ -75,15 +75,15 @@ pub(super) struct Leadership {
     disk_stalled: bool,
     gives_up_at: Option<Instant>,
     advance_until: Option<Instant>,
-    /// Term of the last leader whose process is known to have ended. Further reports in the same term are
-    /// ignored.
+    /// Term of the last leader whose process is known to have ended. Further reports of the end of a leader's
+    /// process are ignored in the same term.
     ended_term: Term,
     moves: Vec<Move>,
 }
 
 impl Leadership {
-    /// Returns the initial state, without a leader. `advances` says whether the first election timeout may be
-    /// shortened.
+    /// Returns the value for a member that starts and knows no leader. `advances` says whether the first
+    /// election timeout may be shortened.
     pub fn new(advances: bool, now: Instant) -> Leadership {
         Leadership {
             leads: false,
@@ -149,8 +149,8 @@ impl Leadership {
         settles
     }
 
-    /// Returns true if this member has settled in its term. Returns true only once for each term in which it
-    /// leads.
+    /// Returns true if this member has settled since the last call, that is, has applied the first entry of a
+    /// term in which it leads. So each term gives true at most once.
     pub fn take_settled(&mut self) -> bool {
         std::mem::take(&mut self.settled_unnoted)
     }
@@ -192,8 +192,8 @@ impl Leadership {
         self.moves.push((request_id, member, until));
     }
 
-    /// Removes and returns the clients whose wait has ended: with `true` if the member for which they waited
-    /// leads, with `false` if they have timed out.
+    /// Removes and returns the clients that need not wait any longer: with `true` if the member for which
+    /// they waited leads, with `false` if they have timed out.
     pub fn take_moved(&mut self, leader: MemberId, now: Instant) -> Vec<(RequestId, bool)> {
         let mut taken = Vec::new();
         self.moves.retain(|&(request_id, member, until)| {

@@ -1,5 +1,6 @@
 //! Decides what a leader does with leases: it renews them, expires them, and makes lease checkpoints. The
-//! rules are in [`LeaseClocks`], the deadlines in `expiry.rs`, the leases themselves in the state.
+//! rules are in [`LeaseClocks`], the deadlines in `expiry.rs`, the leases themselves in the replicated state.
+//! The *clock* of a lease is its deadline in the leader's memory; it runs as long as there is a deadline.
 //!
 //! A *lease checkpoint* is a log entry that records a lease's remaining time (etcd's `LeaseCheckpoint`); the
 //! code calls it a note. An entry with a remaining time of 0 clears the checkpoint; the code calls this
@@ -78,10 +79,10 @@ const FIRST_NOTE: Duration = Duration::from_secs(60);
 /// Maximum number of leases that the core lists in one answer. Shards request a longer list in several parts.
 pub const LISTED_AT_ONCE: usize = 1024;
 
-/// The time that decides which leases have expired. It is not the current time, but the latest time at which
-/// every committed entry was applied. While the member lags behind in applying entries, a renewal that
-/// arrived in time may still wait for an entry to be applied. Its answer waits, too, so the client may send
-/// the next renewal late, for which the lease must not expire.
+/// The time by which leases expire. It is not the current time, but the latest time for which all entries
+/// that were committed by then have been applied. While this member lags behind in applying entries, a
+/// renewal may have to wait for one of them, so that it is answered late, and its client sends the following
+/// renewal late. The lease must not expire because of this delay.
 struct LeaseTime {
     /// Latest time for which all entries that were committed at that time have been applied.
     as_of: Instant,
@@ -95,7 +96,7 @@ impl LeaseTime {
         LeaseTime { as_of: now, behind: None }
     }
 
-    /// Updates the time; called after every turn of the core.
+    /// Moves the time forward if more entries have been applied. Called after every turn of the core.
     fn look(&mut self, applied: Index, commit: Index, now: Instant) {
         if applied >= commit || planted::is(Bug::LeasesExpireBehind) {
             (self.as_of, self.behind) = (now, None);
@@ -111,10 +112,10 @@ impl LeaseTime {
     }
 }
 
-/// Settings for leases: the minimum TTL, and times.
+/// Settings for leases.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LeaseRules {
-    /// Minimum TTL in seconds: when this member leads, no lease expires earlier.
+    /// Minimum TTL in seconds: while this member leads, leases with a shorter TTL run for this time.
     pub ttl_min: Seconds,
     /// Time that a client waits for the answer to a renewal.
     pub request_timeout: Duration,
@@ -141,7 +142,7 @@ pub(super) enum Renewal {
 /// to be checkpointed, and which clients wait for a revocation. The clocks run only on the leader.
 ///
 /// The core reports what happens to leases, and this type returns what to propose and answer. The leases
-/// themselves are in the state.
+/// themselves are in the replicated state.
 pub(super) struct LeaseClocks {
     rules: LeaseRules,
     metrics: Arc<Metrics>,
@@ -150,7 +151,8 @@ pub(super) struct LeaseClocks {
     /// True if shards may renew leases without the core.
     open_to_shards: bool,
     time: LeaseTime,
-    /// Stopped clocks, which are dropped in slices because there may be many.
+    /// Stopped clocks that wait to be dropped. Each element has the deadlines of all leases from one earlier
+    /// term as the leader. There may be millions of them, so they are dropped in slices.
     forgotten: Vec<Expiry>,
     revokes_open: usize,
     /// Number of leases that may still be revoked before the next tick (see [`REVOKES_PER_TICK`]).
@@ -161,10 +163,10 @@ pub(super) struct LeaseClocks {
     noting: Option<CheckpointPass>,
     /// The pass that clears lease checkpoints, if one is in progress.
     taking_back: Option<ClearingPass>,
-    /// State of the clearing pass before the last slice that it returned. It is kept until that slice is in
-    /// the log, so that the pass can repeat a refused slice.
+    /// Progress of the clearing pass before the last batch of checkpoints that it returned. It is kept until
+    /// that batch is in the log: if its entry cannot be proposed, the pass goes back to this point.
     slice_began: Option<ClearingPass>,
-    /// True if a slice of entries that clear checkpoints was refused since the last tick.
+    /// True if an entry of the clearing pass could not be proposed since the last tick.
     slice_refused: bool,
     /// Log indexes of entries that clear lease checkpoints and are not applied yet.
     slices: VecDeque<Index>,
@@ -332,11 +334,11 @@ impl LeaseClocks {
 
     /// Renews a lease for a request that arrived at `since`. `lease` is the lease in the state.
     ///
-    /// In three cases the answer waits until an entry has cleared the lease's checkpoint, because the next
-    /// leader would use the checkpoint: the lease has a checkpoint; an unapplied entry sets or clears its
-    /// checkpoint; or checkpoints are distrusted and another member may have one. The last case ends for a
-    /// lease when an entry of this leader that sets or clears its checkpoint is applied, because after that
-    /// entry all members have the same checkpoint.
+    /// If the next leader might use a checkpoint that is older than this renewal, the answer waits until an
+    /// entry has cleared the lease's checkpoint. There are three cases: the lease has a checkpoint; an
+    /// unapplied entry sets or clears its checkpoint; or checkpoints are distrusted and another member may
+    /// have one. The last case ends for a lease when an entry of this leader that sets or clears its
+    /// checkpoint is applied, because after that entry all members have the same checkpoint.
     ///
     /// As in etcd, a renewal of an expired lease waits until its revocation is committed.
     pub fn renew(
@@ -412,7 +414,7 @@ impl LeaseClocks {
         let granted = self.ttl_told(lease.ttl);
         let left = Seconds::whole_of(left);
         // At most the TTL that clients see is reported. This leader may let the lease live longer, but the
-        // next leader may not.
+        // next leader possibly does not.
         let ttl = if self.ttl_granted(lease.ttl) > granted { left.min(granted) } else { left };
         (ttl, granted)
     }
@@ -502,8 +504,8 @@ impl LeaseClocks {
         self.revokes_allowed = REVOKES_PER_TICK;
     }
 
-    /// Returns expired leases, which are to be revoked now. Leases for which a renewal had arrived before the
-    /// deadline are not among them.
+    /// Returns expired leases, each of them only once, for the caller to revoke. A lease for which a renewal
+    /// had arrived before the deadline is not among them.
     pub fn take_expired(&mut self) -> Vec<LeaseId> {
         let (room, as_of) = (self.revokes_room(), self.time.as_of);
         if room == 0 {

@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use super::parked::OutOfService;
 
-/// The stage of service of this member. The core reports what happens; other parts check which actions are
-/// still allowed.
+/// The stage of service of this member. The core reports events to this type, and its other parts ask which
+/// actions are still allowed.
 pub(super) struct Lifecycle {
     /// Channel that is signalled once, when this member may serve clients; `None` after that.
     ready: Option<SyncSender<()>>,
@@ -67,8 +67,8 @@ impl Lifecycle {
         self.stopping.is_some()
     }
 
-    /// Returns the time at which this member was asked to stop, until the transfer of leadership was begun or
-    /// found to be unnecessary; otherwise `None`.
+    /// Returns the time at which this member was asked to stop, if it still has to transfer leadership or to
+    /// find out that no transfer is needed; otherwise `None`.
     pub fn has_to_hand_over(&self) -> Option<Instant> {
         self.stopping.filter(|_| !self.handed_over)
     }

@@ -1,6 +1,6 @@
-//! Checks and orders membership changes (one change at a time), and decides what follows from them.
-//! [`Membership`] decides. The rules that are checked again when a change is applied are in
-//! `machine::validate`.
+//! Queues and checks the membership changes that clients request, lets one of them be proposed at a time, and
+//! decides how a leader that is to be removed gives up leadership. [`Membership`] is the entry point. When a
+//! change is applied, `machine::validate` checks it again.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -156,12 +156,13 @@ pub(super) struct Membership {
     rules: MemberRules,
     /// Changes that wait to be proposed.
     changes: VecDeque<QueuedChange>,
-    /// Id in the log entry of the change in progress.
+    /// Id of the change in progress, as its log entry contains it; `None` if no change is in progress.
     open: Option<u64>,
     /// Messages of other members that propose the removal of this member while it leads, with their times of
     /// arrival.
     departures: VecDeque<(raftpb::Message, Instant)>,
-    /// Last time at which this member, as a leader whose removal is requested, began to transfer leadership.
+    /// Last time at which this member, as a leader whose removal is requested, began to transfer leadership;
+    /// `None` if it has not.
     departure_tried: Option<Instant>,
     outcomes: Vec<ChangeAnswer>,
     /// Time at which the process of this member ends, because the member was removed from the cluster.
@@ -362,7 +363,7 @@ impl Membership {
         let departure = self.departs(since, present, now);
         if departure != Departure::Goes {
             if late {
-                // The proposal is dropped, because the request of its sender has timed out.
+                // The request of the sender has timed out, so its proposal is dropped.
                 self.departures.pop_front();
             }
             return match departure {
@@ -380,8 +381,8 @@ impl Membership {
         if present.leads {
             return Step::Take(Box::new(message));
         }
-        // This proposal is not forwarded, because its sender has bound it to the term and proposes it again
-        // itself. Other senders rely on this member to forward their proposals.
+        // A proposal that names a term or has a context comes from a member that proposes it again itself, so
+        // it is dropped here. All other senders rely on this member to forward their proposals.
         if message.term.unwrap_or(0) != 0 || message.context.is_some() {
             return Step::Nothing;
         }
@@ -406,14 +407,15 @@ impl Membership {
                 Departure::HandsOver(to) => return Step::HandOver(to),
             }
         }
-        // The leader may not have applied the first entry of its term yet. It would then replace the change
-        // by an empty entry, so the change is proposed later.
+        // Until this member has applied an entry of the leader's term, the leader possibly has not either.
+        // Such a leader would replace the change with an empty entry, so the change is proposed later.
         if !present.leads && present.applied_term != present.node.status().term {
             return Step::Nothing;
         }
-        // The change is checked a second time, because other changes may have been applied since the request.
-        // The check at apply does not replace this one: it ignores connections, and members that run etcd
-        // apply their own limit of learners instead of the limit in the entry.
+        // The change is checked a second time, because other changes may have been applied since it was
+        // queued. The check when the entry is applied does not replace this one: it does not look at
+        // connections, and members that run etcd use their own limit of learners instead of the limit in the
+        // entry.
         let Some((request_id, change, _)) = self.changes.front() else { return Step::Nothing };
         let request_id = *request_id;
         match self.may_be(change, present, now) {
@@ -440,7 +442,8 @@ impl Membership {
         Some((raft, Bytes::from(wire.encode_to_vec())))
     }
 
-    /// Returns true if this member's own option allows more learners than can be added now (COMPAT-177).
+    /// Returns true if this member's `--max-learners` allows more learners than can be added now, because a
+    /// member may run etcd (COMPAT-177).
     pub fn is_held_back(&self, node: &Node) -> bool {
         self.learners_max(node) < self.rules.learners_max
     }
@@ -500,9 +503,10 @@ impl Membership {
         self.removed_at.is_some()
     }
 
-    /// Answers the clients that requested the removal of this member with success, although this member may
-    /// never apply the entry that removes it. Returns the id in the log entry of the change in progress, if
-    /// there is one.
+    /// Called when this member learns that it was removed. Answers the queued requests for its removal with
+    /// success, because this member may never apply the entry. A change that was already proposed is not
+    /// answered here. The id in its entry is returned, if there is one, so that the caller can answer it if
+    /// it is this removal.
     pub fn tell_of_removal(&mut self, term: Term) -> Option<u64> {
         let own = self.rules.own;
         let (queued, rest): (VecDeque<_>, VecDeque<_>) =
@@ -544,8 +548,8 @@ impl Membership {
     }
 }
 
-/// Counts the voters other than `but`. Returns their number, and the number of those that have published
-/// their names, that is, have been started.
+/// Counts the voters other than the member `but`. Returns their number, and the number of those that have
+/// been started: they have published a name.
 fn voting(members: &Members, but: u64) -> (usize, usize) {
     let voting = members.by_id.values().filter(|m| !m.is_learner && m.id != but);
     voting.fold((0, 0), |(all, started), m| (all + 1, started + usize::from(!m.name.is_empty())))

@@ -1,4 +1,5 @@
-//! The pace of the core's loop: the time of its next tick, and how busy the processors and the disk are.
+//! Keeps the times that set the pace of the core's loop: the time of its next tick, and measurements of how
+//! busy the processors and the disk are.
 
 use std::time::{Duration, Instant};
 

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::received::ReceivedState;
 
-/// Pause between two turns without requests.
+/// Time between two turns of a member that is out of service, if no request arrives.
 pub(super) const IDLE: Duration = Duration::from_secs(1);
 
 /// Closure that builds a request with the id that it is given.

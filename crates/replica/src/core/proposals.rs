@@ -102,8 +102,8 @@ pub(super) struct ProposalLimits {
 
 /// Keeps the commands of clients and of the core, from their arrival until they are applied or given up.
 ///
-/// Commands wait here until a batch of them is proposed. After that, the waiting request is found by the id
-/// in its entry. This type proposes nothing itself: the core's loop does.
+/// Commands wait here until a batch of them is proposed. After that, their requests wait here under the ids
+/// in the entries ([`Proposals::take`]). This type proposes nothing itself: the core's loop does.
 pub(super) struct Proposals {
     /// Commands of this member's clients that are not proposed yet.
     gathered: Vec<Proposal>,

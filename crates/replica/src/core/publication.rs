@@ -13,8 +13,8 @@ use crate::stages::Positions;
 
 /// Tables that all published states share, and the log positions that are recorded for the stages of writes.
 ///
-/// A table is copied only when it changes. A state is published for each batch, and these tables change
-/// rarely, so most states share the tables of the state before.
+/// A state is published for each batch, but these tables change rarely. A table is copied only when it
+/// changes, so most published states share the tables of the previous one.
 pub(super) struct Publication {
     /// True if something other than an applied entry has changed since the newest state was published.
     is_due: bool,
@@ -24,14 +24,15 @@ pub(super) struct Publication {
     pub auth: Arc<Auth>,
     /// Index of the newest entry on this member's disk.
     synced: Index,
-    /// Time at which the write of the entries that were synced last had ended.
+    /// Time at which the last synced entries had been written to the log's file, just before their sync
+    /// began; `None` before the first write.
     written: Option<Instant>,
     /// Positions that were returned last by [`Publication::note`].
     noted: Option<Positions>,
 }
 
 impl Publication {
-    /// Returns the state after a start, in which the first turn publishes.
+    /// Returns the value for a member that starts; its first turn publishes.
     pub fn new(machine: &Machine) -> Publication {
         Publication {
             is_due: true,

@@ -25,8 +25,8 @@ use super::{LeaseDetail, RequestId};
 /// A question of a client that waits for its answer.
 #[derive(Debug)]
 pub(super) enum Question {
-    /// The keys of this lease. A caller that renews the lease must be allowed to write all of them. This
-    /// question is answered even while an entry is being applied in slices.
+    /// The keys of this lease. The shard that renews the lease checks that its client may write all of them.
+    /// This question is answered even while an entry is being applied in slices.
     KeysToRenew(RequestId, LeaseId),
     /// The remaining time of this lease, and its keys if they are wanted. The question is asked after a
     /// ReadIndex round has confirmed that this member leads.
@@ -72,7 +72,8 @@ impl Question {
 
 /// Kind number of [`Question::Image`].
 const IMAGES: usize = 5;
-/// First kind number of the questions that are not answered while an entry is partly applied.
+/// Kinds from this number on need a state without a partly applied entry, so they wait until the entry is
+/// applied completely. They are the questions whose answers contain keys for clients, and [`IMAGES`].
 const FROM_WHOLE_STATE: usize = 4;
 
 /// The waiting questions, and the amount of work that this turn may still do to answer them.
@@ -111,8 +112,8 @@ impl Questions {
         (self.budget, self.spent) = (budget, 0);
     }
 
-    /// Records the cost of the last answer: the number of leases visited, and of pointers copied. One copied
-    /// pointer stands for at least 128 entries of a shared table.
+    /// Records the cost of the last answer: the number of leases visited, and of pointers copied. A table is
+    /// copied by copying one pointer for each chunk of at least 128 entries.
     pub fn spent(&mut self, cost: u64) {
         self.spent = self.spent.saturating_add(cost);
     }

@@ -198,8 +198,8 @@ impl Reads {
         expired
     }
 
-    /// Removes and returns all requests that wait for a round to begin, because the newest state answers them
-    /// without a round.
+    /// Removes and returns all requests that wait for a round to begin. Called when no round is needed,
+    /// because no other member can lead and so this member's newest state answers the requests.
     pub fn take_waiting(&mut self) -> Vec<TimedRequest> {
         std::mem::take(&mut self.waiting)
     }

@@ -1,6 +1,6 @@
-//! Decides when the versions that compactions made unreadable are removed, and which requests wait until they
-//! are. [`Removal`] decides; the machine removes the versions, and `long_reads` says which versions readers
-//! still need.
+//! Decides when the versions of keys that compactions made unreadable are removed, and which compaction
+//! requests are answered only after that. [`Removal`] decides; the state machine removes the versions, and
+//! `long_reads` says which versions readers still need.
 
 use std::time::{Duration, Instant};
 
@@ -11,8 +11,9 @@ use super::Reply;
 /// Pause before a removal checks again if the readers that it waits for have ended.
 const READERS_PAUSE: Duration = Duration::from_millis(200);
 /// Maximum time that a removal waits for watches that lag behind. After it the removal begins, and watches
-/// that still need the removed versions are canceled as compacted. A compaction that arrives while another
-/// one waits may wait up to twice as long.
+/// that still need the removed versions are canceled as compacted. If a newer compaction replaces a waiting
+/// one, both wait until the time of the newer one has passed, so that a removal may begin up to twice this
+/// time after its compaction.
 const WATCHES_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The next step of a removal.
@@ -100,7 +101,7 @@ pub(super) struct Removal {
     /// Compact revision up to which old versions may already have been removed. All versions that a
     /// compaction at this revision keeps are present.
     through: Revision,
-    /// Time of the compaction whose removal began last.
+    /// Time at which the compaction whose removal began last was applied.
     asked: Instant,
     /// Answers to compaction requests that wait for the removal up to a revision, in the order of the
     /// revisions.
@@ -108,8 +109,8 @@ pub(super) struct Removal {
 }
 
 impl Removal {
-    /// Returns the state after a start with this compact revision. It continues a removal that a crash
-    /// interrupted.
+    /// Returns the value for a member that starts and whose state has the compact revision `compacted`. A
+    /// removal counts as in progress, so that one that a crash has interrupted continues.
     pub fn new(compacted: Revision, pause: Duration, now: Instant) -> Removal {
         Removal {
             pause,
@@ -188,8 +189,8 @@ impl Removal {
             _ if self.has_slices => return Step::Remove,
             _ => return Step::Nothing,
         };
-        // The caller publishes the new revision before anything is removed, so that readers of the published
-        // state know which versions may be missing.
+        // The caller publishes `through` before it removes anything. So the readers of every published state
+        // know up to which compact revision versions of keys may be missing.
         (self.through, self.has_slices, self.asked) = (begun.revision, true, begun.since);
         Step::Publish
     }
@@ -204,8 +205,8 @@ impl Removal {
         let took = match sliced {
             SliceOutcome::Some => return (Vec::new(), None),
             // Nothing more can be removed for the compactions whose removal has begun. The remaining versions
-            // belong to a compaction whose removal has not begun, so the answers up to `through` need not
-            // wait.
+            // belong to a compaction that still waits for watches. So the answers up to `through` are
+            // returned now.
             SliceOutcome::Waits | SliceOutcome::All if self.oldest.is_some() => {
                 let took =
                     std::mem::take(&mut self.has_slices).then(|| now.saturating_duration_since(self.asked));

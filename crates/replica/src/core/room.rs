@@ -30,14 +30,14 @@ use super::{Fatal, Shortage};
 const FREE_PAUSE: Duration = Duration::from_secs(5);
 /// Interval at which the free space of the disk is checked.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-/// Free bytes above which the space for single writes is not checked, because no more than this can ever wait
-/// for the log.
+/// Free bytes at which the space for single writes is not checked, because fewer bytes than this can ever
+/// wait for the log.
 const PLENTY_BYTES: u64 = 1 << 30;
 /// Maximum bytes of values that are moved in one batch.
 const PORTION_BYTES: usize = 1 << 20;
-/// Number of segments that must fit on the disk in addition to another member's whole state. The log reports
-/// a shortage when it cannot prepare a segment, and two segments may be in preparation when the disk is
-/// checked.
+/// Number of segments that must fit on the disk in addition to another member's whole state. With less free
+/// space the log could not prepare its next segments and would report a shortage. (Two segments may already
+/// be in preparation while the disk is checked.)
 const STATE_SEGMENTS_FREE: u64 = 4;
 /// Bytes in the log's queue at which the core holds back proposals until the next sync.
 const LOG_QUEUE_BYTES: usize = 64 << 20;
@@ -158,9 +158,9 @@ impl Room {
     /// space.
     pub fn hand(&mut self, log: &mut Log, mut batch: Batch, raft: u64, now: Instant) -> Result<(), Fatal> {
         if batch.reset.is_some() {
-            // A reset replaces the contents of all waiting batches, and may free the missing space, so the
-            // waiting batches are dropped. When the reset is synced, raft also counts the batches with lower
-            // numbers as synced.
+            // A reset replaces the contents of all waiting batches, and may free the missing space. So the
+            // waiting batches are dropped, except for the newest hard state. When the reset is synced, raft
+            // also counts the batches with lower numbers as synced.
             let parked = std::mem::take(&mut self.parked);
             let hard_state = parked.into_iter().rev().find_map(|parked| parked.batch.hard_state);
             batch.hard_state = batch.hard_state.or(hard_state);
@@ -252,7 +252,7 @@ impl Room {
         log.space() == Space::Ample && !self.lacks_checkpoint
     }
 
-    /// Returns true if so much space is free that it need not be accounted.
+    /// Returns true if so much space is free that single writes need not be checked against it.
     pub fn has_plenty(&self, log: &Log) -> bool {
         self.is_ample(log) && self.free_bytes >= PLENTY_BYTES
     }
@@ -287,7 +287,7 @@ impl Room {
     /// Checks if the disk has space for this many bytes of another member's whole state, and returns the
     /// shortage if not.
     ///
-    /// A received state is stored in addition to the current one. It may not use space that is reserved for
+    /// A received state is stored in addition to the current one. It must not use space that is reserved for
     /// shortages, and must leave so much free space that the log finds no shortage. Otherwise a NOSPACE alarm
     /// would make the whole cluster refuse writes, although client data did not cause the shortage.
     pub fn shortage_of_state(&mut self, log: &Log, bytes: u64) -> Option<Shortage> {
@@ -417,8 +417,8 @@ impl Room {
 
 /// Returns the purpose for which a command needs disk space.
 pub(super) fn purpose_of(data: &Bytes) -> Purpose {
-    // A command that cannot be decoded is refused later. It counts as adding data, which the strictest limit
-    // applies to.
+    // A command that cannot be decoded is refused later. Until then it counts as adding data, so that the
+    // strictest limit applies to it.
     let Ok(request) = InternalRaftRequest::decode(data.clone()) else { return Purpose::Adds };
     if request.put.is_some() || request.lease_grant.is_some() {
         return Purpose::Adds;

@@ -364,8 +364,8 @@ impl Core {
     /// `proposals` is the number of open proposals. The result of the write arrives as a request, as if the
     /// log's thread had written.
     fn writes_here(&self, proposals: usize, now: Instant) -> bool {
-        // The member list in the state is not enough: on a member that catches up, it may be from the time
-        // when the cluster had one member.
+        // The member list in the state is not enough, so raft is asked, too: on a member that catches up, the
+        // list may be from the time when the cluster had one member.
         let is_alone = self.shared.member.threads
             && !self.lifecycle.is_stopping()
             && self.machine.members.by_id.len() == 1

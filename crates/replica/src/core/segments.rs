@@ -1,5 +1,5 @@
-//! Tracks segments that are deleted once no view can refer to them ([`Segments`]), and values that are being
-//! moved out of other segments ([`Moves`]). `space.rs` decides which segments should be emptied.
+//! Tracks segments of the log that are deleted once no view can refer to them ([`Segments`]), and values that
+//! are being moved out of other segments ([`Moves`]). `space.rs` decides which segments should be emptied.
 //!
 //! # Example: when segment 3 is deleted
 //!
@@ -79,10 +79,10 @@ impl Segments {
         self.pending_delete.len()
     }
 
-    /// Calls `delete` for the segments to which no held view can refer. Returns true if another view should
-    /// be published, because the newest view is the only one left that may refer to the remaining segments.
-    /// They can be deleted by a later call, once the other view has replaced the newest view and no reader
-    /// holds it.
+    /// Calls `delete` for the segments to which no held view can refer. Returns true if the newest view is
+    /// the only one left that may refer to the remaining segments. The caller should then publish another
+    /// view: the segments can be deleted by a later call, once that view has replaced the newest one and no
+    /// reader holds the latter.
     pub fn release(&mut self, mut delete: impl FnMut(u32)) -> bool {
         if self.pending_delete.is_empty() {
             return false;
@@ -130,7 +130,7 @@ impl Moves {
         if self.moving.is_empty()
             && let Some(mover) = self.mover.take()
         {
-            // Sending fails if the checkpointer no longer waits for the signal.
+            // An error is ignored: it means that the checkpointer no longer waits for the signal.
             let _ = mover.try_send(());
         }
     }

@@ -10,11 +10,12 @@
 //!
 //! The disadvantage appears when the disk stalls. Until the sync ends, the core answers nothing, not even
 //! with a timeout error. A shard that runs the core's turn waits, too, but its only connection has carried
-//! nothing but writes (`pending.rs`). Reads and nearly all renewals continue, because shards answer them. So
-//! after a long sync, the log's thread writes the next batches, for a time proportional to the length of that
-//! sync. Most disks take a few milliseconds for one sync in thousands; with such a disk the core still writes
-//! nearly all batches. A member of a larger cluster never writes on the core's thread, because the other
-//! members wait for its heartbeats.
+//! nothing but writes (`pending.rs`). Reads and nearly all renewals continue, because shards answer them.
+//!
+//! To keep such stalls rare, the log's thread writes for a time after each long sync, a time proportional to
+//! the length of that sync. Most disks take a few milliseconds for one sync in thousands; with such a disk
+//! the core still writes nearly all batches. A member of a larger cluster never writes on the core's thread,
+//! because the other members wait for its heartbeats.
 
 use std::time::{Duration, Instant};
 
@@ -23,7 +24,7 @@ use std::time::{Duration, Instant};
 const FEW: usize = 2;
 /// Maximum bytes of a batch that the core writes itself.
 pub(super) const FEW_BYTES: usize = 64 << 10;
-/// Minimum duration of a sync that counts as long. During a long sync the core might have had other work.
+/// Minimum duration of a sync that counts as long, because other work may have waited for the core meanwhile.
 const LONG: Duration = Duration::from_millis(2);
 /// After a long sync, the log's thread writes for this many times the sync's length. So syncs of up to 0.6 s
 /// block the core for at most a hundredth of the time, however often they occur.
@@ -39,8 +40,8 @@ const SHARDS_CATCH_UP: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(super) struct Writing {
     not_before: Instant,
-    /// Time at which the last long sync began, and the end of the period in which leases expire only if they
-    /// had expired at that beginning.
+    /// Time at which the last long sync began, and the time up to which only those leases expire whose
+    /// deadlines had passed when it began.
     held_up: Option<(Instant, Instant)>,
 }
 

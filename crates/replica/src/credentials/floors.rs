@@ -11,8 +11,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 const USERS_MAX: usize = 10_000;
 
 /// Minimum auth revision of each user's tokens: the revision at which the user's password was last changed or
-/// the user was deleted, if this process has applied that change. For earlier changes, the minimum of all
-/// users is the auth revision of the state with which the process began.
+/// the user was deleted. This process knows only the changes that it has applied itself. For earlier ones,
+/// the auth revision of the state with which the process began is the minimum of all users.
 #[derive(Debug, Default)]
 pub(super) struct Floors {
     /// Upper bound of all minimums in `floors`. A token with this revision or a higher one is accepted

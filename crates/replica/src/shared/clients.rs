@@ -13,8 +13,8 @@ use crate::expensive::ExpensiveCalls;
 pub struct Clients {
     /// Tokens and passwords of users.
     pub credentials: Arc<Credentials>,
-    /// True if clients have to present a certificate on listeners with TLS. A client of a listener without
-    /// TLS is then not trusted.
+    /// True if clients have to present a certificate on listeners with TLS. In that case, the responses of a
+    /// metrics listener without TLS contain no names of keys and users.
     pub show_certificates: bool,
     /// Hosts that requests may name, and origins whose web pages may read responses.
     pub browsers: Browsers,

@@ -13,8 +13,8 @@ use crate::inbox::{Inbox, Outbox};
 use crate::requests::{CoreRequest, Reply, RequestId};
 use crate::seat::Seat;
 
-/// Maximum total size in bytes of the commands that are not passed to the log yet. Further commands are
-/// refused with `too many requests`.
+/// Maximum total size in bytes of the commands that shards have sent and that the core has not proposed yet.
+/// Further commands are refused with `too many requests`.
 const PROPOSAL_BYTES_MAX: usize = 512 << 20;
 
 /// Queues to and from the core, and the conditions under which an arriving request wakes the core.
@@ -29,8 +29,8 @@ pub struct CoreQueues {
     pub arrivals: Arrivals,
     /// Records which shards serve watches, so that the core wakes no other shard for a change.
     pub attendance: Attendance,
-    /// Total size in bytes of the commands that shards have sent and that the core has not passed to the log
-    /// yet.
+    /// Total size in bytes of the commands that shards have sent and that the core has neither proposed nor
+    /// refused yet.
     proposal_bytes: AtomicUsize,
     /// True if an arriving read should wake the core.
     wakes_for_reads: AtomicBool,
@@ -116,12 +116,13 @@ impl CoreQueues {
         Ok(())
     }
 
-    /// Subtracts a command that the log has accepted, or that was refused.
+    /// Subtracts a command that the core has proposed or refused.
     pub fn proposal_taken(&self, bytes: usize) {
         self.proposal_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// Adds a command again, because it was not committed and waits to be proposed once more.
+    /// Adds a command again that [`CoreQueues::proposal_taken`] has subtracted: the proposal was lost, and
+    /// the command waits to be proposed once more.
     pub fn proposal_again(&self, bytes: usize) {
         self.proposal_bytes.fetch_add(bytes, Ordering::Relaxed);
     }

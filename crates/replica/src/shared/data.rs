@@ -1,4 +1,5 @@
-//! The member's data on disk, for threads other than the core and the log.
+//! Gives threads other than the core access to the stored data: values in the log, hashes of compactions, the
+//! registration of long-running readers, and the size of the data on disk. [`Data`] is the entry point.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,8 +15,8 @@ pub struct Data {
     pub values: log::Values,
     /// Reads values on separate threads. For callers that must not wait for a disk.
     pub readers: Arc<Readers>,
-    /// Registered readers that read a state slice by slice, and the versions that compaction must keep for
-    /// them.
+    /// Registers readers that read a state slice by slice, and keeps the versions that they need from being
+    /// removed.
     pub long_reads: Arc<LongReads>,
     /// Hashes of the states at the last compactions. The HashKV call returns them.
     pub compaction_hashes: CompactionHashes,
@@ -24,8 +25,8 @@ pub struct Data {
 }
 
 impl Data {
-    /// Returns readers of these values. If `threads` is true, they read on separate threads. If it is false,
-    /// they read when the caller runs [`Readers::step`].
+    /// Returns access to the values in the log. If `threads` is true, [`Data::readers`] read on separate
+    /// threads. If it is false, they read when the caller runs [`Readers::step`].
     pub fn new(values: log::Values, threads: bool) -> Data {
         Data {
             readers: if threads { Readers::new(values.clone()) } else { Readers::by_hand(values.clone()) },

@@ -11,8 +11,8 @@ pub struct Ids {
 }
 
 impl Ids {
-    /// Returns the generator of a member's ids. The caller passes another `seed` in each run of the member,
-    /// so that ids of an earlier run are not repeated.
+    /// Returns the generator of a member's ids. The caller passes a different `seed` in each run of the
+    /// member, so that ids of an earlier run are not repeated.
     pub fn new(member_id: u64, seed: u64) -> Ids {
         // The layout is that of etcd's request ids: 16 bits of the member id, 40 bits of the seed (in etcd,
         // of the time), 8 bits of a counter. A counter that overflows its 8 bits continues into the seed's

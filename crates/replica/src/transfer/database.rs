@@ -33,12 +33,13 @@ use crate::requests::{PeerRequest, ReplyBody};
 const SPOOL_NAME: &str = "received.db";
 /// Bytes written between two checks of the free space.
 const LOOK_BYTES: u64 = 8 << 20;
-/// Bytes that stay free on the disk for the member's own log, unless an eighth of the disk is less.
+/// Bytes that must stay free on the disk for the member's own log. On a small disk the limit is an eighth of
+/// the disk, if that is less.
 const FREE_BYTES_MIN: u64 = 256 << 20;
 /// Bytes that a change takes in the log and in a checkpoint in addition to its key and value.
 const CHANGE_BYTES: u64 = 192;
-/// Maximum number of versions that are measured with one view of the state. (`WRITTEN_AT_ONCE` limits the
-/// bytes of values that are written with one view.)
+/// Maximum number of versions whose encoded sizes are added up with one view of the state. (`WRITTEN_AT_ONCE`
+/// limits the bytes of values that are written with one view.)
 const MEASURED_AT_ONCE: usize = 2048;
 const WRITTEN_AT_ONCE: usize = 256 << 10;
 /// Maximum revision of a received database. It is half of the largest number, so that enough higher numbers
@@ -204,8 +205,8 @@ impl Spool {
     /// Returns the spool in this directory. Tries to remove a file that a power cut has left in it.
     pub(super) fn new(disk: Arc<dyn Disk>, dir: &Path) -> Spool {
         let spool = Spool { disk, dir: dir.to_path_buf(), is_taken: AtomicBool::new(false) };
-        // An error is ignored here. If the file cannot be removed, the next receipt of a database fails with
-        // that error.
+        // An error is ignored here. If the file cannot be removed, the next receipt of a database tries again
+        // and fails with that error.
         let _ = spool.clear();
         spool
     }
@@ -264,9 +265,10 @@ impl Turn<'_> {
     }
 }
 
-/// Returns the members of a state. They come from the database, except for etcd 3.4, which keeps them in
-/// etcd's v2 store. Then they come from the image of that store in the message. Which members vote comes from
-/// the message, because raft uses that information and the databases of some releases do not contain it.
+/// Returns the members of a received state. They are taken from the database (`file`), unless it does not
+/// list all of them, as in etcd 3.4, which keeps them in its v2 store. In that case they are taken from
+/// `image`, the copy of that store in the snapshot message. Whether a member votes is always taken from
+/// `conf`, because raft uses `conf`, and the databases of some releases do not say it.
 fn members(
     file: Membership,
     meta: &Meta,
@@ -310,9 +312,9 @@ impl Receiver {
         taken
     }
 
-    /// Receives a state, without the check for a pause after a refusal. This member continues normally until
-    /// the database was received and checked. An attempt begins only then, because the member takes no
-    /// checkpoints and frees no disk space during an attempt.
+    /// Receives a state, without the check for a pause after a refusal. First receives and checks the whole
+    /// database, while this member continues normally. Only then begins an attempt, because during an attempt
+    /// this member takes no checkpoints and frees no disk space.
     async fn take_database(
         &self,
         message: raftpb::Message,
@@ -401,8 +403,8 @@ impl Receiver {
         }
     }
 
-    /// Checks everything in a database except its history. The revision in the returned head is not set,
-    /// because it follows from the history.
+    /// Checks everything in a database except its history. The revision in the returned head is a
+    /// placeholder, because it follows from the history.
     fn judge(
         &self,
         message: &raftpb::Message,

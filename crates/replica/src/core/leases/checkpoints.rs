@@ -1,5 +1,5 @@
-//! The passes over all leases that set lease checkpoints, and the passes that clear lease checkpoints while a
-//! member runs etcd.
+//! Runs the passes over all leases: those that set lease checkpoints, and those that clear lease checkpoints
+//! while a member runs etcd.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -21,8 +21,9 @@ pub(super) const NOTES_PER_ENTRY: usize = 1000;
 pub(super) const TAKEN_BACK_AHEAD: usize = 4;
 /// A stopping leader checkpoints the leases that have used up at least this much of their TTL.
 const STOP_NOTES_USED: Duration = Duration::from_secs(1);
-/// Maximum number of unapplied entries while lease checkpoints are made. Each of these entries has to be
-/// searched for grants, so the limit bounds the search.
+/// Leases are checkpointed only while at most this many entries are unapplied, because each of these entries
+/// has to be searched for grants of leases. The search before leases are revoked visits at most this many
+/// entries per call.
 pub(super) const NOTED_BEHIND_MAX: u64 = 1 << 16;
 
 /// A pass that checkpoints leases, slice by slice.
@@ -58,8 +59,8 @@ impl LeaseClocks {
         if others != OtherPrograms::Mainstay {
             self.noting = None;
         }
-        // If lease checkpoints are distrusted, they are being cleared already. If this leader has cleared
-        // them all and made no new ones, nothing is left to clear.
+        // If lease checkpoints are distrusted, a pass is clearing them already. If this leader has cleared
+        // them all and made no new ones, there is nothing to clear. In both cases no other pass is begun.
         if others == OtherPrograms::SomeEtcd && before != others && !self.doubt && !self.none_noted {
             self.doubt = true;
             self.take_back(true);
@@ -141,8 +142,8 @@ impl LeaseClocks {
         }
     }
 
-    /// Returns true if leases may be checkpointed now: before that all unapplied entries have to be searched,
-    /// and these are few enough.
+    /// Returns true if leases may be checkpointed now. All unapplied entries have to be searched before that,
+    /// so they must not be too many.
     pub(super) fn can_note(last: Index, applied: Index) -> bool {
         last - applied <= NOTED_BEHIND_MAX
     }
@@ -158,8 +159,8 @@ impl LeaseClocks {
     ) -> Option<Vec<LeaseCheckpoint>> {
         let last = node.status().last;
         if !has_room || self.renewals.with(|expiry| expiry.is_starting()) {
-            // No lease is checkpointed while the clock of some lease is not started. That clock would start
-            // from the new checkpoint as if an earlier leader had made it.
+            // No lease is checkpointed while the clocks of some leases have not been started. Such a clock
+            // would start with the new checkpoint as if an earlier leader had made it.
             return None;
         }
         if self.taking_back.is_some() {
@@ -210,7 +211,8 @@ impl LeaseClocks {
     ///
     /// The pass misses no checkpoint that is in an unapplied entry. A pass over all leases clears their
     /// checkpoints with entries that come after every such entry. A pass over the checkpoints in the state
-    /// only begins while no Mainstay leader makes checkpoints.
+    /// begins only while a member runs etcd. Mainstay leaders then make no checkpoints, so no unapplied entry
+    /// sets one.
     fn take_some_back(&mut self, leases: &Leases, last: Index) -> Option<Vec<LeaseCheckpoint>> {
         let began = self.taking_back.filter(|_| self.may_take_back())?;
         let mut taking = began;
@@ -239,9 +241,9 @@ impl LeaseClocks {
         None
     }
 
-    /// Returns true if more lease checkpoints may be cleared now: no slice was refused since the last tick,
-    /// and few slices are unapplied. More slices would only wait for the disk, and such a long queue could be
-    /// taken for a disk that hangs.
+    /// Returns true if more lease checkpoints may be cleared now: no entry of the pass has failed to be
+    /// proposed since the last tick, and few of them are unapplied. More entries would only wait for the
+    /// disk, and this member could take their long wait for a disk that hangs.
     pub(super) fn may_take_back(&self) -> bool {
         !self.slice_refused && self.slices.len() < TAKEN_BACK_AHEAD
     }

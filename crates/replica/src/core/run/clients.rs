@@ -1,4 +1,4 @@
-//! Work for clients: reads, leases, writes, and the replies to them.
+//! Does the work of a turn for clients: reads, leases, writes, and the replies to them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -166,8 +166,8 @@ impl Core {
         waiter: Waiter,
     ) -> Option<Index> {
         if !self.leads_now() {
-            // A leader that was deposed in this turn would forward the entry to the new leader, which would
-            // treat the entry as one of another leader. So the entry is not proposed.
+            // A leader that was deposed in this turn would forward the entry to the new leader, which does
+            // not expect checkpoints that it has not made. So the entry is not proposed.
             self.give_up(waiter, error::NOT_PRIMARY_LESSOR);
             return None;
         }
@@ -280,8 +280,8 @@ impl Core {
             return Some((usize::MAX, ONE_BY_ONE_LOOK));
         }
         if self.machine.members.by_id.len() <= 1 {
-            // If an entry proposed by the core itself is not committed yet, the log's next sync is due
-            // anyway. The waiting proposals do not wait for more, and share that sync.
+            // If an entry proposed by the core itself is not committed yet, the log syncs soon anyway. The
+            // waiting proposals are made now, so that they share that sync.
             let raft_status = self.node.status();
             let own = raft_status.last > raft_status.commit
                 && !self.proposals.has_gathered_through(raft_status.last);
@@ -371,8 +371,8 @@ impl Core {
     /// Refuses the gathered commands for which the disk has no space.
     fn refuse_without_room(&mut self) {
         let (room, log) = (&self.space.room, &self.log);
-        // While a batch is being written, the space that it uses is subtracted twice, so there may be more
-        // space after the write. The commands are not refused for lack of space before that.
+        // While a batch is being written, the space that it uses is subtracted twice, so the command may fit
+        // once the write has ended. Until then no command is refused.
         let waits = log.queued_bytes() != 0 && log.space() == Space::Ample;
         let stays =
             |proposal: &Proposal| waits || room.has(log, proposal.data.len(), purpose_of(&proposal.data));
@@ -436,8 +436,8 @@ impl Core {
 
     /// Ends requests that have waited too long for their entries.
     pub(super) fn sweep_waiting(&mut self, now: Instant) {
-        // The shards have already answered these clients with a timeout error. The core only frees what it
-        // still keeps of their requests.
+        // The shards have already answered these clients with a timeout error. The core only frees the memory
+        // of their requests.
         let timeout = self.shared.member.limits.request_timeout + Duration::from_secs(1);
         let failed = &self.shared.diagnostics.metrics.server.proposals_failed;
         let given_up = self.proposals.sweep(timeout, now, |bytes| {

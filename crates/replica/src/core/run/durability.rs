@@ -1,4 +1,5 @@
-//! Applies committed entries, removes versions, makes checkpoints, and manages the space on the disk.
+//! Applies committed entries, removes versions of keys after compactions, orders checkpoints, and manages the
+//! space on the disk.
 
 use std::sync::mpsc::SyncSender;
 use std::time::Instant;
@@ -244,7 +245,8 @@ impl Core {
             Ok(Progress::More) => {}
             Ok(Progress::Waits) => self.fetch_values(&missing),
             Ok(Progress::Whole(applied)) => {
-                // The amount of work that is left in this turn can be used for the entries after this one.
+                // The entry is complete, so what is left of this turn's work can be used for the next
+                // entries. In all other cases nothing more is applied in this turn.
                 self.apply.queue.set_left(left);
                 if let Some(begun) = self.apply.queue.ended() {
                     self.applied(&begun, *applied, now);
@@ -463,13 +465,13 @@ impl Core {
 
     /// Orders a checkpoint if one is due and may be taken.
     pub(super) fn order_checkpoint(&mut self, now: Instant) {
-        // A stopping member makes no new files. The next start applies the entries that are not in a
-        // checkpoint again.
+        // A stopping member makes no new files. This loses nothing: the next start reads from the log the
+        // entries that are in no checkpoint, and applies them again.
         if self.lifecycle.is_stopping() {
             return;
         }
         // While a snapshot is being received, no segment may be deleted, because the snapshot refers to
-        // values in them. A checkpoint would make segments deletable.
+        // values in the segments. A checkpoint would let segments be deleted.
         if self.space.checkpoints.is_busy() || self.install.is_receiving() || !self.machine.is_whole() {
             return;
         }
@@ -494,8 +496,8 @@ impl Core {
         let log_bytes = self.log.figures().written_bytes();
         let usage = |segment| self.machine.usage().get(&segment).is_none_or(|usage| usage.values == 0);
         let Some(whole) = self.space.checkpoints.due(log_bytes, usage, now) else { return };
-        // The entry that raised an alarm may be deleted from the log after the checkpoint. So the cause of
-        // the alarm, which that entry contains, must be in the note before.
+        // The cause of the alarm must be in the note before the checkpoint is made. After the checkpoint, the
+        // entry that raised the alarm, and that also contains the cause, may be deleted from the log.
         if !self.note_cause() {
             return;
         }

@@ -145,8 +145,8 @@ impl Core {
             Ok(VoterChange::AddVoter(node)) => ConfChange { kind: ConfChangeKind::AddVoter, node: *node },
             Ok(VoterChange::AddLearner(node)) => ConfChange { kind: ConfChangeKind::AddLearner, node: *node },
             Ok(VoterChange::Remove(node)) => ConfChange { kind: ConfChangeKind::Remove, node: *node },
-            // Raft must be notified of every applied change, even of one that does not change voters, because
-            // it accepts no further change before.
+            // Raft accepts no further change before it is notified that this one is applied. So it is
+            // notified even of a change that does not change voters, and of one that failed.
             Ok(VoterChange::Update(node)) => ConfChange { kind: ConfChangeKind::Update, node: *node },
             Err(_) => ConfChange { kind: ConfChangeKind::Update, node: MemberId::NONE },
         };
@@ -181,7 +181,8 @@ impl Core {
         }
     }
 
-    /// Passes the other members to the connections, and publishes the members.
+    /// Passes the list of the other members to the connections, and publishes the current members with this
+    /// turn's state.
     pub(super) fn tell_members(&mut self) {
         let others = self.membership.changed(&self.machine.members);
         self.publication.request();
@@ -252,8 +253,9 @@ impl Core {
         if !self.leadership.leads()
             || !self.leadership.has_settled()
             || self.machine.members.cluster_version == version
-            // Members older than 3.5 exit when they apply this entry. So the version stays undecided until
-            // one of these members leads (COMPAT-195).
+            // etcd members before 3.5 exit when they apply the entry that would be proposed here. So while
+            // such a member is in the cluster, this member does not decide the version. A 3.4 member that
+            // becomes the leader decides it, in a form that 3.4 understands (COMPAT-195).
             || self.shared.cluster.has_told_before_3_5(&self.machine.members)
         {
             return;

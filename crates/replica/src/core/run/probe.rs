@@ -65,7 +65,7 @@ pub struct Probe {
     pub discarded: usize,
     /// Number of leases.
     pub leases: usize,
-    /// Number of leases whose clocks run on this member.
+    /// Number of leases whose deadlines this member tracks; 0 unless it leads.
     pub lease_clocks: usize,
     /// Number of ReadIndex rounds that were begun and are not answered, and number of all requests that wait
     /// for a round to begin, to be confirmed or to be answered.

@@ -17,8 +17,8 @@ use crate::core::{LeaseDetail, ReplyBody, RequestId};
 use crate::inbox::OPEN_REQUESTS_PER_SHARD_MAX;
 use crate::long_reads::Reader;
 
-/// Minimum number of entries of a shared table that a copy of the table shares through one pointer, so that
-/// they cost one copied pointer.
+/// A copy of a shared table copies one pointer for each chunk of the table. A chunk has at least this many
+/// entries, so this many entries cost at most one copied pointer.
 const ENTRIES_PER_POINTER: usize = 128;
 
 /// Number of puts of an unfinished transaction whose search counts as one unit of the budget.
@@ -52,8 +52,8 @@ fn copied(entries: usize) -> u64 {
 impl Core {
     /// Queues a question until a turn answers it.
     pub(super) fn ask(&mut self, question: Question, since: Instant) {
-        // The queue has space for all open requests of all shards, and for the questions of other members as
-        // much as for those of one shard.
+        // The queue of each kind has space for all open requests of all shards, and for as many questions of
+        // other members as one shard may have open.
         let max = (self.shared.core.outboxes.len() + 1) * OPEN_REQUESTS_PER_SHARD_MAX;
         if let Some(refused) = self.questions.push(question, since, max) {
             self.refuse(refused.request_id(), error::TOO_MANY_REQUESTS);

@@ -19,9 +19,9 @@ use crate::received::{Outcome, ReceivedState};
 
 /// Receiving and installing another member's state, and sending this member's state.
 impl Core {
-    /// Replies whether a whole state that is offered would be accepted now: its sender must lead, and no
-    /// other state may be in the process of being received. While an installed state is being saved, the
-    /// offer waits for its reply.
+    /// Replies to another member that offers its whole state whether the state would be accepted now. The
+    /// sender must lead, and no other state may be in the process of being received. While an installed state
+    /// is being saved, the offer waits for its reply.
     pub(super) fn look_at_offer(&mut self, request_id: RequestId, attempt: SnapshotAttempt, now: Instant) {
         let raft_status = self.node.status();
         if (raft_status.leader, raft_status.term) != (attempt.from, attempt.term) {
@@ -35,8 +35,10 @@ impl Core {
         }
     }
 
-    /// Begins to receive another member's state. Refuses while values of the current state are being moved or
-    /// a checkpoint is being written.
+    /// Begins to receive another member's state. Refuses if the sender is not the current leader, if the disk
+    /// lacks space, if another state is being received over an open stream or is being installed, or if this
+    /// member is busy: it is moving values in the log, writing a checkpoint, waiting to drop earlier states,
+    /// or stopping.
     pub(super) fn begin_install(&mut self, request_id: RequestId, attempt: SnapshotAttempt) {
         // Only the current leader may send its state. If the sender leads but this member does not know it
         // yet, the sender tries again later.
@@ -84,11 +86,11 @@ impl Core {
         if !self.install.may_place(claim) || values.is_empty() {
             return;
         }
-        // The space is checked first. On a full disk, the values would wait in the log's queue in front of
-        // this member's own entries and delay those.
+        // The space is checked before the log gets the values. On a full disk, the values would wait in the
+        // log's queue in front of this member's own entries and delay those.
         let bytes = Room::bytes_of(values.iter().map(|value| value.data.len()));
         if is_whole && let Some(shortage) = self.space.room.shortage_of_state(&self.log, bytes as u64) {
-            // Sending fails if the receiving thread has ended, which then needs no answer.
+            // An error is ignored: it means that the receiving thread has ended and needs no answer.
             let _ = done.send(Err(shortage));
             return;
         }
@@ -137,8 +139,8 @@ impl Core {
         }
     }
 
-    /// Ends an attempt whose stream broke off and was not resumed in time, and refuses offers that have
-    /// waited too long.
+    /// Gives up the receipt of a state whose stream broke off and was not resumed in time, and refuses offers
+    /// that have waited too long.
     pub(super) fn look_at_install(&mut self, now: Instant) {
         if self.install.is_over(now) {
             self.end_install();
@@ -158,7 +160,7 @@ impl Core {
         }
     }
 
-    /// Replaces the current state by the received one, because raft has accepted its snapshot.
+    /// Replaces the current state with the received one, because raft has accepted its snapshot.
     pub(super) fn restore(&mut self, restore: &Restore, now: Instant) -> Result<(), Fatal> {
         let Some(received) = self.install.take_received() else {
             return Err(Fatal::NoSnapshot);
