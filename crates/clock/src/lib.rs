@@ -91,7 +91,7 @@ pub struct HandClock {
 
 #[derive(Debug, Default)]
 struct Timers {
-    /// Wakers of the timers, by time in nanoseconds and timer number.
+    /// Wakers of the timers, by due time in nanoseconds and number of the timer.
     waiting: BTreeMap<(u64, u64), Waker>,
     next: u64,
 }

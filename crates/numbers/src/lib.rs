@@ -2,9 +2,9 @@
 //! positions in the raft log, revisions of the store and changes within them, and ids of members, clusters
 //! and leases.
 //!
-//! Each type except the pairs is one machine word, has no cost compared with the bare number, and prints as
-//! that number. Messages contain bare numbers, which get their type when a message is decoded. Files and
-//! metrics use the bare number, which is the field `.0`.
+//! Each type except the pairs ([`EntryId`], [`Location`], [`ChangeId`]) is one machine word, has no cost
+//! compared with the bare number, and prints as that number. Messages contain bare numbers, which get their
+//! type when a message is decoded. Files and metrics use the bare number, which is the field `.0`.
 //!
 //! ```
 //! use mainstay_numbers::{Index, Revision};

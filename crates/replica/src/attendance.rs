@@ -33,7 +33,8 @@ impl Attendance {
         fence(Ordering::SeqCst);
     }
 
-    /// Subtracts a watch that has ended or that must not be notified of further changes.
+    /// Subtracts one from the watches of a shard, because a watch has ended or must not be notified of
+    /// further changes.
     pub fn watch_ends(&self, shard: usize) {
         self.watches[shard].fetch_sub(1, Ordering::SeqCst);
     }
@@ -46,8 +47,8 @@ impl Attendance {
     /// Returns true if a shard should be woken for the state just published.
     pub fn is_watched(&self, shard: usize) -> bool {
         // Pairs with the fence in `watch_begins`: either this load sees the count of a new watch, or that
-        // watch reads the state just published. With the fences this holds for any memory ordering with which
-        // the state is published.
+        // watch reads the state just published. Because both sides have a fence, this holds for any memory
+        // ordering with which the core publishes the state.
         fence(Ordering::SeqCst);
         self.watches[shard].load(Ordering::SeqCst) > 0
     }

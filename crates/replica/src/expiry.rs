@@ -32,8 +32,8 @@ use numbers::{Index, LeaseId, Seconds};
 /// Width of one slot of the queue, in nanoseconds.
 const SLOT_NS: u64 = 100_000_000;
 const NS_PER_SECOND: u64 = 1_000_000_000;
-/// Number of places in the queue that [`Expiry::expired`] checks at most for each lease that it may return.
-/// The limit bounds the work of a call in which most places are outdated.
+/// Maximum number of queue entries that [`Expiry::expired`] checks for each lease that it may return. It
+/// bounds the work of a call in which most of the entries are outdated.
 const LOOKS_PER_LEASE: usize = 4;
 
 /// The deadline of one lease, and whether shards may move it. There may be millions of leases, so times are
@@ -56,7 +56,7 @@ struct Timer {
     alone_looks: u64,
 }
 
-/// Slot number of a lease that was returned as expired and has no place in the queue.
+/// Value of [`Timer::slot`] for a lease that was returned as expired and so has no place in the queue.
 const NO_SLOT: u64 = u64::MAX;
 
 impl Timer {
@@ -565,8 +565,8 @@ mod tests {
         assert_eq!(expiry.expired(at(2), 10), [3].map(LeaseId));
         expiry.hold(LeaseId(3), at(2), at(9));
         assert_eq!(expiry.renew(LeaseId(3), at(9), at(3), at(3)), RenewalOutcome::Expired);
-        // Another renewal of the same lease arrives before the first one is carried out. It still keeps the
-        // lease from expiring after that.
+        // Another renewal of the same lease arrives before the first one is carried out. The second renewal
+        // still keeps the lease from expiring after the first one is carried out.
         expiry.hold(LeaseId(1), at(4), at(11));
         assert_eq!(expiry.renew(LeaseId(1), at(8), at(6), at(6)), RenewalOutcome::Noted(Index(0)));
         assert_eq!(expiry.expired(at(9), 10), [2].map(LeaseId), "its renewal was given up");

@@ -1,7 +1,7 @@
 //! Implements the queues between threads: [`Inbox`] from all threads to the core, and [`Outbox`] from the
 //! core to one shard.
 //!
-//! The single receiver of a queue takes all waiting items at once, so that items which arrived while it was
+//! The single receiver of a queue takes all waiting items together, so that items which arrived while it was
 //! busy become one batch. The senders limit the length of both kinds of queue: a shard has at most
 //! [`OPEN_REQUESTS_PER_SHARD_MAX`] requests open, and each request gets one reply.
 //!

@@ -67,8 +67,8 @@ struct Open {
     /// Ids of all readers, ordered by [`Entry::keeps`], so that the core, which checks often, visits only
     /// readers that delay a removal.
     by_keeps: BTreeSet<(Revision, u64)>,
-    /// Lower bound of the times at which readers exceed their time limits, so that [`LongReads::removable`]
-    /// need not search the readers before it; `None` if there are no readers.
+    /// No reader exceeds its time limit before this time, so [`LongReads::removable`] does not search the
+    /// readers earlier. `None` if there are no readers.
     due: Option<Instant>,
     next: u64,
     /// Number of times that [`LongReads::removable`] has searched all readers for some that have exceeded

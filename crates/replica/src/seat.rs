@@ -92,7 +92,7 @@ impl<W: Work> Seat<W> {
     /// continue to sleep. Otherwise wakes the owner, which continues the work, and returns false.
     pub fn work_here(&self, inbox: &Inbox<W::Item>, is_done: impl Fn() -> bool) -> bool {
         // If the lock is taken, the owner is about to sleep or to check for items, or another thread is
-        // borrowing the work. The owner is then woken for these items.
+        // borrowing the work. In each of these cases the owner is woken to process the items.
         if let Ok(mut place) = self.place.try_lock()
             && let Some(place) = &mut *place
             && self.works_off(place, inbox, is_done)

@@ -65,9 +65,9 @@ impl NospaceAlarm {
         (self.noted != self.cause).then_some(self.cause)
     }
 
-    /// Records that the checkpointer was ordered to write the note. The note counts as written already,
-    /// because the checkpointer executes its orders in sequence, so no later order is executed before the
-    /// note is written.
+    /// Records that the checkpointer was ordered to write the note. From now on the note counts as written:
+    /// the checkpointer executes its orders in sequence, so it writes the note before, for example, a
+    /// checkpoint that is ordered later.
     pub fn was_noted(&mut self) {
         self.noted = self.cause;
     }
@@ -98,8 +98,8 @@ impl NospaceAlarm {
     /// as in flight.
     ///
     /// The entry that raises this member's NOSPACE alarm contains the cause. So a member that was restarted
-    /// before it had written the note gets the cause when it replays the log. The entry is still in the log
-    /// then, because no checkpoint covers the entry before the note is written.
+    /// before it had written the note gets the cause when it replays the log. The entry is still in the log,
+    /// because no checkpoint covers it before the note is written.
     pub fn changed(&mut self, raised: Option<Raised>, alarms: &Alarms) {
         let proposed = self.proposed.take().is_some();
         let raised = raised.filter(|raised| (raised.alarm, raised.member_id) == (NOSPACE, self.own));

@@ -32,7 +32,7 @@ pub(super) struct Answerable {
 const _: () = assert!(size_of::<Answerable>() <= 128);
 
 /// The replies of a turn. The outcome of an entry waits until the state with the entry is published
-/// (invariant I3). Then all replies for a shard are sent as one list, with one wake-up.
+/// (invariant I3). After that, all replies for a shard are sent as one list, with one wake-up.
 pub(super) struct Answers {
     /// Replies, one list per shard. The last list is for requests from threads that are not shards.
     replies: Vec<Vec<Reply>>,

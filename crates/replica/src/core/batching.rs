@@ -138,7 +138,7 @@ impl Device {
 }
 
 impl Batching {
-    /// Returns the initial state: no connection has written, and no batch was formed.
+    /// Returns the value for a member that starts: no connection has written, and no batch was formed.
     pub fn new(now: Instant, window: Duration) -> Batching {
         Batching {
             writers: [Box::new([0; 64]), Box::new([0; 64])],

@@ -12,12 +12,12 @@ use storage::checkpointer::Checkpointed;
 /// space.
 const FREE_PAUSE: Duration = Duration::from_secs(5);
 /// Limits the checkpoints that are due only because no entries are being applied
-/// ([`Thresholds::checkpoint_quiet`]). If a checkpoint took 10 seconds of work, pauses not included, then
-/// such a checkpoint begins at the earliest 40 seconds after that checkpoint began. So if writes come in
-/// bursts, checkpoints keep the disk busy for at most a quarter of the time.
+/// ([`Thresholds::checkpoint_quiet`]). Example: a checkpoint begins at 0 s and takes 10 s of work, pauses not
+/// included; the next checkpoint of this kind begins at 40 s at the earliest. So if writes come in bursts,
+/// checkpoints keep the disk busy for at most a quarter of the time.
 const QUIET_WORK_FACTOR: u32 = 4;
-/// Factor for the byte limit while fewer than `--snapshot-count` entries are unsaved: a checkpoint is then
-/// due after this many times `checkpoint_log_bytes`.
+/// If fewer than `--snapshot-count` entries are unsaved, a checkpoint is due only after this many times
+/// `checkpoint_log_bytes`.
 const FEW_ENTRIES_FACTOR: u64 = 4;
 
 /// Limits at which checkpoints are due and space is reclaimed, and the maximum work of one turn.
@@ -35,14 +35,14 @@ pub struct Thresholds {
     /// are unsaved. A checkpoint at such a time disturbs no writes, and a restart need not read these
     /// entries. It is delayed if the previous checkpoint took much work (`QUIET_WORK_FACTOR`).
     pub checkpoint_quiet: Duration,
-    /// Minimum bytes of dead records in sealed segments at which moving the live records out of them is
-    /// worthwhile.
+    /// Minimum bytes of dead records in sealed segments at which it is worthwhile to move the live records to
+    /// the end of the log, so that the segments can be deleted.
     pub reclaim_dead_bytes: u64,
     /// Maximum amount of work for entries in one turn, counted in keys, operations and KiB, each of which
     /// takes about a microsecond. An entry that needs more is applied over several turns.
     pub applied_per_turn: u64,
-    /// Value of `applied_per_turn` while no leader is known, as at a start. It can be higher, because no
-    /// client is served then, and fewer turns publish fewer views.
+    /// Value of `applied_per_turn` while no leader is known, as at a start. It can be higher, because without
+    /// a leader no client waits for the end of a turn. Longer turns also publish fewer views.
     pub applied_per_turn_unled: u64,
     /// Maximum amount of work for client requests that the core answers without a log entry (questions) in
     /// one turn, counted in answers, leases visited and pointers copied, each of which takes about a
@@ -55,9 +55,9 @@ pub struct Thresholds {
 }
 
 impl Thresholds {
-    /// Returns the thresholds for this `--snapshot-count`. Checkpoints cost less than etcd's snapshots and
-    /// free no memory, so they are ten times as many entries apart. The byte limits are proportional to the
-    /// size of segments, which is smaller on small disks.
+    /// Returns the thresholds for this `--snapshot-count`. etcd's snapshots also free memory. Checkpoints
+    /// need not do that, so there are ten times as many entries between two of them. The byte limits are
+    /// proportional to the size of segments, which is smaller on small disks.
     pub fn of(snapshot_count: u64, segment_bytes: u32) -> Thresholds {
         let bytes = (64 << 20).min(2 * u64::from(segment_bytes));
         Thresholds {
@@ -90,8 +90,8 @@ pub(super) struct Checkpoints {
     busy: bool,
     /// Segments that had no live value when the checkpoint in progress was ordered.
     empty_segments: Vec<u32>,
-    /// Segments out of which values were moved since the last whole checkpoint was ordered. Runs of earlier
-    /// checkpoints still name the old locations of these values.
+    /// Segments out of which values were moved to the end of the log since the last whole checkpoint was
+    /// ordered. Runs of earlier checkpoints still name the old locations of these values.
     emptied: BTreeSet<u32>,
     /// Segments with old locations of moved values. Once the whole checkpoint in progress is durable, no run
     /// refers to these locations.
@@ -177,7 +177,7 @@ impl Checkpoints {
         (since, FEW_ENTRIES_FACTOR * self.thresholds.checkpoint_log_bytes)
     }
 
-    /// Records that a value was moved out of this segment.
+    /// Records that a value was moved out of this segment to the end of the log.
     pub fn moved_out_of(&mut self, segment: u32) {
         self.emptied.insert(segment);
     }

@@ -137,8 +137,8 @@ mod tests {
     fn the_kernel_tells() {
         let mut cpu_pressure = CpuPressure::here(Instant::now());
         cpu_pressure.look(Instant::now());
-        // The kernel may not have counted the time of a thread that has just started, but it has counted that
-        // of the machine.
+        // The kernel may not have counted the time of a thread that has just started, but it has counted the
+        // time of the machine's processors.
         assert!(cpu_pressure.stat.is_none() || cpu_pressure.ticks.0 > cpu_pressure.ticks.1);
     }
 

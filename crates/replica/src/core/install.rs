@@ -98,8 +98,8 @@ pub(super) type Droppable = Box<dyn Any + Send>;
 
 /// An object whose drop takes long. The checkpointer's thread drops it, so that the core does not wait.
 enum Discarded {
-    /// A replaced state. Dropping the last view of a state frees the state, so the state is given to the
-    /// checkpointer only when no other thread holds a view of it.
+    /// A replaced state. The thread that drops the last view of a state frees the state, which takes long. So
+    /// the state is given to the checkpointer only when no other thread holds a view of it.
     State(Box<Machine>),
     /// A part of a state that no thread reads.
     Part(Box<dyn Any + Send>),
@@ -150,7 +150,7 @@ impl Install {
         waits
     }
 
-    /// Removes and returns the offers whose wait has ended. Once the installed state is saved, these are all
+    /// Removes and returns the offers whose time limit has passed or, once the installed state is saved, all
     /// offers.
     pub fn offers_over(&mut self, now: Instant) -> Vec<RequestId> {
         let waits = self.is_being_saved();
@@ -286,8 +286,8 @@ impl Install {
             self.told = received.told.take();
             self.received = Some(received);
         } else {
-            // The state arrived completely, so its stream did not break off. Then the attempt can only have
-            // ended because the leader or the term has changed, and the sender gets that error.
+            // The state arrived completely, so its stream did not break off. The attempt can only have ended
+            // because the leader or the term has changed, so the sender gets that error.
             self.turn_away(received, error::LEADER_CHANGED);
         }
         takes
@@ -369,8 +369,8 @@ impl Install {
         matches!(self.stage, Stage::Receiving { claim, until: None } if claim == of)
     }
 
-    /// Treats the stream of the attempt as broken, because the leader or the term has changed. The sender may
-    /// lead no longer, and only the current leader may send its state.
+    /// Treats the stream of the attempt as broken, because the leader or the term has changed. The sender is
+    /// possibly not the leader any more, and only the current leader may send its state.
     pub fn cut_off(&mut self, now: Instant) {
         if let Stage::Receiving { until, .. } = &mut self.stage
             && until.is_none()
@@ -533,7 +533,7 @@ mod tests {
         install.failed("the disk is full", now);
         assert!(!install.wants_checkpoint(now) && install.wants_checkpoint(now + SAVE_PAUSE));
         assert!(matches!(outcome.try_recv(), Ok(Outcome::NotSaved(why)) if why == "the disk is full"));
-        // The state is complete only after its attempt has ended.
+        // The last part of the state arrives after its attempt has ended.
         for ends in [|install: &mut Install| install.cut_off(Instant::now()), Install::give_up] {
             let mut install = Install::default();
             install.begin(1, false);

@@ -29,8 +29,8 @@ pub(super) struct StandingChange {
     /// True if this member has stopped leading, leads in another term, or has just begun to lead. In each
     /// case all lease clocks must be stopped.
     pub stops_leases: bool,
-    /// True if the leader or the term has changed. A snapshot stream from the previous leader then counts as
-    /// broken.
+    /// True if the leader or the term has changed. In that case a snapshot stream that is being received
+    /// counts as broken.
     pub cuts_off: bool,
     /// Id of the previous leader (0 if there was none) if the leader has changed; `None` if it has not.
     pub was: Option<MemberId>,

@@ -187,7 +187,7 @@ pub(super) struct LeaseClocks {
 }
 
 impl LeaseClocks {
-    /// Returns the initial state, in which no clock runs.
+    /// Returns the value for a member that starts, in which no clock runs.
     pub fn new(
         rules: LeaseRules,
         renewals: Arc<Renewals>,
@@ -280,8 +280,8 @@ impl LeaseClocks {
 
     /// Returns the TTL in seconds that clients see: the granted TTL, which every member knows. This leader
     /// may let the lease live longer, but clients must not rely on that, because a member with a smaller
-    /// minimum may become the leader. A lease granted by an etcd member may have a TTL of 0; clients then see
-    /// the minimum of this leader.
+    /// minimum may become the leader. A lease granted by an etcd member may have a TTL of 0. In that case
+    /// clients see the minimum of this leader.
     fn ttl_told(&self, ttl: Seconds) -> Seconds {
         if ttl > Seconds::ZERO { ttl } else { self.ttl_granted(ttl) }
     }

@@ -23,7 +23,7 @@ pub(super) struct Lifecycle {
 }
 
 impl Lifecycle {
-    /// Returns the state of a member that starts. `ready` is signalled once the member may serve clients.
+    /// Returns the value for a member that starts. `ready` is signalled once the member may serve clients.
     pub fn new(ready: SyncSender<()>) -> Lifecycle {
         Lifecycle { ready: Some(ready), parked: None, stopping: None, handed_over: false, resigned: false }
     }
@@ -31,8 +31,8 @@ impl Lifecycle {
     /// Signals that clients may be served; later calls do nothing.
     pub fn serve(&mut self) {
         if let Some(ready) = self.ready.take() {
-            // Sending fails only if boot no longer waits for the signal. The member is then about to stop
-            // anyway.
+            // An error is ignored: it means that boot no longer waits for the signal, because the member is
+            // about to stop.
             let _ = ready.try_send(());
         }
     }

@@ -148,8 +148,8 @@ pub(super) struct ChangeAnswer {
     pub raft_term: Term,
 }
 
-/// Queue of the membership changes that clients request, which are carried out one at a time, and the state
-/// of this member's own removal.
+/// Queues the membership changes that clients request, which are carried out one at a time, and tracks this
+/// member's own removal.
 ///
 /// This type checks and queues changes. It returns what the core has to propose, transfer or answer.
 pub(super) struct Membership {

@@ -16,8 +16,8 @@ use numbers::{Index, MemberId};
 /// Time for which the log keeps the entries after a snapshot in etcd's format that was delivered, as in etcd.
 const KEPT_AFTER: Duration = Duration::from_secs(30);
 
-/// Snapshots that this member has to send, and, by receiver, the snapshots in etcd's format (databases) that
-/// it is sending or has sent recently.
+/// Tracks the snapshots that this member has to send and, by receiver, the snapshots in etcd's format
+/// (databases) that it is sending or has sent recently.
 ///
 /// The core reports the start and the end of each transfer, and the time. This type says which entries the
 /// log has to keep.

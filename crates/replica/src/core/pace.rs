@@ -17,7 +17,7 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// Returns the initial state; the first tick is due immediately.
+    /// Returns the value for a member that starts; its first tick is due immediately.
     pub fn new(cpu: CpuPressure, now: Instant) -> Pace {
         Pace { next_tick: now, cpu, writing: Writing::new(now) }
     }

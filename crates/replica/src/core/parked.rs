@@ -1,5 +1,5 @@
-//! Rules for a member that is out of service, because the next committed entry depends on a value that cannot
-//! be read from this member's disk.
+//! Decides how a member that is out of service reacts to requests. A member goes out of service if the next
+//! committed entry depends on a value that cannot be read from its disk.
 //!
 //! The other members apply the entry, and the states of members must not differ, so this member applies no
 //! further entries. It does not exit either, because it would fail at the same entry after every start. It no

@@ -73,9 +73,9 @@ struct Open {
 pub(super) struct ProposalTerm {
     /// Raft term of the leader to which the proposal was given.
     pub term: Term,
-    /// True if the entry enters the log in that term or never. Then it may be proposed again in a later term.
-    /// If false, the entry may be applied at any later time and must not be proposed again. The waiting
-    /// request then times out, as in etcd.
+    /// True if the entry can enter the log only in that term, so that it may be proposed again in a later
+    /// term. If false, the entry may still be applied at any later time. It must not be proposed again, and
+    /// the waiting request times out, as in etcd.
     pub bound: bool,
 }
 
@@ -282,8 +282,8 @@ impl Proposals {
         let (mut went, mut went_bytes, mut waits) = (0, 0, Vec::new());
         for (mut message, charge) in std::mem::take(&mut self.forwarded) {
             if bounded && queued_bytes >= bytes_max && !planted::is(Bug::HandedOnWithoutRoom) {
-                // The whole message waits. Its entries are checked against the free space when they are
-                // passed on.
+                // The whole message waits. The free space is not checked now, but when the entries are passed
+                // on.
                 waits.push((message, charge));
                 continue;
             }
@@ -499,8 +499,8 @@ impl Proposals {
         }
         self.next_sweep = now + timeout / 4;
         // The revocation of an expired lease is never given up here. A leader's own entries are lost only at
-        // the end of its term, so the revocation may still be in flight. A second one could then end a new
-        // lease that was granted with the same id in between.
+        // the end of its term, so the revocation may still be in flight. A second revocation could end a new
+        // lease that was granted with the same id after the first one.
         let lost = |open: &Open| late(&open.since) && !matches!(open.waiter, Waiter::Expiry(_));
         let mut lost: Vec<u64> =
             self.waiting.iter().filter(|(_, open)| lost(open)).map(|(id, _)| *id).collect();

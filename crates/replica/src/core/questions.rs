@@ -79,8 +79,8 @@ const FROM_WHOLE_STATE: usize = 4;
 /// The waiting questions, and the amount of work that this turn may still do to answer them.
 ///
 /// The core adds questions ([`Questions::push`]) and reports the cost of each answer ([`Questions::spent`]).
-/// This type does not know the state. Each kind of question has its own queue. In a single queue in order of
-/// arrival, a renewal would wait behind thousands of lists.
+/// This type does not know the state. Each kind of question has its own queue, because in a single queue in
+/// order of arrival a renewal would wait behind thousands of lists.
 #[derive(Default)]
 pub(super) struct Questions {
     waiting: [VecDeque<(Question, Instant)>; KINDS],
@@ -155,8 +155,8 @@ impl Questions {
         refused
     }
 
-    /// Returns true if a question that arrived at `since` has waited for the timeout. Its client has then
-    /// already received a timeout error.
+    /// Returns true if a question that arrived at `since` has waited for the timeout. At that time its client
+    /// has already received a timeout error.
     pub fn is_late(since: Instant, now: Instant, timeout: Duration) -> bool {
         now.saturating_duration_since(since) >= timeout
     }

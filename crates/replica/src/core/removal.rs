@@ -71,8 +71,8 @@ impl Pending {
 /// the changes up to the compaction, and a view with the new [`Removal::through`] is published. It then
 /// continues in slices with pauses between them.
 ///
-/// Compactions may follow each other faster than watches that lag behind catch up. Then the oldest compaction
-/// keeps its own time limit, and its removal begins without the newer compactions.
+/// Compactions may follow each other faster than watches that lag behind catch up. In that case the oldest
+/// compaction keeps its own time limit, and its removal begins without the newer compactions.
 ///
 /// Worked example: compactions arrive every 4 s, and one watch reads nothing. At first the compactions of 0 s
 /// and 4 s are pending; then the compaction of 8 s replaces that of 4 s. At 10 s the removal of the

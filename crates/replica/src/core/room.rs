@@ -123,7 +123,7 @@ pub(super) struct Room {
 }
 
 impl Room {
-    /// Returns the initial state, without any batch in flight.
+    /// Returns the value for a member that starts: no batch is in flight.
     pub fn new(now: Instant, log: &Log) -> Room {
         Room {
             parked: VecDeque::new(),

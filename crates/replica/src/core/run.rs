@@ -442,8 +442,8 @@ impl Work for Core {
     }
 
     /// Returns true if no other work is in flight and a write that arrives now would be written to the log by
-    /// the core itself. Then a shard may run the turn on its own thread, because it would otherwise only wait
-    /// for the core.
+    /// the core itself. In that case a shard may run the turn on its own thread, because it would otherwise
+    /// only wait for the core.
     fn is_for_others(&self) -> bool {
         !self.lifecycle.is_parked()
             && self.machine.is_whole()

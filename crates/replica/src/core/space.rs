@@ -17,9 +17,9 @@ use numbers::Index;
 use super::room::{Purpose, Room};
 use super::segments::Segments;
 
-/// Size of a whole checkpoint in bytes from which on its cost is considered. Moved values require a whole
-/// checkpoint. If that is larger than this, values are moved only if this frees twice as many bytes as the
-/// checkpoint writes.
+/// Size of a whole checkpoint in bytes from which on its cost is considered. Moving values makes a whole
+/// checkpoint necessary. If that checkpoint has at least this size, values are moved only if there are at
+/// least twice as many garbage bytes as the checkpoint writes.
 const WHOLE_BYTES_LARGE: u64 = 16 << 20;
 /// Estimated number of bytes that one version needs in a checkpoint.
 const VERSION_BYTES: u64 = 64;
@@ -99,8 +99,8 @@ impl Survey<'_> {
     }
 
     /// Returns the bytes of a segment that would be garbage if no value in it were live. When space is short,
-    /// the whole segment counts, including its header. Moving the values still frees space then: a segment
-    /// has at least 512 KiB, and the values moved out of it take less overhead in another segment.
+    /// the whole segment counts, including its header. A segment has at least 512 KiB, and its values take
+    /// less overhead in another segment, so moving them frees space even if they fill most of the segment.
     fn winnable_bytes(&self, segment: &SegmentState) -> u64 {
         if self.room.is_tight(self.log) { segment.used_bytes } else { Log::record_bytes(segment) }
     }
@@ -110,9 +110,9 @@ impl Survey<'_> {
         if self.room.is_tight(self.log) { live < used - used / 4 } else { live < used / 2 }
     }
 
-    /// Returns the segments with so few live values that these should be moved out. Only segments whose
-    /// entries are all in a durable checkpoint are considered; `saved_through` is the last entry in that
-    /// checkpoint.
+    /// Returns the segments with so few live values that these should be moved to the end of the log. Only
+    /// segments whose entries are all in a durable checkpoint are considered; `saved_through` is the last
+    /// entry in that checkpoint.
     pub fn worth_emptying(&self, saved_through: Index) -> Vec<u32> {
         let usage = self.machine.usage();
         let live = |seq: u32| usage.get(&seq).map_or(0, moved_bytes);

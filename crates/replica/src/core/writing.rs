@@ -57,7 +57,7 @@ pub(super) struct Occasion {
 }
 
 impl Writing {
-    /// Returns the initial state, without a long sync.
+    /// Returns the value for a member that starts: no sync has taken long.
     pub fn new(now: Instant) -> Writing {
         Writing { not_before: now, held_up: None }
     }

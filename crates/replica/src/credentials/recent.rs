@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use identity::Secret;
 
-/// Time for which a token is issued again. It is short for clients whose token is unknown to another member,
-/// for example after that member has restarted. Such a client authenticates again immediately and must then
-/// get a new token, because the remembered one would be refused again.
+/// Time for which a token is issued again. It is short, because the token may be unknown to another member,
+/// for example after that member has restarted. A client that is refused there authenticates again
+/// immediately. It must get a new token, because the remembered one would be refused again.
 const ISSUED_AGAIN: Duration = Duration::from_millis(100);
 
 /// Maximum number of remembered tokens: the number of places, each for one token.

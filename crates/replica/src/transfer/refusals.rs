@@ -15,8 +15,8 @@ const PAUSE_MAX: Duration = Duration::from_secs(5 * 60);
 ///
 /// A leader sends its whole state again at its next heartbeat, whatever the response was. Without a pause,
 /// both members would handle gigabytes each time, only for the state to be refused again. So attempts during
-/// a pause are refused before their body is read. The pause doubles with each refusal, and an accepted state
-/// ends it.
+/// a pause are refused before the data are received. The pause doubles with each refusal, and an accepted
+/// state ends it.
 #[derive(Default)]
 pub(super) struct Refusals {
     last: Mutex<Option<Refused>>,

@@ -171,7 +171,7 @@ impl LeaseClocks {
         }
         let noting = self.noting.as_mut()?;
         // If an unapplied entry grants a lease with this id, a checkpoint after that entry would apply to the
-        // new lease, not to the lease in the state. So these leases are left out.
+        // new lease, not to the lease in the state. So leases with such an id are left out.
         if !planted::is(Bug::NoteOverGrant) {
             let behind = noting.looked_through.max(applied);
             noting.granted.extend(node.data_after(behind).filter_map(|(_, data)| granted_lease(data)));
@@ -196,8 +196,9 @@ impl LeaseClocks {
                     }
                 }
             }
-            // This is done under the lock under which the remaining times were read, so that no shard renews
-            // a lease between the reading and the checkpoint.
+            // The permission of shards to renew these leases ends under the same lock under which the
+            // remaining times were read. So no shard renews a lease in between, for which the checkpoint
+            // would be too short.
             notes.iter().for_each(|note| expiry.about_to_be_noted(LeaseId(note.id)));
         });
         if looked < LEASES_PER_TURN && notes.len() < NOTES_PER_ENTRY {
@@ -211,8 +212,8 @@ impl LeaseClocks {
     ///
     /// The pass misses no checkpoint that is in an unapplied entry. A pass over all leases clears their
     /// checkpoints with entries that come after every such entry. A pass over the checkpoints in the state
-    /// begins only while a member runs etcd. Mainstay leaders then make no checkpoints, so no unapplied entry
-    /// sets one.
+    /// begins only while a member runs etcd. During that time Mainstay leaders make no checkpoints, so no
+    /// unapplied entry sets one.
     fn take_some_back(&mut self, leases: &Leases, last: Index) -> Option<Vec<LeaseCheckpoint>> {
         let began = self.taking_back.filter(|_| self.may_take_back())?;
         let mut taking = began;

@@ -276,7 +276,7 @@ impl Core {
         let one_by_one = !self.options.raft_pipeline && self.leadership.leads();
         if one_by_one && self.node.status().last > self.machine.applied_index {
             // The wait is short. The end of this member's sync wakes the core, but the acknowledgement of
-            // another member can commit the batch without such a sync, and then nothing wakes the core.
+            // another member can also commit the batch, and nothing wakes the core when it is applied.
             return Some((usize::MAX, ONE_BY_ONE_LOOK));
         }
         if self.machine.members.by_id.len() <= 1 {
@@ -410,8 +410,8 @@ impl Core {
         request.header = Some(RequestHeader { id, username, auth_revision });
         let data = Bytes::from(request.encode_to_vec());
         // A follower forwards the entry, so its own disk does not matter. On a leader the entry may not fit
-        // into the rest of a segment, and that rest is wasted. So the bytes are counted twice. Entries that
-        // may use the last byte of the space are small and counted once.
+        // into the rest of a segment, and that rest is wasted. So the bytes are counted twice. Entries with
+        // the purpose `Own`, which may use the last byte of the space, are small and counted once.
         let wasted = if purpose == Purpose::Own { 0 } else { data.len() };
         let full = self.leadership.leads() && !self.space.room.has(&self.log, data.len() + wasted, purpose);
         let refused = full || self.node.request(Request::Propose(vec![data])).is_err();

@@ -225,8 +225,8 @@ impl Core {
             }
         }
         self.apply.queue.clear();
-        // From now on the core no longer installs received states. A thread that waits for the installation
-        // of one gets the error now.
+        // From now on the core no longer installs received states. A thread that waits until a received state
+        // is installed gets the error now.
         self.install.tell(Outcome::GivenUp(parked.why()));
         for request_id in self.install.take_offers() {
             self.refuse(request_id, parked.why());

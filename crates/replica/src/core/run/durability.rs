@@ -526,8 +526,8 @@ impl Core {
     fn kept_behind(&self, applied_index: Index) -> Index {
         match self.machine.members.by_id.len() {
             0 | 1 => applied_index,
-            // On a disk that is short of space, no entries are kept for followers. A follower that lags
-            // behind then gets the whole state.
+            // On a disk that is short of space, no entries are kept for followers. A follower that needs a
+            // deleted entry gets the whole state instead.
             _ if self.space.room.is_tight(&self.log) => applied_index,
             _ => {
                 let kept = applied_index.saturating_sub(self.options.snapshot_catchup_entries);
@@ -577,8 +577,8 @@ impl Core {
     fn reclaim(&mut self) {
         let segments = self.survey().worth_emptying(self.space.checkpoints.applied_index());
         if !segments.is_empty() {
-            // The order fails if the checkpointer is busy. The values are then moved after the next
-            // checkpoint.
+            // An error is ignored: it means that the checkpointer is busy. The values are moved after the
+            // next checkpoint, which calls this function again.
             let portion_bytes = self.space.room.portion_bytes(&self.log);
             let _ = self.workers.order(Order::Relocate { segments, portion_bytes });
         }

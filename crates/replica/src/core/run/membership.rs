@@ -192,7 +192,7 @@ impl Core {
         }
     }
 
-    /// Begins to end this member, which is no longer part of the cluster.
+    /// Begins to stop this member, because it is no longer part of the cluster.
     ///
     /// If this member's own log contains the removal, the member also refuses later starts. If only a peer
     /// reports the removal, the report is not recorded on disk: that peer may have been turned into a
@@ -274,7 +274,7 @@ impl Core {
         self.propose_own(request, Waiter::Nobody);
     }
 
-    /// Ends the downgrade to this version, if that downgrade is in progress.
+    /// Proposes to end the downgrade to this version, if this member leads and that downgrade is in progress.
     pub(super) fn end_downgrade(&mut self, version: &str) {
         if !self.leadership.leads()
             || !self.leadership.has_settled()

@@ -132,7 +132,7 @@ impl Core {
         Ok(())
     }
 
-    /// Ends the attempt with the number `claim` to receive a state.
+    /// Gives up the receipt of a state in the attempt with the number `claim`.
     pub(super) fn give_up_install(&mut self, claim: u64) {
         if self.install.is_of(claim) {
             self.end_install();
