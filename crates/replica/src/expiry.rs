@@ -177,7 +177,8 @@ impl Expiry {
         let some: Vec<LeaseId> = starting.leases.after(starting.behind).take(max).map(|(id, _)| id).collect();
         planted::looked_at(planted::Measure::Leases, some.len());
         for id in &some {
-            // A lease that was renewed, or revoked and granted again, since `since` already has a clock.
+            // A lease that was renewed, or revoked and granted again, after the leadership began (`since`)
+            // already has a clock.
             if !self.timers.contains_key(id)
                 && exists(*id)
                 && let Some((left, ttl)) = self.starting.as_ref().and_then(|starting| starting.left(*id))

@@ -67,8 +67,8 @@ struct Open {
     /// Ids of all readers, ordered by [`Entry::keeps`], so that the core, which checks often, visits only
     /// readers that delay a removal.
     by_keeps: BTreeSet<(Revision, u64)>,
-    /// No reader exceeds its time limit before this time, so [`LongReads::removable`] does not search the
-    /// readers earlier. `None` if there are no readers.
+    /// No reader exceeds its time limit before this time, so until then [`LongReads::removable`] does not
+    /// search the readers. `None` if there are no readers.
     due: Option<Instant>,
     next: u64,
     /// Number of times that [`LongReads::removable`] has searched all readers for some that have exceeded
@@ -389,7 +389,8 @@ mod tests {
         let mut loads = 0;
         let load = || {
             loads += 1;
-            // The first reader is registered, and the state is replaced before it has loaded it.
+            // The state is replaced after the reader was registered for the first time, and before it has
+            // loaded the state.
             if loads == 1 {
                 assert_eq!(reads.end_all(), 1);
             }

@@ -35,7 +35,7 @@ pub struct RequestId {
     pub generation: u32,
 }
 
-/// A request to the core, or an event that the core handles. The variants say from where it comes.
+/// A request to the core, or an event that the core handles. Each variant stands for one kind of source.
 pub enum CoreRequest {
     /// A client's request, from a shard.
     Client(ClientRequest),
@@ -184,7 +184,8 @@ pub struct SnapshotAttempt {
     pub whole_bytes: Option<u64>,
 }
 
-/// Says that the log's disk has too little free space to receive another member's whole state.
+/// The reason why a whole state of another member is refused: the log's disk has too little free space for
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shortage {
     /// Number of free bytes; 0 if the log itself has already found a shortage.

@@ -156,7 +156,7 @@ impl ApplyQueue {
         self.left = left;
     }
 
-    /// Returns true if an entry waits to be begun or continued, and no read of values holds it up.
+    /// Returns true if an entry waits to be begun or continued, and no read of values is in progress.
     pub fn has_to_apply(&self) -> bool {
         (self.begun.is_some() || !self.entries.is_empty()) && self.reading.is_none()
     }

@@ -13,8 +13,8 @@ use storage::checkpointer::Checkpointed;
 const FREE_PAUSE: Duration = Duration::from_secs(5);
 /// Limits the checkpoints that are due only because no entries are being applied
 /// ([`Thresholds::checkpoint_quiet`]). Example: a checkpoint begins at 0 s and takes 10 s of work, pauses not
-/// included; the next checkpoint of this kind begins at 40 s at the earliest. So if writes come in bursts,
-/// checkpoints keep the disk busy for at most a quarter of the time.
+/// included; the next checkpoint that is due only for this reason begins at 40 s at the earliest. So if
+/// writes come in bursts, checkpoints keep the disk busy for at most a quarter of the time.
 const QUIET_WORK_FACTOR: u32 = 4;
 /// If fewer than `--snapshot-count` entries are unsaved, a checkpoint is due only after this many times
 /// `checkpoint_log_bytes`.
@@ -33,7 +33,7 @@ pub struct Thresholds {
     pub checkpoint_age: Duration,
     /// Time without an applied entry after which a checkpoint is due, if at least `--snapshot-count` entries
     /// are unsaved. A checkpoint at such a time disturbs no writes, and a restart need not read these
-    /// entries. It is delayed if the previous checkpoint took much work (`QUIET_WORK_FACTOR`).
+    /// entries. The checkpoint is delayed if the previous one took much work (`QUIET_WORK_FACTOR`).
     pub checkpoint_quiet: Duration,
     /// Minimum bytes of dead records in sealed segments at which it is worthwhile to move the live records to
     /// the end of the log, so that the segments can be deleted.

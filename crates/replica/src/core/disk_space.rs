@@ -15,8 +15,8 @@ use super::segments::{Moves, Segments};
 use super::space::Survey;
 
 /// The parts of the core that decide how this member's disk is used: they track the batches on their way to
-/// the log, order checkpoints (which let segments be deleted), move values, and raise the alarm and warnings
-/// about a shortage of space.
+/// the log, order checkpoints (which let segments be deleted), move values, raise the NOSPACE alarm, and log
+/// warnings before the quota is reached.
 pub(super) struct DiskSpace {
     /// Batches on their way to the log, and the free space on the disk.
     pub room: Room,

@@ -505,8 +505,8 @@ impl Membership {
 
     /// Called when this member learns that it was removed. Answers the queued requests for its removal with
     /// success, because this member may never apply the entry. A change that was already proposed is not
-    /// answered here. The id in its entry is returned, if there is one, so that the caller can answer it if
-    /// it is this removal.
+    /// answered here. The id in its entry is returned, if there is one, so that the caller can answer its
+    /// request if that change is this removal.
     pub fn tell_of_removal(&mut self, term: Term) -> Option<u64> {
         let own = self.rules.own;
         let (queued, rest): (VecDeque<_>, VecDeque<_>) =

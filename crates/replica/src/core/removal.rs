@@ -110,7 +110,7 @@ pub(super) struct Removal {
 
 impl Removal {
     /// Returns the value for a member that starts and whose state has the compact revision `compacted`. A
-    /// removal counts as in progress, so that one that a crash has interrupted continues.
+    /// removal is assumed to be in progress, so that a removal that a crash has interrupted continues.
     pub fn new(compacted: Revision, pause: Duration, now: Instant) -> Removal {
         Removal {
             pause,

@@ -80,9 +80,8 @@ impl Segments {
     }
 
     /// Calls `delete` for the segments to which no held view can refer. Returns true if the newest view is
-    /// the only one left that may refer to the remaining segments. The caller should then publish another
-    /// view: the segments can be deleted by a later call, once that view has replaced the newest one and no
-    /// reader holds the latter.
+    /// the only one left that may refer to the remaining segments. In that case the caller should publish
+    /// another view, so that the readers drop the newest one, and a later call can delete the segments.
     pub fn release(&mut self, mut delete: impl FnMut(u32)) -> bool {
         if self.pending_delete.is_empty() {
             return false;

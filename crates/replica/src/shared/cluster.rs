@@ -32,8 +32,8 @@ impl Cluster {
 
     /// Sets the connections with the other members. Boot calls it once.
     pub fn set_peers(&self, peers: Arc<dyn PeerLinks>) {
-        // An error would mean that the connections were set before, which cannot be, because boot calls this
-        // method only once.
+        // An error would mean that the connections were set before. That cannot happen, because boot calls
+        // this method only once.
         let _ = self.peers.set(peers);
     }
 

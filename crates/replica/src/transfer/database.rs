@@ -268,7 +268,7 @@ impl Turn<'_> {
 /// Returns the members of a received state. They are taken from the database (`file`), unless it does not
 /// list all of them, as in etcd 3.4, which keeps them in its v2 store. In that case they are taken from
 /// `image`, the copy of that store in the snapshot message. Whether a member votes is always taken from
-/// `conf`, because raft uses `conf`, and the databases of some releases do not say it.
+/// `conf`, because raft uses `conf`, and the databases of some releases do not contain that information.
 fn members(
     file: Membership,
     meta: &Meta,

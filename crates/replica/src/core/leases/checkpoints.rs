@@ -197,8 +197,8 @@ impl LeaseClocks {
                 }
             }
             // The permission of shards to renew these leases ends under the same lock under which the
-            // remaining times were read. So no shard renews a lease in between, for which the checkpoint
-            // would be too short.
+            // remaining times were read. Otherwise a shard could renew a lease in between, and the checkpoint
+            // would record too little time.
             notes.iter().for_each(|note| expiry.about_to_be_noted(LeaseId(note.id)));
         });
         if looked < LEASES_PER_TURN && notes.len() < NOTES_PER_ENTRY {
