@@ -56,7 +56,7 @@ struct Timer {
     alone_looks: u64,
 }
 
-/// Value of [`Timer::slot`] for a lease that was returned as expired and so has no place in the queue.
+/// Value of `Timer::slot` for a lease that was returned as expired and so has no place in the queue.
 const NO_SLOT: u64 = u64::MAX;
 
 impl Timer {
