@@ -1,11 +1,12 @@
-//! Source of a member's time: either the clocks of the machine, or clocks that a test moves by hand.
+//! Source of a member's time ([`Clock`]): either the clocks of the machine, or clocks that a test moves by
+//! hand.
 //!
-//! All code whose decisions depend on time must read the member's [`Clock`] (invariant I17). Durations that
-//! are only counted for metrics may be measured with `Instant::now()`. Raft and leases use monotonic time
-//! only. The time of day is used for tokens (JWT), certificates, the id of an added member and log lines; it
-//! may jump.
+//! All code whose decisions depend on time must read the member's [`Clock`] (invariant I17 in
+//! `ARCHITECTURE.md`), so that a simulation can control the time. Durations that are only counted for metrics
+//! may be measured with `Instant::now()`. Raft and leases use monotonic time only. The time of day is used
+//! for tokens (JWT), certificates, the id of an added member and log lines. It may jump.
 //!
-//! The crate does not know for what the time is used. Start reading with [`Clock`] and [`HandClock`]. Tests:
+//! The crate does not know what the time is used for. Start reading with [`Clock`] and [`HandClock`]. Tests:
 //! beside the code, and `server/tests/it/stepped.rs`.
 
 #![forbid(unsafe_code)]
@@ -30,7 +31,7 @@ impl Clock {
         Clock::default()
     }
 
-    /// Returns clocks that are moved by hand.
+    /// Returns clocks that show the time of `hand` and move only when it is moved.
     pub fn by_hand(hand: &Arc<HandClock>) -> Clock {
         Clock { hand: Some(Arc::clone(hand)) }
     }
@@ -57,8 +58,8 @@ impl Clock {
         self.wall().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
     }
 
-    /// Returns a future that resolves after this time. With real clocks it has to be polled inside a tokio
-    /// runtime that has a timer.
+    /// Returns a future that resolves after `time`. With the machine's clocks, the future has to be polled
+    /// inside a tokio runtime with a timer.
     pub fn sleep(&self, time: Duration) -> Sleep {
         Sleep(match &self.hand {
             None => Kind::Real(Box::pin(tokio::time::sleep(time))),
@@ -74,7 +75,7 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Clocks that stand still until they are moved, with the timers that wait for them.
+/// Clocks that stand still until a test moves them, and the timers that wait for them.
 ///
 /// Timers that are due fire in the order of their times. Timers with equal times fire in the order in which
 /// they were registered.
@@ -90,14 +91,14 @@ pub struct HandClock {
 
 #[derive(Debug, Default)]
 struct Timers {
-    /// Wakers of the timers, by time in nanoseconds and timer number.
+    /// Wakers of the timers, by due time in nanoseconds and number of the timer.
     waiting: BTreeMap<(u64, u64), Waker>,
     next: u64,
 }
 
 impl HandClock {
-    /// Returns clocks that show `epoch` and `wall`. All clocks whose times are compared with each other need
-    /// the same epoch.
+    /// Returns clocks that show `epoch` and `wall`. Clocks whose times are compared with each other must be
+    /// created with the same epoch.
     pub fn new(epoch: Instant, wall: SystemTime) -> Arc<HandClock> {
         let wall = wall.duration_since(UNIX_EPOCH).unwrap_or_default();
         Arc::new(HandClock {
@@ -158,7 +159,8 @@ impl HandClock {
                 return;
             };
             let waker = first.remove();
-            // The lock is released before wakers are called, because a waker may call this clock again.
+            // The lock is released before the waker is called, because the waker may use this clock, which
+            // needs the lock.
             drop(timers);
             waker.wake();
         }
@@ -184,7 +186,7 @@ struct HandSleep {
 }
 
 impl Sleep {
-    /// Restarts the wait: the future resolves after this time, counted from now.
+    /// Restarts the wait: the future resolves when `time` has passed from now.
     pub fn reset(&mut self, time: Duration) {
         match &mut self.0 {
             Kind::Real(sleep) => sleep.as_mut().reset(tokio::time::Instant::now() + time),
@@ -226,7 +228,8 @@ impl HandSleep {
     fn forget(&mut self) {
         if let Some(number) = self.timer.take() {
             let forgotten = self.hand.timers().waiting.remove(&(self.due_ns, number));
-            // Dropped after the lock is released, because dropping a waker may call this clock again.
+            // Dropped after the lock is released, because dropping a waker may use this clock, which needs
+            // the lock.
             drop(forgotten);
         }
     }

@@ -1,9 +1,10 @@
-//! Types for the numbers that a member uses, so that different kinds of numbers cannot be confused: positions
-//! in the raft log, revisions of the store and changes within them, and ids of members, clusters and leases.
+//! Types for the numbers that a member uses, so that the compiler refuses to mix different kinds of numbers:
+//! positions in the raft log, revisions of the store and changes within them, and ids of members, clusters
+//! and leases.
 //!
-//! Each type except the pairs is one machine word, costs nothing more than the bare number, and prints as
-//! that number. Messages contain bare numbers, which get their type when a message is decoded. Files and
-//! metrics use the bare number `.0`.
+//! Each type except the pairs ([`EntryId`], [`Location`], [`ChangeId`]) is one machine word, has no cost
+//! compared with the bare number, and prints as that number. Messages contain bare numbers, which get their
+//! type when a message is decoded. Files and metrics use the bare number, which is the field `.0`.
 //!
 //! ```
 //! use mainstay_numbers::{Index, Revision};
@@ -19,8 +20,8 @@
 //! [`Seconds`] in log entries and in messages. Numbers of bytes are `u64` or `usize`, in variables whose
 //! names end in `bytes`; they have no type of their own.
 //!
-//! The crate does not know the things that are numbered. Start reading with [`Index`] and [`Revision`].
-//! Tests: beside the code.
+//! The crate does not know the things that the numbers stand for. Start reading with [`Index`] and
+//! [`Revision`]. Tests: beside the code.
 
 #![no_std]
 #![forbid(unsafe_code)]
@@ -29,7 +30,7 @@ use core::fmt;
 use core::ops::{Add, AddAssign, Sub};
 use core::time::Duration;
 
-/// Implements `Display`, `Debug` and `LowerHex`, which print the bare number.
+/// Implements `Display`, `Debug` and `LowerHex` for a number type. All three print the bare number.
 macro_rules! written_bare {
     ($name:ident) => {
         impl fmt::Display for $name {
@@ -52,7 +53,7 @@ macro_rules! written_bare {
     };
 }
 
-/// Implements a successor, a predecessor, and distances for numbers that count up.
+/// Implements the successor, the predecessor, and distances for a number type whose values count up.
 macro_rules! counts_up {
     ($name:ident, $number:ty) => {
         impl $name {
@@ -74,7 +75,7 @@ macro_rules! counts_up {
                 if self.0 > steps { $name(self.0 - steps) } else { $name(0) }
             }
 
-            /// Returns this number minus `other`; 0 if that would be negative.
+            /// Returns this number minus `other`; 0 if `other` is higher.
             #[must_use]
             pub const fn ahead_of(self, other: $name) -> $number {
                 if self.0 > other.0 { self.0 - other.0 } else { 0 }
@@ -143,7 +144,7 @@ pub struct EntryId {
 }
 
 /// Location of bytes in the log. The location of a raft entry is that of the first byte of its data. The
-/// location of a value is that of its entry plus the offset of the value in the entry's data.
+/// location of a value is the location of the value's entry plus the offset of the value in the entry's data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Location {
     /// Sequence number of the segment.
@@ -194,8 +195,8 @@ impl ChangeId {
         ChangeId { main, sub: 0 }
     }
 
-    /// Returns an id that comes after all changes of a transaction. An iteration that continues after this id
-    /// begins with the next transaction.
+    /// Returns an id that comes after all changes of the transaction `main`. An iteration that continues
+    /// after this id begins with the next transaction.
     #[must_use]
     pub const fn end_of(main: Revision) -> ChangeId {
         ChangeId { main, sub: u32::MAX }

@@ -1,8 +1,8 @@
 //! Limits the memory for messages that other members have sent and that the core has not taken yet.
 //!
-//! The core takes all waiting messages in every turn. When a turn takes long, senders continue, and messages
-//! beyond the limit are dropped, as in etcd. Raft treats a dropped message like a message that the network
-//! has lost.
+//! The core takes all waiting messages at the beginning of each turn of its loop. During a long turn the
+//! other members continue to send. Messages beyond the limit are dropped, as in etcd. Raft treats a dropped
+//! message like a message that the network has lost.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,9 +12,10 @@ use api::raftpb::Message;
 use peer::message_bytes;
 
 /// Maximum bytes of waiting messages from one member. This is four times the bytes that a leader has in
-/// flight to a follower.
+/// flight to a follower, so replication alone does not reach it.
 const MEMBER_BYTES_MAX: usize = 64 << 20;
-/// Maximum bytes of waiting messages from all senders together whose member ids this member does not know.
+/// Maximum bytes of waiting messages from all senders that are not in this member's list of members,
+/// together.
 const STRANGERS_BYTES_MAX: usize = 16 << 20;
 
 /// A budget of bytes, with the number of bytes taken from it.
@@ -28,8 +29,8 @@ impl Room {
         Arc::new(Room { bytes_max, taken: AtomicUsize::new(0) })
     }
 
-    /// Takes bytes from the budget. Returns false, and takes nothing, if they do not fit. A message larger
-    /// than the whole budget is accepted if nothing else is taken, because otherwise it could never be
+    /// Takes bytes from the budget. Returns false, and takes nothing, if the bytes do not fit. A message
+    /// larger than the whole budget is accepted if nothing else is taken, because otherwise it could never be
     /// accepted.
     fn take(&self, bytes: usize) -> bool {
         let fits = |taken: usize| {
@@ -40,14 +41,15 @@ impl Room {
     }
 }
 
-/// Bytes taken from a budget. Dropping the charge returns them to the budget.
+/// Bytes taken from a budget. Dropping this value returns them to the budget.
 pub struct Charge {
     room: Arc<Room>,
     bytes: usize,
 }
 
 impl Charge {
-    /// Splits off the bytes of one of the messages, so that they can be returned to the budget separately.
+    /// Splits off the bytes of one of the messages that this charge covers, so that they can be returned to
+    /// the budget later than the others.
     pub fn part(&mut self, message: &Message) -> Charge {
         let bytes = message_bytes(message).min(self.bytes);
         self.bytes -= bytes;
@@ -96,8 +98,9 @@ impl Arrivals {
         rooms.map(|room| room.taken.load(Ordering::Relaxed)).sum()
     }
 
-    /// Admits the messages that fit into the sender's budget. All of `messages` must come from one sender.
-    /// The messages that remain in `messages` do not fit, and the caller drops them.
+    /// Admits the messages that fit into the sender's budget, and returns them with the charge for their
+    /// bytes; `None` if no message fits. All of `messages` must come from one sender. Messages that do not
+    /// fit remain in `messages`, and the caller must drop them.
     pub fn admit(&self, messages: &mut Vec<Message>) -> Option<(Vec<Message>, Charge)> {
         let from = messages.first()?.from.unwrap_or(0);
         let room = self.members().get(&from).map_or_else(|| Arc::clone(&self.strangers), Arc::clone);

@@ -1,8 +1,8 @@
 //! Records how many watches each shard serves, and up to which revision the watches were notified. The core
 //! uses the counts to wake only shards that serve watches, and the revisions to keep data that a watch has
-//! not seen yet.
+//! not been notified of yet.
 //!
-//! The `interleaving` crate compiles this file, too, and runs it under a model of memory.
+//! The `interleaving` crate also compiles this file, and runs it under a model of memory.
 
 use numbers::Revision;
 
@@ -12,7 +12,7 @@ use crate::sync::{AtomicI64, AtomicUsize, Ordering, fence};
 pub struct Attendance {
     /// Number of watches that each shard serves.
     watches: Vec<AtomicUsize>,
-    /// For each shard, the newest revision of which all its watches were notified.
+    /// For each shard, the revision up to which all its watches were notified of changes.
     seen: Vec<AtomicI64>,
 }
 
@@ -25,15 +25,16 @@ impl Attendance {
         }
     }
 
-    /// Counts a watch that begins. The shard calls this before it reads the published state. So either the
-    /// core sees the count and wakes the shard for the next published state, or the state that the shard
-    /// reads is already that one.
+    /// Counts a watch that begins. The shard must call this before it reads the published state. This order
+    /// makes sure that the watch misses no state: either the core sees the count and wakes the shard for the
+    /// next published state, or the shard already reads that next state.
     pub fn watch_begins(&self, shard: usize) {
         self.watches[shard].fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
-    /// Subtracts a watch that has ended or that needs no further notification.
+    /// Subtracts one from the watches of a shard, because a watch has ended or must not be notified of
+    /// further changes.
     pub fn watch_ends(&self, shard: usize) {
         self.watches[shard].fetch_sub(1, Ordering::SeqCst);
     }
@@ -45,8 +46,9 @@ impl Attendance {
 
     /// Returns true if a shard should be woken for the state just published.
     pub fn is_watched(&self, shard: usize) -> bool {
-        // Pairs with the fence in `watch_begins`, so that the result does not depend on the memory ordering
-        // with which the state is published.
+        // Pairs with the fence in `watch_begins`: either this load sees the count of a new watch, or that
+        // watch reads the state just published. Because both sides have a fence, this holds for any memory
+        // ordering with which the core publishes the state.
         fence(Ordering::SeqCst);
         self.watches[shard].load(Ordering::SeqCst) > 0
     }

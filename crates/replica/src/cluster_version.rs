@@ -1,4 +1,4 @@
-//! Versions with a major and a minor number, as a cluster version has them.
+//! Represents versions with a major and a minor number, such as a cluster version.
 
 use std::fmt;
 
@@ -7,7 +7,8 @@ use std::fmt;
 pub struct Minor(pub u32, pub u32);
 
 impl Minor {
-    /// Returns the version to which a cluster at this version may be downgraded.
+    /// Returns the version to which a cluster at this version may be downgraded: the previous minor version;
+    /// `None` if there is none.
     pub fn before(self) -> Option<Minor> {
         Some(Minor(self.0, self.1.checked_sub(1)?))
     }
@@ -19,7 +20,8 @@ impl fmt::Display for Minor {
     }
 }
 
-/// Returns the major and the minor number of a version.
+/// Returns the major and the minor number of a version; `None` if it does not begin with two numbers
+/// separated by a dot.
 pub fn minor(version: &str) -> Option<Minor> {
     let mut parts = version.split('.');
     Some(Minor(parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))

@@ -3,8 +3,8 @@
 //!
 //! The core takes requests of shards and events of the log in batches: everything that arrived while it was
 //! busy. One turn proposes all requests, hands one batch to the log, applies entries that have become durable
-//! and committed, publishes one state, and only then answers (invariant I3). It waits for the disk only in
-//! the cases that `writing.rs` describes.
+//! and committed, publishes the resulting state to the readers, and only then answers the requests (invariant
+//! I3 in `ARCHITECTURE.md`). The core waits for the disk only in the cases that `writing.rs` describes.
 //!
 //! `run.rs` contains the loop. Each of the other files is a part of the core with its own state. The
 //! documentation of [`Core`] says how the parts work together.
@@ -59,8 +59,8 @@ pub use crate::requests::{
     PeerRequest, Placement, Reply, ReplyBody, RequestId, Shortage, SnapshotAttempt, StorageRequest, Writer,
 };
 
-/// Maximum number of points of a state trail that the core returns. A longer trail is cut to its newest
-/// points.
+/// Maximum number of points of a state trail (hashes of the state after each of the last entries) that the
+/// core returns. A longer trail is cut to its newest points.
 pub const STATE_TRAIL_POINTS_MAX: usize = 1024;
 
 /// Shard number in the ids of requests that come from threads that are not shards.

@@ -1,8 +1,8 @@
-//! Authentication of clients: tokens, and passwords, which a few threads hash.
+//! Authenticates clients by tokens and passwords. A few threads hash the passwords and sign tokens.
 //!
 //! Start reading at [`Credentials`]. The rules are in `identity`; this module provides the clock, threads and
 //! randomness. The core reports changes of users and roles ([`Credentials::auth_changed`]); shards check
-//! passwords and tokens. The module does not decide what a user may do; `machine::auth` does.
+//! passwords and tokens. `machine::auth`, not this module, decides what a user may do.
 
 mod floors;
 mod recent;
@@ -28,8 +28,8 @@ use clock::Clock;
 use floors::Floors;
 use recent::{Grounds, Recent};
 
-/// Time for which a verified password is remembered after its last use, because a client that authenticates
-/// for each call sends the same password again.
+/// Time for which a verified password is remembered after its last use. A client that authenticates for each
+/// call sends the same password again, which then need not be hashed again.
 const REMEMBERED: Duration = Duration::from_secs(10);
 
 /// Closure that fills a slice with random bytes.
@@ -76,7 +76,7 @@ struct Queue {
     is_stopping: bool,
 }
 
-/// Tokens and passwords of one member.
+/// Checks and issues the tokens of one member's clients, and checks and hashes their passwords.
 pub struct Credentials {
     tokens: Tokens,
     hashing: Hashing,
@@ -171,8 +171,8 @@ impl Credentials {
     }
 
     /// Handles an entry that changed users or roles, or authenticated a user; `auth_revision` is the auth
-    /// revision after the entry. It must be called before a view with the entry is published, so that every
-    /// member whose view has the entry knows the token.
+    /// revision after the entry. Must be called before a view with the entry is published, so that every
+    /// member whose published view has the entry accepts the token that the entry creates.
     pub fn auth_changed(&self, change: &AuthChange, auth_revision: u64) {
         match change {
             AuthChange::Changed => {}
@@ -240,11 +240,12 @@ impl Credentials {
         self.tokens.withdrawals()
     }
 
-    /// Replaces the keys for tokens by the contents of the files that the options name.
+    /// Replaces the keys for tokens with the contents of the files that the options name.
     ///
     /// # Errors
     ///
-    /// Returns an error if the keys do not match the kind of tokens. Then the present keys stay in use.
+    /// Returns an error if the keys do not match the kind of tokens. In that case the current keys stay in
+    /// use.
     pub fn replace_keys(
         &self,
         method: identity::jwt::Method,
@@ -253,14 +254,14 @@ impl Credentials {
         self.tokens.replace_keys(method, public, private).map(drop)
     }
 
-    /// Renews a session, and returns its holder, if the session belongs to this token and the token is still
-    /// valid.
+    /// Extends the time for which a session is valid, and returns the user of the session. Returns `None` if
+    /// the session does not belong to this token or the token is no longer valid.
     pub fn renew<'s>(&self, session: &'s Session, token: &[u8]) -> Option<&'s identity::Holder> {
         session.renew(token, self.now())
     }
 
-    /// Returns a random prefix for a new simple token, to be proposed with the user's name; empty if this member
-    /// issues no simple tokens.
+    /// Returns a random prefix for a new simple token, to be proposed with the user's name. Returns an empty
+    /// string if this member issues no simple tokens.
     pub fn draw_prefix(&self) -> String {
         let mut random = self.random.lock().unwrap_or_else(PoisonError::into_inner);
         self.tokens.draw_prefix(&mut **random)
@@ -276,8 +277,9 @@ impl Credentials {
     /// before the call.
     pub fn issued_lately(&self, user: &str, auth_revision: u64, applied: Index) -> Option<String> {
         let token = self.recent.get(user, self.grounds(auth_revision), self.clock.now())?;
-        // If no client has presented a JSON Web Token yet, its signature is unverified. It was signed by this
-        // process under the same conditions, so only its expiry has to be checked.
+        // A JSON Web Token that no client has presented yet counts as unverified. This process has signed it
+        // under the same conditions, so an unverified signature is accepted here, but an expired token is
+        // not.
         let is_valid = matches!(self.session(token.as_bytes(), applied), Ok(_) | Err(Refused::Unverified));
         is_valid.then_some(token)
     }
@@ -296,8 +298,8 @@ impl Credentials {
         number: Index,
         auth_revision: u64,
     ) -> Result<String, Status> {
-        // The conditions are read before the token is made. If a key is withdrawn in the meantime, they no
-        // longer match, and the token is not issued again.
+        // The conditions are read before the token is made. If a key is withdrawn in the meantime, the
+        // conditions stored with the token no longer match, so the token is not issued again.
         let grounds = self.grounds(auth_revision);
         let issued = if matches!(self.tokens, Tokens::Jwt(_)) {
             let proof = self.verified.of_user(user);
@@ -367,7 +369,8 @@ impl Credentials {
 
     fn do_job(&self, job: &Job) -> Done {
         match job {
-            // The lock is held only while the random bytes are drawn, not while the password is hashed.
+            // The lock on the random source is held only while random bytes are drawn, not while the password
+            // is hashed, so that hashing threads do not wait for each other.
             Job::Password(task) => Done::Password(task.run(&self.hashing, &mut |bytes: &mut [u8]| {
                 let mut random = self.random.lock().unwrap_or_else(PoisonError::into_inner);
                 random(bytes);
@@ -403,7 +406,7 @@ impl Credentials {
                         self.wake(&mut queue);
                     }
                     if queue.threads == 0 {
-                        // No thread could be started to do the work.
+                        // No thread could be started to do the job, so the request is refused.
                         queue.work.give_up(ticket);
                         return Err(error::TOO_MANY_REQUESTS);
                     }
@@ -441,18 +444,18 @@ impl Credentials {
             };
             drop(queue);
             let done = self.do_job(&work.task);
-            // Hashing yields the processor by itself. Other jobs yield here, so that threads that serve calls
-            // do not have to wait for a series of tokens.
+            // The thread yields the processor, so that threads that serve calls do not have to wait for a
+            // series of token jobs. Hashing already yields by itself.
             thread::yield_now();
             queue = self.queue();
             for asker in queue.work.finish(work) {
-                // The call may have ended; then no answer is needed.
+                // An error is ignored: it means that the call has ended and needs no result.
                 drop(asker.send(Some(done.clone())));
             }
         }
     }
 
-    /// Ends the threads. Callers that wait get the error that the member is stopping.
+    /// Ends the threads. Calls that wait for a job get `error::STOPPED`.
     pub fn stop(&self) {
         let mut queue = self.queue();
         queue.is_stopping = true;
@@ -469,7 +472,8 @@ impl Credentials {
     }
 }
 
-/// A place in the queue of jobs. It is given up when its call ends.
+/// The place of a call in the queue of jobs. Dropping it, when the call ends or is canceled, takes the call
+/// out of the queue.
 struct Place<'c> {
     credentials: &'c Credentials,
     ticket: Ticket,
@@ -600,7 +604,7 @@ mod tests {
                     assert_eq!(session(forged.as_bytes()), Err(Refused::Unverified));
                     credentials.verify(ADDRESS, forged.as_bytes()).await.expect("there is a place");
                 }
-                // Errors that do not depend on the signature are returned at once.
+                // Errors that do not depend on the signature are returned without checking it.
                 let expired = "eyJhbGciOiJIUzI1NiJ9.eyJleHAiOjF9.AAAA";
                 for wrong in ["", "a.b", expired] {
                     assert!(matches!(session(wrong.as_bytes()), Err(Refused::Jwt(_))), "{wrong}");
@@ -619,7 +623,7 @@ mod tests {
             let options = CredentialOptions { tokens, ..CredentialOptions::default() };
             let keys = (None, Some(&b"a secret"[..]));
             let random = Box::new(identity::system_entropy());
-            // Tokens contain whole seconds, and the present second is nearly over.
+            // Tokens contain whole seconds, and the current second is nearly over.
             let wall = SystemTime::UNIX_EPOCH + Duration::from_millis(1_700_000_000_980);
             let hand = clock::HandClock::new(Instant::now(), wall);
             let made = Credentials::new(&options, keys, Clock::by_hand(&hand), random, 0);

@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use api::{Code, Status};
 use stdx::client_network;
 
-/// Maximum number of remembered users, and of remembered addresses. Above it, clients that have their whole
-/// allowance are forgotten, which changes nothing for them.
+/// Maximum number of remembered users, and of remembered addresses. At this number, clients that have their
+/// whole allowance again are forgotten, which changes nothing for them. If there are none, new clients are
+/// refused.
 const CLIENTS_MAX: usize = 4096;
 
 /// Error for a client that exceeds its rate, with the text that etcd uses for other limits. In etcd,
@@ -23,11 +24,11 @@ type Allowances<Client> = Mutex<HashMap<Client, Instant>>;
 
 /// Limits the number of expensive calls that each client may make per second. Expensive calls are those that
 /// may process many keys, changes, leases or users. A client is a user, or an address for calls without a
-/// user. The allowance of each client is the number of calls that it may make in one second; it is refilled
-/// as time passes.
+/// user. The allowance of each client is the number of calls that it may make in one second. Each call
+/// reduces the allowance, which is refilled as time passes.
 ///
 /// ```text
-/// 10 calls a second    10 calls at once are allowed; the 11th is refused; 100 ms later another one is allowed
+/// 10 calls a second    10 calls together are allowed; the 11th is refused; 100 ms later one more is allowed
 /// ```
 #[derive(Debug, Default)]
 pub struct ExpensiveCalls {
@@ -57,12 +58,13 @@ impl ExpensiveCalls {
         self.refused.load(Relaxed)
     }
 
-    /// Charges a call to this user, or to this address if the user is empty. The call is charged as `calls`
-    /// calls, but at most as the calls of one second.
+    /// Reduces the allowance of this user, or of this address if the user is empty, by `calls` calls. More
+    /// calls than are allowed in one second count as that number.
     ///
     /// # Errors
     ///
-    /// etcd's `too many requests` if the client has used up its allowance.
+    /// etcd's `too many requests` if the allowance is too small, or if the client is new and too many clients
+    /// are remembered.
     pub fn admit(&self, user: &str, address: IpAddr, calls: u64, now: Instant) -> Result<(), Status> {
         if !self.is_bounded() || calls == 0 {
             return Ok(());
@@ -95,8 +97,8 @@ fn admit<Client: Eq + Hash>(
     }
     let is_full = allowances.len() >= CLIENTS_MAX;
     let next = allowances.get(&client).map_or(now, |at| (*at).max(now)) + cost;
-    // If the table is full, all remembered clients are active. A new client is then refused until one of them
-    // becomes idle.
+    // If the table is still full, all remembered clients have made calls recently. A new client is then
+    // refused until one of them has its whole allowance again and can be forgotten.
     if next > now + Duration::from_secs(1).max(cost) || (is_full && !allowances.contains_key(&client)) {
         return false;
     }

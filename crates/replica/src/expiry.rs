@@ -1,12 +1,13 @@
-//! Expiry of leases: deadlines, and an ordered queue of the time slots in which each lease is checked.
+//! Computes when leases expire: the deadline of each lease, and an ordered queue of the time slots in which
+//! each lease is checked.
 //!
 //! Renewing a lease only moves its deadline. The place of the lease in the queue is then outdated; when its
 //! slot is due, the lease moves to the slot of its new deadline. So a renewal costs one look-up in a map, and
-//! the queue is not changed. Each lease has at most one place in the queue, which is removed with the lease,
-//! so memory is proportional to the number of existing leases.
+//! the queue is not changed. Each lease has at most one place in the queue. The place is removed with the
+//! lease, so memory is proportional to the number of existing leases.
 //!
-//! A new leader has to start the clocks of all leases. It does this in slices. While the clock of a lease is
-//! not started yet, its remaining time is computed from the deadline that it will get.
+//! A new leader has to start the clocks of all leases, which it does in slices of limited length. While the
+//! clock of a lease is not started yet, its remaining time is computed from the deadline that it will get.
 //!
 //! # Example: lease 7 with a TTL of 10 s; slots are 100 ms wide
 //!
@@ -31,7 +32,8 @@ use numbers::{Index, LeaseId, Seconds};
 /// Width of one slot of the queue, in nanoseconds.
 const SLOT_NS: u64 = 100_000_000;
 const NS_PER_SECOND: u64 = 1_000_000_000;
-/// Number of places in the queue that are checked per requested lease, because most places may be outdated.
+/// Maximum number of queue entries that [`Expiry::expired`] checks for each lease that it may return. It
+/// bounds the work of a call in which most of the entries are outdated.
 const LOOKS_PER_LEASE: usize = 4;
 
 /// The deadline of one lease, and whether shards may move it. There may be millions of leases, so times are
@@ -47,14 +49,14 @@ struct Timer {
     /// this lease.
     noted_by: Index,
     /// Time before which the lease does not expire even if its deadline passes, because a renewal that
-    /// arrived in time waits for its ReadIndex round; 0 if no renewal waits.
+    /// arrived before the deadline still waits for its ReadIndex round; 0 if no renewal waits.
     held_ns: u64,
-    /// Value of [`Expiry::looks`] at which the core last allowed shards to renew this lease without the core.
-    /// The permission is valid while `looks` has that value; 0 if there is no permission.
+    /// Value of [`Expiry::looks`] at which the core last allowed shards to renew this lease without the core;
+    /// 0 if there is no permission. The permission ends when `looks` gets another value.
     alone_looks: u64,
 }
 
-/// Slot number of a lease that was returned as expired and has no place in the queue.
+/// Value of `Timer::slot` for a lease that was returned as expired and so has no place in the queue.
 const NO_SLOT: u64 = u64::MAX;
 
 impl Timer {
@@ -72,11 +74,12 @@ impl Timer {
     }
 }
 
-/// The result of a renewal.
+/// Outcome of an attempt to renew a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RenewalOutcome {
-    /// The lease has its whole TTL again. The number is the index of the last log entry that sets or clears
-    /// the lease checkpoint of this lease; 0 if this leader has proposed none.
+    /// The lease was renewed: it has its whole TTL again. Contains the index of the last entry proposed by
+    /// this leader that sets or clears the lease's checkpoint; 0 if there is none. If that entry is not
+    /// applied yet, the caller has to clear the checkpoint before it answers.
     Noted(Index),
     /// The deadline has passed, so the lease cannot be renewed and is about to be revoked.
     Expired,
@@ -93,10 +96,11 @@ pub struct Expiry {
     queue: BTreeSet<(u64, LeaseId)>,
     starting: Option<Starting>,
     /// The latest time at which any lease was renewed. The core renews with the time at which its turn began,
-    /// which can be earlier than a renewal by a shard. Without this field such a renewal could shorten a
-    /// deadline that the shard has promised.
+    /// which can be earlier than the time of a renewal by a shard. No renewal uses an earlier time than this
+    /// one. Otherwise the core could shorten the deadline that a shard has promised to a client.
     renewed_at_ns: u64,
-    /// One more than the number of calls of [`Expiry::look_again`].
+    /// One more than the number of calls of [`Expiry::look_again`], so that it is never the 0 of a timer
+    /// without permission.
     looks: u64,
 }
 
@@ -105,15 +109,15 @@ pub struct Expiry {
 struct Starting {
     /// The leases in the state at the time when this member became the leader.
     leases: Leases,
-    /// Id of the last lease whose clock was started by this pass.
+    /// Id up to which [`Expiry::start_some`] has started the clocks; `None` before its first call.
     behind: Option<LeaseId>,
     since: Instant,
     /// Minimum TTL that this leader grants, in seconds.
     ttl_min: Seconds,
     /// Time that each lease gets in addition to its remaining time.
     grace: Duration,
-    /// True if a lease with a lease checkpoint gets the checkpointed time; false if each lease gets its whole
-    /// TTL.
+    /// If true, a lease with a lease checkpoint gets the remaining time in the checkpoint. If false, each
+    /// lease gets its whole TTL.
     by_notes: bool,
 }
 
@@ -137,7 +141,7 @@ impl Starting {
 }
 
 impl Expiry {
-    /// Returns deadlines of no leases.
+    /// Returns the value without any lease.
     pub fn new(now: Instant) -> Expiry {
         Expiry {
             epoch: now,
@@ -173,7 +177,8 @@ impl Expiry {
         let some: Vec<LeaseId> = starting.leases.after(starting.behind).take(max).map(|(id, _)| id).collect();
         planted::looked_at(planted::Measure::Leases, some.len());
         for id in &some {
-            // A lease that was granted again in the meantime already has a clock.
+            // A lease that was renewed, or revoked and granted again, after the leadership began (`since`)
+            // already has a clock.
             if !self.timers.contains_key(id)
                 && exists(*id)
                 && let Some((left, ttl)) = self.starting.as_ref().and_then(|starting| starting.left(*id))
@@ -187,9 +192,9 @@ impl Expiry {
         }
     }
 
-    /// Drops up to `max` leases of a leader that no longer leads; returns false once none are left. Called
-    /// instead of dropping the whole value at once, because that takes time proportional to the number of
-    /// leases.
+    /// Frees the deadlines of up to `max` leases; the leases themselves stay in the state. Returns false once
+    /// none are left. Called when leadership is lost, because dropping the whole [`Expiry`] in one step would
+    /// take time proportional to the number of leases.
     pub fn forget_some(&mut self, max: usize) -> bool {
         self.starting = None;
         for _ in 0..max {
@@ -207,7 +212,7 @@ impl Expiry {
     }
 
     fn slot_of(deadline_ns: u64) -> u64 {
-        // Rounded up, so that a lease never expires early.
+        // Rounded up, so that no lease is checked before its deadline.
         deadline_ns.div_ceil(SLOT_NS)
     }
 
@@ -216,8 +221,8 @@ impl Expiry {
         self.ns(now) / SLOT_NS
     }
 
-    /// Starts the clock of a lease, or restarts it. The lease expires at `now + left` unless it is renewed. Each
-    /// renewal moves the deadline to the time of the renewal plus `ttl`.
+    /// Starts the clock of a lease, or restarts it. The lease expires at `now + left` unless it is renewed.
+    /// Each renewal moves the deadline to the time of the renewal plus `ttl`.
     pub fn start(&mut self, id: LeaseId, left: Duration, ttl: Duration, now: Instant) {
         self.stop(id);
         let deadline_ns = self.ns(now).saturating_add(nanoseconds(left));
@@ -235,7 +240,8 @@ impl Expiry {
         }
     }
 
-    /// Returns the timer of a lease. Starts its clock if that was not done yet.
+    /// Returns the timer of a lease, and starts the lease's clock first if [`Expiry::start_some`] has not
+    /// done so yet.
     fn timer(&mut self, id: LeaseId) -> Option<&mut Timer> {
         if !self.timers.contains_key(&id)
             && let Some(starting) = &self.starting
@@ -247,8 +253,8 @@ impl Expiry {
         self.timers.get_mut(&id)
     }
 
-    /// Records a renewal that has arrived and waits. The lease does not expire before `until`, unless it had
-    /// already expired as of `as_of`.
+    /// Records a renewal that has arrived and waits for its ReadIndex round. The lease does not expire before
+    /// `until`, unless it had already expired at `as_of`.
     pub fn hold(&mut self, id: LeaseId, as_of: Instant, until: Instant) {
         let (as_of, until) = (self.ns(as_of), self.ns(until));
         if let Some(timer) = self.timer(id)
@@ -258,8 +264,8 @@ impl Expiry {
         }
     }
 
-    /// Renews a lease from `now` on, unless it had expired as of `as_of`. `held` is the time passed to
-    /// [`Expiry::hold`] when this renewal arrived.
+    /// Renews a lease from `now` on, unless the lease had expired at `as_of`. `held` is the time passed as
+    /// `until` to [`Expiry::hold`] when this renewal arrived.
     pub fn renew(&mut self, id: LeaseId, held: Instant, as_of: Instant, now: Instant) -> RenewalOutcome {
         let (held, as_of) = (self.ns(held), self.ns(as_of));
         self.renewed_at_ns = self.renewed_at_ns.max(self.ns(now));
@@ -268,7 +274,8 @@ impl Expiry {
             None => RenewalOutcome::Unknown,
             Some(timer) if timer.ends_ns() <= as_of => RenewalOutcome::Expired,
             Some(timer) => {
-                // Another renewal, which arrived later, may still have to keep the lease from expiring.
+                // A later `held_ns` belongs to a renewal that arrived after this one and still waits. It must
+                // keep the lease from expiring.
                 if timer.held_ns <= held {
                     timer.held_ns = 0;
                 }
@@ -280,8 +287,8 @@ impl Expiry {
 
     /// Allows shards to renew this lease without the core and to answer with the TTL `told`. The permission
     /// ends with the next lease checkpoint of the lease, or with [`Expiry::look_again`]. It is not given if
-    /// clients see another TTL than the clock uses (such a lease was granted by a member that runs etcd),
-    /// because the timer has no space for both TTLs.
+    /// `told` differs from the TTL that the clock uses, as for a lease that was granted by a member that runs
+    /// etcd: a shard has only the TTL in the timer and would answer with the wrong one.
     pub fn renews_alone(&mut self, id: LeaseId, told: Seconds) {
         let looks = self.looks;
         if let Some(timer) = self.timers.get_mut(&id) {
@@ -300,8 +307,9 @@ impl Expiry {
         if timer.alone_looks != self.looks {
             return None;
         }
-        // This check is stricter than that of the core, which does not let a lease expire while applying lags
-        // behind.
+        // Although the deadline has passed, the core may still renew the lease, because it lets no lease
+        // expire while it lags behind in applying entries. A shard cannot know whether it does, so it leaves
+        // the decision to the core.
         if timer.ends_ns() <= now {
             return None;
         }
@@ -310,8 +318,8 @@ impl Expiry {
         Some(Seconds((timer.ttl_ns / NS_PER_SECOND) as i64))
     }
 
-    /// Ends the permission to renew this lease without the core, because a lease checkpoint of the lease is
-    /// about to be made, which the next renewal has to clear.
+    /// Ends the permission to renew this lease without the core, because the core is about to make a lease
+    /// checkpoint of the lease. The next renewal has to clear that checkpoint, which only the core can do.
     pub fn about_to_be_noted(&mut self, id: LeaseId) {
         if let Some(timer) = self.timers.get_mut(&id) {
             timer.alone_looks = 0;
@@ -350,7 +358,8 @@ impl Expiry {
     }
 
     /// Returns up to `max` leases whose deadline has passed. Each lease is returned only once, unless
-    /// [`Expiry::retry`] is called for it. If more leases may have expired, the next call continues.
+    /// [`Expiry::retry`] is called for it. If more leases have expired or more slots are due than a call
+    /// handles, the next call continues.
     pub fn expired(&mut self, now: Instant, max: usize) -> Vec<LeaseId> {
         let (due, now) = (self.due(now), self.ns(now));
         let mut out = Vec::new();
@@ -370,7 +379,7 @@ impl Expiry {
                 timer.slot = slot.unwrap_or(NO_SLOT);
                 if slot.is_none() {
                     // A shard may have read the clock before the deadline and then been suspended. It must
-                    // not renew the lease any more.
+                    // not renew the lease after the lease was returned as expired.
                     timer.alone_looks = 0;
                 }
             }
@@ -379,7 +388,7 @@ impl Expiry {
     }
 
     /// Handles a revocation that could not be proposed, or was refused. The lease is returned as expired
-    /// again after `pause`, and cannot be renewed in the meantime.
+    /// again after `pause`, and cannot be renewed until then.
     pub fn retry(&mut self, id: LeaseId, now: Instant, pause: Duration) {
         let slot = Expiry::slot_of(self.ns(now + pause));
         if let Some(timer) = self.timers.get_mut(&id)
@@ -414,8 +423,8 @@ mod tests {
 
     #[test]
     fn a_timer_is_small() {
-        // A node of the map holds eleven timers with their ids, and should fit into a piece of 640 bytes of
-        // the allocator.
+        // A node of the map holds eleven timers with their ids, and should fit into an allocation of 640
+        // bytes.
         assert!(size_of::<Timer>() <= 48, "a timer has {} bytes", size_of::<Timer>());
     }
 
@@ -557,8 +566,8 @@ mod tests {
         assert_eq!(expiry.expired(at(2), 10), [3].map(LeaseId));
         expiry.hold(LeaseId(3), at(2), at(9));
         assert_eq!(expiry.renew(LeaseId(3), at(9), at(3), at(3)), RenewalOutcome::Expired);
-        // Another renewal of the same lease arrives before the first one is carried out. It still keeps the
-        // lease from expiring after that.
+        // Another renewal of the same lease arrives before the first one is carried out. The second renewal
+        // still keeps the lease from expiring after the first one is carried out.
         expiry.hold(LeaseId(1), at(4), at(11));
         assert_eq!(expiry.renew(LeaseId(1), at(8), at(6), at(6)), RenewalOutcome::Noted(Index(0)));
         assert_eq!(expiry.expired(at(9), 10), [2].map(LeaseId), "its renewal was given up");

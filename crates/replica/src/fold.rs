@@ -1,19 +1,20 @@
-//! Hash maps for keys that no client or peer can choose: numbers that this member generates, and texts that
-//! are part of the program.
+//! Fast hash maps for keys that no client or peer can choose: numbers that this member generates, and string
+//! constants of the program.
 //!
 //! The hash of the standard library resists clients that choose colliding keys, and costs some 150
-//! instructions per lookup. This hash costs about ten. It is meant for the few maps that every put or range
-//! accesses.
+//! instructions per lookup. The hash in this module ([`Fold`]) does not resist them and costs about ten. It
+//! is meant for the few maps that every put or range accesses.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// A hash map that uses [`Fold`]. Keys chosen by a client or a peer must never be inserted, because they
-/// could be made to collide; looking up such a key is safe.
+/// A hash map that uses [`Fold`]. Keys chosen by a client or a peer must never be inserted, because an
+/// attacker could choose keys that all collide and make each lookup slow. Looking up such a key is safe.
 pub type FoldMap<K, V> = HashMap<K, V, BuildHasherDefault<Fold>>;
 
-/// Hasher that multiplies each word into a state of 64 bits and folds the upper half of the product onto the
-/// lower half, so that all bits of the key affect all bits of the hash (as in wyhash).
+/// Hasher that XORs each word into a state of 64 bits, multiplies the result by a constant, and folds the
+/// upper half of the product onto the lower half (as in wyhash). So all bits of the key affect all bits of
+/// the hash.
 #[derive(Default)]
 pub struct Fold(u64);
 

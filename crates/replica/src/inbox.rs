@@ -1,6 +1,7 @@
-//! Queues between threads: into the core, and from the core to the shards.
+//! Implements the queues between threads: [`Inbox`] from all threads to the core, and [`Outbox`] from the
+//! core to one shard.
 //!
-//! The single receiver of a queue takes all waiting items at once, so that items which arrived while it was
+//! The single receiver of a queue takes all waiting items together, so that items which arrived while it was
 //! busy become one batch. The senders limit the length of both kinds of queue: a shard has at most
 //! [`OPEN_REQUESTS_PER_SHARD_MAX`] requests open, and each request gets one reply.
 //!
@@ -25,15 +26,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub struct Inbox<T> {
     waiting: Mutex<Waiting<T>>,
     receiver: Mutex<Option<Thread>>,
-    /// 0 while the receiver is awake; otherwise the number of waiting items at which it should be woken.
+    /// 0 while the receiver is awake. While it sleeps, the number of waiting items at which it should be
+    /// woken.
     asleep: AtomicUsize,
     closed: AtomicBool,
 }
 
 struct Waiting<T> {
     items: Vec<T>,
-    /// True if one of the items is urgent: it wakes the receiver, whatever number of items the receiver waits
-    /// for.
+    /// True if one of the items is urgent. An urgent item wakes the receiver, however many items the receiver
+    /// waits for.
     is_urgent: bool,
 }
 
@@ -64,7 +66,8 @@ impl<T> Inbox<T> {
     pub fn send(&self, item: impl Into<T>) {
         let mut waiting = lock(&self.waiting);
         if self.closed.load(Ordering::SeqCst) {
-            // The item is dropped after the lock is released, because its drop may call this queue again.
+            // The item is dropped after the lock is released, because dropping it may call a method of this
+            // queue, which would wait for the lock.
             drop(waiting);
             return;
         }
@@ -76,8 +79,8 @@ impl<T> Inbox<T> {
         }
     }
 
-    /// Adds all items and leaves `items` empty. If `urgent` is false, the receiver may sleep on until more
-    /// items wait, see [`Inbox::drain`].
+    /// Adds all items and leaves `items` empty. If `urgent` is false, the receiver may continue to sleep
+    /// until more items wait, see [`Inbox::drain`].
     pub fn send_all(&self, items: &mut Vec<T>, urgent: bool) {
         if self.put_all(items, urgent) {
             self.wake_receiver();
@@ -106,21 +109,22 @@ impl<T> Inbox<T> {
     }
 
     fn is_to_wake(&self, count: usize) -> bool {
-        // The receiver sets `asleep` before it checks the queue for the last time, and the sender that wakes
-        // the receiver resets `asleep`. So each sleep gets exactly one wake-up.
+        // The receiver sets `asleep` before it checks the queue for the last time. So either the sender sees
+        // that the receiver sleeps, or the receiver sees the item. The sender that wakes the receiver resets
+        // `asleep`, so no other sender wakes it for the same sleep.
         let wanted = self.asleep.load(Ordering::SeqCst);
         wanted != 0 && count >= wanted && self.asleep.swap(0, Ordering::SeqCst) != 0
     }
 
-    /// Wakes the receiving thread if it is parked; otherwise its next park returns at once.
+    /// Wakes the receiving thread if it is parked; otherwise its next attempt to park returns immediately.
     pub fn wake_receiver(&self) {
         if let Some(thread) = &*lock(&self.receiver) {
             thread.unpark();
         }
     }
 
-    /// Drops all waiting items, and every item that is added later. A call that waits for a reply gets an
-    /// error, because the sender of its reply is dropped.
+    /// Drops all waiting items, and every item that is added later. If an item contains the sender of a
+    /// reply, dropping it ends the call that waits for the reply with an error.
     pub fn close(&self) {
         let mut waiting = lock(&self.waiting);
         self.closed.store(true, Ordering::SeqCst);
@@ -167,7 +171,7 @@ impl<T> Inbox<T> {
     }
 
     /// Sleeps by calling `park` until `wanted` items or an urgent item wait, but at most for `patience`.
-    /// Returns at once if they already wait.
+    /// Returns immediately if they already wait.
     pub fn sleep(&self, patience: Duration, wanted: usize, park: impl FnOnce(Duration)) {
         if patience.is_zero() || !self.is_short_of(wanted) {
             return;
@@ -222,15 +226,16 @@ impl<T> Outbox<T> {
 
     /// Wakes the shard without adding an item.
     pub fn wake(&self) {
-        // The lock is released before the wake-up, because the shard takes the lock as soon as it runs.
+        // The lock is released before the wake-up, because the woken shard takes the lock as soon as it runs
+        // and would otherwise wait for this thread.
         let waker = lock(&self.waker).take();
         if let Some(waker) = waker {
             waker.wake();
         }
     }
 
-    /// Moves all items into `into`, which must be empty, and registers the waker that the next added item
-    /// wakes.
+    /// Moves all items into `into`, which must be empty, and registers the waker to be called when the next
+    /// items are added.
     pub fn poll(&self, waker: &Waker, into: &mut Vec<T>) {
         *lock(&self.waker) = Some(waker.clone());
         std::mem::swap(&mut *lock(&self.waiting), into);

@@ -1,5 +1,5 @@
-//! One member of the cluster as a replica: the core thread, the state that all threads share with the core,
-//! and the queues to and from the core.
+//! Replicates the state of one cluster member. The crate contains the core (the thread that decides and
+//! writes), the state that all threads share with the core, and the queues to and from the core.
 //!
 //! * [`core`] is the only thread that decides and writes. [`inbox`] has the queues to and from the core,
 //!   [`requests`] what goes through them, [`shared`] the state that the core publishes, [`pending`] the open
@@ -20,8 +20,9 @@
 //! (`leadership`, `membership`, `install`), space (`checkpoints`, `removal`, `segments`, `room`), failures
 //! (`alarms`, `parked`).
 //!
-//! The crate does not know gRPC, watches or HTTP pages. Invariants: I2 (only the core writes), I3 (the
-//! core answers a write after the sync), I14; a turn of the core is bounded.
+//! The crate does not know gRPC, watches or HTTP pages. Invariants of `ARCHITECTURE.md` that it keeps: I2
+//! (only the core writes the state), I3 (the core answers a write after the sync), I14 (a linearizable read
+//! sees every write that was acknowledged before). A turn of the core does a limited amount of work.
 //!
 //! Start reading with `core/run.rs`: `Core` and its `turn`. Tests: beside the code,
 //! `server/tests/it/stepped.rs`.

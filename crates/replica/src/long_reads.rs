@@ -1,13 +1,15 @@
-//! Long-running readers, and the versions that they keep from being removed.
+//! Registers long-running readers, and tells the core which versions of keys must not be removed because a
+//! reader needs them.
 //!
 //! Large ranges and snapshots for clients, calls that wait for the disk, answers of writes, hashes,
 //! checkpoints and transfers to other members read the state of one moment slice by slice from the newest
-//! view ([`machine::AsOf`]). Each such reader is registered here, as long as it lives, with the versions that
-//! it needs. Before the core physically removes versions, it checks here which ones are needed. A reader that
-//! delays the removal for longer than [`Reader::patience`] is ended: its next slice fails.
+//! view ([`machine::AsOf`]). Each such reader is registered here while it exists, with the versions that it
+//! needs. Before the core physically removes versions, it checks here which ones are needed. A reader may
+//! delay the removal only for a limited time ([`Reader::patience`]). After that it is ended: its next slice
+//! fails.
 //!
-//! A long reader delays the removal of versions that compactions have made unreadable since it began. It does
-//! not cost memory for data written while it runs.
+//! A reader delays only the removal of versions that compactions have made unreadable since the reader began.
+//! It does not keep data in memory that is written while it runs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -27,15 +29,16 @@ pub enum Reader {
     Range,
     /// HashKV, Hash, the comparison with another member, or the hash of a compaction.
     Hash,
-    /// A snapshot for a client, or this member's state on which a state being received builds.
+    /// A snapshot for a client. Also this member's own state, while another member's state that builds on it
+    /// is being received.
     Snapshot,
-    /// The state on its way to another member. Its patience counts from its last slice. A limit for the whole
-    /// transfer would not do, because a database that takes longer could never be sent: each attempt begins
-    /// at its start.
+    /// The state on its way to another member. Its time limit counts from its last slice and not from its
+    /// beginning. With a limit for the whole transfer, a large database could never be sent, because each
+    /// attempt begins at the start of the database.
     Transfer,
     /// A checkpoint.
     Checkpoint,
-    /// A synced watch whose events could not be delivered at once.
+    /// A watch that has caught up and whose newest events could not be delivered immediately.
     Watch,
 }
 
@@ -64,11 +67,12 @@ struct Open {
     /// Ids of all readers, ordered by [`Entry::keeps`], so that the core, which checks often, visits only
     /// readers that delay a removal.
     by_keeps: BTreeSet<(Revision, u64)>,
-    /// Time before which no reader has exceeded its patience.
+    /// No reader exceeds its time limit before this time, so until then [`LongReads::removable`] does not
+    /// search the readers. `None` if there are no readers.
     due: Option<Instant>,
     next: u64,
-    /// Number of times that [`LongReads::removable`] has searched all readers for those that exceeded their
-    /// patience.
+    /// Number of times that [`LongReads::removable`] has searched all readers for some that have exceeded
+    /// their time limits.
     #[cfg(test)]
     looks: usize,
 }
@@ -84,7 +88,7 @@ impl Open {
 struct Entry {
     reader: Reader,
     since: Instant,
-    /// Time from which the patience of the reader counts.
+    /// Time from which the time limit of the reader counts.
     patient_since: Instant,
     /// Compact revision up to which this reader allows removal.
     keeps: Revision,
@@ -100,7 +104,8 @@ impl Entry {
 /// Limit of a removal, returned by [`LongReads::removable`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Removable {
-    /// Versions may be removed that a compaction at this revision would remove.
+    /// Compact revision up to which versions may be removed: those that a compaction at this revision would
+    /// remove.
     pub through: Revision,
     /// Number of readers that were ended to allow the removal.
     pub overtaken: usize,
@@ -134,7 +139,7 @@ impl LongReads {
         true
     }
 
-    /// Records that a reader has begun another slice, from which the patience of a transfer counts.
+    /// Records that a reader has begun another slice, from which the time limit of a transfer counts.
     fn came_on(&self, number: u64, now: Instant) {
         if let Some(entry) = self.open().readers.get_mut(&number)
             && entry.reader == Reader::Transfer
@@ -144,8 +149,8 @@ impl LongReads {
     }
 
     /// Registers a reader of the state that `load` returns, together with the compact revision that the state
-    /// needs. If all readers were ended in the meantime, that state may have been replaced, so it is loaded
-    /// again for a new registration.
+    /// needs. If the core ends all readers in the meantime, because it has replaced the state, registers the
+    /// reader again and loads the new state.
     fn begin_with<T>(
         &self,
         reader: Reader,
@@ -153,9 +158,9 @@ impl LongReads {
         mut load: impl FnMut() -> (T, Revision),
     ) -> (u64, T) {
         loop {
-            // The reader is registered before the state is loaded. Versions removed earlier are already
-            // compacted in the loaded view, and from the registration on nothing is removed until `needs` is
-            // called.
+            // The reader is registered before the state is loaded. So the loaded state is complete: versions
+            // removed before the registration are already compacted in the loaded view, and after the
+            // registration no version is removed until `needs` is called.
             let number = self.begin(reader, now());
             let (loaded, keeps) = load();
             if self.needs(number, keeps) {
@@ -168,14 +173,14 @@ impl LongReads {
         self.open().end(number);
     }
 
-    /// Returns how far the removal of a compaction at `wanted` may go. Ends readers that delay the removal
-    /// and have exceeded their patience.
+    /// Returns the compact revision up to which versions may be removed for a compaction at `wanted`. Ends
+    /// readers that delay the removal and have exceeded their time limits.
     pub fn removable(&self, wanted: Revision, now: Instant) -> Removable {
         let mut open = self.open();
         let mut overtaken = Vec::new();
         let is_blocked = open.by_keeps.first().is_some_and(|(keeps, _)| *keeps < wanted);
-        // The core calls this often, and many readers may be open. So they are searched only if some reader
-        // delays the removal and some reader may have exceeded its patience.
+        // The core calls this often, and many readers may be open. So the readers are searched only if at
+        // least one delays the removal and at least one may have exceeded its time limit.
         if is_blocked && open.due.is_some_and(|due| now >= due) {
             let is_over = |number: &u64| open.readers.get(number).is_some_and(|entry| now >= entry.due());
             let in_the_way = open.by_keeps.range(..(wanted, 0)).map(|(_, number)| *number);
@@ -223,7 +228,7 @@ impl Newest for Registered {
     }
 
     fn needs(&self, moment: &Moment) {
-        // A reader that was ended gets an error at its next slice, so the result is not needed here.
+        // The result is not needed: if the reader was ended, its next slice returns the error.
         let _ = self.reads.needs(self.number, moment.keeps());
     }
 }
@@ -240,10 +245,10 @@ impl Shared {
         Registered { shared: Arc::downgrade(self), reads: Arc::clone(&self.data.long_reads), number }
     }
 
-    /// Returns a reader of the newest state, for reading slice by slice from any thread, and the published
-    /// state of the same moment. The view in the published state answers some questions directly, such as
-    /// counts, for which the reader would have to walk the index. The caller should drop it soon, because a
-    /// view keeps memory.
+    /// Returns a reader of the newest state, which any thread may read slice by slice, and the published
+    /// state of the same moment. Some questions, such as counts, are answered faster by the view in the
+    /// published state, because the reader would have to walk the index. The caller should drop the published
+    /// state soon, because its view keeps memory.
     pub fn read_long(self: &Arc<Shared>, reader: Reader) -> (AsOf, Arc<Published>) {
         let (number, (state, moment)) = self.data.long_reads.begin_with(
             reader,
@@ -259,9 +264,10 @@ impl Shared {
         (AsOf::new(moment, Arc::new(Registered { shared, reads, number })), state)
     }
 
-    /// Returns a reader of a view just published, for reading slice by slice; `moment` determines whether the
+    /// Returns a reader of a view just published, for reading slice by slice. `moment` determines whether the
     /// reader sees everything that is physically present, or only what is readable. Only the core may call
-    /// this, before its next removal; on another thread the versions may already be removed.
+    /// this, and only before its next removal. On another thread, the versions could already be removed
+    /// before the reader is registered.
     pub fn read_long_at(self: &Arc<Shared>, reader: Reader, moment: Moment) -> AsOf {
         let registered = self.register(reader);
         registered.needs(&moment);
@@ -360,13 +366,13 @@ mod tests {
             assert_eq!(removable(100, after).overtaken, 0);
         }
         assert_eq!(reads.open().looks, 1);
-        // A reader that began later exceeds its patience sooner.
+        // A reader that began later exceeds its time limit sooner.
         let watch = reads.begin(Reader::Watch, start + Duration::from_secs(500));
         assert!(reads.needs(watch, Revision(30)));
         assert_eq!(removable(100, 560).overtaken, 1);
         assert_eq!(removable(100, 600), Removable { through: Revision(100), overtaken: 1 });
         assert_eq!(reads.figures(), (0, None));
-        // A reader that has exceeded its patience but delays no removal causes no search.
+        // A reader that has exceeded its time limit but delays no removal causes no search.
         let looks = reads.open().looks;
         let beside = reads.begin(Reader::Range, start + Duration::from_secs(600));
         assert!(reads.needs(beside, Revision(100)));
@@ -383,7 +389,8 @@ mod tests {
         let mut loads = 0;
         let load = || {
             loads += 1;
-            // The reader is registered, and finds the new state.
+            // The state is replaced after the reader was registered for the first time, and before it has
+            // loaded the state.
             if loads == 1 {
                 assert_eq!(reads.end_all(), 1);
             }

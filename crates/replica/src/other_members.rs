@@ -1,5 +1,5 @@
-//! Requests to a member of a cluster that this member has not joined yet: for the cluster's members, and for
-//! the versions that they run. The requests block, and use their own connections.
+//! Asks a member of a cluster that this member has not joined yet for the cluster's members and for the
+//! versions that they run. The requests block, and use their own connections.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -96,9 +96,9 @@ impl std::error::Error for BodyError {
     }
 }
 
-/// Returns the member with these peer URLs, in any order. A member with the same URL texts is preferred; if
-/// there is none, the member whose URLs lead to the same addresses is returned, provided that it is the only
-/// one. `peer_urls` returns the peer URLs of a member.
+/// Returns the member with these peer URLs, in any order. A member whose URLs are equal as strings is
+/// preferred. If there is none, the member whose URLs lead to the same addresses is returned, unless several
+/// members match. `peer_urls` returns the peer URLs of a member.
 ///
 /// All addresses of a host name are compared, because the resolver may return them in a different order each
 /// time. Two URLs are the same if the addresses of one of them include all addresses of the other:
@@ -134,7 +134,8 @@ fn member_resolved<'m, M>(
         urls.iter().map(|url| Destination::of(url, &resolve)).collect()
     };
     let wanted = destinations(urls)?;
-    // Names are resolved only where a match is possible: a look-up may take seconds.
+    // Only members with the same number of URLs can match. The names of other members are not resolved,
+    // because a look-up may take seconds.
     let mut found = members.iter().filter(|member| peer_urls(member).len() == urls.len()).filter(|member| {
         destinations(peer_urls(member)).is_some_and(|destinations| are_paired(destinations, &wanted))
     });
@@ -166,8 +167,8 @@ impl Destination {
     }
 }
 
-/// Returns true if the destinations of `a` and `b` can be paired so that each pair is the same and none is
-/// left over.
+/// Returns true if each destination of `a` can be paired with a destination of `b` that is the same, and none
+/// of `b` is left over.
 fn are_paired(mut a: Vec<Destination>, b: &[Destination]) -> bool {
     let mut b: Vec<_> = b.iter().collect();
     let mut pair_off = |alike: fn(&Destination, &Destination) -> bool| {
@@ -179,8 +180,8 @@ fn are_paired(mut a: Vec<Destination>, b: &[Destination]) -> bool {
             None => true,
         });
     };
-    // Equal texts are paired first, then equal addresses, so that a partial match does not take the partner
-    // of an exact one.
+    // Equal strings are paired first, then equal addresses, then partial matches. Otherwise a partial match
+    // could take the destination that is an exact match for another one.
     pair_off(|one, other| one.text == other.text);
     pair_off(|one, other| one.addresses == other.addresses);
     pair_off(Destination::is_same);
@@ -335,8 +336,8 @@ mod tests {
         assert_eq!(at(&members, &["http://all.example:2380"]), None);
         let members = self::members([&["http://two.example:2380"], &["http://three.example:2380"]]);
         assert_eq!(at(&members, &["http://172.17.0.1:2380"]), None);
-        // A host name without an address does no harm if the texts are the same, or if it belongs to another
-        // member.
+        // A host name without an address does no harm if the URLs are equal as strings, or if it belongs to
+        // another member.
         let members = self::members([&["http://unknown.example:2380"], &["http://two.example:2380"]]);
         assert_eq!(at(&members, &["http://unknown.example:2380"]), Some(1));
         assert_eq!(at(&members, &["http://10.0.0.2:2380"]), Some(2));

@@ -1,4 +1,5 @@
-//! Interface of the connections with the other members, as the core and the services use it.
+//! Defines the interface through which the core and the services use the connections with the other members:
+//! [`PeerLinks`].
 
 use std::pin::Pin;
 use std::time::{Duration, Instant};
@@ -32,8 +33,8 @@ pub trait PeerLinks: Send + Sync + 'static {
     /// clock; `None` while it is not reachable.
     fn active_since(&self, id: u64) -> Option<Instant>;
 
-    /// Returns the major and minor number of the release that the member announced last. A member announces
-    /// its release before its first message at the latest; `None` before that.
+    /// Returns the major and minor number of the release that the member announced last; `None` if it has
+    /// announced none. A member announces its release with or before its first message.
     fn release(&self, id: u64) -> Option<(u32, u32)>;
 
     /// Sends an HTTP request that is not a raft message. A response with any status counts as success. If no

@@ -1,6 +1,6 @@
-//! Requests that one shard has sent to the core and that are not answered yet: [`Pending::ask`] returns a
-//! future of the reply. The requests of one turn of the shard are sent to the core together at the end of the
-//! turn.
+//! Keeps the requests that one shard has sent to the core and that are not answered yet. [`Pending::ask`]
+//! returns a future of the reply. All requests that are made in one turn of the shard are sent to the core
+//! together, at the end of the turn.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -34,8 +34,7 @@ struct Slot {
     proposed: Option<Instant>,
 }
 
-/// The open requests of one shard, and the requests that are sent to the core at the end of this turn of the
-/// shard.
+/// The open requests of one shard. Requests made in this turn of the shard are sent to the core at its end.
 pub struct Pending {
     shared: Arc<Shared>,
     shard: u16,
@@ -45,24 +44,26 @@ pub struct Pending {
     flusher: Cell<Option<Waker>>,
     /// Time of the last lease grant or renewal by a client of this shard.
     leases_kept: Cell<Option<Instant>>,
-    /// Number of messages that the shard had received, and of bytes that it had sent, at the time of the last
-    /// write.
+    /// Number of messages that the shard had received, and number of bytes that it had sent, when it last
+    /// sent requests to the core.
     traffic: Cell<(u64, u64)>,
-    /// Number of consecutive lone writes: between two of them the shard received nothing else and sent
-    /// nothing but the replies to them.
+    /// Number of consecutive lone writes. A write is lone if the shard has received no other message and sent
+    /// at most `GIVEN_ALONE` bytes since the write before.
     writes_alone: Cell<u32>,
 }
 
-/// Maximum bytes sent between two writes of a lone writer. More bytes come from a stream such as a snapshot,
-/// whose pieces would have to wait for each sync.
+/// Maximum bytes that a shard sends between two lone writes. A shard that sends more serves a stream, such as
+/// a snapshot. If it ran turns of the core on its own thread, each turn would block the shard for a sync, and
+/// the next chunk of the stream would wait for that time.
 const GIVEN_ALONE: u64 = 16 << 10;
 
-/// Number of consecutive lone writes after which a shard runs the core's turns on its own thread. With fewer
-/// of them, the shard may have other traffic, which would have to wait for each sync.
+/// Number of consecutive lone writes after which a shard runs the core's turns on its own thread. After fewer
+/// lone writes, the shard may well have other traffic, which would be delayed by each sync.
 const WRITES_ALONE: u32 = 16;
-/// Time after a lease grant or renewal during which a shard runs no turn of the core. A renewal must not wait
-/// for a disk that hangs, because a client gives up a lease if it gets no answer for the TTL. Clients renew
-/// every third of the TTL, so leases with a TTL of up to three times this duration are renewed within it.
+/// Time after a lease grant or renewal during which a shard runs no turn of the core, because a renewal must
+/// not wait for a disk that hangs: a client gives up a lease if its renewal is not answered before the TTL
+/// ends. Clients renew every third of the TTL, so a shard runs no turn while it serves a lease with a TTL of
+/// up to three times this duration.
 const LEASES_KEPT: Duration = Duration::from_secs(60);
 
 impl Pending {
@@ -125,7 +126,7 @@ impl Pending {
         Ok(PendingReply { pending: Rc::clone(self), slot })
     }
 
-    /// Sends a request to the core that gets no reply.
+    /// Sends the core a request that gets no reply.
     pub fn tell(&self, request: impl Into<CoreRequest>) {
         self.outgoing.borrow_mut().push(request.into());
         if let Some(flusher) = self.flusher.take() {
@@ -134,12 +135,14 @@ impl Pending {
     }
 
     /// Sends the core the requests made since the last call. A separate task polls this method after the
-    /// tasks that were ready before it. If the shard serves a single writing client, a turn of the core may
-    /// run inside this call, which then takes as long as a sync. `shard` has the counters of this shard.
+    /// tasks that were ready before it, so that their requests are sent together. If the shard serves a
+    /// single writing client, a turn of the core may run inside this call, which then takes as long as a
+    /// sync. `shard` has the counters of this shard.
     pub fn poll_flush(&self, context: &mut Context<'_>, shard: &ShardCounters) {
         let mut outgoing = self.outgoing.borrow_mut();
-        // Not urgent are logins, which may wait to share a batch, and reads or renewals while a round is in
-        // flight, because they share the next round.
+        // Requests that are not urgent do not wake the core. These are logins, which may wait to share a
+        // batch, writes unless the core is gathering logins, and reads or renewals while others wait for a
+        // ReadIndex round, because they share the next round.
         let urgent = outgoing.iter().any(|request| match request {
             CoreRequest::Client(ClientRequest::Propose { writer: Writer::Login(_), .. }) => false,
             CoreRequest::Client(ClientRequest::Propose { writer: Writer::Port(_), .. }) => {
@@ -178,8 +181,9 @@ impl Pending {
         self.leases_kept.get().is_some_and(|at| now.saturating_duration_since(at) < LEASES_KEPT)
     }
 
-    /// Returns true if `outgoing` is a single write on the only connection of this shard, the shard has
-    /// recently received nothing but such writes, and another shard exists that can serve new connections.
+    /// Returns true if `outgoing` is a single write on the only connection of this shard, the last
+    /// [`WRITES_ALONE`] writes were lone writes, too, and another shard exists that can serve new
+    /// connections.
     fn is_of_one_writer(&self, outgoing: &[CoreRequest], shard: &ShardCounters) -> bool {
         if outgoing.is_empty() {
             return false;

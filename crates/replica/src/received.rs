@@ -1,5 +1,5 @@
-//! A state that was received completely from another member ([`ReceivedState`]), and the outcome of its
-//! installation ([`Outcome`]).
+//! Types for a state that was received completely from another member ([`ReceivedState`]), and for the
+//! outcome of its installation ([`Outcome`]).
 
 use api::{Status, raftpb};
 use machine::Machine;

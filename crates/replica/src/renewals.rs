@@ -1,12 +1,12 @@
-//! Lease deadlines shared between the core and the shards. A shard renews a lease without the core if the
-//! core would only move the deadline. So on a member that is the only voter, most renewals need no other
-//! thread.
+//! Lets shards renew leases without the core, by sharing the lease deadlines with them. A shard renews a
+//! lease itself if the core would only move the deadline. So on a member that is the only voter, most
+//! renewals need no other thread.
 //!
 //! The core allows this only while no other member can lead. Otherwise the leader first has to confirm its
 //! leadership with a quorum, which only the core can do. The first renewal of each lease always goes to the
-//! core, which then allows the shards to renew the lease alone. The permission ends when the lease is gone,
-//! or when a lease checkpoint (its remaining time, recorded in the log) is about to be made, because a
-//! renewal then has to clear the checkpoint.
+//! core, which then allows the shards to renew the lease without it. The permission ends when the lease is
+//! gone, or when a lease checkpoint (its remaining time, recorded in the log) is about to be made. The next
+//! renewal then has to clear the checkpoint, which only the core can do.
 //!
 //! # Example: lease 7 with a TTL of 100 s, renewed every 30 s
 //!
@@ -28,8 +28,8 @@ use numbers::{LeaseId, Seconds};
 
 use crate::expiry::Expiry;
 
-/// Number of attempts to lock the deadlines, about a microsecond in total, after which a shard leaves the
-/// renewal to the core.
+/// Number of attempts to lock the deadlines, which take about a microsecond in total. After them a shard
+/// leaves the renewal to the core.
 const TRIES: usize = 64;
 
 /// Deadlines of leases, and a flag that says whether shards may move them.
@@ -38,7 +38,7 @@ struct Deadlines {
     is_open: bool,
 }
 
-/// Renewals of leases by shards, without the core.
+/// Lets shards renew leases without the core.
 pub struct Renewals(Mutex<Deadlines>);
 
 impl Renewals {
@@ -47,9 +47,9 @@ impl Renewals {
         Renewals(Mutex::new(Deadlines { expiry: Expiry::new(now), is_open: false }))
     }
 
-    /// Renews a lease if that needs no other thread. Returns the TTL in seconds to report to the client;
-    /// `None` if the core has to renew it. Does not wait while the core holds the lock, because the core may
-    /// process thousands of leases under the lock.
+    /// Renews a lease if the core is not needed for it. Returns the TTL in seconds to report to the client;
+    /// `None` if the core has to renew the lease. Does not wait for the core to release the lock, because the
+    /// core may process thousands of leases under it.
     pub fn renew(&self, id: LeaseId, now: Instant) -> Option<Seconds> {
         let mut deadlines = self.try_lock()?;
         if deadlines.is_open { deadlines.expiry.renew_alone(id, now) } else { None }
@@ -60,7 +60,8 @@ impl Renewals {
             match self.0.try_lock() {
                 Ok(deadlines) => return Some(deadlines),
                 Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
-                // Another shard is renewing a lease, which takes less time than a request to the core.
+                // The lock is most likely held by another shard for a renewal. That takes less time than a
+                // request to the core, so the lock is tried again.
                 Err(TryLockError::WouldBlock) => std::hint::spin_loop(),
             }
         }
@@ -68,8 +69,8 @@ impl Renewals {
     }
 
     fn lock(&self) -> MutexGuard<'_, Deadlines> {
-        // Outside of tests a panic under this lock stops the process. The data under the lock is consistent
-        // even after a panic, so a poisoned lock can be used.
+        // Outside of tests, a panic under this lock stops the process. In tests, the data under the lock is
+        // consistent even after a panic, so a poisoned lock is used.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -1,4 +1,4 @@
-//! Messages to the core and from it: requests and events ([`CoreRequest`]), and replies ([`Reply`]).
+//! Messages to the core and from the core: requests and events ([`CoreRequest`]), and replies ([`Reply`]).
 
 use std::any::Any;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ pub struct RequestId {
     pub generation: u32,
 }
 
-/// A request to the core, or an event for the core, by its source.
+/// A request to the core, or an event that the core handles. Each variant stands for one kind of source.
 pub enum CoreRequest {
     /// A client's request, from a shard.
     Client(ClientRequest),
@@ -45,8 +45,8 @@ pub enum CoreRequest {
     Storage(StorageRequest),
     /// A request of this member's monitor, or of the process that stops the member.
     Control(ControlRequest),
-    /// A request from a thread that is not a shard. The core calls the closure with a request id, which
-    /// returns the actual request, and sends the reply through the channel.
+    /// A request from a thread that is not a shard. The core calls the closure with a request id, and the
+    /// closure returns the actual request. The core sends the reply through the channel.
     Outside(oneshot::Sender<Reply>, Box<dyn FnOnce(RequestId) -> CoreRequest + Send>),
 }
 
@@ -55,7 +55,8 @@ pub enum CoreRequest {
 pub enum Writer {
     /// A command other than a login.
     Port(u16),
-    /// A login. Logins may wait to share a batch with other logins, and no other command waits for them.
+    /// A login. The core may delay logins, so that several of them share a batch. It does not delay other
+    /// commands for logins.
     Login(u16),
 }
 
@@ -73,8 +74,8 @@ pub enum MemberChange {
 }
 
 impl MemberChange {
-    /// Returns true if the refusal `status` depends on the current members. This member may accept the same
-    /// change after it has applied more entries.
+    /// Returns true if the refusal `status` depends on the current members, so that this member may accept
+    /// the same change after it has applied more entries.
     pub fn is_of_members(status: &Status) -> bool {
         [
             error::MEMBER_EXIST,
@@ -87,21 +88,22 @@ impl MemberChange {
     }
 }
 
-/// Closure that makes a receiver give up the received part of a state whose stream broke off. It returns the
-/// part, so that the caller can drop it, or `None` if the part no longer exists.
+/// Closure that makes the receiver of a snapshot give up the part that had arrived when the stream broke off.
+/// Returns the received part, so that the caller can drop it, or `None` if the part no longer exists.
 pub type Forget = Box<dyn FnOnce() -> Option<Box<dyn Any + Send>> + Send>;
 
-/// Consequences of the refusal of a membership change.
+/// Handling of a refused membership change: retried by the shard, or reported to the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChangeAttempt {
-    /// The shard retries once this member has applied all earlier changes. So a refusal because of the
-    /// current members ([`MemberChange::is_of_members`]) is neither counted nor logged.
+    /// If the change is refused because of the current members ([`MemberChange::is_of_members`]), the shard
+    /// retries it once this member has applied all earlier changes. So the core neither counts nor logs such
+    /// a refusal.
     Tentative,
-    /// The client gets the refusal, which is counted and logged.
+    /// The client gets the refusal, which the core counts and logs.
     Final,
 }
 
-/// Content of a reply about a lease.
+/// Selects the content of a reply about a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseDetail {
     /// The remaining time.
@@ -146,15 +148,16 @@ pub enum ClientRequest {
     TimeToLive(RequestId, LeaseId, LeaseDetail),
     /// Return the keys of the lease with this id, as this member has them.
     LeaseKeys(RequestId, LeaseId),
-    /// Return the keys of the lease with this id, all of which a user who renews the lease must be allowed to
-    /// write. Answered even while an entry is applied in slices.
+    /// Return the keys of the lease with this id. The shard checks that the user who renews the lease may
+    /// write all of them. The core answers this request even while it applies an entry in slices, because a
+    /// renewal must not wait for that.
     KeysToRenew(RequestId, LeaseId),
     /// Return the ids of all leases, ordered by remaining time, shortest first.
     Leases(RequestId),
     /// Return the remaining times of these leases. A request has at most
     /// [`LISTED_AT_ONCE`](crate::core::LISTED_AT_ONCE) ids.
     LeaseTimes(RequestId, Vec<LeaseId>),
-    /// Return the whole present state, for a snapshot.
+    /// Return the whole current state, for a snapshot.
     Image(RequestId),
     /// Raise the NOSPACE alarm, because a write would exceed the quota.
     RaiseNoSpace,
@@ -175,21 +178,23 @@ pub struct SnapshotAttempt {
     pub from: MemberId,
     /// Term in which the sending member leads.
     pub term: Term,
-    /// Upper bound or estimate of the bytes that the state takes on the log's disk, if the sender sends the
-    /// whole state; `None` if it sends only the data that this member lacks.
+    /// If the sender sends its whole state, an upper bound or estimate of the bytes that the state takes on
+    /// the log's disk; 0 if the size is not known yet. `None` if the sender sends only the data that this
+    /// member lacks, and in offers and resumed attempts, for which the space is not checked.
     pub whole_bytes: Option<u64>,
 }
 
-/// A shortage of space on the log's disk for another member's whole state.
+/// The reason why a whole state of another member is refused: the log's disk has too little free space for
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shortage {
-    /// Free bytes; 0 if the log itself has already found a shortage.
+    /// Number of free bytes; 0 if the log itself has already found a shortage.
     pub free_bytes: u64,
     /// Number of bytes that would have to be free.
     pub wanted_bytes: u64,
 }
 
-/// Values of a snapshot that is being received. They are to be written to the log.
+/// A request to write values of a snapshot, which is being received, to the log.
 pub struct Placement {
     /// Number of the attempt in which the values arrived.
     pub claim: u64,
@@ -197,19 +202,19 @@ pub struct Placement {
     pub values: Vec<log::Value>,
     /// True if the sender sends its whole state, not only the data that this member lacks.
     pub is_whole: bool,
-    /// Sender for the locations of the values, or for the shortage of space. The core drops it if it cannot
-    /// accept the values now.
+    /// Sender for the locations of the values, or for the shortage of space. The core drops this sender
+    /// without a message if it cannot accept the values now.
     pub done: oneshot::Sender<Result<Vec<(log::ValueId, log::Location)>, Shortage>>,
 }
 
 /// A message or request of another member, or an event about the communication with another member.
 pub enum PeerRequest {
-    /// Raft messages of other members, and the charge for their memory.
+    /// Raft messages of other members, and the bytes taken for them from the sender's memory budget.
     Messages(Vec<raftpb::Message>, Charge),
     /// The member with this id could not be reached.
     Unreachable(MemberId),
-    /// The process of the member with this id, which was the leader, has ended: its address refuses
-    /// connections.
+    /// The connection to the member with this id, which was the leader, shows that its process has ended: its
+    /// address refuses connections.
     LeaderEnded(MemberId),
     /// This member sends the state at `index` to a member in etcd's database format, because that member runs
     /// etcd.
@@ -231,12 +236,13 @@ pub enum PeerRequest {
     /// Another member offers its whole state, which does not build on this member's state. Reply whether it
     /// would be accepted now.
     OfferSnapshot(RequestId, SnapshotAttempt),
-    /// Another member begins to send its state. Return this member's present state, on which the received
-    /// state builds.
+    /// Another member begins to send its state. Return this member's current state, on which the received
+    /// state may build.
     ReceiveSnapshot(RequestId, SnapshotAttempt),
-    /// The stream of the attempt with this number broke off; the attempt may be resumed.
+    /// The stream of the attempt with this number broke off, and the attempt may be resumed. If it is not,
+    /// the core calls the closure to drop the received part.
     SnapshotBroken(u64, Forget),
-    /// The attempt continues with a new stream; reply whether that is accepted.
+    /// The sender has opened a new stream to continue the attempt. Reply whether this member accepts that.
     ResumeSnapshot(RequestId, SnapshotAttempt),
     /// The whole state has arrived in the attempt with this number.
     SnapshotReceived(u64, Box<ReceivedState>),
@@ -258,11 +264,12 @@ impl From<PeerRequest> for CoreRequest {
 
 /// An event of the log, the checkpointer or the readers of the disk.
 pub enum StorageRequest {
-    /// The values on which the next entry depends were read, as far as possible.
+    /// The values on which the next entry depends were read, or some of them cannot be read. The event starts
+    /// a turn of the core, which checks the result.
     ValuesRead,
     /// Entries that a follower needs and that are no longer in memory, or the error of reading them.
     Fetched(Fetch, Fetched),
-    /// A checkpoint is durable, or failed.
+    /// A checkpoint is durable, or could not be written.
     Checkpointed(Result<Checkpointed, CheckpointError>),
     /// Write these live values to the log again, so that their old segments can be deleted. Signal through
     /// the sender when the values are written.
@@ -302,19 +309,22 @@ impl From<ControlRequest> for CoreRequest {
 pub struct Reply {
     /// Id of the request to which this is the reply.
     pub request_id: RequestId,
-    /// Revision of the store when the reply was made.
+    /// Revision for the header of the response: for the outcome of an entry, the revision right after the
+    /// entry; for most other replies, the current revision when the reply was made.
     pub revision: Revision,
-    /// Raft term of the last entry applied when the reply was made.
+    /// Raft term for the header of the response: for the outcome of an entry, the term of the entry; for most
+    /// other replies, the term of the last entry applied when the reply was made.
     pub raft_term: Term,
     /// Content of the reply.
     pub body: ReplyBody,
 }
 
-// Moves of up to 128 bytes compile to inline instructions, without a call of memcpy.
+// Asserted because moves of up to 128 bytes compile to inline instructions, without a call of `memcpy`, and a
+// reply is moved several times.
 const _: () = assert!(size_of::<Reply>() <= 128);
 
 /// Content of a reply. Large and rare parts are boxed, because a reply is moved several times. Parts that
-/// many requests want are shared by all replies of a turn.
+/// many requests of a turn want are shared through an `Arc`.
 #[derive(Debug)]
 pub enum ReplyBody {
     /// Outcome of a proposal, and a reader of the state right after its entry if the reply contains keys and

@@ -1,9 +1,9 @@
-//! Chooses the thread on which the core works: [`Seat`].
+//! Chooses the thread on which the core runs its turns: [`Seat`] lends the core to shards.
 //!
-//! As a rule the core works on its own thread. But when one client waits for one write, the core's thread has
-//! to be woken for the request and then the shard's thread for the reply. Apart from the disk, this is half
-//! of the cost of the write. So a shard that serves nothing else runs the core's turns on its own thread
-//! while the core's thread sleeps.
+//! As a rule the core works on its own thread. But when one client waits for one write, two threads have to
+//! be woken: the core's thread for the request, and the shard's thread for the reply. Apart from the disk,
+//! these wake-ups are half of the cost of the write. So a shard that serves nothing else runs the core's
+//! turns on its own thread while the core's thread sleeps.
 //!
 //! The `interleaving` crate also compiles this file and runs it under a model of memory.
 
@@ -14,11 +14,12 @@ use std::time::{Duration, Instant};
 use crate::inbox::Inbox;
 use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering, park_timeout};
 
-/// Maximum number of turns in a row that a borrowing thread runs. A write takes two turns: the first writes
-/// it to the log, the second answers it.
+/// Maximum number of turns in a row that a borrowing thread runs. A write takes two turns: the first appends
+/// the write to the log, the second answers it.
 const TURNS_MAX: usize = 4;
-/// Delay with which the owner may wake after work that another thread has left for a certain time. Two
-/// readings of the clock for the same deadline differ by about this much.
+/// Tolerance between the time at which the owner wakes by itself and the time at which work is due. Both come
+/// from separate readings of the clock for the same deadline, which differ by about this much. Without the
+/// tolerance, the owner would be woken only to set the same deadline again.
 const OVERSLEEPS: Duration = Duration::from_micros(100);
 
 /// Work that is done in turns. At any time at most one thread does a turn.
@@ -28,22 +29,24 @@ pub trait Work {
     /// The result with which the work ends.
     type End;
 
-    /// Runs one turn with these items, and leaves `items` empty. Returns the result if the work has ended.
+    /// Runs one turn with these items, and leaves `items` empty. Returns the result of the work if the work
+    /// has ended; `None` if it continues.
     fn turn(&mut self, items: &mut Vec<Self::Item>) -> Option<Self::End>;
 
-    /// Returns the time that may pass before the next turn, and the number of waiting items at which the next
-    /// turn should come earlier.
+    /// Returns the time that may pass before the next turn, and the number of waiting items from which on the
+    /// next turn should not wait for that time.
     fn before_sleep(&mut self) -> (Duration, usize);
 
     /// Returns true if threads that send items may run the next turns themselves while the owner sleeps.
     fn is_for_others(&self) -> bool;
 }
 
-/// Place of the work. The owner thread runs the turns, and lends the work to other threads while the owner
+/// Holds the work. The owner thread runs the turns, and lends the work to other threads while the owner
 /// sleeps.
 pub struct Seat<W: Work> {
     place: Mutex<Option<Place<W>>>,
-    /// True if other threads may run turns. This is only a hint, which saves a useless attempt to lock.
+    /// True if other threads may run turns. This is only a hint: it saves a thread the attempt to lock
+    /// `place` in vain.
     is_lent: AtomicBool,
 }
 
@@ -68,7 +71,8 @@ impl<W: Work> Seat<W> {
         self.place.lock().expect("no turn has ended with a panic: there is no going on from half a one")
     }
 
-    /// Puts the work here. The calling thread becomes its owner and the receiver of the items.
+    /// Puts the work into the seat. The calling thread becomes the owner of the work and the receiver of the
+    /// items.
     pub fn sit_down(&self, work: W) -> Owner<'_, W> {
         let mut place = self.lock();
         *place = Some(Place { work, items: Vec::new(), wakes_at: None, end: None });
@@ -80,14 +84,15 @@ impl<W: Work> Seat<W> {
         self.is_lent.load(Ordering::SeqCst)
     }
 
-    /// Runs the next turns on the calling thread. Stops when `is_done` returns true, when nothing is left to
-    /// do, or when other threads have sent items, because the caller should not wait for work on those. The
-    /// caller must have put items into the inbox, and [`Inbox::put_all`] must have returned true. If the
-    /// owner has to continue, this method wakes it and returns false; otherwise the owner sleeps on, and the
-    /// result is true.
+    /// Runs the next turns on the calling thread. The caller must have put items into the inbox, and
+    /// [`Inbox::put_all`] must have returned true.
+    ///
+    /// Stops when `is_done` returns true, when nothing is left to do, or when other threads have sent items,
+    /// because the caller should not have to wait until those are processed. Returns true if the owner may
+    /// continue to sleep. Otherwise wakes the owner, which continues the work, and returns false.
     pub fn work_here(&self, inbox: &Inbox<W::Item>, is_done: impl Fn() -> bool) -> bool {
         // If the lock is taken, the owner is about to sleep or to check for items, or another thread is
-        // borrowing the work. The owner is then woken for these items.
+        // borrowing the work. In each of these cases the owner is woken to process the items.
         if let Ok(mut place) = self.place.try_lock()
             && let Some(place) = &mut *place
             && self.works_off(place, inbox, is_done)
@@ -98,9 +103,9 @@ impl<W: Work> Seat<W> {
         false
     }
 
-    /// Runs turns on borrowed work, at most [`TURNS_MAX`]. Returns true if the owner may sleep on.
+    /// Runs turns on borrowed work, at most [`TURNS_MAX`]. Returns true if the owner may continue to sleep.
     fn works_off(&self, place: &mut Place<W>, inbox: &Inbox<W::Item>, is_done: impl Fn() -> bool) -> bool {
-        // A turn of an earlier borrower may have ended the work, and the owner has not taken the result yet.
+        // A turn of an earlier borrower has ended the work. The owner must wake to take the result.
         if place.end.is_some() {
             return false;
         }
@@ -121,8 +126,9 @@ impl<W: Work> Seat<W> {
                     return true;
                 }
             }
-            // Work that has to continue sends itself one item per turn, so a second item comes from another
-            // thread.
+            // If two items wait, another thread has sent one of them: work that has to continue sends itself
+            // only one item per turn. The owner then continues, so that the caller does not process items of
+            // others.
             if is_done() || inbox.has_more_than(1) {
                 return false;
             }
@@ -139,14 +145,14 @@ impl<W: Work> Seat<W> {
 }
 
 impl<W: Work> Place<W> {
-    /// Returns true if the sleeping owner will wake by itself in time for work that is due after `patience`.
+    /// Returns true if the sleeping owner will wake by itself when work is due, `patience` from now.
     fn owner_wakes_within(&self, patience: Duration) -> bool {
         let Some(due) = Instant::now().checked_add(patience.saturating_add(OVERSLEEPS)) else { return true };
         self.wakes_at.is_some_and(|wakes_at| wakes_at <= due)
     }
 }
 
-/// The owner of the work, while it is awake: no other thread runs a turn.
+/// Access of the owner thread to the work. While the owner is awake, no other thread runs a turn.
 pub struct Owner<'s, W: Work> {
     seat: &'s Seat<W>,
     /// Guard of the lock on the work; `None` only while the owner sleeps.
@@ -199,12 +205,12 @@ impl<W: Work> Owner<'_, W> {
     }
 }
 
-/// Dropping the owner takes the work out of the seat and drops it. Otherwise it might never be freed, because
-/// the work may hold a reference to the structure that contains the seat.
+/// Dropping the owner takes the work out of the seat and drops it. Otherwise the work might never be freed,
+/// because it may hold a reference to the structure that contains the seat.
 impl<W: Work> Drop for Owner<'_, W> {
     fn drop(&mut self) {
-        // `place` is `None` only if locking has panicked because a turn of another thread panicked during a
-        // sleep. The remains of the work are then dropped, and no further turn runs.
+        // `place` is `None` only if `seat.lock()` has panicked after a sleep, because a turn of another
+        // thread had panicked. The remains of the work are dropped here, and no further turn runs.
         if self.place.is_none() {
             self.place = Some(self.seat.place.lock().unwrap_or_else(PoisonError::into_inner));
         }

@@ -1,6 +1,6 @@
-//! State that all threads of a member share, divided by subject: identity and options of the member
-//! ([`Member`]), the newest published state ([`Published`]), the queues to and from the core
-//! ([`CoreQueues`]), and further parts that the fields of [`Shared`] name.
+//! State that all threads of a member share ([`Shared`]), divided by subject: identity and options of the
+//! member ([`Member`]), the newest published state ([`Published`]), the queues to and from the core
+//! ([`CoreQueues`]), and the other parts that are fields of [`Shared`].
 
 mod clients;
 mod cluster;
@@ -29,12 +29,13 @@ pub use ids::Ids;
 pub use member::{Limits, Member};
 pub use published::Published;
 
-/// Error for a proposal that timed out while there was no leader, so that it was never proposed.
+/// Error for a proposal that timed out and was never proposed, because no leader was known from its arrival
+/// to its timeout.
 const NEVER_PROPOSED: Status = Status::new(Code::DeadlineExceeded, "context deadline exceeded");
 
-/// What all threads of a member share. Each part is completely built before the member runs; later only its
-/// atomics, locks and cells change. The parts are stored by value, so that a thread reaches any field through
-/// the single pointer that it holds.
+/// The state that all threads of a member share. Every field is completely built before the member runs;
+/// later only atomics, locks and cells inside the fields change. The fields are stored by value, so that a
+/// thread reaches each of them through the single pointer that it holds.
 pub struct Shared {
     /// Identity and options of this member.
     pub member: Member,
@@ -81,7 +82,7 @@ impl Shared {
         }
     }
 
-    /// Returns etcd's error for a proposal made at `since` that was not answered in time. The text of the
+    /// Returns etcd's error for a proposal made at `since` that was not answered in time. The message of the
     /// error depends on whether the leader, or the connection to the leader, was lost since then.
     pub fn timed_out(&self, since: Instant) -> Status {
         let Leadership { leader, elected, lost } = self.cluster.leadership();

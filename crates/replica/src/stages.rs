@@ -1,9 +1,9 @@
-//! Times at which the newest log entries passed each stage. They are used to break down the latency of a
-//! write.
+//! Records the times at which the newest log entries passed each stage of a write. They are used to break
+//! down the latency of a write.
 //!
-//! The core records a few times per appended batch, not per write. A shard looks them up only for writes that
-//! were slow, traced or sampled, so other writes cost nothing. The times of a linearizable read are those of
-//! its ReadIndex round ([`RoundTimes`]) and arrive with the core's reply.
+//! The core records a few times per appended batch, not per write. A shard looks up the times only for writes
+//! that were slow, traced or sampled, so other writes cost nothing. The times of a linearizable read are
+//! those of its ReadIndex round ([`RoundTimes`]) and arrive with the core's reply.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
@@ -30,7 +30,7 @@ struct Batch {
 #[derive(Debug, Default)]
 pub struct Stages(Mutex<VecDeque<Batch>>);
 
-/// Positions at the end of a turn of the core.
+/// Positions in the log at the end of a turn of the core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Positions {
     /// Index of the newest entry in the log.
@@ -49,7 +49,7 @@ pub struct Positions {
 /// Times of the ReadIndex round that confirmed a linearizable read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RoundTimes {
-    /// Time at which the core asked the leader.
+    /// Time at which the core sent the ReadIndex request to the leader.
     pub began: Instant,
     /// Time at which the leader confirmed its leadership and its commit index.
     pub confirmed: Instant,
@@ -74,11 +74,12 @@ impl WriteTimes {
     /// Returns the stages of a write that was requested at `asked` and answered at `answered`, in order and
     /// with their durations. The durations add up to the time from `asked` to `answered`.
     pub fn stages(&self, asked: Instant, answered: Instant) -> [(Stage, Duration); 6] {
-        // A majority may have the entry before this member's own disk has it. The replicate stage then takes
-        // no time.
+        // A majority may have the entry before this member's own disk has it. The commit then counts as
+        // reached at the time of the sync, so the replicate stage takes no time and no stage is negative.
         let committed = self.committed.max(self.synced);
         // The log's thread reads the clock itself, while the core uses the time at which its turn began. So
-        // the order of the times is enforced here.
+        // the recorded time of the write may be outside the interval from the append to the sync, and is
+        // moved into it.
         let written = self.written.max(self.appended).min(self.synced);
         let since = |later: Instant, earlier: Instant| later.saturating_duration_since(earlier);
         [
@@ -125,7 +126,7 @@ impl Stages {
                 let at = *ended.get_or_insert_with(|| clock.take().map_or(now, |clock| clock()));
                 batch.published = Some((at, revision));
             } else if batch.published.is_some() && batch.synced.is_some() {
-                // All older batches have passed these stages, too, so the search ends.
+                // Older batches have passed these stages, too, so the search ends.
                 break;
             }
         }
@@ -141,7 +142,8 @@ impl Stages {
                 return None;
             }
             let committed = batch.committed?;
-            // The entry may be committed and applied before this member's disk has reported it as synced.
+            // If the entry was committed and applied before this member's disk reported it as synced, the
+            // commit counts as the time of the sync, too.
             let synced = batch.synced.unwrap_or(committed);
             let written = batch.written.unwrap_or(synced);
             Some(WriteTimes { appended: batch.appended, written, synced, committed, published })

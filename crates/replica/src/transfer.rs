@@ -1,8 +1,9 @@
-//! A member's state on its way to another member: the sender's source of data, and the receiver.
+//! Transfers a member's state to another member: [`Source`] produces the data to send, and [`Receiver`]
+//! receives the data.
 //!
 //! The receiver reports which part of the state it has ([`Held`]), and the sender sends the rest. If the
-//! stream breaks off, the received part is kept for a limited time, and the next stream continues where the
-//! part ends.
+//! stream breaks off, the receiver keeps the received part for a limited time. The next stream then continues
+//! where that part ends.
 //!
 //! Members that run etcd send and receive the whole state as a database file; the module [`database`] handles
 //! these.
@@ -39,9 +40,9 @@ mod refusals;
 use database::{DatabaseError, Spool};
 use refusals::Refusals;
 
-/// Bytes of values that are given to the log in one batch.
+/// Minimum bytes of values at which a batch is full and is given to the log.
 const PORTION_BYTES: usize = 1 << 20;
-/// Maximum number of versions in one batch, whatever the size of their values.
+/// Number of versions at which a batch is full, even if their values have fewer bytes.
 const PORTION_VERSIONS: usize = 16 << 10;
 
 /// A source of this member's state at one moment, which is sent to another member.
@@ -75,7 +76,8 @@ impl peer::SnapshotSource for Source {
         };
         let held = Held::from_bytes(&held).map_err(SourceError::Malformed)?;
         let from = head.transfer_from(Some(&held), &self.trail);
-        // A receiver without data needs no tombstones, only the readable versions.
+        // A receiver without data gets only the readable versions. It needs no tombstones, because it has no
+        // keys for them to delete.
         let state = if from == Revision(0) { state.of_what_is_readable() } else { state };
         let mut writer = TransferWriter::new(state, head, from);
         let mut ended = false;
@@ -127,7 +129,7 @@ pub enum ReceiveError {
     Malformed(Malformed),
     /// The message and the state belong to different log entries.
     OtherEntry,
-    /// The core does not accept a state now, for this reason; `None` if the core is stopping.
+    /// The core does not accept a state now, for this reason; `None` if the reason is not known.
     NotNow(Option<Status>),
     /// The log does not accept values now.
     LogFull,
@@ -223,7 +225,7 @@ impl ReceiveError {
     }
 }
 
-/// The part of a state that arrived before its stream broke off.
+/// The part of a state that arrived before its stream broke off, kept for an attempt that continues there.
 struct Broken {
     assembly: Assembly,
     held: Held,
@@ -231,8 +233,8 @@ struct Broken {
     base_applied: Index,
 }
 
-/// A batch of received versions: their values go to the log, and the versions, with the locations of the values
-/// there, to an [`Assembly`].
+/// A batch of received versions. Their values go to the log. Then the versions, with the locations of their
+/// values in the log, go to an [`Assembly`].
 #[derive(Default)]
 struct Portion {
     versions: Vec<ReceivedVersion>,
@@ -262,8 +264,9 @@ impl Portion {
     }
 }
 
-/// Returns the attempt that this message announces, under the number `claim`. `whole_bytes` are the bytes
-/// that the state takes, as far as they are known, if the sender sends the whole state; otherwise `None`.
+/// Returns the attempt that this message announces, with the number `claim`. If the sender sends the whole
+/// state, `whole_bytes` is the number of bytes that the state takes, 0 if that is not known. `None` if the
+/// sender sends only a part, or if the space is not to be checked.
 fn attempt(claim: u64, message: &raftpb::Message, whole_bytes: Option<u64>) -> SnapshotAttempt {
     SnapshotAttempt { claim, from: MemberId(message.from()), term: Term(message.term()), whole_bytes }
 }
@@ -296,7 +299,7 @@ impl Receiver {
         }
     }
 
-    /// Returns true if the received part of a state is kept whose stream broke off.
+    /// Returns true if this receiver keeps the part of a state that arrived before its stream broke off.
     pub fn keeps_part(&self) -> bool {
         self.broken().is_some()
     }
@@ -305,8 +308,8 @@ impl Receiver {
         self.broken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns which part of the state this member has. A sender reads this before it sends the rest. Returns
-    /// `None` if the member is stopping.
+    /// Returns which part of the state this member has. A sender requests this before it sends the rest.
+    /// Returns `None` if the member is stopping.
     pub async fn held(&self) -> Option<Held> {
         let broken = self.broken().as_ref().map(|broken| (broken.held, broken.base_applied));
         match self.shared.core.ask(PeerRequest::Holds).await.map(|reply| reply.body) {
@@ -318,8 +321,8 @@ impl Receiver {
         }
     }
 
-    /// Receives a state, and returns when the complete state was passed to the core. Blocks when `body`
-    /// blocks; otherwise it waits only for the core.
+    /// Receives a state, and returns when the complete state was passed to the core. Blocks while `body`
+    /// blocks, and otherwise waits only for the core.
     ///
     /// # Errors
     ///
@@ -347,7 +350,8 @@ impl Receiver {
         if let Err(why) = &filled
             && matches!(why, ReceiveError::NoRoom(_))
         {
-            // The received part is given up, because it would occupy the space that is lacking.
+            // The received part is dropped and not kept for another attempt, because it would occupy the
+            // space that is lacking.
             self.shared.core.inbox.send(PeerRequest::SnapshotGivenUp(partial.claim));
             self.note(why);
             return filled;
@@ -376,8 +380,8 @@ impl Receiver {
         Ok(())
     }
 
-    /// Records the error if the disk has too little space for a state in Mainstay's own format. All other
-    /// errors concern only one attempt.
+    /// Records the error if the disk has too little space for a state in Mainstay's own format. Other errors
+    /// are not recorded, because their cause probably does not persist.
     fn note(&self, why: &ReceiveError) {
         if let ReceiveError::NoRoom(_) = why {
             self.refusals.note(Err(why), self.shared.member.clock.now());
@@ -395,9 +399,10 @@ impl Receiver {
         }
     }
 
-    /// Returns the part that was received before the stream broke off, if the new stream begins where the
-    /// part ends and the core still keeps the attempt. The part is taken only after the core has agreed,
-    /// because any peer may send this request.
+    /// Returns the partly received state if the new stream continues exactly where it ends. Returns `None` if
+    /// the core does not agree: the sender must be the current leader, and the core must still wait for this
+    /// attempt to be resumed. The part is taken out of `broken` only after the core has agreed. Otherwise any
+    /// peer could make this member lose the part by sending such a request.
     async fn resume(&self, message: &raftpb::Message, behind: Revision) -> Option<Broken> {
         let kept = self.broken().as_ref().map(|broken| (broken.claim, broken.held.revision));
         let (claim, _) = kept.filter(|(_, revision)| *revision == behind)?;
@@ -418,8 +423,8 @@ impl Receiver {
         broken
     }
 
-    /// Begins an attempt. `whole_bytes` are the bytes that the state takes, as far as they are known, if the
-    /// sender sends the whole state; otherwise `None`.
+    /// Begins an attempt. If the sender sends the whole state, `whole_bytes` is the number of bytes that the
+    /// state takes, 0 if that is not known; otherwise `None`.
     async fn begin(
         &self,
         message: &raftpb::Message,
@@ -455,8 +460,8 @@ impl Receiver {
             if let Ok(Some(version)) = &next {
                 portion.take(version).map_err(ReceiveError::Malformed)?;
             }
-            // Versions that arrived before the stream broke off are valid, so they are placed even after an
-            // error.
+            // After an error, the versions that arrived before it are written to the log, too. They are
+            // valid, and a later stream can continue after them.
             let last = !matches!(next, Ok(Some(_)));
             if last || portion.is_full() {
                 self.place((claim, is_whole), assembly, &mut portion).await?;
@@ -469,8 +474,8 @@ impl Receiver {
         }
     }
 
-    /// Writes the values of a portion to the log, and passes the versions with the locations of their values
-    /// to the assembly.
+    /// Writes the values of a batch to the log, and passes the versions with the locations of their values to
+    /// the assembly.
     async fn place(
         &self,
         (claim, is_whole): (u64, bool),

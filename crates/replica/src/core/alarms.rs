@@ -1,5 +1,5 @@
-//! This member's NOSPACE alarm: when it is raised and for which cause, and when it is cleared.
-//! [`NospaceAlarm`] only decides; the core makes the proposals.
+//! Decides when this member's NOSPACE alarm is raised, for which cause, and when it is cleared. The core
+//! makes the proposals that [`NospaceAlarm`] returns.
 
 use std::time::{Duration, Instant};
 
@@ -18,14 +18,15 @@ const NOSPACE: i32 = AlarmType::Nospace as i32;
 pub(super) struct AlarmContext<'a> {
     /// The alarms that are raised in the cluster.
     pub alarms: &'a Alarms,
-    /// True if there is a leader, which could take a proposal.
+    /// True if there is a leader, so that a proposal can be made.
     pub has_leader: bool,
 }
 
 /// Actions that the core has to take for the NOSPACE alarm.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct AlarmStep {
-    /// True if the core should write the cause of the alarm to the note beside the log.
+    /// True if the core should write the cause of the alarm to the note beside the log, a file that keeps the
+    /// cause across restarts.
     pub note: bool,
     /// Proposal to raise or clear the alarm, if one should be made.
     pub propose: Option<AlarmAction>,
@@ -33,15 +34,17 @@ pub(super) struct AlarmStep {
 
 /// The NOSPACE alarm of this member.
 ///
-/// This type remembers the cause of the alarm, because the entries of etcd do not contain it. An alarm raised
-/// by the disk is cleared once the disk has space again; an alarm raised by the quota stays until a client
-/// disarms it, as in etcd; an alarm of unknown cause stays, too.
+/// This type remembers the cause of the alarm, because the entries of etcd do not contain it. The cause
+/// decides who ends the alarm. An alarm raised because the disk was full is cleared once the disk has space
+/// again. An alarm raised because of the quota stays until a client disarms it, as in etcd, and so does an
+/// alarm of unknown cause.
 pub(super) struct NospaceAlarm {
     own: u64,
     cause: Cause,
     /// Cause that was last written to the note beside the log.
     noted: Cause,
-    /// Time of the last proposal to raise or clear the alarm; the proposal may be lost.
+    /// Time of the last proposal to raise or clear the alarm; `None` once an entry that raises or clears an
+    /// alarm is applied. The proposal may be lost, so it counts as in flight only for [`ALARM_PAUSE`].
     proposed: Option<Instant>,
 }
 
@@ -56,25 +59,27 @@ impl NospaceAlarm {
         self.cause
     }
 
-    /// Returns the cause of the alarm if the note beside the log does not have it yet. The next process reads
-    /// the cause from the note.
+    /// Returns the cause of the alarm if it still has to be written to the note beside the log; `None` if the
+    /// note contains it already.
     pub fn unnoted(&self) -> Option<Cause> {
         (self.noted != self.cause).then_some(self.cause)
     }
 
-    /// Records that the checkpointer was ordered to write the note. The order counts as done, because the
-    /// checkpointer executes its orders in sequence.
+    /// Records that the checkpointer was ordered to write the note. From now on the note counts as written:
+    /// the checkpointer executes its orders in sequence, so it writes the note before, for example, a
+    /// checkpoint that is ordered later.
     pub fn was_noted(&mut self) {
         self.noted = self.cause;
     }
 
     /// Handles a shortage: the disk has no space, or a client's write would exceed the quota.
     pub fn raise(&mut self, cause: Cause, present: AlarmContext<'_>, now: Instant) -> AlarmStep {
-        // An alarm that the quota has raised keeps that cause. If the cause is unknown, the shortage reported
-        // now is the cause.
+        // The cause of a raised alarm does not change. The exception is an alarm of unknown cause, which gets
+        // the cause of this shortage.
         let raised = present.alarms.is_raised(NOSPACE, self.own);
-        // If both shortages occur before the alarm is raised, the quota is the cause, because only a client
-        // can end it.
+        // While the alarm is proposed but not raised yet, the cause `Disk` is replaced by `Quota`, but
+        // `Quota` is not replaced by `Disk`. So if both shortages occur before the alarm is raised, its cause
+        // is the quota, and only a client can clear it.
         let known = match self.cause {
             Cause::Nothing => false,
             Cause::Disk => raised,
@@ -89,16 +94,18 @@ impl NospaceAlarm {
         AlarmStep { note, propose }
     }
 
-    /// Handles an applied entry that raised or cleared an alarm; a proposal of this member then no longer
-    /// counts as in flight. The entry that raises this member's NOSPACE alarm contains the cause. A member
-    /// that was restarted before it had written the note reads the cause from that entry, because no
-    /// checkpoint covers the entry before the note is written.
+    /// Handles an applied entry that raised or cleared an alarm. After it, no proposal of this member counts
+    /// as in flight.
+    ///
+    /// The entry that raises this member's NOSPACE alarm contains the cause. So a member that was restarted
+    /// before it had written the note gets the cause when it replays the log. The entry is still in the log,
+    /// because no checkpoint covers it before the note is written.
     pub fn changed(&mut self, raised: Option<Raised>, alarms: &Alarms) {
         let proposed = self.proposed.take().is_some();
         let raised = raised.filter(|raised| (raised.alarm, raised.member_id) == (NOSPACE, self.own));
         let said = raised.and_then(|raised| Cause::of_entry(raised.cause));
-        // If both shortages occur before the alarm is raised, the quota is the cause, because only a client
-        // can end it.
+        // If both shortages occur before the alarm is raised, only a client may clear the alarm. So the cause
+        // in the entry does not replace the cause `Quota` that was found after the proposal.
         if let Some(cause) = said
             && !(proposed && self.cause == Cause::Quota)
             && !planted::is(planted::Bug::AlarmCauseForgotten)
@@ -109,9 +116,9 @@ impl NospaceAlarm {
         }
     }
 
-    /// Decides, at each check of the disk, whether to clear an alarm that a full disk has raised, and returns
-    /// the action. `ample` says that the log finds no shortage of space. `may_clear` says that the disk has
-    /// space again and the quota is not reached.
+    /// Called at each check of the disk. Returns the action to propose if an alarm that a full disk has
+    /// raised should be cleared now. `ample` is true if the log finds no shortage of space. `may_clear` is
+    /// true if the disk has space again and the quota is not reached.
     pub fn look(
         &mut self,
         ample: bool,
@@ -173,7 +180,7 @@ mod tests {
         assert_eq!(wanted, AlarmStep { note: true, propose: Some(AlarmAction::Activate) });
         assert_eq!(alarm.unnoted(), Some(Cause::Disk));
         alarm.was_noted();
-        // The proposal is in flight.
+        // The proposal is in flight, so no second one is made.
         assert_eq!(alarm.raise(Cause::Disk, present(&none), now), AlarmStep::default());
         alarm.changed(None, &some);
         assert_eq!(alarm.look(true, false, present(&some), now), None);
@@ -189,7 +196,7 @@ mod tests {
         let (none, some, now) = (Alarms::default(), raised(), Instant::now());
         let mut alarm = NospaceAlarm::new(OWN, Cause::Nothing);
         assert!(alarm.raise(Cause::Quota, present(&none), now).note);
-        // A shortage of the disk does not replace the cause.
+        // A later shortage of the disk does not replace the cause `Quota`.
         assert_eq!(alarm.raise(Cause::Disk, present(&none), now), AlarmStep::default());
         alarm.changed(None, &some);
         assert_eq!((alarm.cause(), alarm.look(true, true, present(&some), now)), (Cause::Quota, None));

@@ -1,5 +1,5 @@
-//! Replies on their way back to shards. Outcomes of entries wait here until the state that contains them is
-//! published; then each shard gets all its replies at once. [`Answers`] is the entry point.
+//! Collects the replies to shards. Outcomes of entries wait here until the state that contains the entries is
+//! published. After that, each shard gets all its replies in one list. [`Answers`] is the entry point.
 
 use api::Status;
 use machine::{AsOf, Outcome};
@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 use super::proposals::Waiter;
 use super::{OUTSIDE, Reply, ReplyBody, RequestId};
 
-/// Maximum capacity of the list of outcomes that is kept from one batch to the next.
+/// Maximum capacity that the list of outcomes keeps from one turn to the next.
 const OUTCOMES_KEPT_MAX: usize = 4096;
 
 /// The outcome of an entry for which a request waits. The request is answered once the state with the entry
@@ -21,7 +21,7 @@ pub(super) struct Answerable {
     pub waiter: Waiter,
     /// Outcome of the entry.
     pub outcome: Result<Outcome, Status>,
-    /// State in which the answer's keys and values are read.
+    /// Reader of the state right after the entry, for answers that contain keys and values; otherwise `None`.
     pub state: Option<Box<AsOf>>,
     /// Revision of the store right after the entry.
     pub revision: Revision,
@@ -32,14 +32,15 @@ pub(super) struct Answerable {
 const _: () = assert!(size_of::<Answerable>() <= 128);
 
 /// The replies of a turn. The outcome of an entry waits until the state with the entry is published
-/// (invariant I3). Then all replies for a shard are sent as one list, with one wake-up.
+/// (invariant I3). After that, all replies for a shard are sent as one list, with one wake-up.
 pub(super) struct Answers {
     /// Replies, one list per shard. The last list is for requests from threads that are not shards.
     replies: Vec<Vec<Reply>>,
     /// Reply channels of requests from threads that are not shards.
     outside: Slab<oneshot::Sender<Reply>>,
     outcomes: Vec<Answerable>,
-    /// Reader that keeps readable the states in which the outcomes of this turn are read.
+    /// Reader that keeps old versions of keys from being removed, so that the answers of this turn can be
+    /// read from the states right after their entries; `None` if no answer of this turn needs one.
     reads: Option<AsOf>,
     /// Requests for the whole state. They get the state once it is published.
     images: Vec<RequestId>,
@@ -70,14 +71,15 @@ impl Answers {
         self.replies[queue].push(reply);
     }
 
-    /// Adds an outcome that is answered once the state with its entry is published.
+    /// Adds an outcome for which a request waits. The request is answered once the state with the entry is
+    /// published.
     pub fn once_published(&mut self, answerable: Answerable) {
         self.outcomes.push(answerable);
     }
 
-    /// Returns a reader of the state at `moment`. The reader keeps the state readable until the outcomes are
-    /// answered, although a compaction later in the turn may remove versions. `open` creates the reader if
-    /// the turn has none yet.
+    /// Returns a reader of the state at `moment`. A compaction later in the turn cannot remove versions of
+    /// keys that this reader needs before the outcomes are answered. `open` creates the reader if this turn
+    /// has none yet.
     pub fn state(&mut self, moment: Moment, open: impl FnOnce(Moment) -> AsOf) -> AsOf {
         match &self.reads {
             Some(first) => first.at(moment),
@@ -122,18 +124,20 @@ impl Answers {
                 self.push(reply);
             }
         }
-        // The buffer is kept for the next batch, but shrunk if this batch was unusually large.
+        // The buffer is kept for the next turn, but shrunk if it was unusually large in this one.
         outcomes.shrink_to(OUTCOMES_KEPT_MAX);
         self.outcomes = outcomes;
     }
 
-    /// Sends all replies. Requests from threads that are not shards get theirs through their channels. `give`
-    /// is called once for each shard, with the list of the shard, even if that list is empty.
+    /// Sends all replies. Requests from threads that are not shards get their replies through their channels.
+    /// `give` is called once for each shard, with the list of the shard's replies, even if that list is
+    /// empty.
     pub fn deliver(&mut self, mut give: impl FnMut(usize, &mut Vec<Reply>)) {
         let outside = self.replies.last_mut().map(std::mem::take).unwrap_or_default();
         for reply in outside {
             if let Some(sender) = self.outside.try_remove(reply.request_id.slot as usize) {
-                // The receiver may have been dropped; then no answer is needed.
+                // An error is ignored: it means that the requesting thread has dropped its receiver and needs
+                // no reply.
                 let _ = sender.send(reply);
             }
         }

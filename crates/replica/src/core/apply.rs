@@ -1,10 +1,10 @@
-//! Bookkeeping for applying committed entries.
+//! Keeps the committed entries that wait to be applied, and limits how many of them one turn applies.
 //!
-//! A turn applies entries up to a maximum cost (`Thresholds::applied_per_turn`). The remaining entries wait
-//! for later turns, so that the core does its other work in between. An entry that costs more than the
-//! maximum is applied slice by slice. It begins after all entries before it are published, and nothing is
-//! published before it is complete, so views never contain a part of the entry. Requests that read the
-//! machine directly wait while [`machine::Machine::is_whole`] returns false.
+//! A turn applies entries up to a maximum amount of work (`Thresholds::applied_per_turn`). The remaining
+//! entries wait for later turns, so that the core does its other work in between. An entry that needs more
+//! work than the maximum is applied slice by slice. It begins after all entries before it are published, and
+//! nothing is published before it is complete, so views never contain only a part of its changes. Requests
+//! that read the machine directly wait while [`machine::Machine::is_whole`] returns false.
 //!
 //! An entry can also depend on a value that is not in memory. Such an entry waits until the reader threads
 //! have read the value, and the core does its other work in between.
@@ -24,12 +24,12 @@ use crate::inbox::Inbox;
 use storage::readers::{ReadValue, Reading};
 use storage::values::LogValues;
 
-/// Maximum bytes of committed entries that are not applied. Above this limit, the core accepts no further
-/// entries from a leader.
+/// Maximum bytes of committed entries that are not applied. Above this limit, the core drops entries that a
+/// leader sends; the leader sends them again later.
 const BEHIND_BYTES_MAX: usize = 128 << 20;
 
-/// Memory in bytes of a waiting entry in addition to its data: the slot in the queue, the location, and the
-/// overhead of the allocation.
+/// Memory in bytes that a waiting entry takes in addition to its data: the slot in the queue, the entry's
+/// location in the log, and the overhead of the allocation.
 const ENTRY_BYTES: usize = size_of::<Entry>() + size_of::<(u64, log::Location)>() + 32;
 
 fn held_bytes(entry: &Entry) -> usize {
@@ -46,24 +46,25 @@ pub(super) struct Apply {
     pub meters: Meters,
 }
 
-/// Committed entries that are not applied yet, and the cost that this turn may still spend on applying them.
+/// Committed entries that are not applied yet, and the amount of work that this turn may still do to apply
+/// them.
 ///
-/// This type stores the entries, and the values for which the next entry waits. The machine applies the
-/// entries.
+/// This type stores the entries, and the values that the next entry needs and that had to be read from disk.
+/// The state machine ([`machine::Machine`]) applies the entries.
 pub(super) struct ApplyQueue {
     entries: VecDeque<Entry>,
     bytes: usize,
-    /// Cost that this turn may still spend on applying entries.
+    /// Amount of work (see `Thresholds::applied_per_turn`) that this turn may still do to apply entries.
     left: u64,
     /// The entry that the machine has begun to apply and not completed.
     begun: Option<OpenEntry>,
     /// True if an entry was applied since the last view was published.
     unpublished: bool,
-    /// Read in progress of the values on which the current entry depends.
+    /// The read in progress of values that the current entry needs; `None` if no values are being read.
     reading: Option<Reading>,
-    /// Values that have been read, by location.
+    /// Values that have been read for the current entry, sorted by their locations in the log.
     arrived: Vec<ReadValue>,
-    /// Memory charges of the values in `arrived`.
+    /// Reservations of memory for the values in `arrived`.
     charges: Vec<accounting::Charge>,
     /// Waker that notifies the core when the values have been read.
     waker: Waker,
@@ -117,7 +118,7 @@ impl ApplyQueue {
         self.bytes > BEHIND_BYTES_MAX
     }
 
-    /// Drops all waiting entries.
+    /// Drops all waiting entries and what was read for the current one.
     pub fn clear(&mut self) {
         self.entries.clear();
         (self.bytes, self.begun, self.reading) = (0, None, None);
@@ -140,22 +141,22 @@ impl ApplyQueue {
         true
     }
 
-    /// Begins a turn that may spend this cost on applying entries.
+    /// Begins a turn that may do this amount of work to apply entries.
     pub fn begin_turn(&mut self, left: u64) {
         self.left = left;
     }
 
-    /// Returns the cost that this turn may still spend.
+    /// Returns the amount of work that this turn may still do to apply entries.
     pub fn left(&self) -> u64 {
         self.left
     }
 
-    /// Sets the cost that this turn may still spend.
+    /// Sets the amount of work that this turn may still do to apply entries.
     pub fn set_left(&mut self, left: u64) {
         self.left = left;
     }
 
-    /// Returns true if the next turn has something to apply.
+    /// Returns true if an entry waits to be begun or continued, and no read of values is in progress.
     pub fn has_to_apply(&self) -> bool {
         (self.begun.is_some() || !self.entries.is_empty()) && self.reading.is_none()
     }
@@ -165,13 +166,13 @@ impl ApplyQueue {
         self.begun.is_some()
     }
 
-    /// Returns true if the machine can continue the begun entry now. Entries applied before it must be
-    /// published first.
+    /// Returns true if the machine can continue the begun entry now: the entries before it are published,
+    /// this turn may do more work, and the values that the entry needs have been read.
     pub fn can_go_on(&mut self) -> bool {
         !self.unpublished && self.left > 0 && self.has_values()
     }
 
-    /// Records that an entry was begun that cannot be completed in this turn.
+    /// Records the entry that the machine has begun and could not complete in this turn.
     pub fn begun(&mut self, begun: OpenEntry) {
         self.begun = Some(begun);
     }
@@ -184,7 +185,7 @@ impl ApplyQueue {
     /// Makes the current entry wait for the values of this read.
     pub fn wait_for(&mut self, reading: Option<Reading>) {
         self.reading = reading;
-        // Polled once, because the read starts with the first poll.
+        // The read is polled once here, because it starts with its first poll.
         self.has_values();
     }
 

@@ -1,11 +1,12 @@
-//! Publication of this member's name and client URLs in the cluster.
+//! Publishes this member's name and client URLs in the cluster.
 
 use std::time::{Duration, Instant};
 
 use api::etcdserverpb::{InternalRaftRequest, LeaseCheckpointRequest};
 use api::membershippb;
 
-/// Publishes this member's name and client URLs, once after each start.
+/// Decides when this member proposes its name and client URLs: once after each start, and again if the
+/// proposal was lost.
 pub(super) struct Attributes {
     own: u64,
     name: String,
@@ -14,10 +15,11 @@ pub(super) struct Attributes {
     pause: Duration,
     /// True if the member has applied all entries that were committed when it was started.
     caught_up: bool,
-    /// True if the state has this member's attributes.
+    /// True if the replicated state contains this member's current name and client URLs, so that nothing is
+    /// left to propose.
     known: bool,
     proposed: Option<Instant>,
-    /// True if the last proposal changed nothing, because members of etcd 3.4 may exist.
+    /// True if the last proposal was an entry that changes nothing, because members of etcd 3.4 may exist.
     says_nothing: bool,
 }
 
@@ -42,13 +44,14 @@ impl Attributes {
         self.caught_up
     }
 
-    /// Returns the proposal to make now, if any. `has_leader` says that there is a leader and that this
-    /// member is in the leader's configuration. Proposing twice is harmless: the second entry changes
-    /// nothing.
+    /// Returns the proposal to make now, if any. `has_leader` returns true if there is a leader and this
+    /// member is in the leader's configuration. Proposing the same attributes twice is harmless: the second
+    /// entry changes nothing.
     ///
     /// Members that run etcd 3.4 exit when they apply an entry that sets attributes. While such members may
-    /// exist (`are_old`), an entry that changes nothing is proposed instead, which shows when this member has
-    /// caught up. Changed attributes are then published later.
+    /// exist (`are_old`), an entry that changes nothing is proposed instead. When it is applied, this member
+    /// has caught up. If its attributes have changed since its last run, they are proposed once no such
+    /// member can exist any more.
     pub fn propose(
         &mut self,
         has_leader: impl FnOnce() -> bool,

@@ -1,27 +1,30 @@
-//! Decides how long proposals wait for further proposals, so that they share one sync of the log.
+//! Decides how long proposals wait for further proposals, so that they form one batch, which costs one sync
+//! of the log.
 //!
 //! Normally proposals do not wait: those that arrive while the log syncs form the next batch anyway, and a
-//! fixed window would only add delay. But each sync costs about 60 to 150 us of processor time, whatever its
-//! size, which a server with busy processors should spend on requests. So, once batches contain on average
-//! [`LARGE_BATCH`] proposals without waiting, the next batch waits until half of the writing connections have
-//! sent a proposal, but at most for [`FAST_WINDOW`] and no longer than `--batch-fsync-window`.
+//! fixed window would only add delay. But each sync costs about 60 to 150 us of processor time, however small
+//! the batch. A busy server should spend that time on requests. Therefore, once batches have on average
+//! [`LARGE_BATCH`] proposals, the next batch waits until half of the writing connections have sent a
+//! proposal. It waits no longer than [`FAST_WINDOW`] and no longer than `--batch-fsync-window`.
 //!
 //! A single-member cluster on a slow device first waits for the end of the current sync. Then it waits for
 //! the clients whose writes were just synced: an answered client writes again, but only after the log would
-//! have begun its next sync. Without this second wait the clients split into two halves, and each half waits
-//! for the syncs of both halves. The second wait ends when the number of waiting proposals reaches the number
-//! that were in flight or waiting at the end of the sync, or when half the duration of a sync has passed, and
-//! at the latest after the window. If the expected clients do not write again, for example because they write
-//! at independent times, the second wait is skipped for the next batches.
+//! have begun its next sync. Without this second wait the clients would split into two halves that write in
+//! turn, and each half would wait for the syncs of both. The second wait ends when the number of waiting
+//! proposals reaches seven eighths of the number that were in flight or waiting at the end of the sync, or
+//! when half the duration of a sync has passed, and at the latest after the window. If most of the expected
+//! clients do not write again, for example because they write at independent times, the second wait is
+//! skipped for the next [`SKIPPED`] batches.
 //!
-//! In a cluster a batch costs every member a sync, and each pair of members several messages. There a batch
-//! starts at once if no proposals are in flight, and otherwise waits until those are applied, so that the
-//! disks and the network set the pace. The window limits this wait, too, so that clients never wait long for
-//! a distant member.
+//! In a cluster a batch costs every member a sync, and the leader and each follower several messages. There a
+//! batch starts immediately if no proposals are in flight. Otherwise it waits until those are applied, so
+//! that the disks and the network set the pace. The window limits this wait, too, so that clients never wait
+//! long for a distant member. While the processors are busy, batches also start at a minimum distance
+//! (`pace`).
 
 use std::time::{Duration, Instant};
 
-/// Minimum average number of proposals in a batch for which gathering is worth its delay.
+/// Minimum average number of proposals in a batch for which waiting for further proposals is worth its delay.
 const LARGE_BATCH: usize = 8;
 /// Minimum average number of proposals in a batch for which a pause between batches is worth its delay.
 const SHARED_BATCH: usize = 3;
@@ -35,7 +38,8 @@ const SLOW_SYNC: Duration = Duration::from_millis(1);
 const SYNC_MAX: Duration = Duration::from_millis(50);
 /// Bytes of waiting proposals at which a batch on a slow device starts.
 const ENOUGH_BYTES: usize = 1 << 20;
-/// Number of batches without a wait after a wait in which the expected clients did not write again.
+/// Number of batches for which the second wait is skipped after most of the expected clients did not write
+/// again.
 const SKIPPED: u32 = 16;
 /// Time for which a connection counts as writing after its last write.
 const ACTIVE: Duration = Duration::from_millis(50);
@@ -43,12 +47,12 @@ const ACTIVE: Duration = Duration::from_millis(50);
 /// Tracks which connections write and how large batches are, and decides how long the next batch waits.
 #[derive(Debug)]
 pub struct Batching {
-    /// Connections that wrote in this period, and those that wrote in the period before, as bits of the hash
-    /// of a connection.
+    /// Connections that wrote in the current period of at least [`ACTIVE`], and those that wrote in the
+    /// period before it. Each bit stands for the connections whose client ports are equal modulo 4096.
     writers: [Box<[u64; 64]>; 2],
     counts: [usize; 2],
     period_began: Instant,
-    /// Average number of proposals in recent batches, in units of one sixteenth.
+    /// Moving average of the number of proposals in a batch, in units of one sixteenth.
     batch16: usize,
     began: Option<Instant>,
     went_at: Instant,
@@ -66,15 +70,16 @@ struct Device {
     sync: Duration,
     /// True while proposals are on their way to the disk.
     is_busy: bool,
-    /// Number of proposals given to the log since the last time when all proposals were synced.
+    /// Number of proposals given to the log since all proposals were last synced.
     going: usize,
     /// Last time at which all proposals were synced. `here` is the number of proposals that waited at that
-    /// time. `expected` is that number plus the number of clients whose writes were synced then, which are
-    /// expected to write again.
+    /// time. `expected` is `here` plus the number of proposals that were synced by that time: their clients
+    /// are expected to write again.
     settled: Instant,
     here: usize,
     expected: usize,
-    /// Number of batches for which the wait is skipped.
+    /// Number of further batches that start without the second wait, which the module documentation
+    /// describes.
     skips: u32,
 }
 
@@ -97,11 +102,12 @@ impl Device {
         self.is_busy = is_busy;
     }
 
-    /// Returns the number of proposals at which the batch starts, and the maximum time to wait for them since
-    /// `began`.
+    /// Returns the number of proposals at which the batch starts, and the time that is left to wait for them.
+    /// `began` is the time at which the first of them arrived.
     fn wait(&self, began: Instant, window: Duration, now: Instant) -> (usize, Duration) {
         if self.is_busy {
-            // The end of the sync wakes the core, so this time is only an upper bound.
+            // The end of the sync wakes the core anyway, so this time is only an upper bound for a sync that
+            // takes unusually long.
             let left = (2 * self.sync).saturating_sub(now.saturating_duration_since(began));
             return (ENOUGH_IN_CLUSTER, left);
         }
@@ -110,8 +116,7 @@ impl Device {
         }
         let since = self.settled.max(began);
         let left = window.min(self.sync / 2).saturating_sub(now.saturating_duration_since(since));
-        // One eighth is subtracted, because the slowest clients may take longer to write their next
-        // proposals.
+        // One eighth is subtracted, so that the batch does not wait for the slowest clients.
         (self.expected - self.expected / 8, left)
     }
 
@@ -126,13 +131,14 @@ impl Device {
         }
         self.going += proposals;
         self.expected = 0;
-        // The flag is set here, because this batch may already be synced at the next call of `look`.
+        // The flag is set here and not at the next call of `look`. This batch may be synced before that call,
+        // and `look` recognizes the end of a sync only if the flag was set before.
         self.is_busy = true;
     }
 }
 
 impl Batching {
-    /// Returns the initial state, without writing connections.
+    /// Returns the value for a member that starts: no connection has written, and no batch was formed.
     pub fn new(now: Instant, window: Duration) -> Batching {
         Batching {
             writers: [Box::new([0; 64]), Box::new([0; 64])],
@@ -175,8 +181,8 @@ impl Batching {
         self.began.get_or_insert(now);
     }
 
-    /// Returns the number of further proposals to wait for, and the maximum time, if `waiting` proposals have
-    /// arrived. Returns `None` if they should be proposed now.
+    /// Returns the number of further proposals to wait for, and the maximum time, in a cluster of one member
+    /// that has `waiting` proposals. Returns `None` if these should be proposed now.
     pub fn wait(&self, waiting: usize, now: Instant) -> Option<(usize, Duration)> {
         let began = self.began?;
         if self.device.is_slow() {
@@ -192,8 +198,8 @@ impl Batching {
         (!left.is_zero()).then_some((enough - waiting, left))
     }
 
-    /// Returns the number of proposals at which a batch on a slow device starts, and the maximum time to wait
-    /// for them.
+    /// Returns the number of proposals at which a batch on a slow device starts, and the time that is left to
+    /// wait for them.
     fn wait_for_device(&self, began: Instant, now: Instant) -> (usize, Duration) {
         if self.bytes >= ENOUGH_BYTES || self.window.is_zero() {
             return (0, Duration::ZERO);
@@ -201,7 +207,7 @@ impl Batching {
         self.device.wait(began, self.window, now)
     }
 
-    /// Returns the result of [`Self::wait`] for a cluster. `under_way` says whether earlier proposals are not
+    /// Returns the result of [`Self::wait`] for a cluster. `under_way` is true if earlier proposals are not
     /// applied yet; `pace` is the minimum time between two batches.
     pub fn wait_in_cluster(
         &self,
@@ -213,7 +219,8 @@ impl Batching {
         if waiting >= ENOUGH_IN_CLUSTER {
             return None;
         }
-        // If batches stay small, few proposals arrive at the same time, and a pause would only delay them.
+        // Small batches show that few proposals arrive at the same time. A pause would only delay them, so
+        // none is made.
         let pace = if self.batch16 < 16 * SHARED_BATCH { Duration::ZERO } else { pace };
         let paced = pace.saturating_sub(now.saturating_duration_since(self.went_at));
         let began = self.began?;
@@ -280,7 +287,7 @@ mod tests {
         assert_eq!(cluster(&batching, 3, true, 0, 0), Some((more, WINDOW)));
         assert_eq!(cluster(&batching, ENOUGH_IN_CLUSTER, true, 9, 0), None);
         assert_eq!(cluster(&batching, 3, true, 0, 2), None);
-        // Batches that several connections share keep the minimum distance.
+        // Batches that several connections share start at the minimum distance.
         assert_eq!(cluster(&batching, 3, false, 5, 1), Some((more, Duration::from_millis(4))));
         assert_eq!(cluster(&batching, 3, false, 5, 5), None);
         // Batches that stay small show that there is nothing to wait for.
@@ -304,7 +311,7 @@ mod tests {
         assert_eq!(batching.wait_in_cluster(3, true, Duration::ZERO, now), None);
     }
 
-    /// Returns the state for a device on which each sync takes 16 ms.
+    /// Returns the value for a device on which each sync takes 16 ms.
     fn slow(now: Instant) -> Batching {
         let mut batching = Batching::new(now, WINDOW);
         (0..100).for_each(|_| batching.synced(Duration::from_millis(16)));

@@ -1,5 +1,5 @@
-//! Decides when a checkpoint is due and which segments can be deleted after it: [`Checkpoints`]. The
-//! checkpointer writes the checkpoints.
+//! Decides when a checkpoint of the state is due, and which segments of the log can be deleted after it.
+//! [`Checkpoints`] is the entry point. The checkpointer, which has its own thread, writes the checkpoints.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -8,53 +8,56 @@ use numbers::Index;
 use planted::Bug;
 use storage::checkpointer::Checkpointed;
 
-/// Pause before a failed checkpoint is tried again, if it would have freed segments or failed for lack of
+/// Pause before a failed checkpoint is tried again, if it was to free segments or has failed for lack of
 /// space.
 const FREE_PAUSE: Duration = Duration::from_secs(5);
-/// Minimum time from the order of a checkpoint to a next one that is due only because the member is quiet, as
-/// a multiple of the time that the first one worked. So bursts of writes with pauses between them keep the
-/// disk busy with checkpoints for at most a quarter of the time.
+/// Limits the checkpoints that are due only because no entries are being applied
+/// ([`Thresholds::checkpoint_quiet`]). Example: a checkpoint begins at 0 s and takes 10 s of work, pauses not
+/// included; the next checkpoint that is due only for this reason begins at 40 s at the earliest. So if
+/// writes come in bursts, checkpoints keep the disk busy for at most a quarter of the time.
 const QUIET_WORK_FACTOR: u32 = 4;
-/// Factor for the byte limit while fewer than `--snapshot-count` entries are unsaved: a checkpoint is then
-/// due after this many times `checkpoint_log_bytes`.
+/// If fewer than `--snapshot-count` entries are unsaved, a checkpoint is due only after this many times
+/// `checkpoint_log_bytes`.
 const FEW_ENTRIES_FACTOR: u64 = 4;
 
 /// Limits at which checkpoints are due and space is reclaimed, and the maximum work of one turn.
 #[derive(Clone, Copy, Debug)]
 pub struct Thresholds {
-    /// Log bytes after which a checkpoint is due, if they contain at least `--snapshot-count` entries; with
-    /// fewer entries it is due after four times as many bytes. A restart has to read roughly this much at
-    /// most.
+    /// Log bytes after which a checkpoint is due, if they contain at least `--snapshot-count` entries. If
+    /// they contain fewer, a checkpoint is due after four times as many bytes, which is roughly the maximum
+    /// that a restart has to read.
     pub checkpoint_log_bytes: u64,
     /// Number of entries after which a checkpoint is due, whatever their size in bytes.
     pub checkpoint_entries: u64,
     /// Time after which a checkpoint is due, if at least `--snapshot-count` entries are unsaved.
     pub checkpoint_age: Duration,
     /// Time without an applied entry after which a checkpoint is due, if at least `--snapshot-count` entries
-    /// are unsaved: the disk is idle then, and a restart would have to read these entries. The checkpoint
-    /// comes later if the last one took much work.
+    /// are unsaved. A checkpoint at such a time disturbs no writes, and a restart need not read these
+    /// entries. The checkpoint is delayed if the previous one took much work (`QUIET_WORK_FACTOR`).
     pub checkpoint_quiet: Duration,
-    /// Minimum bytes of dead records in sealed segments at which moving the live records out of them is
-    /// worthwhile.
+    /// Minimum bytes of dead records in sealed segments at which it is worthwhile to move the live records to
+    /// the end of the log, so that the segments can be deleted.
     pub reclaim_dead_bytes: u64,
-    /// Maximum cost of the entries that one turn applies, counted in keys, operations and KiB, each of which
-    /// takes about a microsecond. A longer entry is applied over several turns.
+    /// Maximum amount of work for entries in one turn, counted in keys, operations and KiB, each of which
+    /// takes about a microsecond. An entry that needs more is applied over several turns.
     pub applied_per_turn: u64,
-    /// Maximum cost of the entries that one turn applies while no leader is known, as at a start. It can be
-    /// higher, because no client is served then, and fewer turns publish fewer views.
+    /// Value of `applied_per_turn` while no leader is known, as at a start. It can be higher, because without
+    /// a leader no client waits for the end of a turn. Longer turns also publish fewer views.
     pub applied_per_turn_unled: u64,
-    /// Maximum cost of the questions that one turn answers, counted in answers, leases visited and pointers
-    /// copied, each of which takes about a microsecond. The last question of a turn may exceed the budget.
+    /// Maximum amount of work for client requests that the core answers without a log entry (questions) in
+    /// one turn, counted in answers, leases visited and pointers copied, each of which takes about a
+    /// microsecond. The last request of a turn may exceed it.
     pub questions_per_turn: u64,
-    /// Interval at which a leader makes lease checkpoints, so that remaining times survive a restart. Leases
-    /// that have used up at least this much of their TTL are included.
+    /// Interval at which a leader makes lease checkpoints (log entries that record remaining times), so that
+    /// remaining times survive a restart. Leases that have used up at least this much of their TTL are
+    /// included.
     pub note_interval: Duration,
 }
 
 impl Thresholds {
-    /// Returns the thresholds for this `--snapshot-count`. Checkpoints cost less than etcd's snapshots and
-    /// free no memory, so they are ten times as many entries apart. The byte limits are proportional to the
-    /// size of segments, which is smaller on small disks.
+    /// Returns the thresholds for this `--snapshot-count`. etcd's snapshots also free memory. Checkpoints
+    /// need not do that, so there are ten times as many entries between two of them. The byte limits are
+    /// proportional to the size of segments, which is smaller on small disks.
     pub fn of(snapshot_count: u64, segment_bytes: u32) -> Thresholds {
         let bytes = (64 << 20).min(2 * u64::from(segment_bytes));
         Thresholds {
@@ -76,24 +79,28 @@ impl Thresholds {
 ///
 /// The core reports what is applied, moved, ordered and saved. This type says whether another checkpoint is
 /// due and, when a checkpoint is saved, which segments no durable file needs any more.
+///
+/// A checkpoint consists of runs: files, each with a range of revisions. An ordinary checkpoint writes a new
+/// run and keeps runs of earlier checkpoints. A *whole* checkpoint keeps none of them.
 pub(super) struct Checkpoints {
     thresholds: Thresholds,
-    /// Number of entries after which a checkpoint is due if the log bytes or the time suffice, too
-    /// (`--snapshot-count`).
+    /// Minimum number of unsaved entries for a checkpoint that is due because of the log bytes, because of
+    /// the time, or because the member is quiet (`--snapshot-count`).
     snapshot_count: u64,
     busy: bool,
     /// Segments that had no live value when the checkpoint in progress was ordered.
     empty_segments: Vec<u32>,
-    /// Segments out of which values were moved since the last whole checkpoint was ordered. Runs of earlier
-    /// checkpoints refer to the old locations in these segments.
+    /// Segments out of which values were moved to the end of the log since the last whole checkpoint was
+    /// ordered. Runs of earlier checkpoints still name the old locations of these values.
     emptied: BTreeSet<u32>,
-    /// Segments whose old locations no run refers to once the whole checkpoint in progress is durable.
+    /// Segments with old locations of moved values. Once the whole checkpoint in progress is durable, no run
+    /// refers to these locations.
     emptying: BTreeSet<u32>,
     whole_wanted: bool,
-    /// Time at which a checkpoint is due because it frees segments, even if little was written since the last
-    /// one.
+    /// Time from which on a checkpoint is due because it would free segments, even if little was written
+    /// since the last one; `None` if it would free none.
     frees_at: Option<Instant>,
-    /// True if the checkpoint in progress was taken to free segments.
+    /// True if the checkpoint in progress was ordered to free segments.
     frees: bool,
     applied_index: Index,
     entries_since: u64,
@@ -103,14 +110,14 @@ pub(super) struct Checkpoints {
     log_bytes_at: u64,
     /// Time at which the last checkpoint was ordered or, once it has ended, the time of its end.
     at: Instant,
-    /// Time before which no checkpoint is due merely because the member is quiet.
+    /// Time before which no checkpoint is due merely because no entries are applied.
     quiet_after: Instant,
     bytes: u64,
 }
 
 impl Checkpoints {
-    /// Returns the state after a start. `(applied_index, bytes)` are the applied index of the newest
-    /// checkpoint, and the bytes of its files.
+    /// Returns the scheduler as it is when the member starts. `applied_index` is that of the newest
+    /// checkpoint, and `bytes` is the total size of its files.
     pub fn new(
         thresholds: Thresholds,
         snapshot_count: u64,
@@ -170,13 +177,13 @@ impl Checkpoints {
         (since, FEW_ENTRIES_FACTOR * self.thresholds.checkpoint_log_bytes)
     }
 
-    /// Records that a value was moved out of this segment.
+    /// Records that a value was moved out of this segment to the end of the log.
     pub fn moved_out_of(&mut self, segment: u32) {
         self.emptied.insert(segment);
     }
 
-    /// Returns true if a segment is empty only because values were moved out of it. Such a segment is freed
-    /// only by a whole checkpoint.
+    /// Returns true if values were moved out of a segment that is empty now. Runs of earlier checkpoints may
+    /// still refer to the old locations, so only a whole checkpoint frees the segment.
     pub fn has_emptied(&self, is_empty: impl Fn(u32) -> bool) -> bool {
         self.emptied.iter().any(|segment| is_empty(*segment))
     }
@@ -196,8 +203,8 @@ impl Checkpoints {
         self.frees_at.is_some()
     }
 
-    /// Returns `Some` if a checkpoint is due, with true if it should be a whole one. `is_empty` says whether
-    /// a segment holds no live value.
+    /// Returns `Some(true)` if a whole checkpoint is due, `Some(false)` if an ordinary one is due, and `None`
+    /// if none is due. `is_empty` returns true for a segment that holds no live value.
     pub fn due(&mut self, written_bytes: u64, is_empty: impl Fn(u32) -> bool, now: Instant) -> Option<bool> {
         let (since, enough_bytes) = self.unsaved_bytes(written_bytes);
         let due = &self.thresholds;
@@ -214,7 +221,8 @@ impl Checkpoints {
                 || age >= due.checkpoint_age
                 || (quiet >= due.checkpoint_quiet && now >= self.quiet_after));
         let frees = self.frees_at.is_some_and(|at| now >= at);
-        // If a checkpoint that was to free emptied segments has failed, its retry must be a whole one, too.
+        // `whole_wanted` alone is not enough. It is false again after a whole checkpoint was ordered; if that
+        // checkpoint failed, its retry must be a whole one, too, to free the emptied segments.
         let whole = self.whole_wanted || (frees && self.has_emptied(is_empty));
         (by_bytes || by_entries || whole || frees).then_some(whole)
     }
@@ -234,7 +242,8 @@ impl Checkpoints {
             self.emptying = std::mem::take(&mut self.emptied);
         }
         self.whole_wanted = false;
-        // Segments that become empty while this checkpoint is in progress are left to the next one.
+        // `frees_at` is reset here. A segment that becomes empty while this checkpoint is in progress sets it
+        // again, for the next checkpoint.
         self.frees = self.frees_at.take().is_some() || whole;
     }
 
@@ -261,14 +270,15 @@ impl Checkpoints {
         self.ended(done.paused, now);
         self.applied_index = saved;
         self.bytes = done.bytes;
-        // A value that is still in one of these segments cannot be moved, so another whole checkpoint would
-        // not free the segment.
+        // `emptying` is not put back into `emptied`: a segment in it that still holds a value is forgotten.
+        // That value cannot be moved, so another whole checkpoint would not free the segment either.
         self.emptying.clear();
         self.take_empty()
     }
 
     /// Records that the checkpoint in progress could not be written. No data is lost, because the log has all
-    /// entries. Unless it was to free segments, it is tried again only when the next checkpoint is due.
+    /// entries. If the checkpoint was to free segments, another one is due after a pause. Otherwise the next
+    /// one is due when one of the limits is reached again.
     pub fn failed(&mut self, now: Instant) {
         self.ended(Duration::ZERO, now);
         self.empty_segments.clear();
@@ -279,10 +289,12 @@ impl Checkpoints {
         }
     }
 
-    /// Records the end of a checkpoint. `paused` is the part of its duration without work; after a failure
-    /// the whole duration counts as work, because the cause may persist. On a loaded member the pauses make
-    /// up most of the duration, many seconds. They must not count, because then the next checkpoint would
-    /// come late, and a restart soon after the load would have to read all entries since this one.
+    /// Records the end of a checkpoint. `paused` is the part of its duration in which it did no work. After a
+    /// failure the whole duration counts as work, because the cause may persist.
+    ///
+    /// Pauses do not delay the next checkpoint. On a loaded member a checkpoint takes many seconds, and most
+    /// of that time is pauses. If they counted as work, the next checkpoint would come late, and a restart
+    /// soon after the load would have to read all entries since this one.
     fn ended(&mut self, paused: Duration, now: Instant) {
         let worked = now.saturating_duration_since(self.at).saturating_sub(paused);
         self.quiet_after = self.at + worked * QUIET_WORK_FACTOR;

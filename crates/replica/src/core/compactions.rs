@@ -1,5 +1,5 @@
-//! The parts of the core that compact: automatic compactions, which this member proposes as the leader, and
-//! the removal of versions after each compaction.
+//! Groups the two parts of the core that compact: one decides about automatic compactions, which this member
+//! proposes as the leader; the other removes versions of keys after each compaction.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use numbers::Revision;
 use super::compactor::{AutoCompaction, Compactor};
 use super::removal::Removal;
 
-/// Deciders about compactions and about the removal of versions.
+/// Decides when to compact, and when to remove the versions of keys that compactions made unreadable.
 pub(super) struct Compactions {
     /// Decides when this member, as the leader, proposes an automatic compaction.
     pub automatic: Compactor,
@@ -17,8 +17,8 @@ pub(super) struct Compactions {
 }
 
 impl Compactions {
-    /// Returns the state after a start with this compact revision. `pause` is the pause between two slices of
-    /// a removal.
+    /// Returns both parts as they are when a member starts whose compact revision is `compacted`. `pause` is
+    /// the pause between two slices of a removal.
     pub fn new(mode: AutoCompaction, compacted: Revision, pause: Duration, now: Instant) -> Compactions {
         Compactions { automatic: Compactor::new(mode, now), removal: Removal::new(compacted, pause, now) }
     }

@@ -1,9 +1,9 @@
-//! Automatic compaction by age or by number of revisions, like the two modes of etcd.
+//! Decides when automatic compactions are due, by age or by number of revisions, like the two modes of etcd.
 //!
 //! # Example: a retention of 10 hours
 //!
 //! ```text
-//!  0:00  the revision is recorded, and again every 6 minutes (a tenth of an hour); the last 101 records are kept
+//!  0:00  the revision is recorded, and then every 6 minutes (a tenth of an hour); 101 records are kept
 //! 10:00  the first compaction, to the revision of 0:00
 //! 11:00  the next one, to the revision of 0:54: the oldest record is one period and one tenth of an hour old
 //! ```
@@ -42,11 +42,12 @@ pub struct Compactor {
     /// Recorded revisions, oldest first.
     notes: VecDeque<Revision>,
     next: Instant,
-    /// Time of the last compaction, or of the start. `interval` is the time after which the next compaction
-    /// is due.
+    /// Time of the last compaction, or of the start. The next compaction is due when `interval` has passed
+    /// since.
     since: Instant,
     interval: Duration,
-    /// Revision that the last check requested to compact to, and the time of that check.
+    /// Revision to which the last compaction was requested, and the time of the request. The periodic mode
+    /// resets it to `None` once the state is compacted to that revision.
     asked: Option<(Revision, Instant)>,
 }
 
@@ -74,9 +75,9 @@ impl Compactor {
         }
     }
 
-    /// Returns the revision to compact to if a compaction is due. Every member calls this, so that all record
-    /// revisions. `compacted` is the compact revision of the state, and `leads` says whether this member may
-    /// propose a compaction.
+    /// Returns the revision to compact to if a compaction is due. Followers call this, too, so that a member
+    /// that becomes the leader already has the recorded revisions. `compacted` is the compact revision of the
+    /// state. `leads` is true if this member may propose a compaction.
     pub fn due(
         &mut self,
         revision: Revision,
@@ -94,8 +95,8 @@ impl Compactor {
             AutoCompaction::Revision(keep) => revision - i64::try_from(keep).unwrap_or(i64::MAX),
             AutoCompaction::Periodic(period) => {
                 if let Some((_, at)) = self.asked.take_if(|(to, _)| *to <= compacted) {
-                    // The compaction that this member requested was carried out, no matter which leader
-                    // proposed it.
+                    // The state was compacted to the revision that this member requested, no matter which
+                    // leader proposed it. The next compaction is due one interval after the request.
                     (self.since, self.interval) = (at, period.min(PERIODIC_INTERVAL_MAX));
                 }
                 let oldest = self.notes.front().copied();

@@ -2,12 +2,13 @@
 //!
 //! A round of messages between members, and a sync, cost about the same processor time for one request as for
 //! many. While processors are idle, it is best to start rounds and syncs as early as possible. When
-//! processors are busy, each round or sync takes processor time from requests, and requests that wait a few
-//! milliseconds to share one are answered earlier. Neither the number of clients nor the size of batches
-//! tells the two cases apart, but the kernel's counters do: how long the kernel lets this runnable thread
-//! wait (`/proc/<tid>/schedstat`), and whether any processor was idle at the same time (`/proc/stat`). Both
-//! are needed: threads that wake one another in turn wait for a processor now and then even when most
-//! processor time is idle.
+//! processors are busy, each round or sync takes processor time from requests. It is then better if requests
+//! wait a few milliseconds to share a round or sync, because they are answered earlier.
+//!
+//! Neither the number of clients nor the size of batches tells the two cases apart, but two counters of the
+//! kernel do: how long the kernel lets this runnable thread wait (`/proc/<tid>/schedstat`), and whether any
+//! processor was idle at the same time (`/proc/stat`). Both are needed: threads that wake one another in turn
+//! wait for a processor now and then even when most processor time is idle.
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom};
@@ -15,13 +16,14 @@ use std::time::{Duration, Instant};
 
 /// Interval between two measurements.
 const INTERVAL: Duration = Duration::from_millis(200);
-/// Share of all processors' time that must be idle. At or above it, the pace is not reduced.
+/// Idle share of all processors' time at or above which the processors do not count as busy, so that the pace
+/// is not reduced.
 const IDLE_ENOUGH: f64 = 0.15;
 /// Share of the thread's time spent waiting for a processor at which the pace begins to be reduced.
 const WAITS_MIN: f64 = 0.15;
 /// Share of the thread's time spent waiting for a processor at which the pace is the slowest.
 const WAITS_MAX: f64 = 0.45;
-/// Time between two starts of such operations at the slowest pace.
+/// Minimum time between two starts of a round or sync at the slowest pace.
 const PACE_MAX: Duration = Duration::from_millis(10);
 
 /// Tracks how busy the processors are.
@@ -31,13 +33,13 @@ pub(super) struct CpuPressure {
     stat: Option<File>,
     /// Nanoseconds for which the thread ran and for which it waited, as of the last measurement.
     seen: (u64, u64),
-    /// Ticks of all processors, and how many of them were idle, as of the last measurement.
+    /// Ticks of all processors, and those of them that were idle, as of the last measurement.
     ticks: (u64, u64),
-    /// Nanoseconds, since the last measurement, for which the thread had yielded the processor. This wait was
-    /// voluntary and is not counted as pressure.
+    /// Nanoseconds that the thread has spent in voluntary yields of the processor since the last measurement.
+    /// The kernel counts them as waiting for a processor, so they are subtracted.
     gave_way: u64,
     next_look: Instant,
-    /// Share of the time that the thread had to wait for a processor, smoothed.
+    /// Share of its time for which the thread had to wait for a processor, smoothed over the measurements.
     waits: f64,
 }
 
@@ -98,14 +100,15 @@ impl CpuPressure {
 
     fn felt(&mut self, ran: u64, stood: u64, idle: f64) {
         let stood = stood.saturating_sub(std::mem::take(&mut self.gave_way));
-        // A thread that is nearly idle gives no information about how busy the machine is.
+        // A thread that has hardly run or waited gives no information about how busy the machine is, and
+        // counts as not waiting.
         let free = ran + stood < 1_000_000 || idle >= IDLE_ENOUGH;
         let share = if free { 0.0 } else { stood as f64 / (ran + stood) as f64 };
         self.waits += (share - self.waits) / 2.0;
     }
 
-    /// Returns the minimum time between two starts of operations whose cost does not depend on the number of
-    /// requests.
+    /// Returns the minimum time between two starts of a round or sync; zero while the processors are not
+    /// busy.
     pub fn pace(&self) -> Duration {
         let pressing = ((self.waits - WAITS_MIN) / (WAITS_MAX - WAITS_MIN)).clamp(0.0, 1.0);
         PACE_MAX.mul_f64(pressing)
@@ -134,8 +137,8 @@ mod tests {
     fn the_kernel_tells() {
         let mut cpu_pressure = CpuPressure::here(Instant::now());
         cpu_pressure.look(Instant::now());
-        // The kernel may not have counted the time of a thread that has just started, but it has counted that
-        // of the machine.
+        // The kernel may not have counted the time of a thread that has just started, but it has counted the
+        // time of the machine's processors.
         assert!(cpu_pressure.stat.is_none() || cpu_pressure.ticks.0 > cpu_pressure.ticks.1);
     }
 

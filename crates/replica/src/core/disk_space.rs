@@ -1,4 +1,4 @@
-//! The parts of the core that use and free disk space.
+//! Groups the parts of the core that use and free disk space.
 
 use std::time::Instant;
 
@@ -14,8 +14,9 @@ use super::room::Room;
 use super::segments::{Moves, Segments};
 use super::space::Survey;
 
-/// Use of this member's disk: batches on their way to the log, checkpoints (which let segments be deleted),
-/// and the alarms about a shortage of space.
+/// The parts of the core that decide how this member's disk is used: they track the batches on their way to
+/// the log, order checkpoints (which let segments be deleted), move values, raise the NOSPACE alarm, and log
+/// warnings before the quota is reached.
 pub(super) struct DiskSpace {
     /// Batches on their way to the log, and the free space on the disk.
     pub room: Room,
@@ -32,8 +33,8 @@ pub(super) struct DiskSpace {
 }
 
 impl DiskSpace {
-    /// Returns the state after a start of the member `own`. `cause` is the noted cause of the member's
-    /// NOSPACE alarm.
+    /// Returns these parts as they are when the member `own` starts. `cause` is the cause of the member's
+    /// NOSPACE alarm, read from the note beside the log.
     pub fn new(log: &Log, own: MemberId, cause: Cause, checkpoints: Checkpoints, now: Instant) -> DiskSpace {
         DiskSpace {
             room: Room::new(now, log),
@@ -45,8 +46,8 @@ impl DiskSpace {
         }
     }
 
-    /// Returns a survey of the garbage in the log. Entries after `kept_behind` are kept for followers that lag
-    /// behind.
+    /// Returns a survey of the garbage in the log. Entries after `kept_behind` are kept for followers that
+    /// lag behind.
     pub fn survey<'a>(&'a self, log: &'a Log, machine: &'a Machine, kept_behind: Index) -> Survey<'a> {
         Survey {
             log,

@@ -7,8 +7,8 @@ use numbers::Index;
 /// An error that ends the loop of the core, and with it the process.
 ///
 /// A failed disk and a log that accepts no more entries are problems of the machine. An entry that cannot be
-/// applied is in the log of every member. All other variants are bugs of this program. In none of these cases
-/// was a write acknowledged that is not on disk.
+/// applied is in the log of every member. All other variants are bugs in Mainstay. In none of these cases was
+/// a write acknowledged that is not on disk.
 #[derive(Debug)]
 pub enum Fatal {
     /// A write or sync of the log failed.

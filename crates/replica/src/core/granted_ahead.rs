@@ -1,17 +1,18 @@
-//! Leases that unapplied entries of a leader's log first revoke and then grant again.
+//! Finds leases that unapplied entries of a leader's log first revoke and then grant again, so that the
+//! leader does not revoke the new lease by the deadline of the old one.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use machine::request::{LeaseChange, lease_change};
 use numbers::{Index, LeaseId};
 
-/// Tracks which leases are revoked and granted again by entries of this leader's log that are not applied
-/// (COMPAT-460).
+/// Tracks which leases are revoked and then granted again by entries of this leader's log that are not
+/// applied yet (COMPAT-460).
 ///
-/// The core reports each such entry once, in log order, and also reports which entries were applied, so that
-/// they are forgotten. So the cost is one step per entry that changes a lease, however often [`Self::has`] is
-/// called. A grant counts only after a revocation of the same lease: otherwise a client that requests the
-/// same lease id again and again would keep the lease alive.
+/// The core reports each unapplied entry once, in log order. It also reports which entries were applied, and
+/// those are forgotten. So the cost is one step per entry that changes a lease, however often [`Self::has`]
+/// is called. A grant counts only after a revocation of the same lease: a grant of an existing lease fails,
+/// and if it counted, a client that requests the same lease id again and again would keep the lease alive.
 ///
 /// # Example: lease 7 is granted again twice while the disk stalls
 ///
@@ -22,8 +23,9 @@ use numbers::{Index, LeaseId};
 /// applied 7: the lease does not exist, and no revocation is ahead
 /// ```
 ///
-/// For each lease, the last revocation and the last revocation followed by a grant suffice: while an earlier
-/// entry is unapplied, these later entries are unapplied, too.
+/// For each lease, two entries are remembered: the last revocation, and the last revocation that is followed
+/// by a grant. Earlier revocations of the lease are not needed: as long as one of them is unapplied, these
+/// two are unapplied as well, and give the same result.
 #[derive(Default)]
 pub(super) struct GrantedAhead {
     /// Entries that revoke leases and are not applied, in log order.
@@ -37,8 +39,8 @@ pub(super) struct GrantedAhead {
 }
 
 impl GrantedAhead {
-    /// Forgets the entries up to `applied`. Returns the log index after which the caller has to report
-    /// entries.
+    /// Forgets the entries up to `applied`. Returns the log index up to which entries were reported or are
+    /// applied: the caller has to report the entries after it.
     pub fn applied(&mut self, applied: Index) -> Index {
         while let Some((index, id)) = self.revocations.front().copied().filter(|(index, _)| *index <= applied)
         {
@@ -68,14 +70,15 @@ impl GrantedAhead {
         }
     }
 
-    /// Returns true if reported entries that are not applied revoke this lease and grant it again.
+    /// Returns true if, among the entries passed to [`Self::look`], an unapplied one revokes this lease and a
+    /// later unapplied one grants it again.
     pub fn has(&self, id: LeaseId) -> bool {
         self.granted.contains_key(&id)
     }
 }
 
-/// Computes, without any kept state, the leases that these entries revoke and then grant again. Builds that
-/// take measurements compare this result with [`GrantedAhead`].
+/// Computes the result of [`GrantedAhead::has`] for all leases directly from the unapplied entries. Builds
+/// that take measurements compare the two results.
 pub(super) fn looked_up<'a>(entries: impl Iterator<Item = &'a [u8]>) -> BTreeSet<LeaseId> {
     let (mut revoked, mut again) = (BTreeSet::new(), BTreeSet::new());
     for change in entries.filter_map(lease_change) {

@@ -1,5 +1,5 @@
-//! Facts about the entries of the log: their locations, their terms, and the first entry that the log still
-//! has. [`History`] is the entry point.
+//! Remembers facts about the entries of the log: their locations, their terms, and the first entry that the
+//! log still has. [`History`] is the entry point.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -10,10 +10,10 @@ use storage::terms::Terms;
 
 use super::Fatal;
 
-/// Interval at which the core reads the index of the log's first entry.
+/// Interval at which the core asks the log for the index of its first entry.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum spare capacity for locations, in addition to those in use. A start reads 100,000 locations or
-/// more, whose memory is freed later.
+/// more, and most of that memory should be freed once the entries are applied.
 const SPACE_MAX: usize = 4096;
 
 /// Locations of the entries that are not applied yet, and terms of the applied entries.
@@ -29,8 +29,8 @@ pub(super) struct History {
 }
 
 impl History {
-    /// Returns the history after a start, from the locations of the entries that were read and the terms of those that
-    /// the checkpoint covers.
+    /// Returns the history after a start, from the locations of the entries that were read and the terms of
+    /// the entries that the checkpoint covers.
     pub fn new(
         entries: log::Entries,
         locations: VecDeque<EntryPlace>,
@@ -49,8 +49,8 @@ impl History {
     /// Records the locations of entries that are on disk now.
     pub fn located(&mut self, locations: Vec<EntryPlace>) {
         for located in locations {
-            // A new entry at an index replaces the old entry at that index and all later entries, in this
-            // list as in the log.
+            // A new entry at an index replaces the old entry at that index and all later entries in the log.
+            // So their locations are removed here.
             while self.locations.back().is_some_and(|last| last.index >= located.index) {
                 self.locations.pop_back();
             }
@@ -62,7 +62,7 @@ impl History {
     ///
     /// # Errors
     ///
-    /// [`Fatal::Unlocated`] if the entry is not on disk, which is a bug of this program.
+    /// [`Fatal::Unlocated`] if the entry is not on disk, which is a bug in Mainstay.
     pub fn take_location(&mut self, index: Index) -> Result<Location, Fatal> {
         while let Some(&EntryPlace { index: at, location }) = self.locations.front() {
             if at > index {
@@ -94,7 +94,7 @@ impl History {
         newer
     }
 
-    /// Records that the state of another member, which ends with this entry, has replaced the present state.
+    /// Records that the state of another member, which ends with this entry, has replaced the current state.
     pub fn restored(&mut self, index: Index, term: Term) {
         self.locations.clear();
         self.terms = Terms::starting_at(EntryId { index, term });
@@ -106,14 +106,15 @@ impl History {
         self.terms.clone()
     }
 
-    /// Returns the terms of the applied entries back to the first entry that the log had when [`Self::terms`]
-    /// last checked.
+    /// Returns the terms of the applied entries, like [`Self::terms`] but without asking the log for its
+    /// first entry: the result may begin with entries that the log has deleted since the last call of
+    /// [`Self::terms`].
     pub fn known_terms(&self) -> Terms {
         self.terms.clone()
     }
 
-    /// Returns the index of the first entry that the log still has, at most once per interval. Returns `None`
-    /// in between.
+    /// Returns the index of the first entry that the log still has. Returns `None` if less than
+    /// [`LOOK_INTERVAL`] has passed since the last result.
     pub fn first_index(&mut self, now: Instant) -> Option<Index> {
         if now < self.next_look {
             return None;

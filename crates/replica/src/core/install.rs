@@ -1,12 +1,12 @@
-//! Installation of the whole state of another member, which replaces this member's state.
+//! Installs the whole state of another member, which replaces this member's state.
 //!
 //! A follower that needs entries which the leader's log no longer has gets a snapshot. A separate thread
 //! receives the snapshot while the core serves requests: values are written to this member's log as they
-//! arrive, and a second state is built beside the present one. Once raft has accepted the snapshot, the new
-//! state replaces the present one atomically. From then on nothing is written to the log until a checkpoint
+//! arrive, and a second state is built beside the current one. Once raft has accepted the snapshot, the new
+//! state replaces the current one atomically. From then on nothing is written to the log until a checkpoint
 //! of the new state is durable. Then the log restarts at the entry after the snapshot, and only then is the
-//! snapshot acknowledged. After a crash the member has the old state if the checkpoint was not durable yet,
-//! and otherwise the new state.
+//! snapshot acknowledged. So after a crash the member has either the whole old state or, if the checkpoint
+//! was durable, the whole new state.
 //!
 //! The acknowledgement to the leader is a raft message. A sender that runs etcd also gets a response to its
 //! HTTP request, or an error response if the first checkpoint fails. Until that response arrives, such a
@@ -32,13 +32,15 @@ const RESUME_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Pause before a failed checkpoint of an installed state is tried again.
 const SAVE_PAUSE: Duration = Duration::from_secs(1);
-/// Maximum time for which the offer of another state waits until the installed state is saved. Offers wait
-/// because, after a refusal, a leader that runs etcd builds its whole snapshot again at the next heartbeat.
+/// Time limit for the offer of another state, which waits until the installed state is saved. Offers are not
+/// refused immediately, because after a refusal a leader that runs etcd builds its whole snapshot again at
+/// the next heartbeat.
 const OFFER_PATIENCE: Duration = Duration::from_secs(10);
 /// Maximum number of waiting offers; further ones are refused.
 const OFFERS_MAX: usize = 4;
-/// Maximum number of states, complete or partial, that may wait to be dropped when a new attempt begins. The
-/// checkpointer drops them.
+/// Maximum number of states, complete or partial, that may wait for the checkpointer to drop them when the
+/// receipt of another state begins. With more of them, the receipt is refused, so that replaced states do not
+/// fill the memory.
 const DISCARDED_MAX: usize = 2;
 
 #[derive(Default)]
@@ -46,8 +48,8 @@ enum Stage {
     /// No state is being received.
     #[default]
     Idle,
-    /// A snapshot is being received in the attempt number `claim`. `until` is `None` while its stream is
-    /// open. After the stream broke off, the received part is kept until that time.
+    /// A snapshot is being received; `claim` is the number of this attempt. `until` is `None` while the
+    /// stream is open. After the stream broke off, the part received so far is kept until that time.
     Receiving { claim: u64, until: Option<Instant> },
     /// The new state has replaced the old one, and a checkpoint of the new state has to be ordered.
     Installed(Reset),
@@ -65,11 +67,9 @@ type Placed = oneshot::Sender<Result<Places, Shortage>>;
 /// sender that reports the locations.
 type Placing = (u64, Places, Placed);
 
-/// Progress of installing another member's state.
-///
-/// The core reports to this type what has arrived, what is synced and what is saved. This type says which
-/// batches have to wait for the checkpoint and which objects can be dropped, and returns the received state
-/// once raft has accepted it.
+/// Tracks the progress of installing another member's state. Decides which batches for the log have to wait
+/// until the installed state is saved, and which objects can be dropped. Returns the received state once raft
+/// has accepted it.
 #[derive(Default)]
 pub(super) struct Install {
     stage: Stage,
@@ -77,7 +77,8 @@ pub(super) struct Install {
     received: Option<Box<ReceivedState>>,
     /// Sender that reports the outcome of the received state to the receiving thread.
     told: Option<oneshot::Sender<Outcome>>,
-    /// Time at which a checkpoint of the installed state is tried again after a failure.
+    /// Time before which no checkpoint of the installed state is ordered, because the last one failed; `None`
+    /// if none has failed.
     save_at: Option<Instant>,
     /// Offers of other states that wait until the installed state is saved, with the time until which each
     /// waits.
@@ -85,9 +86,10 @@ pub(super) struct Install {
     /// Batches for the log that wait until the checkpoint of the installed state is durable.
     held: Vec<Append>,
     placing: Option<Placing>,
-    /// Drops the part of a state that was received before the stream broke off.
+    /// Closure that drops the part of a state that was received before the stream broke off; `None` if no
+    /// such part is kept.
     kept: Option<Forget>,
-    /// Objects that are to be dropped and were not given to the checkpointer yet.
+    /// Objects that are to be dropped and have not been given to the checkpointer yet.
     discarded: VecDeque<Discarded>,
 }
 
@@ -96,8 +98,8 @@ pub(super) type Droppable = Box<dyn Any + Send>;
 
 /// An object whose drop takes long. The checkpointer's thread drops it, so that the core does not wait.
 enum Discarded {
-    /// A replaced state. Dropping the last view of a state frees the state, so the state is given to the
-    /// checkpointer only when no other thread holds a view of it.
+    /// A replaced state. The thread that drops the last view of a state frees the state, which takes long. So
+    /// the state is given to the checkpointer only when no other thread holds a view of it.
     State(Box<Machine>),
     /// A part of a state that no thread reads.
     Part(Box<dyn Any + Send>),
@@ -117,7 +119,8 @@ impl Install {
         matches!(self.stage, Stage::Receiving { .. })
     }
 
-    /// Returns true if a snapshot is being received, or a received state is being installed.
+    /// Returns true if a snapshot is being received over an open stream, or a received state is being
+    /// installed.
     pub fn is_under_way(&self) -> bool {
         !matches!(self.stage, Stage::Idle | Stage::Receiving { until: Some(_), .. })
     }
@@ -147,14 +150,14 @@ impl Install {
         waits
     }
 
-    /// Removes and returns the offers whose wait has ended. Once the installed state is saved, these are all
+    /// Removes and returns the offers whose time limit has passed or, once the installed state is saved, all
     /// offers.
     pub fn offers_over(&mut self, now: Instant) -> Vec<RequestId> {
         let waits = self.is_being_saved();
         self.offers.extract_if(.., |(_, until)| !waits || now >= *until).map(|(id, _)| id).collect()
     }
 
-    /// Takes out all waiting offers.
+    /// Removes and returns all waiting offers.
     pub fn take_offers(&mut self) -> Vec<RequestId> {
         self.offers.drain(..).map(|(id, _)| id).collect()
     }
@@ -163,8 +166,8 @@ impl Install {
         matches!(self.stage, Stage::Installed(_) | Stage::Saving(_))
     }
 
-    /// Keeps the append, and returns `None`, if it has to wait for the checkpoint of the installed state;
-    /// otherwise returns the append.
+    /// Keeps the batch `append` and returns `None` if the batch has to wait for the checkpoint of the
+    /// installed state. Otherwise returns the batch.
     pub fn hold(&mut self, append: Append) -> Option<Append> {
         if !self.is_being_saved() {
             return Some(append);
@@ -173,7 +176,8 @@ impl Install {
         None
     }
 
-    /// Ends the attempt in progress, because its sender stopped or its data could not be used.
+    /// Ends the attempt in progress. The received state or part is given to the checkpointer to be dropped.
+    /// Does nothing if a received state is already installed.
     pub fn give_up(&mut self) {
         if let Stage::Receiving { .. } = self.stage {
             self.stage = Stage::Idle;
@@ -190,13 +194,13 @@ impl Install {
     /// already reported.
     pub fn tell(&mut self, outcome: Outcome) {
         if let Some(told) = self.told.take() {
-            // The receiving thread may have ended; then no answer is needed.
+            // An error is ignored: it means that the receiving thread has ended and needs no answer.
             let _ = told.send(outcome);
         }
     }
 
-    /// Drops the part of a state that an attempt received before its stream broke off. That part keeps
-    /// versions and segments from being freed.
+    /// Drops the part of a state that an attempt received before its stream broke off. As long as the part
+    /// exists, it keeps versions of keys from being removed and segments of the log from being deleted.
     fn forget_part(&mut self) {
         if let Some(forget) = self.kept.take()
             && !planted::is(Bug::BrokenPartKept)
@@ -205,7 +209,8 @@ impl Install {
         }
     }
 
-    /// Gives the received part of an attempt to the checkpointer to be dropped. `forget` drops the part.
+    /// Gives the received part of an attempt to the checkpointer to be dropped. `forget` takes the part from
+    /// the receiver.
     pub fn discard_part(&mut self, forget: Forget) {
         self.discarded.extend(forget().map(Discarded::Part));
     }
@@ -220,9 +225,10 @@ impl Install {
         self.discarded.len()
     }
 
-    /// Begins a new attempt, unless another one is in progress or `busy` says that values of the present
-    /// state are being moved. Gives up an attempt whose stream broke off and was not resumed. Returns true if
-    /// the new attempt has begun.
+    /// Begins a new attempt, and returns true. Returns false if another attempt has an open stream or a state
+    /// is being installed, if too many states wait to be dropped, or if `busy` is true (values are being
+    /// moved, a checkpoint is being written, or the member is stopping). An earlier attempt whose stream
+    /// broke off is given up.
     pub fn begin(&mut self, claim: u64, busy: bool) -> bool {
         let idle = matches!(self.stage, Stage::Idle | Stage::Receiving { until: Some(_), .. });
         if !idle || busy || self.discarded.len() > DISCARDED_MAX {
@@ -238,7 +244,8 @@ impl Install {
         match &mut self.stage {
             Stage::Receiving { claim, until } if *claim == of && until.is_some() => {
                 *until = None;
-                // The receiving thread owns the received part again, so this member must not drop it.
+                // The receiving thread has taken back the received part, so this member must not drop it any
+                // more.
                 self.kept = None;
                 true
             }
@@ -258,14 +265,15 @@ impl Install {
         self.placing = Some((ticket, Vec::new(), done));
     }
 
-    /// Records that the values of a batch were synced. They may belong to the snapshot being received.
+    /// Records that the values of the batch `ticket` and of all batches before it were synced. If the
+    /// receiving thread waits for one of these batches, reports the locations to that thread.
     pub fn placed(&mut self, ticket: u64, values: &[(ValueId, Location)]) {
         let Some((wanted, places, _)) = &mut self.placing else { return };
         places.extend_from_slice(values);
         if *wanted <= ticket
             && let Some((_, places, done)) = self.placing.take()
         {
-            // The receiving thread may have ended; then no answer is needed.
+            // An error is ignored: it means that the receiving thread has ended and needs no answer.
             let _ = done.send(Ok(places));
         }
     }
@@ -278,8 +286,8 @@ impl Install {
             self.told = received.told.take();
             self.received = Some(received);
         } else {
-            // The stream of the attempt has not broken off, so the attempt can only have ended because the
-            // leader or the term changed.
+            // The state arrived completely, so its stream did not break off. The attempt can only have ended
+            // because the leader or the term has changed, so the sender gets that error.
             self.turn_away(received, error::LEADER_CHANGED);
         }
         takes
@@ -291,7 +299,7 @@ impl Install {
         let ReceivedState { machine, told, .. } = *received;
         self.discard(machine);
         if let Some(told) = told {
-            // The receiving thread may have ended; then no answer is needed.
+            // An error is ignored: it means that the receiving thread has ended and needs no answer.
             let _ = told.send(Outcome::GivenUp(why));
         }
     }
@@ -301,7 +309,7 @@ impl Install {
         self.received.take()
     }
 
-    /// Records that the received state has replaced the present one. Once a checkpoint of the new state is
+    /// Records that the received state has replaced the current one. Once a checkpoint of the new state is
     /// saved, the log restarts after that state.
     pub fn installed(&mut self, reset: Reset, replaced: Machine) {
         self.discard(Box::new(replaced));
@@ -350,8 +358,8 @@ impl Install {
         }
     }
 
-    /// Returns true if `of` is the attempt that is in progress or can be resumed. Late events of other
-    /// attempts are ignored.
+    /// Returns true if `of` is the attempt that is in progress or can be resumed. Callers ignore late events
+    /// of other attempts.
     pub fn is_of(&self, of: u64) -> bool {
         matches!(self.stage, Stage::Receiving { claim, .. } if claim == of)
     }
@@ -361,8 +369,8 @@ impl Install {
         matches!(self.stage, Stage::Receiving { claim, until: None } if claim == of)
     }
 
-    /// Treats the stream of the attempt as broken, because the leader or the term has changed and so the
-    /// sender is no longer the leader.
+    /// Treats the stream of the attempt as broken, because the leader or the term has changed. The sender is
+    /// possibly not the leader any more, and only the current leader may send its state.
     pub fn cut_off(&mut self, now: Instant) {
         if let Stage::Receiving { until, .. } = &mut self.stage
             && until.is_none()
@@ -380,7 +388,7 @@ impl Install {
                 *until = Some(now + RESUME_TIMEOUT);
                 self.kept = Some(forget);
             }
-            // The event belongs to an earlier attempt, so its received part is useless.
+            // This attempt is not the current one, so it cannot be resumed, and its part is dropped.
             _ => self.discard_part(forget),
         }
     }
@@ -391,8 +399,8 @@ impl Install {
     }
 
     /// Records that the checkpoint could not be written, for the reason `why`. The checkpoint is ordered
-    /// again only after a pause, because each attempt writes the whole state. The sender gets an error now;
-    /// otherwise it would wait, and keep its log, for as long as checkpoints fail on this member.
+    /// again only after a pause, because each attempt writes the whole state. The sender gets an error now.
+    /// Otherwise it would wait, and keep its log entries, until a checkpoint succeeds on this member.
     pub fn failed(&mut self, why: &str, now: Instant) {
         if let Stage::Saving(_) = self.stage {
             self.retry();
@@ -525,7 +533,7 @@ mod tests {
         install.failed("the disk is full", now);
         assert!(!install.wants_checkpoint(now) && install.wants_checkpoint(now + SAVE_PAUSE));
         assert!(matches!(outcome.try_recv(), Ok(Outcome::NotSaved(why)) if why == "the disk is full"));
-        // The state is complete only after its attempt has ended.
+        // The last part of the state arrives after its attempt has ended.
         for ends in [|install: &mut Install| install.cut_off(Instant::now()), Install::give_up] {
             let mut install = Install::default();
             install.begin(1, false);

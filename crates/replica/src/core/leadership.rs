@@ -1,6 +1,6 @@
-//! Leadership: which member leads, whether this member may act as the leader, and when it should give
-//! leadership away. The core reports the status of the raft node and of the disk to [`Leadership`], which
-//! does not call raft itself.
+//! Tracks which member leads, and decides whether this member may act as the leader and when it should give
+//! up leadership. The core reports the status of the raft node and of the disk to [`Leadership`], and carries
+//! out its decisions. [`Leadership`] itself does not call raft.
 //!
 //! # Example: when a leader has settled
 //!
@@ -9,8 +9,8 @@
 //! term 5                     member 2 is elected: it has 91, but does not know that 91 is committed
 //!                            `leads` is true, `has_settled` false: no read round begins, no lease clock runs
 //! entry 92 of term 5         the empty entry that member 2 appends; committed, it commits 91 with it
-//! entry 92 applied           `has_settled` is true: the state has everything that earlier leaders acknowledged
-//! term 6                     a newer term ends it in the same turn: `is_leading` is false at once
+//! entry 92 applied           `has_settled` is true: the state has all that earlier leaders acknowledged
+//! term 6                     a newer term ends this in the same turn: `is_leading` is false immediately
 //! ```
 
 use std::time::{Duration, Instant};
@@ -26,16 +26,17 @@ const ADVANCE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Consequences of a new status of the raft node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct StandingChange {
-    /// True if this member stopped leading, leads in another term, or has just begun to lead. In each case no
-    /// lease clock may run now.
+    /// True if this member has stopped leading, leads in another term, or has just begun to lead. In each
+    /// case all lease clocks must be stopped.
     pub stops_leases: bool,
-    /// True if the leader or the term changed: a snapshot stream from the previous leader counts as broken.
+    /// True if the leader or the term has changed. In that case a snapshot stream that is being received
+    /// counts as broken.
     pub cuts_off: bool,
-    /// Id of the previous leader (0 for none) if the leader has changed; otherwise `None`.
+    /// Id of the previous leader (0 if there was none) if the leader has changed; `None` if it has not.
     pub was: Option<MemberId>,
 }
 
-/// Consequences of a check of the disk.
+/// Result of a check of the disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct DiskStep {
     /// `Some(true)` if the disk has just been found to hang, `Some(false)` if it works again; `None` if
@@ -60,29 +61,29 @@ type Move = (RequestId, MemberId, Instant);
 
 /// Tracks which member leads, and whether this member may act as the leader.
 ///
-/// Consequences of the messages of a turn take effect at the end of the turn: `leads` and `settled` keep
-/// their values until then.
+/// A message may change the role of this member in the middle of a turn. `leads` and `settled` keep their
+/// values until the end of that turn.
 pub(super) struct Leadership {
     leads: bool,
     /// The newest raft term. If this member leads, the term in which it leads.
     term: Term,
     /// True if this member leads and has applied an entry of its own term.
     settled: bool,
-    /// True from the time when this member settles until [`Leadership::take_settled`] is called.
+    /// True from the time at which this member settles until [`Leadership::take_settled`] is called.
     settled_unnoted: bool,
     leader: MemberId,
     disk_stalled: bool,
     gives_up_at: Option<Instant>,
     advance_until: Option<Instant>,
-    /// Term of the last leader whose process is known to have ended. A second report in the same term is
-    /// ignored.
+    /// Term of the last leader whose process is known to have ended. Further reports of the end of a leader's
+    /// process are ignored in the same term.
     ended_term: Term,
     moves: Vec<Move>,
 }
 
 impl Leadership {
-    /// Returns the initial state, without a leader. `advances` says whether the first election timeout may be
-    /// shortened.
+    /// Returns the value for a member that starts and knows no leader. `advances` says whether the first
+    /// election timeout may be shortened.
     pub fn new(advances: bool, now: Instant) -> Leadership {
         Leadership {
             leads: false,
@@ -114,13 +115,13 @@ impl Leadership {
     }
 
     /// Returns true if this member leads at this moment and has applied all entries of earlier leaders. If a
-    /// message of this turn has deposed this member, the result is false at once, while [`Leadership::leads`]
+    /// message of this turn has deposed this member, the result is already false, while [`Leadership::leads`]
     /// stays true until the end of the turn.
     pub fn is_leading(&self, raft_status: RaftStatus) -> bool {
         self.settled && raft_status.role == Role::Leader && raft_status.term == self.term
     }
 
-    /// Updates this type to the status of the raft node, and returns the consequences of the change.
+    /// Takes over the new status of the raft node, and returns the consequences of the change.
     pub fn stands(&mut self, raft_status: RaftStatus) -> StandingChange {
         let leads = raft_status.role == Role::Leader;
         let mut stood = StandingChange::default();
@@ -139,8 +140,8 @@ impl Leadership {
         stood
     }
 
-    /// Records that an entry of this term was applied. Returns true if this member leads in that term and has
-    /// settled by this entry.
+    /// Records that an entry of this term was applied. Returns true if this member leads in that term and
+    /// this entry is the first one of the term that it has applied.
     pub fn applied(&mut self, term: Term, raft_status: RaftStatus) -> bool {
         let settles = self.leads && !self.settled && term == raft_status.term;
         self.settled |= settles;
@@ -148,7 +149,8 @@ impl Leadership {
         settles
     }
 
-    /// Returns true if this member has settled in its term; only once for each term in which it leads.
+    /// Returns true if this member has settled since the last call, that is, has applied the first entry of a
+    /// term in which it leads. So each term gives true at most once.
     pub fn take_settled(&mut self) -> bool {
         std::mem::take(&mut self.settled_unnoted)
     }
@@ -190,8 +192,8 @@ impl Leadership {
         self.moves.push((request_id, member, until));
     }
 
-    /// Removes and returns the clients whose wait has ended: with `true` if the member for which they waited
-    /// leads, with `false` if they have timed out.
+    /// Removes and returns the clients that need not wait any longer: with `true` if the member for which
+    /// they waited leads, with `false` if they have timed out.
     pub fn take_moved(&mut self, leader: MemberId, now: Instant) -> Vec<(RequestId, bool)> {
         let mut taken = Vec::new();
         self.moves.retain(|&(request_id, member, until)| {
@@ -204,9 +206,9 @@ impl Leadership {
         taken
     }
 
-    /// Returns true if the first election after the start should begin at once: no leader is known, and
-    /// `hears` says that messages of another member arrive, so that a quorum may be running. Returns true
-    /// only once.
+    /// Returns true if the election timeout after the start should be shortened now: no leader is known, and
+    /// `hears` returns true because another member is connected, so that a quorum may be running. Returns
+    /// true only once.
     pub fn advances(&mut self, raft_status: RaftStatus, hears: impl FnOnce() -> bool, now: Instant) -> bool {
         let Some(until) = self.advance_until else { return false };
         if raft_status.leader.is_some() || raft_status.role != Role::Follower || now >= until {
@@ -220,8 +222,8 @@ impl Leadership {
         advances
     }
 
-    /// Handles the report that the process of `member` has ended. Returns true if that member is the leader
-    /// that this member follows; at most once per term.
+    /// Handles the report that the process of `member` has ended. Returns true if `member` is the leader that
+    /// this member follows, but at most once per term.
     pub fn has_ended(&mut self, member: MemberId, raft_status: RaftStatus) -> bool {
         if self.leads || raft_status.leader != member || self.ended_term == raft_status.term {
             return false;

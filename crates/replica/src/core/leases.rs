@@ -1,5 +1,6 @@
-//! A leader's work on leases: renewing them, expiring them, and making lease checkpoints. [`LeaseClocks`]
-//! decides. The deadlines are kept in `expiry.rs`, the leases themselves in the state.
+//! Decides what a leader does with leases: it renews them, expires them, and makes lease checkpoints. The
+//! rules are in [`LeaseClocks`], the deadlines in `expiry.rs`, the leases themselves in the replicated state.
+//! The *clock* of a lease is its deadline in the leader's memory; it runs as long as there is a deadline.
 //!
 //! A *lease checkpoint* is a log entry that records a lease's remaining time (etcd's `LeaseCheckpoint`); the
 //! code calls it a note. An entry with a remaining time of 0 clears the checkpoint; the code calls this
@@ -12,9 +13,9 @@
 //! ```text
 //!  0 s  member 1, the leader, grants lease 7; its clock runs out at 10 s
 //!  3 s  member 1 is cut off from the others
-//!  5 s  member 2 leads and has applied an entry of its term: its clock for lease 7 runs out at 5 + 10 + 1 = 16 s
-//!  6 s  a client asks member 1 to renew: no quorum confirms that it leads, so it is not renewed
-//! 10 s  the clock of member 1 runs out: it cannot commit a revocation
+//!  5 s  member 2 leads and has applied an entry of its term: its clock for lease 7 ends at 5 + 10 + 1 = 16 s
+//!  6 s  a client asks member 1 to renew: no quorum confirms that member 1 leads, so the lease is not renewed
+//! 10 s  the clock of member 1 runs out: member 1 cannot commit a revocation
 //! 16 s  member 2 proposes the revocation; every member deletes the keys when it applies that entry
 //! ```
 //!
@@ -39,10 +40,10 @@
 //!
 //! A leader that follows an etcd leader, or learns of an etcd member, distrusts all lease checkpoints (the
 //! code calls this doubt): renewals since a checkpoint may have promised more time than the checkpoint says.
-//! The leader clears the checkpoints of all leases, not only of those that have one in its own state.
-//! Checkpoints may differ between members, because an etcd member neither receives nor sends them in a
-//! snapshot. The distrust ends when all clearing entries are applied, and until then it continues even if the
-//! member stops leading.
+//! The leader clears the checkpoints of all leases, not only of those that have one in its own state, because
+//! the checkpoints may differ between members: an etcd member neither receives nor sends them in a snapshot.
+//! The distrust ends when all clearing entries are applied. Until then it continues even if the member stops
+//! leading.
 
 mod checkpoints;
 
@@ -68,25 +69,25 @@ use telemetry::metrics::Metrics;
 const REVOKES_PER_TICK: usize = 1000;
 /// Maximum number of revocations in flight.
 const REVOKES_OPEN_MAX: usize = 10_000;
-/// Maximum number of leases processed in one turn for one purpose: starting clocks, checkpointing, or
-/// dropping clocks.
+/// Maximum number of leases processed in one turn for each of three purposes: starting clocks, checkpointing,
+/// and dropping clocks.
 const LEASES_PER_TURN: usize = 4096;
 /// Pause before a failed revocation is tried again.
 const REVOKE_PAUSE: Duration = Duration::from_secs(1);
 /// Time after a start at which leases are first checkpointed.
 const FIRST_NOTE: Duration = Duration::from_secs(60);
-/// Maximum number of leases that the core lists in one answer. A longer list is requested in pieces.
+/// Maximum number of leases that the core lists in one answer. Shards request a longer list in several parts.
 pub const LISTED_AT_ONCE: usize = 1024;
 
-/// The time that decides which leases have expired. It is not the present time, but the latest time at which
-/// no entry was committed that is still unapplied. While apply lags behind, a renewal that arrived in time
-/// may still wait to be applied, and because its answer waits, too, the client may send the next renewal
-/// late.
+/// The time by which leases expire. It is not the current time, but the latest time for which all entries
+/// that were committed by then have been applied. While this member lags behind in applying entries, a
+/// renewal may have to wait for one of them, so that it is answered late, and its client sends the following
+/// renewal late. The lease must not expire because of this delay.
 struct LeaseTime {
     /// Latest time for which all entries that were committed at that time have been applied.
     as_of: Instant,
-    /// A later time, with the commit index at that time; `as_of` becomes this time when the entry at that
-    /// index is applied.
+    /// A later time, with the commit index at that time. When the entry at that index is applied, `as_of`
+    /// becomes this time.
     behind: Option<(Instant, Index)>,
 }
 
@@ -95,7 +96,7 @@ impl LeaseTime {
         LeaseTime { as_of: now, behind: None }
     }
 
-    /// Updates the time; called after every turn of the core.
+    /// Moves the time forward if more entries have been applied. Called after every turn of the core.
     fn look(&mut self, applied: Index, commit: Index, now: Instant) {
         if applied >= commit || planted::is(Bug::LeasesExpireBehind) {
             (self.as_of, self.behind) = (now, None);
@@ -111,20 +112,21 @@ impl LeaseTime {
     }
 }
 
-/// Options that concern leases.
+/// Settings for leases.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LeaseRules {
-    /// Minimum TTL in seconds: when this member leads, no lease expires earlier.
+    /// Minimum TTL in seconds: while this member leads, leases with a shorter TTL run for this time.
     pub ttl_min: Seconds,
     /// Time that a client waits for the answer to a renewal.
     pub request_timeout: Duration,
-    /// Additional time that every lease gets when a new leader starts its clock.
+    /// Additional time that every lease gets when a new leader starts its clock, because clients could not
+    /// renew during the election.
     pub grace: Duration,
     /// Interval at which leases are checkpointed; a lease is included if it has used up this much of its TTL.
     pub note_interval: Duration,
 }
 
-/// The result of a renewal.
+/// Outcome of a client's renewal of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Renewal {
     /// The client is answered now, with this TTL in seconds; 0 if the lease does not exist.
@@ -140,16 +142,17 @@ pub(super) enum Renewal {
 /// to be checkpointed, and which clients wait for a revocation. The clocks run only on the leader.
 ///
 /// The core reports what happens to leases, and this type returns what to propose and answer. The leases
-/// themselves are in the state.
+/// themselves are in the replicated state.
 pub(super) struct LeaseClocks {
     rules: LeaseRules,
     metrics: Arc<Metrics>,
     /// The deadlines of leases, shared with the shards.
     renewals: Arc<Renewals>,
-    /// True if shards may renew leases.
+    /// True if shards may renew leases without the core.
     open_to_shards: bool,
     time: LeaseTime,
-    /// Stopped clocks, which are dropped in slices because there may be many.
+    /// Stopped clocks that wait to be dropped. Each element has the deadlines of all leases from one earlier
+    /// term as the leader. There may be millions of them, so they are dropped in slices.
     forgotten: Vec<Expiry>,
     revokes_open: usize,
     /// Number of leases that may still be revoked before the next tick (see [`REVOKES_PER_TICK`]).
@@ -160,10 +163,10 @@ pub(super) struct LeaseClocks {
     noting: Option<CheckpointPass>,
     /// The pass that clears lease checkpoints, if one is in progress.
     taking_back: Option<ClearingPass>,
-    /// State of the clearing pass before its last slice. It is kept until that slice is in the log, so that a
-    /// refused slice can be repeated.
+    /// Progress of the clearing pass before the last batch of checkpoints that it returned. It is kept until
+    /// that batch is in the log: if its entry cannot be proposed, the pass goes back to this point.
     slice_began: Option<ClearingPass>,
-    /// True if a slice of entries that clear checkpoints was refused since the last tick.
+    /// True if an entry of the clearing pass could not be proposed since the last tick.
     slice_refused: bool,
     /// Log indexes of entries that clear lease checkpoints and are not applied yet.
     slices: VecDeque<Index>,
@@ -171,8 +174,8 @@ pub(super) struct LeaseClocks {
     /// leader. Stays true across changes of leaders, until this member, as the leader, has cleared all
     /// checkpoints.
     doubt: bool,
-    /// Log index whose application ends the distrust: then all entries that clear checkpoints are applied.
-    /// `None` until they are all in the log.
+    /// Log index at which the distrust ends: once the entry is applied, all entries that clear checkpoints
+    /// are applied. `None` until they are all in the log.
     doubt_ends: Option<Index>,
     /// True if this leader has cleared all lease checkpoints and has made no new ones since.
     none_noted: bool,
@@ -184,7 +187,7 @@ pub(super) struct LeaseClocks {
 }
 
 impl LeaseClocks {
-    /// Returns the initial state, in which no clock runs.
+    /// Returns the value for a member that starts, in which no clock runs.
     pub fn new(
         rules: LeaseRules,
         renewals: Arc<Renewals>,
@@ -222,8 +225,8 @@ impl LeaseClocks {
         self.renewals.with(|expiry| expiry.clocks())
     }
 
-    /// Allows or forbids shards to renew leases without the core. Allowed only while no other member can
-    /// lead.
+    /// Allows or forbids shards to renew leases without the core. The caller may allow it only while no other
+    /// member can become the leader, because another leader would not know of these renewals.
     pub fn open_to_shards(&mut self, open: bool) {
         if self.open_to_shards != open {
             self.open_to_shards = open;
@@ -232,7 +235,7 @@ impl LeaseClocks {
     }
 
     /// Starts the clocks of a leader that has just applied the first entry of its term: every lease gets its
-    /// checkpointed remaining time, or its whole TTL if it has no checkpoint. `doubted` says that an etcd
+    /// checkpointed remaining time, or its whole TTL if it has no checkpoint. `doubted` is true if an etcd
     /// leader may have renewed leases after their checkpoints. In that case, and while earlier checkpoints
     /// are distrusted, every lease gets its whole TTL, and all checkpoints are cleared.
     pub fn start(&mut self, leases: &Leases, doubted: bool, now: Instant) {
@@ -260,24 +263,25 @@ impl LeaseClocks {
         }
         self.open_to_shards(false);
         self.end_noting();
-        // The entries that were searched for grants may be replaced by those of another leader.
+        // The entries that were searched for grants may be replaced by those of another leader, so the result
+        // of the search is dropped.
         self.granted_ahead = GrantedAhead::default();
         (self.others, self.doubt_ends, self.none_noted) = (OtherPrograms::Unheard, None, false);
         let waiting = std::mem::take(&mut self.renewals_of_expired);
         waiting.into_values().flatten().map(|(request_id, _)| request_id).collect()
     }
 
-    /// Returns the TTL in seconds that a lease really gets from this member as a leader: at least
-    /// [`LeaseRules::ttl_min`], by the rule of etcd's leaders. It is never shorter than the TTL reported to
-    /// the lease's client.
+    /// Returns the TTL in seconds for which a lease runs while this member leads: at least
+    /// [`LeaseRules::ttl_min`], as in etcd, where each leader applies its own minimum. It is never shorter
+    /// than the TTL that clients see.
     fn ttl_granted(&self, ttl: Seconds) -> Seconds {
         ttl.max(self.rules.ttl_min)
     }
 
     /// Returns the TTL in seconds that clients see: the granted TTL, which every member knows. This leader
-    /// may let the lease live longer, but another member, with a smaller minimum, may lead before that time
-    /// has passed. A lease granted by an etcd member may have a TTL of 0; each leader raises such a TTL to
-    /// its own minimum.
+    /// may let the lease live longer, but clients must not rely on that, because a member with a smaller
+    /// minimum may become the leader. A lease granted by an etcd member may have a TTL of 0. In that case
+    /// clients see the minimum of this leader.
     fn ttl_told(&self, ttl: Seconds) -> Seconds {
         if ttl > Seconds::ZERO { ttl } else { self.ttl_granted(ttl) }
     }
@@ -302,8 +306,8 @@ impl LeaseClocks {
         self.renewals_of_expired.remove(&id).unwrap_or_default()
     }
 
-    /// Keeps a lease from expiring until a renewal that has arrived is confirmed by a quorum, at most until
-    /// the client has timed out.
+    /// Keeps a lease from expiring until a quorum confirms the leadership of this member for a renewal that
+    /// has arrived, but at most until the client of the renewal has timed out.
     pub fn hold(&mut self, id: LeaseId, now: Instant) {
         if !planted::is(Bug::LeasesExpireBehind) {
             self.renewals.with(|expiry| expiry.hold(id, self.time.as_of, self.held_until(now)));
@@ -328,12 +332,13 @@ impl LeaseClocks {
         self.time.look(applied, commit, now);
     }
 
-    /// Renews a lease for a request that arrived at `since`. `lease` is the lease in the state. If the lease
-    /// has a checkpoint, the renewal is answered only after an entry has cleared the checkpoint, because the
-    /// next leader would use the checkpoint. The answer also waits if an unapplied entry sets or clears the
-    /// lease's checkpoint and, while checkpoints are distrusted, if another member may have one. The last
-    /// case ends for a lease when an entry of this leader that sets or clears its checkpoint is applied,
-    /// because after that entry all members have the same checkpoint.
+    /// Renews a lease for a request that arrived at `since`. `lease` is the lease in the state.
+    ///
+    /// If the next leader might use a checkpoint that is older than this renewal, the answer waits until an
+    /// entry has cleared the lease's checkpoint. There are three cases: the lease has a checkpoint; an
+    /// unapplied entry sets or clears its checkpoint; or checkpoints are distrusted and another member may
+    /// have one. The last case ends for a lease when an entry of this leader that sets or clears its
+    /// checkpoint is applied, because after that entry all members have the same checkpoint.
     ///
     /// As in etcd, a renewal of an expired lease waits until its revocation is committed.
     pub fn renew(
@@ -377,7 +382,8 @@ impl LeaseClocks {
     }
 
     /// Records a lease-checkpoint entry of another leader, or one for which this leader no longer waits. The
-    /// next renewal of every lease then has to go through the core.
+    /// entry may have set the checkpoint of any lease, so the next renewal of every lease has to go through
+    /// the core.
     pub fn noted_by_another(&mut self) {
         self.renewals.with(Expiry::look_again);
     }
@@ -399,7 +405,7 @@ impl LeaseClocks {
         late
     }
 
-    /// Returns the remaining time and the TTL in seconds of a lease, where `lease` is the lease in the state.
+    /// Returns the remaining time and the TTL in seconds that clients see. `lease` is the lease in the state.
     /// Returns -1 and 0 if the lease does not exist.
     pub fn time_to_live(&self, id: LeaseId, lease: Option<&Lease>, now: Instant) -> (Seconds, Seconds) {
         let (Some(lease), Some(left)) = (lease, self.left(id, now)) else {
@@ -407,8 +413,8 @@ impl LeaseClocks {
         };
         let granted = self.ttl_told(lease.ttl);
         let left = Seconds::whole_of(left);
-        // Report at most the granted TTL: this leader may let the lease live longer, but the next leader may
-        // not.
+        // At most the TTL that clients see is reported. This leader may let the lease live longer, but the
+        // next leader possibly does not.
         let ttl = if self.ttl_granted(lease.ttl) > granted { left.min(granted) } else { left };
         (ttl, granted)
     }
@@ -469,9 +475,9 @@ impl LeaseClocks {
         !self.forgotten.is_empty()
     }
 
-    /// Returns true if the leader can do some work at once: start clocks, revoke leases (only if
-    /// `may_revoke`), or checkpoint leases. `has_room` says whether the log accepts more entries after its
-    /// last entry, `last`.
+    /// Returns true if the leader has work on leases that it can do immediately: start clocks, revoke leases
+    /// (only if `may_revoke` is true), or checkpoint leases. `has_room` returns true if the log accepts more
+    /// entries after its last entry, `last`.
     pub fn has_to_do(
         &self,
         may_revoke: bool,
@@ -498,8 +504,8 @@ impl LeaseClocks {
         self.revokes_allowed = REVOKES_PER_TICK;
     }
 
-    /// Returns expired leases, which are to be revoked now. Renewals that had arrived by the time of expiry
-    /// have already extended their leases.
+    /// Returns expired leases, each of them only once, for the caller to revoke. A lease for which a renewal
+    /// had arrived before the deadline is not among them.
     pub fn take_expired(&mut self) -> Vec<LeaseId> {
         let (room, as_of) = (self.revokes_room(), self.time.as_of);
         if room == 0 {
@@ -515,9 +521,9 @@ impl LeaseClocks {
     }
 
     /// Returns the leases of `expired` that may be revoked now. A lease that unapplied entries revoke and
-    /// grant again is left out, because another revocation would end the new lease by the deadline of the old
-    /// one. Such a lease (COMPAT-460) is checked again later. If too many unapplied entries have to be
-    /// searched, all leases are checked again later.
+    /// grant again is left out (COMPAT-460), because another revocation would end the new lease at the
+    /// deadline of the old one. If too many entries are unapplied to be searched in one call, all leases are
+    /// left out. Leases that are left out are checked again later.
     pub fn not_granted_again(
         &mut self,
         mut expired: Vec<LeaseId>,

@@ -1,12 +1,13 @@
-//! Stages of a member's service: it starts, serves clients, may be taken out of service, and stops.
+//! Tracks the stages of a member's service: it starts, serves clients, may be taken out of service, and
+//! stops.
 
 use std::sync::mpsc::SyncSender;
 use std::time::Instant;
 
 use super::parked::OutOfService;
 
-/// The stage of service of this member. The core reports what happens; other parts check which actions are
-/// still allowed.
+/// The stage of service of this member. The core reports events to this type, and its other parts ask which
+/// actions are still allowed.
 pub(super) struct Lifecycle {
     /// Channel that is signalled once, when this member may serve clients; `None` after that.
     ready: Option<SyncSender<()>>,
@@ -14,14 +15,15 @@ pub(super) struct Lifecycle {
     parked: Option<OutOfService>,
     /// Time at which this member was asked to stop.
     stopping: Option<Instant>,
-    /// True if this member is stopping and has transferred leadership, or no transfer is needed.
+    /// True once a stopping member has begun to transfer leadership, or has found that it does not lead or
+    /// that no member can take over.
     handed_over: bool,
-    /// True if this member led when it was asked to stop.
+    /// True if this member, as a stopping leader, has begun to transfer leadership.
     resigned: bool,
 }
 
 impl Lifecycle {
-    /// Returns the state of a member that starts. `ready` is signalled once the member may serve clients.
+    /// Returns the value for a member that starts. `ready` is signalled once the member may serve clients.
     pub fn new(ready: SyncSender<()>) -> Lifecycle {
         Lifecycle { ready: Some(ready), parked: None, stopping: None, handed_over: false, resigned: false }
     }
@@ -29,7 +31,7 @@ impl Lifecycle {
     /// Signals that clients may be served; later calls do nothing.
     pub fn serve(&mut self) {
         if let Some(ready) = self.ready.take() {
-            // Boot waits for the signal. If it has given up waiting, the channel is closed and the member is
+            // An error is ignored: it means that boot no longer waits for the signal, because the member is
             // about to stop.
             let _ = ready.try_send(());
         }
@@ -65,28 +67,28 @@ impl Lifecycle {
         self.stopping.is_some()
     }
 
-    /// Returns the time at which this member was asked to stop, while leadership still has to be transferred;
-    /// otherwise `None`.
+    /// Returns the time at which this member was asked to stop, if it still has to transfer leadership or to
+    /// find out that no transfer is needed; otherwise `None`.
     pub fn has_to_hand_over(&self) -> Option<Instant> {
         self.stopping.filter(|_| !self.handed_over)
     }
 
-    /// Records that leadership was transferred, or that no transfer is needed.
+    /// Records that the transfer of leadership is begun now, or is not possible or not needed.
     pub fn hands_over(&mut self) {
         self.handed_over = true;
     }
 
-    /// Returns true if a stopping member has transferred leadership, or no transfer was needed.
+    /// Returns true if a stopping member need not begin a transfer of leadership any more.
     pub fn has_handed_over(&self) -> bool {
         self.handed_over
     }
 
-    /// Records that this member led when it was asked to stop.
+    /// Records that this member, as a stopping leader, begins to transfer leadership.
     pub fn resigns(&mut self) {
         self.resigned = true;
     }
 
-    /// Returns true if this member led when it was asked to stop.
+    /// Returns true if this member, as a stopping leader, has begun to transfer leadership.
     pub fn has_resigned(&self) -> bool {
         self.resigned
     }

@@ -1,6 +1,6 @@
-//! Membership changes: their checks, their order (one change at a time), and their consequences.
-//! [`Membership`] decides. The rules that are checked again when a change is applied are in
-//! `machine::validate`.
+//! Queues and checks the membership changes that clients request, lets one of them be proposed at a time, and
+//! decides how a leader that is to be removed gives up leadership. [`Membership`] is the entry point. When a
+//! change is applied, `machine::validate` checks it again.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -38,8 +38,9 @@ impl MemberChange {
         matches!(self, MemberChange::Remove(id) if *id == member)
     }
 
-    /// Returns the change as a raft configuration change and as the message in its log entry. A member that
-    /// applies an entry which adds a learner checks it against `learners_max`.
+    /// Returns the change as a raft configuration change and as the message in its log entry. The entry of a
+    /// new learner contains `learners_max`; each member that applies the entry checks its number of learners
+    /// against it.
     fn to_raft(&self, id: u64, learners_max: u64) -> (ConfChange, raftpb::ConfChange) {
         use raftpb::ConfChangeType as Type;
         let (kind, wire, node, context) = match self {
@@ -101,7 +102,7 @@ pub(super) struct ChangeContext<'a> {
     pub applied_term: Term,
     /// Returns the time since when the member with this id has been connected; `None` if it is not.
     pub active_since: &'a dyn Fn(u64) -> Option<Instant>,
-    /// Returns a voter that could take over leadership at once.
+    /// Returns a voter that could take over leadership immediately; `None` if there is none.
     pub successor: &'a dyn Fn() -> Option<MemberId>,
 }
 
@@ -116,7 +117,7 @@ enum Departure {
     HandsOver(MemberId),
 }
 
-/// The next action of the core's loop for membership changes.
+/// The next action that the core has to take for membership changes.
 #[derive(Debug)]
 pub(super) enum Step {
     /// Nothing is to be done now.
@@ -127,7 +128,7 @@ pub(super) enum Step {
     ProposeNext,
     /// Refuse this request, whose change was taken out of the queue.
     Refuse(RequestId, Status),
-    /// Give raft this message of another member, which proposes the removal of this member.
+    /// Pass this message of another member to raft. It proposes the removal of this member.
     Take(Box<raftpb::Message>),
     /// Forward these proposals, which remove this member, to the new leader.
     PassOn(Vec<Bytes>),
@@ -147,20 +148,21 @@ pub(super) struct ChangeAnswer {
     pub raft_term: Term,
 }
 
-/// Queue of the membership changes that clients request, which are carried out one at a time, and the state
-/// of this member's own removal.
+/// Queues the membership changes that clients request, which are carried out one at a time, and tracks this
+/// member's own removal.
 ///
 /// This type checks and queues changes. It returns what the core has to propose, transfer or answer.
 pub(super) struct Membership {
     rules: MemberRules,
     /// Changes that wait to be proposed.
     changes: VecDeque<QueuedChange>,
-    /// Id in the log entry of the change in progress.
+    /// Id of the change in progress, as its log entry contains it; `None` if no change is in progress.
     open: Option<u64>,
     /// Messages of other members that propose the removal of this member while it leads, with their times of
     /// arrival.
     departures: VecDeque<(raftpb::Message, Instant)>,
-    /// Last time at which this leader, whose removal is requested, began to transfer leadership.
+    /// Last time at which this member, as a leader whose removal is requested, began to transfer leadership;
+    /// `None` if it has not.
     departure_tried: Option<Instant>,
     outcomes: Vec<ChangeAnswer>,
     /// Time at which the process of this member ends, because the member was removed from the cluster.
@@ -222,10 +224,10 @@ impl Membership {
         machine::validate(present.members, &wire, learners_max)
     }
 
-    /// Returns the maximum number of learners after a change proposed now. If a member may run etcd, the
-    /// maximum is 1 (COMPAT-177), because etcd 3.5 allows only one learner, and so do later releases by
-    /// default. With a second learner, such a member would refuse the entry that this member applies, and
-    /// would exit when that learner publishes its name.
+    /// Returns the maximum number of learners that a change proposed now may lead to. If a member may run
+    /// etcd, the maximum is 1 (COMPAT-177), because etcd 3.5 allows only one learner, and so do later
+    /// releases by default. An etcd member would refuse the entry of a second learner, which this member
+    /// applies, and would exit when that learner publishes its name.
     fn learners_max(&self, node: &Node) -> u64 {
         if node.has_no_etcd() {
             self.rules.learners_max
@@ -273,7 +275,8 @@ impl Membership {
                 if !enough(all, started) {
                     return Err(error::MEMBER_NOT_ENOUGH_STARTED);
                 }
-                // The member is not connected, so its removal takes no healthy member out of the quorum.
+                // The member is not connected, so its removal takes no healthy member out of the quorum and
+                // is safe.
                 let own = *id == self.rules.own;
                 if !own && (present.active_since)(*id).is_none() {
                     return Ok(());
@@ -296,11 +299,13 @@ impl Membership {
     }
 
     /// Decides if a leader whose removal is requested first transfers leadership. Without the transfer, the
-    /// remaining members may not learn that the removal is committed. In a cluster of three or more voters, a
-    /// leader that finds no successor proposes its removal after some time, see
-    /// [`consensus::Node::is_leaving`]. In a cluster of two voters the leader keeps trying: if it ended
-    /// before the other member learned of the removal, the other member would wait for its vote forever, and
-    /// while the other member is down, nothing can be committed anyway.
+    /// remaining members may not learn that the removal is committed.
+    ///
+    /// In a cluster of three or more voters, a leader that finds no successor proposes its removal after some
+    /// time, see [`consensus::Node::is_leaving`]. In a cluster of two voters the leader keeps trying to
+    /// transfer leadership. If it ended before the other member learned of the removal, the other member
+    /// could never become the leader, because it would need the vote of a process that no longer runs.
+    /// Waiting loses nothing: while the other member is down, no entry can be committed anyway.
     fn departs(&mut self, since: Instant, present: ChangeContext<'_>, now: Instant) -> Departure {
         let attempt = self.rules.election_timeout;
         let voters = present.node.voters().len();
@@ -308,8 +313,8 @@ impl Membership {
         if !present.leads || late || voters < 2 || planted::is(Bug::RemovedLeading) {
             return Departure::Goes;
         }
-        // A leader accepts no writes during a transfer. The leader of two voters, which keeps trying, pauses
-        // between two attempts.
+        // A leader accepts no writes during a transfer. So the leader of two voters, which keeps trying,
+        // pauses between two attempts to let clients write.
         let paused = voters == 2 && self.departure_tried.is_some_and(|at| now < at + 2 * attempt);
         if !paused
             && present.node.transferring().is_none()
@@ -337,7 +342,8 @@ impl Membership {
         (removes && change.node_id == Some(self.rules.own)).then(|| data.clone())
     }
 
-    /// Queues a message that proposes the removal of this member, which leads and transfers leadership first.
+    /// Queues a message that proposes the removal of this member. This member leads, and transfers leadership
+    /// before the removal is proposed.
     pub fn depart(&mut self, message: raftpb::Message, now: Instant) {
         // If the queue is full, the message is dropped, as if the network had lost it.
         if self.departures.len() < CHANGES_MAX {
@@ -357,7 +363,7 @@ impl Membership {
         let departure = self.departs(since, present, now);
         if departure != Departure::Goes {
             if late {
-                // The proposal is dropped, because its sender has timed out.
+                // The request of the sender has timed out, so its proposal is dropped.
                 self.departures.pop_front();
             }
             return match departure {
@@ -375,8 +381,8 @@ impl Membership {
         if present.leads {
             return Step::Take(Box::new(message));
         }
-        // A sender that bound its proposal to the term proposes it again itself; other senders rely on this
-        // member to forward it.
+        // A proposal that names a term or has a context comes from a member that proposes it again itself, so
+        // it is dropped here. All other senders rely on this member to forward their proposals.
         if message.term.unwrap_or(0) != 0 || message.context.is_some() {
             return Step::Nothing;
         }
@@ -401,14 +407,15 @@ impl Membership {
                 Departure::HandsOver(to) => return Step::HandOver(to),
             }
         }
-        // A new leader turns a change into an empty entry if the change arrives before the leader has applied
-        // the first entry of its term.
+        // Until this member has applied an entry of the leader's term, the leader possibly has not either.
+        // Such a leader would replace the change with an empty entry, so the change is proposed later.
         if !present.leads && present.applied_term != present.node.status().term {
             return Step::Nothing;
         }
-        // Other changes may have been applied since the request. The check at apply does not replace this
-        // second check: it ignores connections, and members that run etcd apply their own limit of learners
-        // instead of the limit in the entry.
+        // The change is checked a second time, because other changes may have been applied since it was
+        // queued. The check when the entry is applied does not replace this one: it does not look at
+        // connections, and members that run etcd use their own limit of learners instead of the limit in the
+        // entry.
         let Some((request_id, change, _)) = self.changes.front() else { return Step::Nothing };
         let request_id = *request_id;
         match self.may_be(change, present, now) {
@@ -427,7 +434,7 @@ impl Membership {
         let mut change = change.clone();
         if let MemberChange::Update(member) = &mut change {
             // When a member's URLs change, older releases of etcd also set the learner flag from the entry.
-            // So the entry repeats the present flag, which other members ignore.
+            // So the entry repeats the current flag. Other releases ignore the flag in the entry.
             let known = self.members.by_id.get(&member.id);
             member.is_learner = known.is_some_and(|known| known.is_learner);
         }
@@ -435,12 +442,14 @@ impl Membership {
         Some((raft, Bytes::from(wire.encode_to_vec())))
     }
 
-    /// Returns true if this member's own option allows more learners than can be added now (COMPAT-177).
+    /// Returns true if this member's `--max-learners` allows more learners than can be added now, because a
+    /// member may run etcd (COMPAT-177).
     pub fn is_held_back(&self, node: &Node) -> bool {
         self.learners_max(node) < self.rules.learners_max
     }
 
-    /// Removes and returns the next change, which was proposed with this id (`Some`) or refused (`None`).
+    /// Removes and returns the next change. `proposed` is the id with which the change was proposed; `None`
+    /// if the change was refused.
     pub fn take_next(&mut self, proposed: Option<u64>) -> Option<QueuedChange> {
         self.open = proposed;
         self.changes.pop_front()
@@ -494,8 +503,10 @@ impl Membership {
         self.removed_at.is_some()
     }
 
-    /// Answers the clients that requested the removal of this member with success, although this member may
-    /// never apply the entry. Returns the id in the log entry of the change in progress, if there is one.
+    /// Called when this member learns that it was removed. Answers the queued requests for its removal with
+    /// success, because this member may never apply the entry. A change that was already proposed is not
+    /// answered here. The id in its entry is returned, if there is one, so that the caller can answer its
+    /// request if that change is this removal.
     pub fn tell_of_removal(&mut self, term: Term) -> Option<u64> {
         let own = self.rules.own;
         let (queued, rest): (VecDeque<_>, VecDeque<_>) =
@@ -506,8 +517,9 @@ impl Membership {
         self.open
     }
 
-    /// Returns true if this member, which was removed, may end its process now. `is_leaving` says that it is
-    /// still making sure that enough other members know of the removal, for which it waits only a limited time.
+    /// Returns true if this member, which was removed, may end its process now. `is_leaving` is true while
+    /// this member still makes sure that enough other members know of the removal, for which it waits only a
+    /// limited time.
     pub fn has_left(&self, is_leaving: bool, now: Instant) -> bool {
         let timeout = self.rules.election_timeout * LEAVING_TIMEOUTS;
         self.removed_at.is_some_and(|at| now >= at && (!is_leaving || now >= at + timeout))
@@ -518,15 +530,16 @@ impl Membership {
         &self.members
     }
 
-    /// Stores the current members. Returns the other members, with their peer URLs.
+    /// Stores the current members. Returns the ids and peer URLs of the other members, to which this member
+    /// needs connections.
     pub fn changed(&mut self, members: &Members) -> Vec<(u64, Vec<String>)> {
         self.members = Arc::new(members.clone());
         let own = self.rules.own;
         let known = members.by_id.values().map(|member| (member.id, member.peer_urls.clone()));
         let mut others: Vec<(u64, Vec<String>)> = known.filter(|(id, _)| *id != own).collect();
-        // While a joining member applies the log from its beginning, the membership is that of an earlier
-        // time. Until this member is part of it, the members known from its start are used as well; otherwise
-        // it would lose the connection to the members that send it the log.
+        // While a joining member applies the log from its beginning, `members` is the membership of an
+        // earlier time. Until `members` contains this member, the members known from its start are added.
+        // Otherwise this member would lose the connections to the members that send it the log.
         if !members.by_id.contains_key(&own) {
             let known = |id: &u64| members.by_id.contains_key(id) || members.removed.contains(id);
             others.extend(self.remotes.iter().filter(|(id, _)| !known(id)).cloned());
@@ -535,14 +548,14 @@ impl Membership {
     }
 }
 
-/// Returns the number of voters other than `but`, and how many of them have published their names, that is,
-/// have been started.
+/// Counts the voters other than the member `but`. Returns their number, and the number of those that have
+/// been started: they have published a name.
 fn voting(members: &Members, but: u64) -> (usize, usize) {
     let voting = members.by_id.values().filter(|m| !m.is_learner && m.id != but);
     voting.fold((0, 0), |(all, started), m| (all + 1, started + usize::from(!m.name.is_empty())))
 }
 
-/// Checks that a learner has at least nine tenths of the leader's log, so that it can be promoted.
+/// Checks that a learner has at least nine tenths of the leader's log, which a promotion to voter requires.
 ///
 /// # Errors
 ///

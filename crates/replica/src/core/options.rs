@@ -17,7 +17,8 @@ pub struct Options {
     pub strict_reconfig_check: bool,
     /// Maximum number of learners in the cluster.
     pub max_learners: u64,
-    /// Number of applied entries between two checkpoints; not 0.
+    /// Value of `--snapshot-count`, from which the numbers of entries between two checkpoints are derived
+    /// (`Thresholds`); not 0.
     pub snapshot_count: u64,
     /// Number of entries kept behind a checkpoint for slow followers; not 0.
     pub snapshot_catchup_entries: u64,

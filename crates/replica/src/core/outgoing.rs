@@ -1,10 +1,11 @@
-//! Snapshots for other members: snapshots that raft has requested, transfers in etcd's database format to
-//! members that run etcd, and the log entries that must be kept for the receivers of these transfers.
+//! Tracks the snapshots for other members: snapshots that raft has requested, transfers in etcd's database
+//! format to members that run etcd, and the log entries that must be kept for the receivers of these
+//! transfers.
 //!
-//! A snapshot in etcd's format always holds the whole state, so its transfer may take long. If the log did
-//! not keep the entries after the snapshot until the transfer is complete, the receiver would need another
-//! snapshot, and so on without end while clients write. A snapshot in Mainstay's own format does not need
-//! this: the next one holds only the data that the receiver lacks.
+//! A snapshot in etcd's format always holds the whole state, so its transfer may take long. The log keeps the
+//! entries after the snapshot until the transfer is complete. Otherwise the receiver would need another
+//! snapshot after each one, while clients write. A snapshot in Mainstay's own format does not need this,
+//! because the next snapshot holds only the data that the receiver lacks.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -15,8 +16,8 @@ use numbers::{Index, MemberId};
 /// Time for which the log keeps the entries after a snapshot in etcd's format that was delivered, as in etcd.
 const KEPT_AFTER: Duration = Duration::from_secs(30);
 
-/// Snapshots that this member has to send, and, by receiver, the snapshots in etcd's format (databases) that
-/// it is sending or has sent recently.
+/// Tracks the snapshots that this member has to send and, by receiver, the snapshots in etcd's format
+/// (databases) that it is sending or has sent recently.
 ///
 /// The core reports the start and the end of each transfer, and the time. This type says which entries the
 /// log has to keep.
@@ -62,7 +63,7 @@ impl Outgoing {
         }
     }
 
-    /// Forgets delivered databases whose time [`KEPT_AFTER`] has passed.
+    /// Forgets databases that were delivered more than [`KEPT_AFTER`] ago.
     pub fn look(&mut self, now: Instant) {
         if !self.databases.is_empty() {
             self.databases.retain(|_, database| database.until.is_none_or(|until| now < until));

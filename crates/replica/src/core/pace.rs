@@ -1,12 +1,13 @@
-//! The pace of the core's loop: the time of its next tick, and how busy the processors and the disk are.
+//! Keeps the times that set the pace of the core's loop: the time of its next tick, and measurements of how
+//! busy the processors and the disk are.
 
 use std::time::{Duration, Instant};
 
 use super::cpu_pressure::CpuPressure;
 use super::writing::Writing;
 
-/// The time of the next tick, and the two measures by which the core chooses between waiting and working:
-/// how busy the processors are, and how long the disk takes.
+/// The time of the next tick, and two measurements that the core uses to decide how it works: how busy the
+/// processors are, and how long the disk takes.
 pub(super) struct Pace {
     next_tick: Instant,
     /// Measurement of how busy the processors are.
@@ -16,7 +17,7 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// Returns the initial state; the first tick is due at once.
+    /// Returns the value for a member that starts; its first tick is due immediately.
     pub fn new(cpu: CpuPressure, now: Instant) -> Pace {
         Pace { next_tick: now, cpu, writing: Writing::new(now) }
     }

@@ -1,5 +1,5 @@
-//! A member out of service: the next committed entry depends on a value that cannot be read from this
-//! member's disk.
+//! Decides how a member that is out of service reacts to requests. A member goes out of service if the next
+//! committed entry depends on a value that cannot be read from its disk.
 //!
 //! The other members apply the entry, and the states of members must not differ, so this member applies no
 //! further entries. It does not exit either, because it would fail at the same entry after every start. It no
@@ -19,7 +19,7 @@ use super::{
 };
 use crate::received::ReceivedState;
 
-/// Pause between two turns without requests.
+/// Time between two turns of a member that is out of service, if no request arrives.
 pub(super) const IDLE: Duration = Duration::from_secs(1);
 
 /// Closure that builds a request with the id that it is given.
@@ -36,7 +36,7 @@ pub(super) enum Response {
     /// The request gets the whole published state.
     Image(RequestId),
     /// The member refuses the request with the reason. The number is the size in bytes of the proposal in the
-    /// request, if any, which no longer counts as waiting.
+    /// request, if it is one; the caller subtracts it from the bytes of waiting proposals.
     Refuse(RequestId, Option<usize>),
     /// The request comes from a thread that is not a shard. The closure builds the actual request, to which
     /// the member then reacts.
@@ -52,13 +52,13 @@ pub(super) enum Response {
 /// The reason why a member is out of service, and the rules for the requests that it still answers.
 pub(super) struct OutOfService {
     why: Status,
-    /// True if the published state contains everything that was ever acknowledged. This is known if this
+    /// True if the published state contains every write that was ever acknowledged. This is known if this
     /// member is the only voter and has applied all entries that were in its log at the start.
     is_complete: bool,
 }
 
 impl OutOfService {
-    /// Returns the state of a member that goes out of service because of the error `fatal`.
+    /// Returns the rules for a member that goes out of service because of the error `fatal`.
     pub fn new(fatal: &Fatal, is_complete: bool) -> OutOfService {
         let text = format!("mainstay: this member is out of service: {fatal}");
         OutOfService { why: Status::with(Code::Unavailable, text), is_complete }

@@ -1,6 +1,6 @@
-//! Proposals: commands of clients and of the core itself, and the requests that wait for their entries.
-//! [`Proposals`] gathers proposals, forms batches, and decides which proposals are repeated. It does not call
-//! raft: the core's loop does.
+//! Gathers proposals (commands of clients and of the core itself), forms batches of them, and decides which
+//! proposals are repeated. [`Proposals`] also keeps the requests that wait for the entries of proposals. It
+//! does not call raft: the core's loop does.
 //!
 //! # Example: a forwarded proposal and a new leader
 //!
@@ -62,18 +62,20 @@ struct Open {
     waiter: Waiter,
     since: Instant,
     given: ProposalTerm,
-    /// A client's command. It is kept so that it can be proposed again if the leader did not append it.
+    /// A client's command, which is kept so that it can be proposed again if the leader did not append it;
+    /// otherwise `None`.
     data: Option<Bytes>,
 }
 
-/// The term of the leader to which a proposal was given, and whether the proposal is bound to that term.
+/// The leader's term in which a proposal was given to that leader, and whether the proposal is bound to that
+/// term.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ProposalTerm {
     /// Raft term of the leader to which the proposal was given.
     pub term: Term,
-    /// True if the entry enters the log in that term or never, so that it may be proposed again in a later
-    /// term. If false, the entry may be applied at any later time and must not be proposed again; the waiting
-    /// request times out, as in etcd.
+    /// True if the entry can enter the log only in that term, so that it may be proposed again in a later
+    /// term. If false, the entry may still be applied at any later time. It must not be proposed again, and
+    /// the waiting request times out, as in etcd.
     pub bound: bool,
 }
 
@@ -98,30 +100,30 @@ pub(super) struct ProposalLimits {
     pub queued_bytes_max: usize,
 }
 
-/// Commands of clients and of the core, from their arrival until they are applied or given up.
+/// Keeps the commands of clients and of the core, from their arrival until they are applied or given up.
 ///
-/// Commands wait here until a batch of them is proposed. After that, the waiting request is found by the id
-/// in its entry. This type proposes nothing itself: the core's loop does.
+/// Commands wait here until a batch of them is proposed. After that, their requests wait here under the ids
+/// in the entries ([`Proposals::take`]). This type proposes nothing itself: the core's loop does.
 pub(super) struct Proposals {
     /// Commands of this member's clients that are not proposed yet.
     gathered: Vec<Proposal>,
-    /// Messages with commands that other members have forwarded to this member, which leads.
+    /// Messages with commands that other members have forwarded to this member while it leads.
     forwarded: Vec<(raftpb::Message, Charge)>,
     /// True if some commands have to wait, either for space in the log's queue or for a leader.
     held_back: bool,
     /// True if some commands have to wait for space in the log's queue.
     held_for_room: bool,
     batching: Batching,
-    /// Batching of logins, kept apart from other commands: a batch of logins is formed without writes, and no
-    /// write waits for it.
+    /// Batching of logins, which is separate from that of other commands: logins wait for each other, and
+    /// other commands do not wait for logins.
     login_batching: Batching,
-    /// Number of logins that arrived since the last batch.
+    /// Number of logins that arrived since the last batch was formed.
     logins: usize,
     /// Proposals whose entries are not applied yet, by the id in the entry.
     waiting: FoldMap<u64, Open>,
     /// Total size in bytes of the clients' commands in `waiting`.
     open_bytes: usize,
-    /// Index of the last entry of the last batch of clients' commands.
+    /// Index of the last entry of the newest batch of clients' commands.
     gathered_through: Index,
     next_sweep: Instant,
 }
@@ -197,21 +199,21 @@ impl Proposals {
     }
 
     /// Returns the number of waiting commands that are not logins, and the number of waiting logins. Logins
-    /// that were held back count as other commands.
+    /// that were held back in an earlier batch count as other commands.
     fn writes_and_logins(&self) -> (usize, usize) {
         let logins = self.logins.min(self.gathered.len());
         (self.gathered.len() - logins + self.forwarded.len(), logins)
     }
 
-    /// Returns true if only logins wait to be proposed, for which a batch of logins is being formed. A write
-    /// that arrives then must not wait with them.
+    /// Returns true if only logins wait to be proposed, while a batch of them is being formed. A write that
+    /// arrives in that time should wake the core, because it must not wait with them.
     pub fn gathers_logins_only(&self) -> bool {
         matches!(self.writes_and_logins(), (0, 1..))
     }
 
     /// Returns the number of further proposals to wait for, and the maximum time, on a member that is the
-    /// only one of its cluster. Returns `None` if the waiting proposals should be made now. Waiting logins
-    /// join the batch of the first write.
+    /// only one of its cluster. Returns `None` if the waiting proposals should be made now. If a command
+    /// other than a login waits, the logins join its batch.
     pub fn wait(&self, now: Instant) -> Option<(usize, Duration)> {
         match self.writes_and_logins() {
             (0, logins @ 1..) => self.login_batching.wait(logins, now),
@@ -238,9 +240,9 @@ impl Proposals {
     }
 
     /// Starts a batch: passes on the commands that other members have forwarded, as many as the log's queue
-    /// has space for. The other commands wait for the next sync. `thin_out` removes the entries for which the
-    /// disk has no space, and `take` receives each message of the batch. Returns the size in bytes of the
-    /// entries passed to `take`.
+    /// has space for. The rest of these commands wait for the next sync. `thin_out` removes the entries for
+    /// which the disk has no space, and `take` receives each message of the batch. Returns the size in bytes
+    /// of the entries passed to `take`.
     pub fn go(
         &mut self,
         ground: ProposalLimits,
@@ -252,7 +254,8 @@ impl Proposals {
         self.logins = 0;
         let (went, went_bytes) = self.go_forwarded(ground, thin_out, take);
         let writes = self.gathered.len() - logins + went;
-        // A batch that contains only logins must not change the average size of batches of writes.
+        // A batch that contains only logins is not counted here, because it must not change the average size
+        // of batches of writes.
         if writes > 0 || logins == 0 {
             self.batching.went(writes, now);
         }
@@ -273,17 +276,20 @@ impl Proposals {
         if self.forwarded.is_empty() {
             return (0, 0);
         }
-        // If this member no longer leads, all messages are passed to raft, which refuses them.
+        // The limit applies only while this member leads. If it no longer leads, all messages are passed to
+        // raft, which refuses them.
         let ProposalLimits { leads: bounded, mut queued_bytes, queued_bytes_max: bytes_max } = ground;
         let (mut went, mut went_bytes, mut waits) = (0, 0, Vec::new());
         for (mut message, charge) in std::mem::take(&mut self.forwarded) {
             if bounded && queued_bytes >= bytes_max && !planted::is(Bug::HandedOnWithoutRoom) {
-                // The whole message waits, and its entries are examined later.
+                // The whole message waits. The free space is not checked now, but when the entries are passed
+                // on.
                 waits.push((message, charge));
                 continue;
             }
             if bounded {
-                // The disk may have become short of space since the message arrived.
+                // The space is checked again, because the disk may have become short of space since the
+                // message arrived.
                 thin_out(&mut message);
                 let fits = |entry: &&raftpb::Entry| {
                     let room = queued_bytes < bytes_max || planted::is(Bug::HandedOnWithoutRoom);
@@ -336,8 +342,8 @@ impl Proposals {
         self.gathered[..count].iter().map(|proposal| proposal.data.clone()).collect()
     }
 
-    /// Returns how many of the gathered proposals a follower may forward now. The number is limited because
-    /// they share the connection to the leader with heartbeats, which must not wait long.
+    /// Returns the number of gathered proposals that a follower may forward now. The number is limited
+    /// because proposals share the connection to the leader with heartbeats, which must not be delayed much.
     fn forwardable(&self) -> usize {
         let mut room = FORWARDED_BYTES_MAX.saturating_sub(self.open_bytes);
         let fits = |proposal: &&Proposal| {
@@ -348,8 +354,8 @@ impl Proposals {
         self.gathered.iter().take_while(fits).count()
     }
 
-    /// Records that the raft node refused the batch because there is no leader, or the leader is transferring
-    /// leadership. The commands wait for the next leader.
+    /// Records that the raft node refused the batch, because there is no leader or the leader is transferring
+    /// leadership. The commands stay gathered and wait for the next leader.
     pub fn refused(&mut self) {
         (self.held_back, self.held_for_room) = (true, false);
     }
@@ -432,11 +438,13 @@ impl Proposals {
         Some(open.waiter)
     }
 
-    /// Handles the first applied entry of a newer `term`. A proposal is lost if it was given to a leader of
-    /// an older term, that leader accepts forwarded proposals only for its own term, and the proposal is not
-    /// applied by now: after an entry of the newer term the log has no entry of an older term. Lost commands
-    /// of clients are gathered to be proposed again, and `again` is called with the size in bytes of each.
-    /// Returns the other requests that waited for lost entries, with their times of arrival.
+    /// Handles the first applied entry of a newer `term`. A proposal is lost if three conditions hold: it was
+    /// given to a leader of an older term, that leader accepts forwarded proposals only for its own term, and
+    /// the proposal is not applied by now. The log cannot contain it later, because after an entry of the
+    /// newer term it has no entry of an older term.
+    ///
+    /// Lost commands of clients are gathered to be proposed again, and `again` is called with the size in
+    /// bytes of each. Returns the other requests that waited for lost entries, with their times of arrival.
     pub fn lost(&mut self, term: Term, mut again: impl FnMut(usize)) -> Vec<(Waiter, Instant)> {
         let is_lost = |open: &Open| open.given.bound && open.given.term < term;
         let mut lost: Vec<u64> =
@@ -455,7 +463,8 @@ impl Proposals {
             }
         }
         if !commands.is_empty() {
-            // The lost commands are sorted by arrival, and come before the commands that arrived later.
+            // The lost commands are sorted by their arrival and put in front of the gathered commands, which
+            // arrived later.
             commands.sort_unstable_by_key(|proposal| (proposal.since, proposal.id));
             commands.append(&mut self.gathered);
             self.gathered = commands;
@@ -463,8 +472,8 @@ impl Proposals {
         others
     }
 
-    /// Forgets the data of all proposals, because another member's state has replaced the present one. That
-    /// state contains entries that this member has not applied, and these proposals may be among them. If
+    /// Forgets the data of all proposals, because another member's state has replaced the current one. The
+    /// new state contains entries that this member has not applied, and these proposals may be among them. If
     /// they were proposed again, they could take effect twice. The waiting requests time out.
     pub fn forget_commands(&mut self) {
         for open in self.waiting.values_mut() {
@@ -474,13 +483,13 @@ impl Proposals {
         self.open_bytes = 0;
     }
 
-    /// Gives up proposals that have waited longer than `timeout`; called at each tick. The clients have timed
-    /// out, and a proposal that was lost on its way to the leader is never applied. `taken` is called with
-    /// the size in bytes of each command that was never proposed. Returns the requests that waited for
+    /// Gives up proposals that have waited longer than `timeout`; called at each tick. Their clients have
+    /// timed out, and a proposal that was lost on its way to the leader is never applied. `taken` is called
+    /// with the size in bytes of each command that was never proposed. Returns the requests that waited for
     /// entries.
     pub fn sweep(&mut self, timeout: Duration, now: Instant, mut taken: impl FnMut(usize)) -> Vec<Waiter> {
         let late = |since: &Instant| now.saturating_duration_since(*since) >= timeout;
-        // The commands are in order of arrival, oldest first.
+        // The gathered commands are in the order of their arrival, so the expired ones are at the front.
         let expired = self.gathered.iter().take_while(|proposal| late(&proposal.since)).count();
         for proposal in self.gathered.drain(..expired) {
             taken(proposal.data.len());
@@ -489,9 +498,9 @@ impl Proposals {
             return Vec::new();
         }
         self.next_sweep = now + timeout / 4;
-        // An expiry is never given up here: a leader's own entries are lost only at the end of its term, and
-        // a second revocation, while the first is in flight, could end a new lease that was granted with the
-        // same id in between.
+        // The revocation of an expired lease is never given up here. A leader's own entries are lost only at
+        // the end of its term, so the revocation may still be in flight. A second revocation could end a new
+        // lease that was granted with the same id after the first one.
         let lost = |open: &Open| late(&open.since) && !matches!(open.waiter, Waiter::Expiry(_));
         let mut lost: Vec<u64> =
             self.waiting.iter().filter(|(_, open)| lost(open)).map(|(id, _)| *id).collect();
@@ -557,7 +566,7 @@ mod tests {
         push(&mut proposals, Writer::Login(1));
         assert_eq!(proposals.wait(now).map(|(more, _)| more), Some(49));
         assert!(proposals.gathers_logins_only());
-        // A write is proposed at once, together with the waiting logins.
+        // A write is proposed immediately, together with the waiting logins.
         push(&mut proposals, Writer::Port(200));
         assert!(!proposals.gathers_logins_only());
         assert_eq!(proposals.wait(now), None);

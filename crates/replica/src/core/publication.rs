@@ -1,4 +1,4 @@
-//! Data that the core publishes for other threads in addition to the view, and the decision when a
+//! Holds the data that the core publishes for other threads in addition to the view, and decides when a
 //! publication is due.
 
 use std::sync::Arc;
@@ -13,8 +13,8 @@ use crate::stages::Positions;
 
 /// Tables that all published states share, and the log positions that are recorded for the stages of writes.
 ///
-/// A table is copied only when it changes. Copying it for each published state was rejected, because a state
-/// is published per batch, and these tables change rarely.
+/// A state is published for each batch, but these tables change rarely. A table is copied only when it
+/// changes, so most published states share the tables of the previous one.
 pub(super) struct Publication {
     /// True if something other than an applied entry has changed since the newest state was published.
     is_due: bool,
@@ -24,14 +24,15 @@ pub(super) struct Publication {
     pub auth: Arc<Auth>,
     /// Index of the newest entry on this member's disk.
     synced: Index,
-    /// Time at which the write of the entries that were synced last had ended.
+    /// Time at which the last synced entries had been written to the log's file, just before their sync
+    /// began; `None` before the first write.
     written: Option<Instant>,
     /// Positions that were returned last by [`Publication::note`].
     noted: Option<Positions>,
 }
 
 impl Publication {
-    /// Returns the state after a start, in which the first turn publishes.
+    /// Returns the value for a member that starts; its first turn publishes.
     pub fn new(machine: &Machine) -> Publication {
         Publication {
             is_due: true,
@@ -58,12 +59,12 @@ impl Publication {
         self.is_due = false;
     }
 
-    /// Copies the raised alarms, which have changed.
+    /// Copies the raised alarms for the next published states. Must be called when the alarms have changed.
     pub fn alarms_changed(&mut self, machine: &Machine) {
         self.alarms = Arc::new(machine.alarms.clone());
     }
 
-    /// Copies the users and roles, which have changed.
+    /// Copies the users and roles for the next published states. Must be called when they have changed.
     pub fn auth_changed(&mut self, machine: &Machine) {
         self.auth = Arc::new(machine.auth.clone());
     }

@@ -1,5 +1,5 @@
-//! Questions of clients that the core answers from its own state and that cost more than one table lookup.
-//! [`Questions`] queues them and decides which one is answered next.
+//! Queues questions: requests of clients that the core answers from its own state, without a log entry, and
+//! that cost more than one table lookup. [`Questions`] decides which question is answered next.
 //!
 //! Each shard may have tens of thousands of questions open, and all may arrive in one turn. So a turn answers
 //! only as many questions as its budget allows (`Thresholds::questions_per_turn`). The other questions wait
@@ -9,7 +9,8 @@
 //!
 //! ```text
 //! 40,000 x LeaseLeases arrive, and one LeaseTimeToLive
-//! turn 1   one list of 1000 leases is made; 1048 calls share it, for one unit each; the LeaseTimeToLive is answered second
+//! turn 1   one list of 1000 leases is made, and 1048 calls share it, for one unit each;
+//!          the LeaseTimeToLive is answered second
 //! turn 2   2047 units: the list is made again, since leases may have changed, and 1048 calls share it
 //! ```
 
@@ -24,8 +25,8 @@ use super::{LeaseDetail, RequestId};
 /// A question of a client that waits for its answer.
 #[derive(Debug)]
 pub(super) enum Question {
-    /// The keys of this lease, which a caller that renews the lease must be allowed to write. This question
-    /// is answered even while an entry is being applied in slices.
+    /// The keys of this lease. The shard that renews the lease checks that its client may write all of them.
+    /// This question is answered even while an entry is being applied in slices.
     KeysToRenew(RequestId, LeaseId),
     /// The remaining time of this lease, and its keys if they are wanted. The question is asked after a
     /// ReadIndex round has confirmed that this member leads.
@@ -71,14 +72,15 @@ impl Question {
 
 /// Kind number of [`Question::Image`].
 const IMAGES: usize = 5;
-/// First kind number of the questions that are not answered while an entry is partly applied.
+/// Kinds from this number on need a state without a partly applied entry, so they wait until the entry is
+/// applied completely. They are the questions whose answers contain keys for clients, and [`IMAGES`].
 const FROM_WHOLE_STATE: usize = 4;
 
-/// The waiting questions, and the cost that this turn may still spend on answering them.
+/// The waiting questions, and the amount of work that this turn may still do to answer them.
 ///
 /// The core adds questions ([`Questions::push`]) and reports the cost of each answer ([`Questions::spent`]).
-/// This type does not know the state. A single queue in order of arrival was rejected: a renewal would wait
-/// behind thousands of lists.
+/// This type does not know the state. Each kind of question has its own queue, because in a single queue in
+/// order of arrival a renewal would wait behind thousands of lists.
 #[derive(Default)]
 pub(super) struct Questions {
     waiting: [VecDeque<(Question, Instant)>; KINDS],
@@ -94,9 +96,9 @@ impl Questions {
         self.waiting.iter().all(VecDeque::is_empty)
     }
 
-    /// Adds a question that arrived at `since`. If `max` questions of its kind already wait, the question is
-    /// returned and the caller refuses it. The limit is needed because the question of a call that has ended
-    /// stays in the queue, so the limit of open calls does not bound the queue.
+    /// Adds a question that arrived at `since`. If `max` questions of its kind already wait, returns the
+    /// question, and the caller must refuse it. The limit of open calls does not bound the queue, because the
+    /// question of a call that has ended stays in the queue.
     pub fn push(&mut self, question: Question, since: Instant, max: usize) -> Option<Question> {
         if self.waiting[question.kind()].len() >= max {
             return Some(question);
@@ -105,20 +107,20 @@ impl Questions {
         None
     }
 
-    /// Begins a turn that may spend `budget` on answering questions.
+    /// Begins a turn that may spend `budget` units of work on answering questions.
     pub fn begin_turn(&mut self, budget: u64) {
         (self.budget, self.spent) = (budget, 0);
     }
 
-    /// Records the cost of the last answer: the number of leases visited, and of pointers copied. Copying one
-    /// pointer copies hundreds of entries of a shared table.
+    /// Records the cost of the last answer: the number of leases visited, and of pointers copied. A table is
+    /// copied by copying one pointer for each chunk of at least 128 entries.
     pub fn spent(&mut self, cost: u64) {
         self.spent = self.spent.saturating_add(cost);
     }
 
     /// Removes and returns the next question to answer in this turn, with its time of arrival. The kinds of
-    /// questions alternate. Returns `None` if the budget is spent, or if `is_whole` is false and the waiting
-    /// questions need a state without a partly applied entry.
+    /// questions take turns. Returns `None` if the budget is spent or no question waits. If `is_whole` is
+    /// false, an entry is partly applied, and kinds that need a state without such an entry are skipped.
     pub fn next(&mut self, is_whole: bool) -> Option<(Question, Instant)> {
         if self.spent >= self.budget && !planted::is(Bug::QuestionsAllAtOnce) {
             return None;
@@ -153,8 +155,8 @@ impl Questions {
         refused
     }
 
-    /// Returns true if a question that arrived at `since` has waited for the timeout. Its client has then
-    /// already received a timeout error.
+    /// Returns true if a question that arrived at `since` has waited for the timeout. At that time its client
+    /// has already received a timeout error.
     pub fn is_late(since: Instant, now: Instant, timeout: Duration) -> bool {
         now.saturating_duration_since(since) >= timeout
     }

@@ -1,5 +1,5 @@
-//! Warnings before the data reaches its quota. etcd does not warn: its operator first notices a full quota
-//! when writes are refused.
+//! Warns the operator before the data reaches its quota. etcd does not warn: its operators first notice a
+//! full quota when writes are refused.
 
 /// Percentages of the quota at which a warning is logged.
 const LEVELS: [u64; 3] = [80, 90, 95];

@@ -2,8 +2,8 @@
 //! the leader reports the commit index that it had when the read was registered, and confirms with a quorum
 //! that it still leads.
 //!
-//! All waiting reads share a round, and a few rounds are in flight at once: a read waits for one round trip
-//! to a quorum, and never for a write or for the end of a round that began earlier.
+//! All waiting reads share a round, and a few rounds are in flight at the same time. So a read waits for one
+//! round trip to a quorum, and never for a write or for the end of a round that began earlier.
 //!
 //! # Example: rounds that are shared and overlap
 //!
@@ -20,9 +20,9 @@
 //! 14   read d arrives     no round is under way: round 3 begins at once
 //! ```
 //!
-//! A read never sees a state from before the read began. The leader's commit index is determined after the
-//! round began, and so after the read arrived, and a quorum confirms afterwards that there was no newer
-//! leader.
+//! A read never sees a state that is older than the read. The leader's commit index is determined after the
+//! round began, and so after the read arrived. A quorum confirms afterwards that there was no newer leader at
+//! that time.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -38,12 +38,12 @@ const ROUNDS_MAX: usize = 16;
 /// Maximum number of groups of confirmed rounds, each of which waits for a different log index to be applied.
 const CONFIRMED_MAX: usize = 16;
 /// Minimum time between two rounds while one is in flight. Reads that arrive in between share the next round.
-/// It begins when the round in flight ends, or after this time if that is earlier.
+/// That round begins when the round in flight ends, or after this time if it passes earlier.
 const ROUND_PACE: Duration = Duration::from_millis(2);
 /// Minimum average number of reads per round at which a pause between rounds is worth its delay.
 const SHARED_ROUND: usize = 3;
-/// Time after which an unconfirmed round is repeated: a message may be lost, or the leader may have no
-/// committed entry of its own term yet.
+/// Time after which an unconfirmed round is repeated: a message may have been lost, or the leader may have
+/// had no committed entry of its own term yet.
 pub(super) const RETRY: Duration = Duration::from_millis(500);
 
 /// Pause before the raft node is asked again after it has refused to begin a round.
@@ -74,7 +74,7 @@ impl RoundRequest {
     }
 }
 
-/// A round that is in flight, and its requests.
+/// A round that is in flight, and the requests that wait for its confirmation.
 struct Round {
     context: u64,
     wants: Vec<(RoundRequest, Instant)>,
@@ -97,7 +97,7 @@ pub(super) type TimedRequest = (RoundRequest, Instant);
 /// Facts about this member that decide whether a round can begin.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RoundConditions {
-    /// True if the leader is known and can report the commit index. If this member leads, it must have
+    /// True if the leader is known and can report the commit index. If this member itself leads, it must have
     /// committed an entry of its own term: before that, it does not know which entries earlier leaders have
     /// committed.
     pub can_ask: bool,
@@ -108,17 +108,18 @@ pub(super) struct RoundConditions {
 /// Actions that the core has to take for rounds that are not confirmed in time.
 #[derive(Debug, Default)]
 pub(super) struct RetryStep {
-    /// True if rounds are repeated after having waited for [`RETRY`].
+    /// True if a round was not confirmed within [`RETRY`], so that the requests of all rounds in flight wait
+    /// for new rounds.
     pub late: bool,
     /// True if a warning should be logged, because the last warning is at least [`WARN_PAUSE`] ago.
     pub warns: bool,
-    /// Requests that have waited for the request timeout; their clients have already received a timeout
-    /// error.
+    /// Requests that have waited for the request timeout. They need no answer, because their clients have
+    /// already received a timeout error.
     pub expired: Vec<RoundRequest>,
 }
 
-/// Linearizable reads and the other requests that share their rounds, from their arrival until they may be
-/// answered.
+/// Linearizable reads, and the other requests that need a ReadIndex round, from their arrival until they may
+/// be answered.
 ///
 /// The core reports arriving requests (`push`), confirmations by the leader (`confirm`) and applied entries
 /// (`finish`). This type returns the rounds that the raft node has to begin, and the requests that may be
@@ -136,7 +137,7 @@ pub(super) struct Reads {
     refused_until: Option<Instant>,
     /// Time at which the last round began.
     began: Option<Instant>,
-    /// Average number of reads in recent rounds, in units of one sixteenth.
+    /// Moving average of the number of requests in a round, in units of one sixteenth.
     shared16: usize,
 }
 
@@ -147,7 +148,7 @@ impl Reads {
     }
 
     /// Returns the number of rounds that were begun and are not answered yet, and the number of all waiting
-    /// requests, before, in and after a round.
+    /// requests, whether their round has not begun, is in flight or is confirmed.
     pub fn figures(&self) -> (usize, usize) {
         let waiting = self.waiting.len()
             + self.rounds.iter().map(|round| round.wants.len()).sum::<usize>()
@@ -175,8 +176,8 @@ impl Reads {
         }
     }
 
-    /// Removes and returns the requests that have waited for `timeout`, before, in or after a round. Their
-    /// clients have already received a timeout error.
+    /// Removes and returns the requests that have waited for `timeout`, whether their round has not begun, is
+    /// in flight or is confirmed. Their clients have already received a timeout error.
     fn expired(&mut self, timeout: Duration, now: Instant) -> Vec<RoundRequest> {
         let mut expired = Vec::new();
         let mut sweep = |wants: &mut Vec<(RoundRequest, Instant)>| {
@@ -197,15 +198,15 @@ impl Reads {
         expired
     }
 
-    /// Removes and returns all requests that wait for a round to begin, because the newest state answers them
-    /// without a round.
+    /// Removes and returns all requests that wait for a round to begin. Called when no round is needed,
+    /// because no other member can lead and so this member's newest state answers the requests.
     pub fn take_waiting(&mut self) -> Vec<TimedRequest> {
         std::mem::take(&mut self.waiting)
     }
 
     /// Begins a round for the waiting requests, if the leader can be asked and the pause has passed. `number`
-    /// creates the number of the round, which is returned if the raft node should begin a round now. If the
-    /// node refuses, the caller calls [`Reads::refused`].
+    /// creates the number of the round. Returns that number if the raft node should begin a round now. If the
+    /// node refuses, the caller must call [`Reads::refused`].
     pub fn begin(
         &mut self,
         footing: RoundConditions,
@@ -224,8 +225,8 @@ impl Reads {
     }
 
     /// Handles a refusal by the raft node: the leader was lost just now, or too many reads wait for a new
-    /// leader to be confirmed. The requests of the newest round wait for another round, until their clients
-    /// time out.
+    /// leader to be confirmed. The requests of the newest round are put back and wait for another round, at
+    /// most until their clients time out.
     pub fn refused(&mut self, now: Instant) {
         if let Some(mut round) = self.rounds.pop_back() {
             round.wants.append(&mut self.waiting);
@@ -245,7 +246,7 @@ impl Reads {
             return Some(left);
         }
         let since = |began: Instant| now.saturating_duration_since(began);
-        // If few reads share a round, a pause would only delay them.
+        // If few reads share a round, a pause would only delay them, so none is made.
         let pace = if self.shared16 < 16 * SHARED_ROUND { Duration::ZERO } else { footing.pace };
         let paced = self.began.map(|began| pace.saturating_sub(since(began)));
         let shared = self.rounds.back().map(|newest| ROUND_PACE.saturating_sub(since(newest.began)));
@@ -257,15 +258,16 @@ impl Reads {
         !self.waiting.is_empty()
     }
 
-    /// Returns true if no round is in flight and no request waits, so that a read that arrives now could
-    /// begin a round at once.
+    /// Returns true if no round is in flight and no request waits, so that a round for a read that arrives
+    /// now could begin immediately.
     pub fn is_idle(&self) -> bool {
         self.waiting.is_empty() && self.rounds.is_empty()
     }
 
     /// Removes and returns the oldest group of requests whose round is confirmed and whose entries are
-    /// applied, with the times of the round. Returns `None` if there is no such group. The caller may push
-    /// the requests again.
+    /// applied, with the times of the round. Returns `None` if there is no such group. The caller may push a
+    /// request again, for example because this member has become the leader and its lease clocks do not run
+    /// yet.
     pub fn finish(&mut self, applied: Index) -> Option<(Vec<TimedRequest>, RoundTimes)> {
         let done = |confirmed: &Confirmed| confirmed.index <= applied || planted::is(Bug::ReadBeforeApplied);
         let at = self.confirmed.iter().position(done)?;
@@ -296,8 +298,8 @@ impl Reads {
         }
     }
 
-    /// Repeats rounds that were not confirmed in time, and removes requests that have waited for `timeout`.
-    /// Called at each tick.
+    /// Makes the requests of all rounds in flight wait for new rounds if a round was not confirmed in time,
+    /// and removes requests that have waited for `timeout`. Called at each tick.
     pub fn retry(&mut self, timeout: Duration, now: Instant) -> RetryStep {
         let late = |round: &Round| now.saturating_duration_since(round.began) >= RETRY;
         let mut retried = RetryStep { late: self.rounds.iter().any(late), ..RetryStep::default() };

@@ -1,6 +1,6 @@
-//! Removal of versions that compactions made unreadable: when it begins, how it continues, and which requests
-//! wait for its end. [`Removal`] decides; the machine removes the versions, and `long_reads` says which
-//! versions readers still need.
+//! Decides when the versions of keys that compactions made unreadable are removed, and which compaction
+//! requests are answered only after that. [`Removal`] decides; the state machine removes the versions, and
+//! `long_reads` says which versions readers still need.
 
 use std::time::{Duration, Instant};
 
@@ -10,8 +10,10 @@ use super::Reply;
 
 /// Pause before a removal checks again if the readers that it waits for have ended.
 const READERS_PAUSE: Duration = Duration::from_millis(200);
-/// Time that a removal waits for watches that lag behind; after it they are canceled as compacted. A compaction
-/// that arrives while another one waits may wait up to twice as long.
+/// Maximum time that a removal waits for watches that lag behind. After it the removal begins, and watches
+/// that still need the removed versions are canceled as compacted. If a newer compaction replaces a waiting
+/// one, both wait until the time of the newer one has passed, so that a removal may begin up to twice this
+/// time after its compaction.
 const WATCHES_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The next step of a removal.
@@ -21,7 +23,7 @@ pub(super) enum Step {
     Nothing,
     /// Publish a view, because a removal begins and [`Removal::through`] has changed.
     Publish,
-    /// Remove a slice of versions.
+    /// Remove the next slice of versions.
     Remove,
 }
 
@@ -69,13 +71,13 @@ impl Pending {
 /// the changes up to the compaction, and a view with the new [`Removal::through`] is published. It then
 /// continues in slices with pauses between them.
 ///
-/// Compactions may follow each other faster than watches that lag behind catch up. Then the oldest compaction
-/// keeps its own time limit, and its removal begins without the newer compactions.
+/// Compactions may follow each other faster than watches that lag behind catch up. In that case the oldest
+/// compaction keeps its own time limit, and its removal begins without the newer compactions.
 ///
 /// Worked example: compactions arrive every 4 s, and one watch reads nothing. At first the compactions of 0 s
-/// and 4 s are pending; then the compaction of 8 s replaces that of 4 s. At 10 s the removal of the first one
-/// begins, and the watch is canceled. At the next step all remaining watches have received everything, and
-/// the removal of the compaction of 8 s begins.
+/// and 4 s are pending; then the compaction of 8 s replaces that of 4 s. At 10 s the removal of the
+/// compaction of 0 s begins, and the watch is canceled. At the next step all remaining watches have received
+/// everything, and the removal of the compaction of 8 s begins.
 ///
 /// This type only decides what to remove and when; it removes nothing itself.
 pub(super) struct Removal {
@@ -88,25 +90,27 @@ pub(super) struct Removal {
     /// The newest compaction after `oldest` whose removal has not begun. It replaces the compactions between
     /// the two.
     newest: Option<Pending>,
-    /// True if the present `through` was published by this process and may have left versions to remove.
-    /// False for a removal that was interrupted by a restart and waits together with a pending compaction.
+    /// True if this process has begun a removal (it has published `through`) and versions may be left to
+    /// remove. False for a removal that a restart has interrupted: while a compaction is pending, such a
+    /// removal waits and continues together with the removal of that compaction.
     has_slices: bool,
     /// Compactions that are not published yet.
     unpublished: Vec<Compaction>,
     is_open: bool,
     next: Instant,
-    /// Compact revision through which versions may have been removed. All versions that a compaction at this
-    /// revision keeps are present.
+    /// Compact revision up to which old versions may already have been removed. All versions that a
+    /// compaction at this revision keeps are present.
     through: Revision,
-    /// Time of the compaction whose removal began last.
+    /// Time at which the compaction whose removal began last was applied.
     asked: Instant,
-    /// Answers to compaction requests that wait for the removal up to a revision, in the order of the revisions.
+    /// Answers to compaction requests that wait for the removal up to a revision, in the order of the
+    /// revisions.
     waiters: Vec<(Revision, Reply)>,
 }
 
 impl Removal {
-    /// Returns the state after a start with this compact revision. It continues a removal that a crash
-    /// interrupted.
+    /// Returns the value for a member that starts and whose state has the compact revision `compacted`. A
+    /// removal is assumed to be in progress, so that a removal that a crash has interrupted continues.
     pub fn new(compacted: Revision, pause: Duration, now: Instant) -> Removal {
         Removal {
             pause,
@@ -124,7 +128,7 @@ impl Removal {
     }
 
     /// Records that the state, whose current revision is `current`, was compacted to `revision`. `is_hashed`
-    /// says whether the hash of the compaction is to be computed once the compaction is published.
+    /// says whether the hash of the compacted state is to be computed once the compaction is published.
     pub fn compacted(&mut self, revision: Revision, current: Revision, is_hashed: bool, now: Instant) {
         let previous = std::mem::replace(&mut self.compacted, revision);
         if is_hashed {
@@ -138,19 +142,20 @@ impl Removal {
         (self.is_open, self.next) = (true, now);
     }
 
-    /// Records that another member's state, with this compact revision, replaced the present one. The sender
-    /// may have removed any version that its compaction made unreadable. Watches that need such a version are
-    /// canceled, because they would miss events.
+    /// Records that another member's state, with this compact revision, has replaced the current state. The
+    /// sender may have removed any version that its compaction made unreadable. So `through` becomes this
+    /// compact revision, and watches that need an older version are canceled, because they would miss events.
     pub fn restored(&mut self, compacted: Revision, now: Instant) {
         (self.compacted, self.through) = (compacted, compacted);
         (self.oldest, self.newest, self.has_slices) = (None, None, false);
         (self.is_open, self.next, self.asked) = (true, now, now);
-        // These compactions belong to the replaced state.
+        // These compactions belong to the replaced state, so their hashes must not be computed from the new
+        // one.
         self.unpublished.clear();
     }
 
-    /// Returns the compact revision through which versions may have been removed. All versions that a
-    /// compaction at this revision keeps are present.
+    /// Returns the compact revision up to which old versions may already have been removed. All versions that
+    /// a compaction at this revision keeps are present.
     pub fn through(&self) -> Revision {
         self.through
     }
@@ -184,20 +189,24 @@ impl Removal {
             _ if self.has_slices => return Step::Remove,
             _ => return Step::Nothing,
         };
-        // The revision is published before anything is removed.
+        // The caller publishes `through` before it removes anything. So the readers of every published state
+        // know up to which compact revision versions of keys may be missing.
         (self.through, self.has_slices, self.asked) = (begun.revision, true, begun.since);
         Step::Publish
     }
 
-    /// Records the result of a slice. Returns the answers that waited for it, and the duration of the whole
-    /// removal if it has ended. A compaction request does not wait for readers, as in etcd. An end that leaves
-    /// only versions of pending compactions is an end, too: while one watch lags behind frequent compactions,
-    /// there may always be a pending one.
+    /// Records the result of a slice. Returns the answers that waited for the removal, and the duration of
+    /// the whole removal if it has ended.
+    ///
+    /// A compaction request does not wait for versions that readers still need, as in etcd. It does not wait
+    /// for the versions of pending compactions either: while one watch lags behind frequent compactions,
+    /// there may always be a pending compaction.
     pub fn sliced(&mut self, sliced: SliceOutcome, now: Instant) -> (Vec<Reply>, Option<Duration>) {
         let took = match sliced {
             SliceOutcome::Some => return (Vec::new(), None),
-            // Nothing more can be removed for the begun compactions. The remaining versions belong to a
-            // compaction whose removal has not begun.
+            // Nothing more can be removed for the compactions whose removal has begun. The remaining versions
+            // belong to a compaction that still waits for watches. So the answers up to `through` are
+            // returned now.
             SliceOutcome::Waits | SliceOutcome::All if self.oldest.is_some() => {
                 let took =
                     std::mem::take(&mut self.has_slices).then(|| now.saturating_duration_since(self.asked));
@@ -223,7 +232,7 @@ impl Removal {
         self.is_open
     }
 
-    /// Keeps an answer until the versions up to the present compact revision are removed.
+    /// Keeps an answer until the versions below the current compact revision are removed.
     pub fn keep(&mut self, reply: Reply) {
         self.waiters.push((self.compacted, reply));
     }

@@ -2,14 +2,14 @@
 //! NOSPACE alarm that follows the free space is in `alarms.rs`.
 //!
 //! Deletes, compactions, checkpoints and moving values free space, but each of them first needs some space.
-//! So each purpose must leave a certain amount of space for the purposes after it. With a segment of 2 MiB
-//! and `log.room()` as the remaining space:
+//! So a write for one purpose must leave a certain amount of space for the purposes after it. With a segment
+//! of 2 MiB and `log.room()` as the remaining space, batches are accepted:
 //!
 //! ```text
-//! puts and lease grants           as long as the log has its spare file, and 2.6 MiB stay
-//! deletes, revocations            as long as 1.1 MiB stay
-//! moving live values              as long as 320 KiB stay
-//! compactions, alarms, members    as long as 64 KiB stay
+//! puts and lease grants           if the log has its spare file, and at least 2.6 MiB stay free afterwards
+//! deletes, revocations            if at least 1.1 MiB stay free
+//! moving live values              if at least 320 KiB stay free
+//! compactions, alarms, members    if at least 64 KiB stay free
 //! the member's own entries        to the last byte; a batch without space waits in `parked`
 //! ```
 
@@ -30,36 +30,39 @@ use super::{Fatal, Shortage};
 const FREE_PAUSE: Duration = Duration::from_secs(5);
 /// Interval at which the free space of the disk is checked.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-/// Free bytes above which space is not accounted: this is more than can ever wait for the log.
+/// Free bytes at which the space for single writes is not checked, because fewer bytes than this can ever
+/// wait for the log.
 const PLENTY_BYTES: u64 = 1 << 30;
-/// Maximum bytes of values that are moved in one portion.
+/// Maximum bytes of values that are moved in one batch.
 const PORTION_BYTES: usize = 1 << 20;
-/// Number of segments that must fit on the disk in addition to another member's whole state. The log finds a
-/// shortage when it cannot prepare a segment, and two segments may be in preparation when the disk is
-/// checked.
+/// Number of segments that must fit on the disk in addition to another member's whole state. With less free
+/// space the log could not prepare its next segments and would report a shortage. (Two segments may already
+/// be in preparation while the disk is checked.)
 const STATE_SEGMENTS_FREE: u64 = 4;
 /// Bytes in the log's queue at which the core holds back proposals until the next sync.
 const LOG_QUEUE_BYTES: usize = 64 << 20;
 /// Bytes in the log's queue at which entries from other members are dropped, as if the network had lost them.
 const RECEIVED_QUEUE_BYTES: usize = 128 << 20;
-/// Bytes counted for an entry in addition to its data. A record's overhead is smaller.
+/// Bytes counted for an entry in addition to its data. The overhead of a record is smaller, so the result is
+/// an upper bound.
 const ENTRY_BYTES: usize = 64;
-/// Bytes counted for each write, and for each value that is moved, in addition to the data: more than a record
-/// and the batch's own records take. Not counted is the unused rest of a segment that is too short for the next
-/// record.
+/// Bytes counted for each write, and for each moved value, in addition to the data. This is more than the
+/// record and the batch's own records take. The unused rest of a segment, if it is too short for the next
+/// record, is not included.
 const WRITE_BYTES: usize = 128;
 
 const _: () = assert!(Batch::RECORD_BYTES_MAX <= ENTRY_BYTES);
 const _: () = assert!(Batch::RECORD_BYTES_MAX + Batch::OWN_BYTES <= WRITE_BYTES);
 
-/// Purpose for which a command needs disk space; when space runs out, commands are refused in this order.
+/// Purpose for which a command needs disk space. When space runs out, commands are refused in the order of
+/// the variants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Purpose {
     /// The command adds data: puts, also in a transaction, and lease grants.
     Adds,
     /// The command removes data, or adds only a little.
     Frees,
-    /// Live values are moved out of segments, so that the segments can be deleted.
+    /// The write moves live values out of segments, so that the segments can be deleted.
     Moves,
     /// The command can end the shortage, or concerns members: compactions, alarms and membership changes.
     Mends,
@@ -67,7 +70,7 @@ pub(super) enum Purpose {
     Own,
 }
 
-/// A batch for which the log had no space. For raft it is a batch whose sync takes long.
+/// A batch for which the log had no space. Raft treats it as a batch whose sync takes long.
 struct ParkedBatch {
     batch: Batch,
     /// Number that raft has given to the batch.
@@ -87,14 +90,14 @@ struct Syncing {
 /// The result of a check of the disk.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DiskCheck {
-    /// True if the checkpointer should be ordered to reserve space for the next checkpoint. The core calls
-    /// [`Room::reserved`] after it has given the order.
+    /// True if the checkpointer should be ordered to reserve space for the next checkpoint. After the order
+    /// the core calls [`Room::reserved`].
     pub wants_reserve: bool,
     /// True if the log or the last checkpoint found its disk short of space.
     pub is_short: bool,
 }
 
-/// Batches on their way to the log, and the space that the disk has for further writes.
+/// Tracks the batches on their way to the log, and the space that the disk has for further writes.
 ///
 /// Batches are given to the log in order. A batch for which the log has no space waits here until the log
 /// accepts it. A caller that wants to write more first checks [`Room::has`] with the [`Purpose`] of the
@@ -108,18 +111,19 @@ pub(super) struct Room {
     next_look: Instant,
     /// True if the checkpointer was ordered to reserve space for the next checkpoint.
     reserve_asked: bool,
-    /// Token that is alive while an order to reserve space is in the checkpointer's queue.
+    /// Refers to a token that an order to reserve space holds. While the token exists, the order is in the
+    /// checkpointer's queue.
     reserve_queued: Weak<()>,
-    /// True if the last checkpoint failed for lack of space. This counts as a shortage of its own, because
-    /// the data directory may be on another disk than the log (`--wal-dir`), and without checkpoints the log
-    /// only grows.
+    /// True if the last checkpoint failed for lack of space. This counts as a shortage even if the log has
+    /// space, because the data directory may be on another disk than the log (`--wal-dir`), and without
+    /// checkpoints the log only grows.
     lacks_checkpoint: bool,
     /// Earliest time of the next checkpoint that is made because of a shortage.
     next_free: Instant,
 }
 
 impl Room {
-    /// Returns the initial state, without any batch in flight.
+    /// Returns the value for a member that starts: no batch is in flight.
     pub fn new(now: Instant, log: &Log) -> Room {
         Room {
             parked: VecDeque::new(),
@@ -144,8 +148,9 @@ impl Room {
         syncing.into_iter().chain(self.parked.front().map(|parked| parked.since)).min()
     }
 
-    /// Gives a batch to the log, or stores it until the log accepts it, so that batches stay in order. `raft`
-    /// is the number that raft has given to the batch.
+    /// Gives a batch to the log. If the log has no space for it, or earlier batches wait, stores the batch
+    /// until the log accepts it, so that batches stay in order. `raft` is the number that raft has given to
+    /// the batch.
     ///
     /// # Errors
     ///
@@ -153,8 +158,9 @@ impl Room {
     /// space.
     pub fn hand(&mut self, log: &mut Log, mut batch: Batch, raft: u64, now: Instant) -> Result<(), Fatal> {
         if batch.reset.is_some() {
-            // A reset replaces all waiting batches, and may free the missing space. When the reset is synced,
-            // raft also counts the batches with lower numbers as synced.
+            // A reset replaces the contents of all waiting batches, and may free the missing space. So the
+            // waiting batches are dropped, except for the newest hard state. When the reset is synced, raft
+            // also counts the batches with lower numbers as synced.
             let parked = std::mem::take(&mut self.parked);
             let hard_state = parked.into_iter().rev().find_map(|parked| parked.batch.hard_state);
             batch.hard_state = batch.hard_state.or(hard_state);
@@ -175,7 +181,8 @@ impl Room {
                 Refusal::NoSpace | Refusal::QueueFull if !planted::is(planted::Bug::FullLogFatal) => {
                     self.parked.push_front(ParkedBatch { batch: refused.batch, raft, since });
                 }
-                // The disk has failed, which the log reports as an event, or this is a bug of this program.
+                // Either the disk has failed, which the log also reports as an event, or this is a bug in
+                // Mainstay.
                 reason => return Err(Fatal::LogRefused(reason)),
             },
         }
@@ -221,8 +228,8 @@ impl Room {
         raft
     }
 
-    /// Returns the bytes that must stay free in the log after a write for this purpose, because more urgent
-    /// purposes may need them.
+    /// Returns the bytes that must stay free in the log after a write for this purpose, because the purposes
+    /// after it may need them.
     fn kept_for_others(log: &Log, purpose: Purpose) -> u64 {
         let segment = log.segment_room();
         let own = (segment / 8).min(64 << 10);
@@ -245,14 +252,14 @@ impl Room {
         log.space() == Space::Ample && !self.lacks_checkpoint
     }
 
-    /// Returns true if so much space is free that it need not be accounted.
+    /// Returns true if so much space is free that single writes need not be checked against it.
     pub fn has_plenty(&self, log: &Log) -> bool {
         self.is_ample(log) && self.free_bytes >= PLENTY_BYTES
     }
 
     /// Returns the bytes that the log can accept in addition to those that wait for it. Free bytes of the
-    /// file system are included only if the log has found no shortage. They are never included for values
-    /// that are moved, because such a batch must never have to wait for the log to prepare a segment.
+    /// file system are included only if the log has found no shortage. They are never included for moved
+    /// values, because the batch of moved values must not wait for the log to prepare a segment.
     fn left(&self, log: &Log, purpose: Purpose) -> u64 {
         let counts = log.space() == Space::Ample && purpose != Purpose::Moves;
         let free = if counts { self.free_bytes } else { 0 };
@@ -260,8 +267,8 @@ impl Room {
         (log.room() + free).saturating_sub((log.queued_bytes() + parked) as u64)
     }
 
-    /// Returns true if the disk has space for this many more bytes. With plenty of free space the check costs
-    /// almost nothing.
+    /// Returns true if the disk has space for this many more bytes. With plenty of free space the answer is
+    /// computed without adding up the waiting bytes.
     pub fn has(&self, log: &Log, bytes: usize, purpose: Purpose) -> bool {
         if self.has_plenty(log) {
             return true;
@@ -278,27 +285,29 @@ impl Room {
     }
 
     /// Checks if the disk has space for this many bytes of another member's whole state, and returns the
-    /// shortage if not. A received state is stored in addition to the present one. It may not use space that
-    /// is reserved for shortages, and must leave so much free space that the log finds no shortage. Otherwise
-    /// a NOSPACE alarm would refuse the writes of the whole cluster, although client data did not cause the
-    /// shortage.
+    /// shortage if not.
+    ///
+    /// A received state is stored in addition to the current one. It must not use space that is reserved for
+    /// shortages, and must leave so much free space that the log finds no shortage. Otherwise a NOSPACE alarm
+    /// would make the whole cluster refuse writes, although client data did not cause the shortage.
     pub fn shortage_of_state(&mut self, log: &Log, bytes: u64) -> Option<Shortage> {
-        // Gigabytes may be written between two periodic checks, so the free space is read again.
+        // The free space is read again, because gigabytes may have been written since the last periodic
+        // check.
         self.free_bytes = log.free_bytes().unwrap_or(u64::MAX / 2);
         let free_bytes = if self.is_ample(log) { self.free_bytes } else { 0 };
         let wanted_bytes = bytes.saturating_add(STATE_SEGMENTS_FREE * u64::from(log.segment_bytes()));
         (free_bytes < wanted_bytes).then_some(Shortage { free_bytes, wanted_bytes })
     }
 
-    /// Returns the maximum bytes of values that are moved at once: few when space is short, so that space is
-    /// checked again before each small portion.
+    /// Returns the maximum bytes of values that are moved in one batch. When space is short, the batches are
+    /// small, so that the free space is checked more often.
     pub fn portion_bytes(&self, log: &Log) -> usize {
         let all = if self.has_plenty(log) { u64::MAX } else { log.segment_room() / 4 };
         usize::try_from(all).unwrap_or(usize::MAX).min(PORTION_BYTES)
     }
 
-    /// Returns true if there is space for entries that a leader sent. If not, the caller drops them, as if the
-    /// network had lost them, and the leader sends them again.
+    /// Returns true if there is space for entries that a leader sent. If there is none, the caller drops the
+    /// entries, as if the network had lost them, and the leader sends them again.
     pub fn takes_entries(&self, log: &Log, entries: &[raftpb::Entry]) -> bool {
         if planted::is(planted::Bug::FullLogFatal) {
             return true;
@@ -309,8 +318,8 @@ impl Room {
         let bytes_of = |entry: &raftpb::Entry| ENTRY_BYTES + entry.data.as_ref().map_or(0, Bytes::len);
         let bytes: usize = entries.iter().map(bytes_of).sum();
         let largest = entries.iter().map(bytes_of).max().unwrap_or(0);
-        // A record larger than a segment gets a new, larger segment, so it cannot use the rest of the present
-        // segment.
+        // A record larger than a segment gets a new, larger segment, so the rest of the current segment is
+        // wasted and must be counted.
         let segment = usize::try_from(log.segment_room()).unwrap_or(usize::MAX);
         let wasted = if largest > segment { segment } else { 0 };
         self.parked.is_empty()
@@ -340,8 +349,8 @@ impl Room {
         log.queued_bytes() < LOG_QUEUE_BYTES
     }
 
-    /// Returns the maximum number of bytes that may wait for the log. It is smaller when the disk is short of
-    /// space.
+    /// Returns the maximum number of bytes that may wait for the log. When the disk is short of space, the
+    /// result is smaller than usual.
     pub fn queued_bytes_max(&self, log: &Log) -> usize {
         if self.has_plenty(log) {
             LOG_QUEUE_BYTES
@@ -356,18 +365,18 @@ impl Room {
             return None;
         }
         self.next_look = now + LOOK_INTERVAL;
-        // A file system that does not report its free space counts as one with plenty of space.
+        // A file system that does not report its free space is treated as if it had plenty.
         self.free_bytes = log.free_bytes().unwrap_or(u64::MAX / 2);
-        // The reserve is requested as soon as free space is no longer plentiful, while there is still space
-        // to reserve.
+        // The reserve is requested as soon as free space is no longer plentiful, because there must still be
+        // space to reserve.
         let has_plenty = self.has_plenty(log);
         self.reserve_asked &= !has_plenty;
         let wants_reserve = !has_plenty && !self.reserve_asked || log.holds_room();
         Some(DiskCheck { wants_reserve, is_short: !self.is_ample(log) })
     }
 
-    /// Returns a token to be kept alive by an order to reserve space for the next checkpoint. Returns `None`
-    /// if such an order is already queued, so that other orders find space in the queue.
+    /// Returns a token that the caller puts into an order to reserve space for the next checkpoint. Returns
+    /// `None` if such an order is already queued, so that the queue keeps space for other orders.
     pub fn order_of_reserve(&mut self) -> Option<Arc<()>> {
         if self.reserve_queued.strong_count() > 0 {
             return None;
@@ -382,8 +391,8 @@ impl Room {
         self.reserve_asked = true;
     }
 
-    /// Returns true if enough space is free that the NOSPACE alarm, once cleared, would not be raised again
-    /// at once.
+    /// Returns true if so much space is free that the NOSPACE alarm, once cleared, would not immediately be
+    /// raised again.
     pub fn is_roomy(&self, log: &Log) -> bool {
         let is_short = !self.is_ample(log) || log.holds_room();
         !is_short && self.free_bytes >= 2 * u64::from(log.segment_bytes())
@@ -408,7 +417,8 @@ impl Room {
 
 /// Returns the purpose for which a command needs disk space.
 pub(super) fn purpose_of(data: &Bytes) -> Purpose {
-    // A command that cannot be decoded is refused later.
+    // A command that cannot be decoded is refused later. Until then it counts as adding data, so that the
+    // strictest limit applies to it.
     let Ok(request) = InternalRaftRequest::decode(data.clone()) else { return Purpose::Adds };
     if request.put.is_some() || request.lease_grant.is_some() {
         return Purpose::Adds;

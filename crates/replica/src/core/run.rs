@@ -1,6 +1,6 @@
-//! The core's loop: [`Core::turn`] is one turn, which calls each part in a fixed order. The files in `run/`
-//! contain the work of a turn for clients, peers, the disk and control requests. The files beside this one
-//! contain the decisions.
+//! The core's loop. [`Core::turn`] runs one turn, which calls each part of the core in a fixed order. The
+//! files in `run/` contain the work of a turn for clients, peers, the disk and control requests. The files
+//! beside this one contain the decisions.
 
 mod clients;
 mod control;
@@ -59,8 +59,9 @@ use storage::terms::Terms;
 use storage::values::LogValues;
 use telemetry::logging::Logger;
 
-/// Average number of client requests per turn at which the core begins to yield to other threads before it
-/// sleeps. A single client that waits for each answer makes one request per turn.
+/// Average number of client requests per turn from which on the core yields to other threads before it
+/// sleeps, so that their requests can join the next turn. A single client that waits for each answer makes
+/// only one request per turn, and must not be delayed.
 const GATHERED: u64 = 2;
 
 /// Maximum time for which a stop waits for open requests.
@@ -104,8 +105,8 @@ pub struct Parts {
     pub ready: SyncSender<()>,
 }
 
-/// The core: one loop, which owns the raft node, the log, the state and the parts of this module. It has its
-/// own thread; while that thread sleeps, a shard may run a turn of the core on the shard's own thread
+/// The core: one loop, which owns the raft node, the log, the state and the parts of this module. The core
+/// has its own thread. While that thread sleeps, a shard may run a turn of the core on the shard's own thread
 /// (`seat.rs`).
 ///
 /// **What it is.** A turn takes all requests that have arrived, lets each part do what is due, carries out
@@ -263,7 +264,7 @@ impl Core {
     }
 
     /// Returns the time for which the core may sleep before its next turn, and the number of waiting requests
-    /// at which it should be woken earlier.
+    /// from which on it should be woken earlier. Also tells the shards which requests should wake the core.
     pub fn before_sleep(&self) -> (Duration, usize) {
         self.shared.core.set_wakes_for_reads(self.reads.is_idle());
         self.shared.core.set_wakes_for_writes(self.proposals.gathers_logins_only());
@@ -275,7 +276,8 @@ impl Core {
         self.log.wants_turn()
     }
 
-    /// Returns true if the log has found less free space than it needs for its reserve.
+    /// Returns true if the log does not have all the free space that it needs for its next segment and its
+    /// reserve.
     pub fn log_lacks_space(&self) -> bool {
         self.log.space() != log::Space::Ample
     }
@@ -321,8 +323,8 @@ impl Core {
         let leases_as_of = self.pace.writing.leases_as_of(now);
         self.leases.look(self.machine.applied_index, self.node.status().commit, leases_as_of);
         self.remove_slice(now);
-        // From here on the newest view and the state are the same, except for an entry that is partly
-        // applied.
+        // The calls from here on rely on this publication: after it, the newest view shows the same state as
+        // the machine, unless an entry is partly applied.
         self.publish();
         self.note_stages(now);
         self.answer_questions(now);
@@ -333,7 +335,8 @@ impl Core {
         if self.lifecycle.is_parked() {
             return Ok(false);
         }
-        // A replaced state is given away before the checkpointer begins the checkpoint of the new state.
+        // The replaced state is given to the checkpointer before the checkpoint of the new state is ordered,
+        // so that its memory is freed before that long work begins.
         self.release_discarded();
         self.order_checkpoint(now);
         self.delete_pending();
@@ -341,8 +344,8 @@ impl Core {
             return Ok(true);
         }
         Ok(self.lifecycle.stopping().is_some_and(|since| {
-            // A member that has transferred leadership keeps forwarding proposals of members that run etcd,
-            // until another leader is known.
+            // A member that has transferred leadership continues until another leader is known, because
+            // members that run etcd may still send it proposals, which it has to forward.
             let waited = now.saturating_duration_since(since);
             let succeeded = !self.lifecycle.has_resigned()
                 || self.node.status().leader != MemberId::NONE
@@ -358,11 +361,11 @@ impl Core {
     }
 
     /// Returns true if the core should write the appended batch to the log on its own thread in this turn.
-    /// `proposals` is the number of open proposals. The result arrives as a request, as it does from the
-    /// log's thread.
+    /// `proposals` is the number of open proposals. The result of the write arrives as a request, as if the
+    /// log's thread had written.
     fn writes_here(&self, proposals: usize, now: Instant) -> bool {
-        // The member list in the state is not enough: on a member that catches up, it may be from the time
-        // when the cluster had one member.
+        // The member list in the state is not enough, so raft is asked, too: on a member that catches up, the
+        // list may be from the time when the cluster had one member.
         let is_alone = self.shared.member.threads
             && !self.lifecycle.is_stopping()
             && self.machine.members.by_id.len() == 1
@@ -386,7 +389,7 @@ impl Core {
         }
     }
 
-    /// Publishes the numbers of objects and bytes in the core's memory.
+    /// Publishes counts and sizes of the objects in the core's memory.
     fn count_memory(&self) {
         let set = |figure: &AtomicU64, value: u64| figure.store(value, Ordering::Relaxed);
         let (memory, index) = (&self.shared.diagnostics.memory, self.machine.store.allocated());
@@ -396,8 +399,8 @@ impl Core {
         set(&memory.queued_bytes, self.queued_bytes() as u64);
     }
 
-    /// Returns the time for which the core may sleep, and the number of waiting requests at which it should
-    /// be woken earlier.
+    /// Returns the time for which the core may sleep, and the number of waiting requests from which on it
+    /// should be woken earlier.
     fn patience(&self) -> (Duration, usize) {
         let now = self.shared.member.clock.now();
         let mut patience = self.pace.left(now);
@@ -411,8 +414,8 @@ impl Core {
             patience = Duration::ZERO;
         }
         match self.batching_wait(now) {
-            // The waiting proposals need the end of a sync, which wakes the core in any case, so no number of
-            // further requests has to.
+            // The waiting proposals cannot be made before a sync ends or a leader is known, and both events
+            // wake the core. So no number of further requests should wake it.
             _ if self.proposals.is_held_back() && !self.has_room_again() => (patience, usize::MAX),
             Some((more, left)) if self.proposals.has_gathered() => (patience.min(left), more),
             _ if self.proposals.has_gathered() => (Duration::ZERO, 1),
@@ -438,8 +441,9 @@ impl Work for Core {
         Core::before_sleep(self)
     }
 
-    /// Returns true if no other work is in flight and the core would itself write to the log a write that
-    /// arrives now. Then a shard may run the turn on its thread.
+    /// Returns true if no other work is in flight and a write that arrives now would be written to the log by
+    /// the core itself. In that case a shard may run the turn on its own thread, because it would otherwise
+    /// only wait for the core.
     fn is_for_others(&self) -> bool {
         !self.lifecycle.is_parked()
             && self.machine.is_whole()

@@ -1,5 +1,5 @@
-//! Segments that are deleted once no view can refer to them ([`Segments`]), and values that are being moved
-//! out of other segments ([`Moves`]). `space.rs` decides which segments should be emptied.
+//! Tracks segments of the log that are deleted once no view can refer to them ([`Segments`]), and values that
+//! are being moved out of other segments ([`Moves`]). `space.rs` decides which segments should be emptied.
 //!
 //! # Example: when segment 3 is deleted
 //!
@@ -10,7 +10,8 @@
 //! delete_later(3)      recorded with view 9, the newest that may refer to a location in segment 3
 //! release              the oldest held view is 7 <= 9: segment 3 stays
 //! the reader drops 7
-//! release              the oldest held view is 9 <= 9: it stays; 9 is the newest, so `true`: publish another view
+//! release              the oldest held view is 9 <= 9: it stays; 9 is the newest, so the result is `true`:
+//!                      the caller publishes another view
 //! view 10 published    it refers to nothing in segment 3
 //! the shards drop 9
 //! release              the oldest held view is 10 > 9: segment 3 is deleted
@@ -25,7 +26,7 @@ use numbers::ChangeId;
 use planted::Bug;
 use storage::checkpointer::Order;
 
-/// Number of tracked views above which dropped views are removed from the whole list, not only from its
+/// Maximum number of tracked views before dropped views are removed from the whole list, not only from its
 /// front.
 const VIEWS_MAX: usize = 4096;
 
@@ -78,9 +79,9 @@ impl Segments {
         self.pending_delete.len()
     }
 
-    /// Calls `delete` for the segments to which no held view can refer. Returns true if another view should
-    /// be published so that the remaining segments can be deleted: of the views that may refer to them, only
-    /// the newest one is left. A reader may hold that view, too, so the segments are not deleted at once.
+    /// Calls `delete` for the segments to which no held view can refer. Returns true if the newest view is
+    /// the only one left that may refer to the remaining segments. In that case the caller should publish
+    /// another view, so that the readers drop the newest one, and a later call can delete the segments.
     pub fn release(&mut self, mut delete: impl FnMut(u32)) -> bool {
         if self.pending_delete.is_empty() {
             return false;
@@ -128,7 +129,7 @@ impl Moves {
         if self.moving.is_empty()
             && let Some(mover) = self.mover.take()
         {
-            // The checkpointer may have stopped waiting; then no signal is needed.
+            // An error is ignored: it means that the checkpointer no longer waits for the signal.
             let _ = mover.try_send(());
         }
     }
@@ -182,8 +183,8 @@ mod tests {
             drop(orders);
             ended.send(()).expect("the test waits");
         });
-        // The queue is full. The checkpointer's queue can be full, too, because it takes no order while values
-        // are being moved.
+        // The queue of orders is full, as the checkpointer's queue can be: the checkpointer takes no order
+        // while it moves values.
         assert!(hears.recv().is_err(), "they do not arrive");
         core_ended.recv().expect("it has ended");
         core.join().expect("did not panic");

@@ -1,4 +1,4 @@
-//! Garbage in the log's segments, and the choice of segments that are worth emptying.
+//! Measures the garbage in the log's segments, and chooses the segments that are worth emptying.
 //!
 //! # Example
 //!
@@ -17,22 +17,23 @@ use numbers::Index;
 use super::room::{Purpose, Room};
 use super::segments::Segments;
 
-/// Size of a whole checkpoint in bytes from which on it must pay off: values are moved only if that frees
-/// twice as many bytes as the checkpoint writes. Moved values require a whole checkpoint.
+/// Size of a whole checkpoint in bytes from which on its cost is considered. Moving values makes a whole
+/// checkpoint necessary. If that checkpoint has at least this size, values are moved only if there are at
+/// least twice as many garbage bytes as the checkpoint writes.
 const WHOLE_BYTES_LARGE: u64 = 16 << 20;
 /// Estimated number of bytes that one version needs in a checkpoint.
 const VERSION_BYTES: u64 = 64;
-/// Maximum number of segments that are emptied at once.
+/// Maximum number of segments that one order to the checkpointer empties.
 const RECLAIM_SEGMENTS: usize = 16;
 
-/// Returns the bytes that the live values of a segment would need in another segment, including the overhead
-/// of their records. The overhead must not count as garbage; otherwise segments with small values would be
-/// emptied again and again.
+/// Returns the bytes that the live values of a segment would take in another segment, including the overhead
+/// of their records. The overhead must count as live. If it counted as garbage, segments with small values
+/// would be emptied again and again, because moving the values does not reduce it.
 fn moved_bytes(usage: &machine::SegmentUse) -> u64 {
     Log::moved_bytes(usage.values, usage.bytes)
 }
 
-/// A survey of the garbage in the segments. It only decides, and keeps no state between calls.
+/// A survey of the garbage in the segments, made for one decision. It keeps no state between calls.
 #[derive(Clone, Copy)]
 pub(super) struct Survey<'a> {
     /// The raft log, with its segments.
@@ -55,7 +56,7 @@ impl Survey<'_> {
         self.machine.usage().get(&segment).is_none_or(|usage| usage.values == 0)
     }
 
-    /// Returns the sealed segments from which nothing is needed once the current state is saved.
+    /// Returns the sealed segments that can be deleted once the current state is saved.
     pub fn empty_segments(&self) -> Vec<u32> {
         let segments = self.log.segments();
         let empty = segments
@@ -80,14 +81,15 @@ impl Survey<'_> {
         let usage = self.machine.usage();
         let (mut live, mut dead) = (0, 0);
         let segments = self.log.segments();
-        // A segment that waits to be deleted needs no checkpoint: it is deleted as soon as no view refers to
-        // it.
+        // A segment that waits to be deleted is not counted. It needs no checkpoint, because it is deleted as
+        // soon as no view refers to it.
         let goes = |segment: &SegmentState| segment.releasing || self.segments.is_pending_delete(segment.seq);
         for segment in segments.iter().filter(|s| s.sealed && s.last_index <= self.kept_behind && !goes(s)) {
             let in_use = usage.get(&segment.seq).map_or(0, moved_bytes);
             let used = self.winnable_bytes(segment);
             let unused = used.saturating_sub(in_use);
-            // When space is short, garbage counts only in segments that should be emptied.
+            // When space is short, garbage counts only in segments that should be emptied, because only there
+            // it can be freed.
             if !self.room.is_tight(self.log) || self.is_worth_emptying(in_use, used) {
                 dead += unused;
             }
@@ -96,9 +98,9 @@ impl Survey<'_> {
         dead >= self.worth_bytes(live)
     }
 
-    /// Returns the bytes of a segment that count as garbage if no value in it is live. When space is short,
-    /// the whole segment counts, including its header. This is safe because a segment has at least 512 KiB,
-    /// and the values moved out of it take less overhead in another segment.
+    /// Returns the bytes of a segment that would be garbage if no value in it were live. When space is short,
+    /// the whole segment counts, including its header. A segment has at least 512 KiB, and its values take
+    /// less overhead in another segment, so moving them frees space even if they fill most of the segment.
     fn winnable_bytes(&self, segment: &SegmentState) -> u64 {
         if self.room.is_tight(self.log) { segment.used_bytes } else { Log::record_bytes(segment) }
     }
@@ -108,8 +110,9 @@ impl Survey<'_> {
         if self.room.is_tight(self.log) { live < used - used / 4 } else { live < used / 2 }
     }
 
-    /// Returns the segments that have so few live values that these should be moved out. Only segments whose
-    /// entries are all in a durable checkpoint are considered; `saved_through` is its last entry.
+    /// Returns the segments with so few live values that these should be moved to the end of the log. Only
+    /// segments whose entries are all in a durable checkpoint are considered; `saved_through` is the last
+    /// entry in that checkpoint.
     pub fn worth_emptying(&self, saved_through: Index) -> Vec<u32> {
         let usage = self.machine.usage();
         let live = |seq: u32| usage.get(&seq).map_or(0, moved_bytes);
@@ -126,15 +129,16 @@ impl Survey<'_> {
         if dead < self.worth_bytes(all_live) {
             return Vec::new();
         }
-        // Moved values make the next checkpoint a whole one, so the bytes that it writes must be few compared
-        // with the bytes that become free.
+        // Moved values make the next checkpoint a whole one. So no values are moved if that checkpoint would
+        // write many bytes compared with the bytes that become free.
         let whole_bytes = self.machine.store.stats().versions * VERSION_BYTES;
         if !self.room.is_tight(self.log) && whole_bytes >= WHOLE_BYTES_LARGE && dead < 2 * whole_bytes {
             return Vec::new();
         }
         sealed.retain(|(live, used, _)| self.is_worth_emptying(*live, *used));
         sealed.sort_unstable();
-        // Before the old segments are deleted, the values need additional space at their new locations.
+        // Only as many segments are chosen as there is space for: until the old segments are deleted, the
+        // values take additional space at their new locations.
         let mut moved = 0;
         sealed
             .into_iter()

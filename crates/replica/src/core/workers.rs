@@ -1,4 +1,4 @@
-//! Queues of orders to the threads that work for the core.
+//! Queues of the orders that the core gives to the threads that work for it.
 
 use std::sync::mpsc::{SyncSender, TrySendError};
 
@@ -6,8 +6,8 @@ use consensus::Fetch;
 use storage::checkpointer::Order;
 use storage::compaction_hash::Job;
 
-/// The threads that work for the core. The core never waits for space in their queues. If a queue is full, an
-/// order is given again later, or is not needed.
+/// The queues of the threads that work for the core. The core never waits for space in a queue. If a queue is
+/// full, the core gives the order again later, or does without it.
 pub(super) struct Workers {
     /// Writes checkpoints, moves values, and drops large objects.
     pub checkpointer: SyncSender<Order>,

@@ -10,20 +10,21 @@
 //!
 //! The disadvantage appears when the disk stalls. Until the sync ends, the core answers nothing, not even
 //! with a timeout error. A shard that runs the core's turn waits, too, but its only connection has carried
-//! nothing but writes (`pending.rs`). Reads and nearly all renewals continue, because shards answer them. (A
-//! member of a cluster never writes on the core's thread, because the other members wait for its heartbeats.)
-//! After a long sync, the log's thread therefore writes the next batches, for a time proportional to the
-//! length of that sync. Most disks take a few milliseconds for one sync in thousands; with such a disk the
-//! core still writes nearly all batches.
+//! nothing but writes (`pending.rs`). Reads and nearly all renewals continue, because shards answer them.
+//!
+//! To keep such stalls rare, the log's thread writes for a time after each long sync, a time proportional to
+//! the length of that sync. Most disks take a few milliseconds for one sync in thousands; with such a disk
+//! the core still writes nearly all batches. A member of a larger cluster never writes on the core's thread,
+//! because the other members wait for its heartbeats.
 
 use std::time::{Duration, Instant};
 
-/// Maximum number of proposals in a batch that the core writes itself. In larger batches the cost of the
-/// wake-ups is shared.
+/// Maximum number of proposals in a batch that the core writes itself. In larger batches each proposal bears
+/// only a small part of the cost of the wake-ups.
 const FEW: usize = 2;
 /// Maximum bytes of a batch that the core writes itself.
 pub(super) const FEW_BYTES: usize = 64 << 10;
-/// Minimum duration of a sync that counts as long: the core might have had other work during it.
+/// Minimum duration of a sync that counts as long, because other work may have waited for the core meanwhile.
 const LONG: Duration = Duration::from_millis(2);
 /// After a long sync, the log's thread writes for this many times the sync's length. So syncs of up to 0.6 s
 /// block the core for at most a hundredth of the time, however often they occur.
@@ -39,7 +40,8 @@ const SHARDS_CATCH_UP: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(super) struct Writing {
     not_before: Instant,
-    /// Time at which the last long sync began, and time until which leases expire only as of that beginning.
+    /// Time at which the last long sync began, and the time up to which only those leases expire whose
+    /// deadlines had passed when it began.
     held_up: Option<(Instant, Instant)>,
 }
 
@@ -50,12 +52,12 @@ pub(super) struct Occasion {
     pub is_alone: bool,
     /// Number of proposals that are not applied yet.
     pub proposals: usize,
-    /// Bytes that the log has received earlier and not written yet.
+    /// Bytes that the log has received in earlier batches and not written yet.
     pub queued_bytes: usize,
 }
 
 impl Writing {
-    /// Returns the initial state, without a long sync.
+    /// Returns the value for a member that starts: no sync has taken long.
     pub fn new(now: Instant) -> Writing {
         Writing { not_before: now, held_up: None }
     }
@@ -69,8 +71,8 @@ impl Writing {
     }
 
     /// Returns the time that decides which leases have expired. During a long sync, and shortly after it,
-    /// this is the time at which the sync began: a shard may have been blocked, so the core may learn late of
-    /// renewals that arrived in time.
+    /// this is the time at which the sync began. A shard may have been blocked by the sync, so renewals that
+    /// arrived in time may reach the core late.
     pub fn leases_as_of(&self, now: Instant) -> Instant {
         self.held_up.filter(|(_, until)| now < *until).map_or(now, |(began, _)| began)
     }

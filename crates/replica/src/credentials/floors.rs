@@ -1,19 +1,22 @@
-//! Minimum auth revisions of valid tokens that contain one: JSON Web Tokens, which cannot be revoked.
+//! Revokes JSON Web Tokens, which cannot be changed once they are signed: for each user, [`Floors`] keeps the
+//! minimum auth revision that a valid token must contain.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Maximum number of users for which a revision is kept; with more users, the newest revision counts for all
-/// of them.
+/// Maximum number of users for which a minimum is kept. If another user is added, the newest minimum replaces
+/// all of them and applies to all users. This also revokes valid tokens; their users have to authenticate
+/// again.
 const USERS_MAX: usize = 10_000;
 
-/// Auth revisions at which passwords were changed and users deleted, as far as this process has seen the
-/// changes. For earlier changes, the auth revision of the state with which the process began is used.
+/// Minimum auth revision of each user's tokens: the revision at which the user's password was last changed or
+/// the user was deleted. This process knows only the changes that it has applied itself. For earlier ones,
+/// the auth revision of the state with which the process began is the minimum of all users.
 #[derive(Debug, Default)]
 pub(super) struct Floors {
-    /// Upper bound of all revisions in `floors`. For a token whose revision is at or above it, `floors` need
-    /// not be locked.
+    /// Upper bound of all minimums in `floors`. A token with this revision or a higher one is accepted
+    /// without locking `floors`.
     newest: AtomicU64,
     floors: Mutex<OfUsers>,
 }
@@ -44,8 +47,8 @@ impl Floors {
         self.newest.fetch_max(auth_revision, Ordering::Release);
     }
 
-    /// Makes tokens of all users invalid if their auth revision is lower than this one. Used for a state
-    /// whose history is not known.
+    /// Makes tokens of all users invalid if their auth revision is lower than this one. Used for a state that
+    /// was loaded or received, because its password changes are not known.
     pub fn raise_all(&self, auth_revision: u64) {
         *self.lock() = OfUsers { of_all: auth_revision, of_user: HashMap::new() };
         self.newest.store(auth_revision, Ordering::Release);

@@ -1,4 +1,5 @@
-//! Recently issued tokens, which are issued again to clients that authenticate as the same user.
+//! Remembers recently issued tokens, so that a client which authenticates again as the same user gets the
+//! same token without new work.
 
 use std::fmt;
 use std::hash::{BuildHasher as _, RandomState};
@@ -7,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use identity::Secret;
 
-/// Time for which a token is issued again. It is short because a token may be unknown to another member after
-/// a restart or a snapshot. A client that learns this authenticates again at once and must then get a new
-/// token.
+/// Time for which a token is issued again. It is short, because the token may be unknown to another member,
+/// for example after that member has restarted. A client that is refused there authenticates again
+/// immediately. It must get a new token, because the remembered one would be refused again.
 const ISSUED_AGAIN: Duration = Duration::from_millis(100);
 
-/// Maximum number of remembered tokens.
+/// Maximum number of remembered tokens: the number of places, each for one token.
 const PLACES: usize = 256;
 
 /// Conditions under which a token was issued. It is issued again only under equal conditions.
@@ -31,8 +32,8 @@ struct Issued {
     at: Instant,
 }
 
-/// Recently issued tokens, by user. The hash of the user name selects one place, and users that share a place
-/// overwrite each other's tokens.
+/// Recently issued tokens, by user. The hash of the user name selects one place, so users whose names select
+/// the same place overwrite each other's tokens.
 pub(super) struct Recent {
     hasher: RandomState,
     places: Box<[Mutex<Option<Issued>>]>,

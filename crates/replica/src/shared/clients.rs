@@ -1,4 +1,5 @@
-//! Rules for the clients of a member: how they are authenticated, and which of their requests are answered.
+//! Rules for the clients of a member ([`Clients`]): how clients are authenticated, and which of their
+//! requests are refused.
 
 use std::sync::{Arc, OnceLock};
 
@@ -12,21 +13,22 @@ use crate::expensive::ExpensiveCalls;
 pub struct Clients {
     /// Tokens and passwords of users.
     pub credentials: Arc<Credentials>,
-    /// True if clients have to present a certificate.
+    /// True if clients have to present a certificate on listeners with TLS. In that case, the responses of a
+    /// metrics listener without TLS contain no names of keys and users.
     pub show_certificates: bool,
-    /// Hosts and origins of HTTP requests that are answered.
+    /// Hosts that requests may name, and origins whose web pages may read responses.
     pub browsers: Browsers,
     /// True if calls with JSON bodies are served under `/v3/`.
     pub gateway: bool,
     /// Limits the rate of expensive calls of each client.
     pub expensive: ExpensiveCalls,
-    /// Memory budget for all clients together. Empty while no front end serves clients, as in a simulation
+    /// Memory budget for all clients together. Not set while no front end serves clients, as in a simulation
     /// and during a start. Boot sets it once, just before it starts the front end.
     pub memory: OnceLock<accounting::Budget>,
 }
 
 impl Default for Clients {
-    /// Returns rules without limits, with simple tokens that use the system's clock.
+    /// Returns rules without limits. Tokens are simple tokens, which expire by the system's clock.
     fn default() -> Clients {
         let credentials = Credentials::simple(Clock::real(), Box::new(identity::system_entropy()));
         Clients {

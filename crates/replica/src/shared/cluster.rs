@@ -7,7 +7,7 @@ use machine::Members;
 
 use crate::peer_links::PeerLinks;
 
-/// Id of the known leader (0 for none), and the times at which a leader was last lost and last found.
+/// Id of the leader (0 if none is known), and the times at which a leader was last lost and last elected.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Leadership {
     pub leader: u64,
@@ -15,11 +15,11 @@ pub(super) struct Leadership {
     pub lost: Option<Instant>,
 }
 
-/// Connections with the other members, and which of the members leads.
+/// Connections with the other members, and the id of the current leader.
 #[derive(Default)]
 pub struct Cluster {
-    /// Connections with the other members. They are set after construction, because they pass arriving
-    /// messages to a receiver that holds the shared state.
+    /// Connections with the other members. They are set after the construction of the shared state, because
+    /// they pass arriving messages to a receiver that needs the shared state.
     peers: OnceLock<Arc<dyn PeerLinks>>,
     leadership: Mutex<Leadership>,
 }
@@ -32,11 +32,13 @@ impl Cluster {
 
     /// Sets the connections with the other members. Boot calls it once.
     pub fn set_peers(&self, peers: Arc<dyn PeerLinks>) {
-        // Boot calls this only once, before anything runs, so setting the value cannot fail.
+        // An error would mean that the connections were set before. That cannot happen, because boot calls
+        // this method only once.
         let _ = self.peers.set(peers);
     }
 
-    /// Records which member leads; 0 if none is known. The core calls it when the leader changes.
+    /// Records which member leads (0 if none is known), and that this changed at `now`. The core calls this
+    /// method when the leader changes.
     pub fn leader_is(&self, leader: u64, now: Instant) {
         let mut leadership = self.leadership.lock().unwrap_or_else(PoisonError::into_inner);
         leadership.leader = leader;
@@ -51,8 +53,9 @@ impl Cluster {
         *self.leadership.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns true if members may run etcd 3.4 or older, see [`Members::are_before_3_5`]. The cluster
-    /// version decides; while it is not set, the releases decide that the members have announced.
+    /// Returns true if some members may run etcd 3.4 or older, see [`Members::are_before_3_5`]. The cluster
+    /// version decides. While it is not set, the answer is true if a member has announced a release before
+    /// 3.5.
     pub fn may_be_before_3_5(&self, members: &Members) -> bool {
         match members.storage_version() {
             Some(_) => members.are_before_3_5(),

@@ -1,4 +1,4 @@
-//! The queues between the core and the other threads, and the limits of what waits in them.
+//! The queues between the core and the other threads, and the limits for the requests and messages in them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -13,7 +13,8 @@ use crate::inbox::{Inbox, Outbox};
 use crate::requests::{CoreRequest, Reply, RequestId};
 use crate::seat::Seat;
 
-/// Maximum total size in bytes of the commands that wait for the log.
+/// Maximum total size in bytes of the commands that shards have sent and that the core has not proposed yet.
+/// Further commands are refused with `too many requests`.
 const PROPOSAL_BYTES_MAX: usize = 512 << 20;
 
 /// Queues to and from the core, and the conditions under which an arriving request wakes the core.
@@ -28,7 +29,8 @@ pub struct CoreQueues {
     pub arrivals: Arrivals,
     /// Records which shards serve watches, so that the core wakes no other shard for a change.
     pub attendance: Attendance,
-    /// Total size in bytes of the commands that are on their way to the core or wait in the core for the log.
+    /// Total size in bytes of the commands that shards have sent and that the core has neither proposed nor
+    /// refused yet.
     proposal_bytes: AtomicUsize,
     /// True if an arriving read should wake the core.
     wakes_for_reads: AtomicBool,
@@ -37,7 +39,8 @@ pub struct CoreQueues {
 }
 
 impl CoreQueues {
-    /// Returns the queues for a core that receives its requests from `inbox`, and for this number of shards.
+    /// Returns the queues for a core that receives its requests from `inbox`, with a queue of replies for
+    /// each of `shards` shards.
     pub fn new(inbox: Arc<Inbox<CoreRequest>>, shards: usize) -> CoreQueues {
         CoreQueues {
             inbox,
@@ -51,8 +54,9 @@ impl CoreQueues {
         }
     }
 
-    /// Returns true if an arriving read should wake the core. It should not if other reads already wait for
-    /// the next ReadIndex round, or if a round is in flight, whose end wakes the core anyway.
+    /// Returns true if an arriving read should wake the core. The result is false if other reads already wait
+    /// for the next ReadIndex round, or if a round is in flight. The read then shares a round with the other
+    /// reads, and the end of the round in flight wakes the core anyway.
     pub fn wakes_for_reads(&self) -> bool {
         self.wakes_for_reads.load(Ordering::SeqCst)
     }
@@ -62,8 +66,8 @@ impl CoreQueues {
         self.wakes_for_reads.store(wakes, Ordering::SeqCst);
     }
 
-    /// Returns true if an arriving write should wake the core at once, because the core sleeps only to wait
-    /// for further logins.
+    /// Returns true if an arriving write should wake the core immediately. This is so if the core sleeps only
+    /// because it gathers logins into a batch, for which a write must not wait.
     pub fn wakes_for_writes(&self) -> bool {
         self.wakes_for_writes.load(Ordering::SeqCst)
     }
@@ -89,7 +93,8 @@ impl CoreQueues {
         receiver.await.map_err(|_| error::STOPPED)
     }
 
-    /// Wakes a shard for the state that was just published, if the shard serves watches.
+    /// Wakes a shard for the state that was just published, if the shard serves watches. Other shards need no
+    /// wake-up.
     pub fn wake_watches(&self, shard: usize) {
         if self.attendance.is_watched(shard) {
             self.outboxes[shard].wake();
@@ -100,7 +105,8 @@ impl CoreQueues {
     ///
     /// # Errors
     ///
-    /// Returns etcd's `too many requests` if the waiting commands already take `PROPOSAL_BYTES_MAX`.
+    /// Returns etcd's `too many requests` if the command and the waiting commands together exceed
+    /// `PROPOSAL_BYTES_MAX`. A single command is always admitted if no other command waits.
     pub fn admit_proposal(&self, bytes: usize) -> Result<(), Status> {
         let before = self.proposal_bytes.fetch_add(bytes, Ordering::Relaxed);
         if before > 0 && before + bytes > PROPOSAL_BYTES_MAX {
@@ -110,12 +116,13 @@ impl CoreQueues {
         Ok(())
     }
 
-    /// Subtracts a command that the log has taken, or that was refused.
+    /// Subtracts a command that the core has proposed or refused.
     pub fn proposal_taken(&self, bytes: usize) {
         self.proposal_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// Adds a command again that waits to be proposed once more.
+    /// Adds a command again that [`CoreQueues::proposal_taken`] has subtracted: the proposal was lost, and
+    /// the command waits to be proposed once more.
     pub fn proposal_again(&self, bytes: usize) {
         self.proposal_bytes.fetch_add(bytes, Ordering::Relaxed);
     }

@@ -1,4 +1,5 @@
-//! The member's data on disk, for threads other than the core and the log.
+//! Gives threads other than the core access to the stored data: values in the log, hashes of compactions, the
+//! registration of long-running readers, and the size of the data on disk. [`Data`] is the entry point.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,24 +9,24 @@ use storage::readers::Readers;
 
 use crate::long_reads::LongReads;
 
-/// Readers of the values in the log, and other shared facts about the data.
+/// Access to the values in the log, and counts and sizes of the stored data.
 pub struct Data {
     /// Reads values from the log.
     pub values: log::Values,
     /// Reads values on separate threads. For callers that must not wait for a disk.
     pub readers: Arc<Readers>,
-    /// Registered readers that read a state slice by slice, and the versions that compaction must keep for
-    /// them.
+    /// Registers readers that read a state slice by slice, and keeps the versions that they need from being
+    /// removed.
     pub long_reads: Arc<LongReads>,
-    /// Hashes of the last compactions, for HashKV.
+    /// Hashes of the states at the last compactions. The HashKV call returns them.
     pub compaction_hashes: CompactionHashes,
     /// Bytes of the data directory on disk: log and checkpoints.
     disk_bytes: AtomicU64,
 }
 
 impl Data {
-    /// Returns readers of these values. If `threads` is true, they read on separate threads; otherwise they
-    /// read when [`Readers::step`] is called.
+    /// Returns access to the values in the log. If `threads` is true, [`Data::readers`] read on separate
+    /// threads. If it is false, they read when the caller runs [`Readers::step`].
     pub fn new(values: log::Values, threads: bool) -> Data {
         Data {
             readers: if threads { Readers::new(values.clone()) } else { Readers::by_hand(values.clone()) },
@@ -42,8 +43,8 @@ impl Data {
     }
 
     /// Returns the database size that clients see: the bytes on disk, but at least `in_use_bytes`. The two
-    /// numbers are counted separately, and newly written data may not be in the files yet. Without the
-    /// minimum, clients could see more bytes in use than the database has.
+    /// numbers are counted separately, and newly written data is possibly not in the files yet. Without this
+    /// minimum, a client could see more bytes in use than the whole database has.
     pub fn db_size(&self, in_use_bytes: u64) -> u64 {
         self.disk_bytes().max(in_use_bytes)
     }

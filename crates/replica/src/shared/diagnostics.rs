@@ -1,5 +1,5 @@
-//! Data with which an operator sees what a member does: metrics, statistics per client, traces, the audit
-//! log.
+//! Data for operators about the work of a member: metrics, statistics per client, slow requests, traces, and
+//! the audit log.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
@@ -30,7 +30,7 @@ pub struct Diagnostics {
     pub heavy_hitters: HeavyHitters,
     /// Times at which the newest log entries passed each stage.
     pub stages: Stages,
-    /// Memory that the core holds.
+    /// Bytes and objects that the core holds in memory.
     pub memory: CoreMemory,
     /// Decides which calls are traced, if any are. Boot sets it once, after it has started the thread that
     /// sends spans. It cannot be set earlier, because the parts of a member are built before any of its
@@ -61,8 +61,8 @@ impl Diagnostics {
     }
 }
 
-/// Numbers about the core's memory, which the core updates in turns in which the log or the state has
-/// changed.
+/// Counts and sizes of the core's memory. The core updates them at the end of each turn in which the log or
+/// the state has changed.
 #[derive(Debug, Default)]
 pub struct CoreMemory {
     /// Number of records, nodes and separators of the index, including those that are in memory

@@ -1,4 +1,4 @@
-//! New ids of commands and leases.
+//! Generates the ids of new commands and leases.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
@@ -11,17 +11,19 @@ pub struct Ids {
 }
 
 impl Ids {
-    /// Returns the generator of a member's ids. `seed` makes the ids differ between two runs of the member.
+    /// Returns the generator of a member's ids. The caller passes a different `seed` in each run of the
+    /// member, so that ids of an earlier run are not repeated.
     pub fn new(member_id: u64, seed: u64) -> Ids {
         // The layout is that of etcd's request ids: 16 bits of the member id, 40 bits of the seed (in etcd,
-        // of the time), 8 bits of a counter.
+        // of the time), 8 bits of a counter. A counter that overflows its 8 bits continues into the seed's
+        // bits, as in etcd.
         let command = ((member_id & 0xffff) << 48) | ((seed & 0xff_ffff_ffff) << 8);
         let lease = i64::try_from(command & (i64::MAX as u64)).unwrap_or(1).max(1);
         Ids { next_command: AtomicU64::new(command), next_lease: AtomicI64::new(lease) }
     }
 
-    /// Returns a new id, never 0, for a command or for a ReadIndex round. The id identifies the entry of the
-    /// command when the entry is applied.
+    /// Returns a new id, never 0, for a command or for a ReadIndex round. The member that proposed a command
+    /// recognizes the command's log entry by this id when it applies the entry.
     pub fn command_id(&self) -> u64 {
         self.next_command.fetch_add(1, Ordering::Relaxed) + 1
     }

@@ -1,4 +1,4 @@
-//! The member itself: its identity, its clock, and the limits for requests.
+//! The member itself ([`Member`]): its identity, its clock, and its limits for requests.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use storage::Identity;
 pub struct Member {
     /// Ids of this member and its cluster.
     pub identity: Identity,
-    /// The release of etcd whose API this member offers.
+    /// Version of the etcd release whose API this member offers.
     pub api_version: &'static str,
     /// Zone of this member, as set by its flag; empty if none is set.
     pub zone: String,
@@ -61,7 +61,7 @@ pub struct Limits {
     pub txn_ops_max: usize,
     /// Maximum bytes of keys and values in the store; `None` for no limit.
     pub quota_bytes: Option<u64>,
-    /// Time that a request may wait for its entry to be applied.
+    /// Time after which a request that was not answered fails with etcd's timeout error.
     pub request_timeout: Duration,
     /// Minimum time that a follower waits for a leader before it starts an election.
     pub election_timeout: Duration,
@@ -73,6 +73,6 @@ pub struct Limits {
     pub slow_request: Duration,
     /// Minimum duration of a range that is logged as slow.
     pub slow_apply: Duration,
-    /// True if the time of every call is counted (`--metrics extensive`).
+    /// True if the duration of every call is measured (`--metrics extensive`); false if that of a sample is.
     pub times_calls: bool,
 }

@@ -10,11 +10,12 @@ use numbers::{Index, Revision, Term};
 
 /// The state of a member after a batch of entries. Every read is answered from one such state.
 ///
-/// `applied_index` is never beyond `commit_index`, `removed_through` never beyond the view's revision, and
-/// none of `applied_index`, `applied_term` and `commit_index` is smaller than in an earlier state. So a
-/// client that has seen one state never gets an answer from an older state. Both indexes are raft log
-/// indexes. Entries up to `applied_index` are synced by this member, or are part of a snapshot that it has
-/// installed. Entries up to `commit_index` are synced by a majority, which need not include this member.
+/// `applied_index` is never beyond `commit_index`, and `removed_through` is never beyond the view's revision.
+/// `applied_index`, `applied_term` and `commit_index` never decrease from one published state to the next. So
+/// a client that has seen one state never gets an answer from an older state. Both indexes are raft log
+/// indexes. Entries up to `applied_index` are synced by this member, or are part of a snapshot that this
+/// member has installed. Entries up to `commit_index` are synced by a majority, which need not include this
+/// member.
 pub struct Published {
     /// The immutable index of keys and values.
     pub view: Arc<View>,
@@ -38,9 +39,9 @@ pub struct Published {
     pub auth: Arc<Auth>,
     /// Bytes of all keys and values that are not compacted.
     pub in_use_bytes: u64,
-    /// Compact revision through which versions may have been removed: all versions that a compaction at this
-    /// revision keeps are still present. Versions are removed only after this revision was raised and
-    /// published.
+    /// Compact revision up to which old versions may already have been removed. All versions that a
+    /// compaction at this revision keeps are still present. The core raises this revision and publishes the
+    /// state before it removes a version.
     pub removed_through: Revision,
 }
 

@@ -1,4 +1,4 @@
-//! The state as an etcd database file, on its way between a Mainstay member and a member that runs etcd.
+//! Sends the state to members that run etcd, and receives it from them, as an etcd database file.
 //!
 //! A received database is written to a file, checked as a whole, and then handled like a state in Mainstay's
 //! own format: values go into the log, the rest into an [`Assembly`]. The name of the file is removed as soon
@@ -33,15 +33,17 @@ use crate::requests::{PeerRequest, ReplyBody};
 const SPOOL_NAME: &str = "received.db";
 /// Bytes written between two checks of the free space.
 const LOOK_BYTES: u64 = 8 << 20;
-/// Bytes that stay free on the disk for the member's own log, unless an eighth of the disk is less.
+/// Bytes that must stay free on the disk for the member's own log. On a small disk the limit is an eighth of
+/// the disk, if that is less.
 const FREE_BYTES_MIN: u64 = 256 << 20;
 /// Bytes that a change takes in the log and in a checkpoint in addition to its key and value.
 const CHANGE_BYTES: u64 = 192;
-/// Number of versions that are measured in one view. (`WRITTEN_AT_ONCE` limits the bytes of values that are
-/// written in one view.)
+/// Maximum number of versions whose encoded sizes are added up with one view of the state. (`WRITTEN_AT_ONCE`
+/// limits the bytes of values that are written with one view.)
 const MEASURED_AT_ONCE: usize = 2048;
 const WRITTEN_AT_ONCE: usize = 256 << 10;
-/// Maximum revision of a received database. It leaves enough higher numbers for further revisions.
+/// Maximum revision of a received database. It is half of the largest number, so that enough higher numbers
+/// are left for later revisions.
 const REVISION_MAX: Revision = Revision(i64::MAX / 2);
 
 /// Reason why the database of a member that runs etcd was not accepted.
@@ -154,8 +156,8 @@ impl fmt::Display for DatabaseError {
 }
 
 impl DatabaseError {
-    /// Returns the kind of an error that the next attempt will probably meet again; `None` for temporary
-    /// errors.
+    /// Returns the kind of an error whose cause probably persists, so that the next attempt would fail again;
+    /// `None` for temporary errors.
     pub fn lasting_kind(&self) -> Option<&'static str> {
         match self {
             DatabaseError::Stream(_) | DatabaseError::Spool { .. } | DatabaseError::OtherLeader => None,
@@ -190,7 +192,7 @@ pub(super) struct Spool {
     is_taken: AtomicBool,
 }
 
-/// The right to use the spool; dropping it ends the right.
+/// The right to use the spool. Dropping it returns the right, so that another receipt can take it.
 struct Turn<'a>(&'a Spool);
 
 impl Drop for Turn<'_> {
@@ -203,7 +205,8 @@ impl Spool {
     /// Returns the spool in this directory. Tries to remove a file that a power cut has left in it.
     pub(super) fn new(disk: Arc<dyn Disk>, dir: &Path) -> Spool {
         let spool = Spool { disk, dir: dir.to_path_buf(), is_taken: AtomicBool::new(false) };
-        // If the removal fails, the next receipt of a database fails with the error.
+        // An error is ignored here. If the file cannot be removed, the next receipt of a database tries again
+        // and fails with that error.
         let _ = spool.clear();
         spool
     }
@@ -222,7 +225,8 @@ impl Spool {
 }
 
 impl Turn<'_> {
-    /// Writes the body to a file without a name, as long as `is_wanted` returns true.
+    /// Writes the body to a file without a name. Checks before each chunk that `is_wanted` still returns
+    /// true, and fails if it does not.
     fn take(
         &self,
         body: &mut dyn Iterator<Item = io::Result<Bytes>>,
@@ -255,15 +259,16 @@ impl Turn<'_> {
             sink.write_all(&piece).map_err(failed("write"))?;
             written += piece.len() as u64;
         }
-        // The file is not synced, because it has no name and no use after a crash.
+        // The file is not synced, because it has no name and could not be found after a crash.
         sink.flush().map_err(failed("write"))?;
         Ok(file)
     }
 }
 
-/// Returns the members of a state. They come from the database, except for etcd 3.4, which keeps them in its
-/// v2 store: then they come from the image of that store in the message. The message also says which members
-/// vote, because raft uses that information and the databases of some releases do not contain it.
+/// Returns the members of a received state. They are taken from the database (`file`), unless it does not
+/// list all of them, as in etcd 3.4, which keeps them in its v2 store. In that case they are taken from
+/// `image`, the copy of that store in the snapshot message. Whether a member votes is always taken from
+/// `conf`, because raft uses `conf`, and the databases of some releases do not contain that information.
 fn members(
     file: Membership,
     meta: &Meta,
@@ -288,8 +293,8 @@ fn members(
 
 impl Receiver {
     /// Receives a state from a member that runs etcd. Returns when the state is durable on this member, or
-    /// raft has ignored it. The sender keeps the log entries after the state until it gets the response, and
-    /// then only half a minute longer. Blocks when `body` or the disk blocks.
+    /// raft has ignored it. Until this method returns, the sender keeps the log entries after the state;
+    /// after the response it keeps them only for half a minute. Blocks when `body` or the disk blocks.
     ///
     /// # Errors
     ///
@@ -307,9 +312,9 @@ impl Receiver {
         taken
     }
 
-    /// Receives a state if no pause after a refusal is in progress. This member continues normally until the
-    /// database was received and checked. Only then an attempt begins, during which the member takes no
-    /// checkpoints and frees no disk space.
+    /// Receives a state, without the check for a pause after a refusal. First receives and checks the whole
+    /// database, while this member continues normally. Only then begins an attempt, because during an attempt
+    /// this member takes no checkpoints and frees no disk space.
     async fn take_database(
         &self,
         message: raftpb::Message,
@@ -333,19 +338,19 @@ impl Receiver {
             ReceivedState { message, machine: Box::new(machine), base_applied: None, told: Some(told) };
         self.shared.core.inbox.send(PeerRequest::SnapshotReceived(claim, Box::new(received)));
         match outcome.await {
-            // Raft ignores a state whose entries this member already has, because the sender has outdated
-            // information. As in etcd, the response is the same.
+            // Raft ignores a state whose entries this member already has, because the sender's information
+            // was outdated. That counts as success, as in etcd.
             Ok(Outcome::Durable | Outcome::NotWanted) => Ok(()),
             Ok(Outcome::Refused(reason)) => Err(ReceiveError::Refused(reason)),
             Ok(Outcome::NotSaved(reason)) => Err(ReceiveError::NotSaved(reason)),
             Ok(Outcome::GivenUp(status)) => Err(ReceiveError::NotNow(Some(status))),
-            // The core has ended.
+            // The core has ended, and with it the sender of the outcome.
             Err(_) => Err(ReceiveError::NotNow(Some(error::STOPPED))),
         }
     }
 
     /// Receives a database and builds a machine from it. Returns the number of the attempt, and the machine.
-    /// The file and the image are dropped at the end.
+    /// The file and the image are dropped before this method returns.
     async fn read_database(
         &self,
         message: &raftpb::Message,
@@ -355,13 +360,14 @@ impl Receiver {
         let Some(turn) = self.spool.turn() else {
             return Err(ReceiveError::NotNow(Some(error::TOO_MANY_REQUESTS)));
         };
-        // The receipt continues while no leader is known, because the sender may become known as the leader
-        // again.
+        // The receipt continues while no leader is known, because the sender may still be the leader. It ends
+        // when another member becomes the leader.
         let from = message.from();
         let is_wanted = || [0, from].contains(&self.shared.state.load().leader);
         let database = opened(turn.take(body, is_wanted)?)?;
         let (head, database) = self.judge(message, &image, database)?;
-        // A database contains the whole state, so the attempt does not build on this member's state.
+        // A database contains the whole state, so the attempt does not build on this member's own state, and
+        // the space is checked for all of it.
         let bound = database.bound_bytes;
         let claim = match self.begin(message, Some(bound)).await {
             Err(ReceiveError::NoRoom(_)) => {
@@ -387,8 +393,8 @@ impl Receiver {
         if conf.is_none_or(|conf| !conf.voters.contains(&own) && !conf.learners.contains(&own)) {
             return Err(DatabaseError::NotAMember(own));
         }
-        // An image that is empty or cannot be read is no error yet: the database, which is checked later, may
-        // not need it.
+        // If the image is empty or cannot be read, that is no error yet. The database, which arrives later,
+        // may contain the members itself.
         match interchange::members_of_image(image) {
             Ok(membership) => {
                 etcd_database::check_versions(None, &membership).map_err(DatabaseError::Version)
@@ -397,8 +403,8 @@ impl Receiver {
         }
     }
 
-    /// Checks everything in a database except its history, so the returned head does not have its revision
-    /// yet.
+    /// Checks everything in a database except its history. The revision in the returned head is a
+    /// placeholder, because it follows from the history.
     fn judge(
         &self,
         message: &raftpb::Message,
@@ -411,8 +417,8 @@ impl Receiver {
         let (index, term) = (metadata.index.unwrap_or(0), metadata.term.unwrap_or(0));
         let backend = &database.backend;
         let meta = backend.meta().map_err(DatabaseError::Read)?;
-        // In releases before 3.5, the consistent index of the database does not count entries that change
-        // only members, so it may be lower than the index in the message.
+        // In releases before 3.5, entries that change only members do not advance the consistent index of the
+        // database. So it may be lower than the index in the message.
         let fits = match meta.term {
             Some(_) => meta.consistent_index == index,
             None => meta.consistent_index <= index,
@@ -431,7 +437,7 @@ impl Receiver {
         let leases = etcd_database::leases(backend).map_err(DatabaseError::Read)?;
         let head = TransferHead {
             from: Revision(0),
-            // The revision is known only after the history was read.
+            // A placeholder: the revision is known only after the history was read.
             revision: Revision::FIRST,
             compact_revision,
             applied_index: Index(index),
@@ -460,8 +466,8 @@ impl Receiver {
         assembly.finish(TransferEnd { head, entries }).map_err(ReceiveError::Assemble)
     }
 
-    /// Reads all changes of the database into the assembly. Returns the number of versions, and the last
-    /// revision.
+    /// Reads all changes of the database into the assembly. Returns the number of versions, and the id of the
+    /// last change.
     async fn take_history(
         &self,
         claim: u64,
@@ -516,18 +522,19 @@ fn needed_bytes(database: &Backend<Arc<dyn File>>) -> Result<u64, DatabaseError>
 }
 
 /// Converts the state to a database for a member that runs etcd, in the format of the release that matches
-/// the cluster version. The pieces are made one after the other, so only one piece is in memory at a time.
+/// the cluster version. Each chunk is made when the stream is read, so only one chunk is in memory at a time.
 ///
 /// # Errors
 ///
-/// The stream of pieces ends with an error if the state contains something that an etcd database cannot hold,
+/// The stream of chunks ends with an error if the state contains something that an etcd database cannot hold,
 /// or if a compaction has removed versions of the state.
 pub(super) fn open(
     head: Head,
     state: AsOf,
     values: LogValues,
 ) -> Result<OpenedSnapshot<'static>, EtcdDatabaseError> {
-    // Every release from 3.6 on converts a database of an older release to its own format.
+    // An unknown cluster version gets the format of 3.5, because every later release converts a database of
+    // an older release to its own format.
     let release = Release::of_cluster_version(&head.members.cluster_version).unwrap_or(Release::V3_5);
     let index = head.applied_index;
     let database = EtcdDatabase::of_cluster(state.of_what_is_readable(), &head, release);
@@ -553,7 +560,7 @@ pub(super) fn open(
         }
         Ok(None)
     };
-    // The writer is dropped after an error, so the error ends the stream.
+    // After an error the writer is gone, so the stream ends after the error.
     let pieces = std::iter::from_fn(move || next().map_err(io::Error::other).transpose());
     let pieces = Box::new(pieces.map(|piece| piece.map(Bytes::from)));
     Ok(OpenedSnapshot { form: SnapshotForm::Etcd, data, pieces })

@@ -1,4 +1,5 @@
-//! Refusals of received states for reasons that the next attempt would probably meet again: [`Refusals`].
+//! Remembers why a received state was refused, if the next attempt would probably be refused for the same
+//! reason: [`Refusals`].
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,10 +13,10 @@ const PAUSE_MAX: Duration = Duration::from_secs(5 * 60);
 
 /// The last refusal of a state for a reason that lies in the state itself or in this member's disk.
 ///
-/// A leader sends its whole state again at its next heartbeat, whatever the response was. It would be
-/// expensive for both members to write gigabytes to the disk each time and then refuse them again. So
-/// attempts during a pause are refused before their body is read. The pause doubles with each refusal, and an
-/// accepted state ends it.
+/// A leader sends its whole state again at its next heartbeat, whatever the response was. Without a pause,
+/// both members would handle gigabytes each time, only for the state to be refused again. So attempts during
+/// a pause are refused before the data are received. The pause doubles with each refusal, and an accepted
+/// state ends it.
 #[derive(Default)]
 pub(super) struct Refusals {
     last: Mutex<Option<Refused>>,

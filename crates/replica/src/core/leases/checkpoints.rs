@@ -1,5 +1,5 @@
-//! Lease checkpoints: the passes over all leases that set checkpoints, and those that clear them while a
-//! member runs etcd.
+//! Runs the passes over all leases: those that set lease checkpoints, and those that clear lease checkpoints
+//! while a member runs etcd.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -16,22 +16,24 @@ use crate::expiry::Expiry;
 
 /// Maximum number of leases in one lease-checkpoint entry.
 pub(super) const NOTES_PER_ENTRY: usize = 1000;
-/// Maximum number of unapplied entries that clear lease checkpoints. With this limit, a pass over all leases
-/// waits for the disks instead of filling their queues.
+/// Maximum number of unapplied entries that clear lease checkpoints. At this limit a pass waits until an
+/// entry is applied, instead of filling the queues of the disks.
 pub(super) const TAKEN_BACK_AHEAD: usize = 4;
-/// Minimum used-up part of the TTL of a lease that a stopping leader checkpoints.
+/// A stopping leader checkpoints the leases that have used up at least this much of their TTL.
 const STOP_NOTES_USED: Duration = Duration::from_secs(1);
-/// Maximum number of unapplied entries with which a lease checkpoint may be proposed, because each of these
-/// entries is searched for grants.
+/// Leases are checkpointed only while at most this many entries are unapplied, because each of these entries
+/// has to be searched for grants of leases. The search before leases are revoked visits at most this many
+/// entries per call.
 pub(super) const NOTED_BEHIND_MAX: u64 = 1 << 16;
 
 /// A pass that checkpoints leases, slice by slice.
 pub(super) struct CheckpointPass {
     /// Id of the last lease that the pass has processed.
     behind: Option<LeaseId>,
-    /// Minimum used-up part of the TTL for which a lease is checkpointed.
+    /// Minimum part of its TTL that a lease must have used up to be checkpointed.
     used: Duration,
-    /// Leases granted by entries that were unapplied when the pass searched them.
+    /// Ids of leases granted by entries that were unapplied when the pass searched them. These leases are not
+    /// checkpointed.
     granted: BTreeSet<LeaseId>,
     /// Index of the last entry that the pass has searched for grants.
     looked_through: Index,
@@ -57,8 +59,8 @@ impl LeaseClocks {
         if others != OtherPrograms::Mainstay {
             self.noting = None;
         }
-        // While lease checkpoints are distrusted, they are being cleared already, and after that no leader
-        // makes new ones.
+        // If lease checkpoints are distrusted, a pass is clearing them already. If this leader has cleared
+        // them all and made no new ones, there is nothing to clear. In both cases no other pass is begun.
         if others == OtherPrograms::SomeEtcd && before != others && !self.doubt && !self.none_noted {
             self.doubt = true;
             self.take_back(true);
@@ -110,8 +112,8 @@ impl LeaseClocks {
     /// member's state.
     pub(super) fn take_back(&mut self, of_all: bool) {
         if of_all {
-            // While lease checkpoints are distrusted, another member may have a checkpoint that a renewal has
-            // to clear. So the next renewal of every lease has to go through the core.
+            // Another member may have a checkpoint of any lease, and the next renewal of the lease has to
+            // clear it. So the next renewal of every lease has to go through the core.
             self.renewals.with(Expiry::look_again);
         }
         self.noting = None;
@@ -140,8 +142,8 @@ impl LeaseClocks {
         }
     }
 
-    /// Returns true if the log has few enough unapplied entries to search all of them before leases are
-    /// checkpointed.
+    /// Returns true if leases may be checkpointed now. All unapplied entries have to be searched before that,
+    /// so they must not be too many.
     pub(super) fn can_note(last: Index, applied: Index) -> bool {
         last - applied <= NOTED_BEHIND_MAX
     }
@@ -157,8 +159,8 @@ impl LeaseClocks {
     ) -> Option<Vec<LeaseCheckpoint>> {
         let last = node.status().last;
         if !has_room || self.renewals.with(|expiry| expiry.is_starting()) {
-            // The clock of some lease has not started yet. It would start from a checkpoint made now as if an
-            // earlier leader had made that checkpoint.
+            // No lease is checkpointed while the clocks of some leases have not been started. Such a clock
+            // would start with the new checkpoint as if an earlier leader had made it.
             return None;
         }
         if self.taking_back.is_some() {
@@ -169,7 +171,7 @@ impl LeaseClocks {
         }
         let noting = self.noting.as_mut()?;
         // If an unapplied entry grants a lease with this id, a checkpoint after that entry would apply to the
-        // new lease, not to the lease in the state. So these leases are left out.
+        // new lease, not to the lease in the state. So leases with such an id are left out.
         if !planted::is(Bug::NoteOverGrant) {
             let behind = noting.looked_through.max(applied);
             noting.granted.extend(node.data_after(behind).filter_map(|(_, data)| granted_lease(data)));
@@ -194,8 +196,9 @@ impl LeaseClocks {
                     }
                 }
             }
-            // This is done under the lock, so that no shard renews a lease between the reading of its
-            // remaining time and the checkpoint.
+            // The permission of shards to renew these leases ends under the same lock under which the
+            // remaining times were read. Otherwise a shard could renew a lease in between, and the checkpoint
+            // would record too little time.
             notes.iter().for_each(|note| expiry.about_to_be_noted(LeaseId(note.id)));
         });
         if looked < LEASES_PER_TURN && notes.len() < NOTES_PER_ENTRY {
@@ -205,9 +208,12 @@ impl LeaseClocks {
     }
 
     /// Returns the next lease checkpoints to be cleared, at most as many as fit into one entry; `last` is the
-    /// index of the last entry of the log. The pass misses no checkpoint that is still in the log: a pass
-    /// over all leases comes after every checkpoint in the log, and a pass over the checkpoints in the state
-    /// only begins while no Mainstay leader makes checkpoints.
+    /// index of the last entry of the log.
+    ///
+    /// The pass misses no checkpoint that is in an unapplied entry. A pass over all leases clears their
+    /// checkpoints with entries that come after every such entry. A pass over the checkpoints in the state
+    /// begins only while a member runs etcd. During that time Mainstay leaders make no checkpoints, so no
+    /// unapplied entry sets one.
     fn take_some_back(&mut self, leases: &Leases, last: Index) -> Option<Vec<LeaseCheckpoint>> {
         let began = self.taking_back.filter(|_| self.may_take_back())?;
         let mut taking = began;
@@ -224,7 +230,8 @@ impl LeaseClocks {
             }
         }
         if !notes.is_empty() {
-            // The pass continues: a later call that finds no more leases ends it.
+            // The pass is not ended here, even if this was the last slice. A later call that finds no more
+            // leases ends it.
             (self.taking_back, self.slice_began) = (Some(taking), Some(began));
             return Some(notes);
         }
@@ -235,9 +242,9 @@ impl LeaseClocks {
         None
     }
 
-    /// Returns true if more lease checkpoints may be cleared now: no slice was refused since the last tick,
-    /// and few slices are unapplied. More slices would only queue for the disk, and the queue could look like
-    /// a disk that hangs.
+    /// Returns true if more lease checkpoints may be cleared now: no entry of the pass has failed to be
+    /// proposed since the last tick, and few of them are unapplied. More entries would only wait for the
+    /// disk, and this member could take their long wait for a disk that hangs.
     pub(super) fn may_take_back(&self) -> bool {
         !self.slice_refused && self.slices.len() < TAKEN_BACK_AHEAD
     }

@@ -1,4 +1,4 @@
-//! Work for clients: reads, leases, writes, and the replies to them.
+//! Does the work of a turn for clients: reads, leases, writes, and the replies to them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -74,10 +74,12 @@ impl Core {
         for (want, since) in wants {
             match want {
                 RoundRequest::Read(request_id) => self.reads.readable(request_id, times),
-                // Leadership was lost while the request waited, and the lease clocks run on the next leader.
+                // Leadership was lost while the request waited. The lease clocks now run on the next leader,
+                // so the client has to ask that member.
                 want if !self.leadership.leads() => self.refuse(want.request_id(), error::NOT_PRIMARY_LESSOR),
-                // The round was confirmed while this member was a follower. It has become the leader since,
-                // but its lease clocks do not run yet, so the request needs another round.
+                // The round was confirmed while this member was a follower. This member has become the leader
+                // since, but its lease clocks do not run yet. So the request needs another round, which
+                // begins once they run.
                 want if !self.leadership.has_settled() => self.reads.push(want, since),
                 RoundRequest::Renewal(request_id, id) => self.renew(request_id, id, since, now),
                 RoundRequest::TimeToLive(request_id, id, detail) => {
@@ -116,20 +118,20 @@ impl Core {
 
 /// Renewal, expiry and checkpoints of leases.
 impl Core {
-    /// Returns true if this member leads and has applied all entries of earlier leaders, including the effect
-    /// of messages that arrived in this turn.
+    /// Returns true if this member leads and has applied all entries of earlier leaders. Messages that
+    /// arrived in this turn are taken into account.
     pub(super) fn leads_now(&self) -> bool {
         self.leadership.is_leading(self.node.status())
     }
 
     /// Renews a lease for a client, once a ReadIndex round has confirmed that this member still leads. The
     /// round is needed because a leader that was suspended or cut off may have been replaced, and its
-    /// successor may have let the lease expire. Renewals share rounds with linearizable reads. If this member
-    /// is the only voter, renewals are answered at once, and the shards answer most of them without the core
-    /// (see [`crate::renewals`]).
+    /// successor may have let the lease expire. A round also waits until this member has applied the
+    /// committed entries: other members may have committed the grant of the lease and reported it to a
+    /// client, while this member has not applied the entry yet.
     ///
-    /// A round also waits until this member has applied the committed entries: other members may have
-    /// committed the grant of the lease and told its client, while this member has not applied the entry yet.
+    /// Renewals share rounds with linearizable reads. If this member is the only voter, renewals need no
+    /// round, and the shards answer most of them without the core (see [`crate::renewals`]).
     pub(super) fn keep_alive(&mut self, request_id: RequestId, id: LeaseId, now: Instant) {
         if !self.leadership.leads() {
             self.refuse(request_id, error::NOT_PRIMARY_LESSOR);
@@ -164,8 +166,8 @@ impl Core {
         waiter: Waiter,
     ) -> Option<Index> {
         if !self.leads_now() {
-            // A deposed leader would forward the entry to the new leader, which would treat it as an entry of
-            // another leader.
+            // A leader that was deposed in this turn would forward the entry to the new leader, which does
+            // not expect checkpoints that it has not made. So the entry is not proposed.
             self.give_up(waiter, error::NOT_PRIMARY_LESSOR);
             return None;
         }
@@ -194,7 +196,7 @@ impl Core {
         }
     }
 
-    /// Ends renewals of expired leases that have waited for the request timeout.
+    /// Ends the waiting renewals of expired leases once they have waited for the request timeout.
     pub(super) fn sweep_renewals(&mut self, now: Instant) {
         for request_id in self.leases.sweep(now) {
             self.refuse(request_id, error::TIMEOUT);
@@ -202,7 +204,7 @@ impl Core {
     }
 
     /// Does the next slice of the work on leases: starting and dropping clocks, revoking expired leases, and
-    /// making checkpoints.
+    /// making checkpoints. When the member stops, also transfers leadership once the checkpoints are made.
     pub(super) fn lease_slices(&mut self, now: Instant) {
         self.leases.forget_some();
         if self.leads_now() {
@@ -220,7 +222,8 @@ impl Core {
         }
     }
 
-    /// Returns true if another slice of the work on leases can be done at once.
+    /// Returns true if another slice of the work on leases can be done now, so that the core need not sleep
+    /// before its next turn.
     pub(super) fn lease_slices_wait(&self) -> bool {
         if self.lifecycle.is_parked() {
             return false;
@@ -246,7 +249,7 @@ impl Core {
         }
     }
 
-    /// Continues to set or clear lease checkpoints, by at most one entry.
+    /// Continues to set or clear lease checkpoints; proposes at most one entry.
     fn note_some(&mut self, now: Instant) {
         if !self.leases.is_noting() {
             return;
@@ -254,15 +257,15 @@ impl Core {
         let leases = (&self.machine.leases, self.machine.applied_index);
         let has_room = Room::takes_more(&self.log);
         if let Some(notes) = self.leases.note_some(&self.node, leases, has_room, now) {
-            // Lease checkpoints can take megabytes, and must not use the space that is reserved for ending a
-            // shortage.
+            // Lease checkpoints can take megabytes. They must not use the space that is reserved for
+            // operations which end a shortage of space.
             let taken = self.propose_note(notes, Purpose::Frees, Waiter::Nobody);
             self.leases.proposed(taken);
         }
     }
 }
 
-/// Interval at which a leader without pipelining checks if its last batch was applied.
+/// Interval at which a leader checks if its last batch was applied, if `--raft-pipeline` is off.
 const ONE_BY_ONE_LOOK: Duration = Duration::from_micros(200);
 
 /// Proposals, and the requests that wait for the entries of proposals.
@@ -272,13 +275,13 @@ impl Core {
     pub(super) fn batching_wait(&self, now: Instant) -> Option<(usize, Duration)> {
         let one_by_one = !self.options.raft_pipeline && self.leadership.leads();
         if one_by_one && self.node.status().last > self.machine.applied_index {
-            // The end of a sync wakes the core, but the acknowledgement of another member can commit the
-            // batch without a sync of this member. So the wait is short.
+            // The wait is short. The end of this member's sync wakes the core, but the acknowledgement of
+            // another member can also commit the batch, and nothing wakes the core when it is applied.
             return Some((usize::MAX, ONE_BY_ONE_LOOK));
         }
         if self.machine.members.by_id.len() <= 1 {
-            // If an entry proposed by the core itself is not committed yet, the log's next sync is due
-            // anyway, and the write joins it.
+            // If an entry proposed by the core itself is not committed yet, the log syncs soon anyway. The
+            // waiting proposals are made now, so that they share that sync.
             let raft_status = self.node.status();
             let own = raft_status.last > raft_status.commit
                 && !self.proposals.has_gathered_through(raft_status.last);
@@ -297,8 +300,8 @@ impl Core {
         }
     }
 
-    /// Proposes the gathered commands, unless it is better to wait for more commands, for the log or for a
-    /// leader.
+    /// Proposes the gathered commands, unless the batch should wait for more commands, for space in the log's
+    /// queue, or for a leader.
     pub(super) fn propose_gathered(&mut self, now: Instant) {
         self.proposals.look(self.is_proposing(), now);
         if !self.proposals.has_gathered() || self.batching_wait(now).is_some() {
@@ -322,7 +325,8 @@ impl Core {
         if !self.space.room.has_plenty(&self.log) {
             self.refuse_without_room();
         }
-        // The forwarded commands were just proposed, so the byte counts of the log do not contain them yet.
+        // The forwarded commands were just proposed, and are not yet contained in the log's byte counts. They
+        // are added here, so that both kinds of commands together stay within the limit.
         ground.queued_bytes += forwarded_bytes;
         let batch = self.proposals.next_batch(ground);
         let count = batch.len();
@@ -347,8 +351,8 @@ impl Core {
     }
 
     /// Returns true if commands that were held back for lack of space in the queue can be proposed now,
-    /// because entries were applied. The core checks this itself, because applying, unlike the end of a sync,
-    /// does not wake it.
+    /// because entries were applied. The core checks this before it sleeps, because applying an entry does
+    /// not wake it, while the end of a sync does.
     pub(super) fn has_room_again(&self) -> bool {
         self.proposals.is_held_for_room() && self.queued_bytes() < self.space.room.queued_bytes_max(&self.log)
     }
@@ -358,7 +362,8 @@ impl Core {
         self.log.queued_bytes() + self.apply.queue.bytes()
     }
 
-    /// Returns the leader's term to which a proposal made now belongs, and whether it is bound to that term.
+    /// Returns the term of the leader to which a proposal made now is given, and whether the proposal is
+    /// bound to that term.
     pub(super) fn given(&self) -> ProposalTerm {
         ProposalTerm { term: self.node.status().term, bound: self.node.binds_proposals() }
     }
@@ -366,8 +371,8 @@ impl Core {
     /// Refuses the gathered commands for which the disk has no space.
     fn refuse_without_room(&mut self) {
         let (room, log) = (&self.space.room, &self.log);
-        // While a batch is being written, the space that it uses is subtracted twice, so there may be more
-        // space afterwards. The commands wait until then.
+        // While a batch is being written, the space that it uses is subtracted twice, so the command may fit
+        // once the write has ended. Until then no command is refused.
         let waits = log.queued_bytes() != 0 && log.space() == Space::Ample;
         let stays =
             |proposal: &Proposal| waits || room.has(log, proposal.data.len(), purpose_of(&proposal.data));
@@ -377,8 +382,8 @@ impl Core {
         }
     }
 
-    /// Proposes again the commands that an earlier leader did not append. Called when the first entry of the
-    /// newer `term` is applied. See [`crate::core::proposals::Proposals::lost`].
+    /// Proposes again the commands that a leader of an earlier term did not append. Called when the first
+    /// entry of the newer `term` is applied. See [`crate::core::proposals::Proposals::lost`].
     pub(super) fn propose_again(&mut self, term: Term) {
         for (waiter, since) in self.proposals.lost(term, |bytes| self.shared.core.proposal_again(bytes)) {
             match waiter {
@@ -405,8 +410,8 @@ impl Core {
         request.header = Some(RequestHeader { id, username, auth_revision });
         let data = Bytes::from(request.encode_to_vec());
         // A follower forwards the entry, so its own disk does not matter. On a leader the entry may not fit
-        // into the rest of a segment, and that rest is lost. So the bytes count twice, except for entries
-        // that may use the last byte, which are small.
+        // into the rest of a segment, and that rest is wasted. So the bytes are counted twice. Entries with
+        // the purpose `Own`, which may use the last byte of the space, are small and counted once.
         let wasted = if purpose == Purpose::Own { 0 } else { data.len() };
         let full = self.leadership.leads() && !self.space.room.has(&self.log, data.len() + wasted, purpose);
         let refused = full || self.node.request(Request::Propose(vec![data])).is_err();
@@ -421,7 +426,7 @@ impl Core {
     pub(super) fn give_up(&mut self, waiter: Waiter, status: Status) {
         match waiter {
             Waiter::Client(request_id, _) | Waiter::Members(request_id, _) => self.refuse(request_id, status),
-            // After this refusal the client asks the next leader.
+            // After this error the client sends the renewal to the next leader.
             Waiter::KeepAlive(request_id, _) => self.refuse(request_id, error::NOT_PRIMARY_LESSOR),
             Waiter::Expiry(id) => self.leases.revocation_ended(id, true, self.shared.member.clock.now()),
             Waiter::Attributes => self.attributes.were_lost(),
@@ -431,7 +436,8 @@ impl Core {
 
     /// Ends requests that have waited too long for their entries.
     pub(super) fn sweep_waiting(&mut self, now: Instant) {
-        // The shards have already answered these clients; this removes what is left of their requests.
+        // The shards have already answered these clients with a timeout error. The core only frees the memory
+        // of their requests.
         let timeout = self.shared.member.limits.request_timeout + Duration::from_secs(1);
         let failed = &self.shared.diagnostics.metrics.server.proposals_failed;
         let given_up = self.proposals.sweep(timeout, now, |bytes| {
@@ -466,8 +472,8 @@ impl Core {
     }
 
     pub(super) fn publish(&mut self) {
-        // The metric is updated even if nothing is applied, so that it shows the pending proposals of a
-        // leader without a quorum.
+        // The metric is updated even if nothing is applied, so that it also shows the pending proposals of a
+        // leader that has no quorum and so applies nothing.
         self.shared.diagnostics.metrics.server.proposals_pending.set_u64(self.proposals.open() as u64);
         if !self.publication.is_due() && !self.apply.queue.is_unpublished() {
             return;
@@ -475,12 +481,13 @@ impl Core {
         self.publication.done();
         let view = match self.machine.is_whole() {
             true => self.publish_view(),
-            // An entry is partly applied, so the view stays the same. Only data outside the view has changed,
-            // for example the leader.
+            // An entry is partly applied and must not be visible, so the view stays the same. The publication
+            // is due because data outside the view has changed, for example the leader.
             false => Arc::clone(&self.shared.state.load().view),
         };
         let (moment, removed_through) = (view.moment(), self.compactions.removal.through());
-        // Watches rely on this: all versions that a compaction at `removed_through` keeps are still present.
+        // Asserted because watches rely on it: all versions that a compaction at `removed_through` keeps are
+        // still present.
         assert!(
             view.removed_through() <= removed_through,
             "removed through {}, published {removed_through}",
@@ -514,8 +521,8 @@ impl Core {
         published.assert_follows(&self.shared.state.load());
         self.shared.state.store(Arc::new(published));
         for Compaction { previous, revision } in self.compactions.removal.take_unpublished() {
-            // This reader keeps the versions that the compaction makes unreadable, because the hash of the
-            // compaction covers them.
+            // This reader keeps the versions that the compaction makes unreadable, because the hash is
+            // computed from them, too.
             let state = self.shared.read_long_at(Reader::Hash, moment.keeping_from(previous));
             let hashes = &self.shared.data.compaction_hashes;
             if !hashes.order(&self.workers.hasher, state, previous, revision) {
@@ -570,7 +577,7 @@ impl Core {
             if !replies.is_empty() {
                 shared.core.outboxes[shard].send_all(replies);
             } else if is_whole {
-                // While an entry is partly applied, there is no new view for watches.
+                // While an entry is partly applied, there is no new view, so watches need no wake-up.
                 shared.core.wake_watches(shard);
             }
         });
@@ -585,8 +592,8 @@ pub(super) fn step_received(node: &mut Node, logger: &Logger, message: raftpb::M
     if let Err(why) = node.request(Request::Receive(message)) {
         let last = node.status().last;
         if kind == raftpb::MessageType::MsgHeartbeat as i32 && commit > last.0 {
-            // A leader sends a member only commit indexes up to which that member has acknowledged its log,
-            // so entries have been lost here.
+            // A leader sends a member only commit indexes up to which that member has acknowledged its log.
+            // So this member had acknowledged entries that are no longer in its log.
             logger.error(
                 "this member's log has lost entries that it had acknowledged: rebuild it from the others with \
                  `mainstay rebuild`",

@@ -1,4 +1,5 @@
-//! Dispatch of requests, periodic work, and the turns of a member that is out of service.
+//! Passes each request to the function that handles it, does the periodic work, and runs the turns of a
+//! member that is out of service.
 
 use std::time::Instant;
 
@@ -55,8 +56,8 @@ impl Core {
                 self.reads.push(RoundRequest::TimeToLive(request_id, id, detail), now);
             }
             ClientRequest::LeaseKeys(request_id, id) => self.ask(Question::LeaseKeys(request_id, id), now),
-            // This is answered even while an entry is partly applied, because the lease may expire before the
-            // entry is complete.
+            // Answered even while an entry is partly applied, because the lease may expire before the entry
+            // is complete.
             ClientRequest::KeysToRenew(request_id, id) => {
                 self.ask(Question::KeysToRenew(request_id, id), now)
             }
@@ -103,12 +104,13 @@ impl Core {
     fn take_from_storage(&mut self, request: StorageRequest, now: Instant) -> Result<(), Fatal> {
         match request {
             StorageRequest::Fetched(fetch, read) => self.fetched(fetch, read)?,
-            // The event only starts a turn, and each turn checks whether the values have arrived.
+            // This event only makes the core run a turn. Each turn checks whether the values have arrived.
             StorageRequest::ValuesRead => {}
             StorageRequest::Checkpointed(result) => self.checkpointed(result, now)?,
             StorageRequest::Relocate(values, done) => self.relocate(values, done, now),
-            // Only a whole checkpoint frees the old locations, because runs of earlier checkpoints refer to
-            // them.
+            // A whole checkpoint is requested, because runs of earlier checkpoints refer to the old locations
+            // of the moved values. Only a whole checkpoint replaces all runs, and so lets the old segments be
+            // deleted.
             StorageRequest::Relocated => {
                 if self.has_emptied() {
                     self.space.checkpoints.want_whole();
@@ -127,7 +129,8 @@ impl Core {
             ControlRequest::Downgraded(version) => self.end_downgrade(&version),
             ControlRequest::Stop => {
                 if !self.lifecycle.is_stopping() {
-                    // After the restart the leases continue with the time that is left now.
+                    // The remaining times are checkpointed, so that the leases continue with them after the
+                    // restart.
                     if self.leads_now() {
                         self.leases.others_are(self.node.others());
                         self.leases.note_before_stop();
@@ -148,7 +151,8 @@ impl Core {
         if !self.pace.is_due(now) {
             return Ok(());
         }
-        // Missed ticks are not repeated: a member that was suspended should not begin an election at once.
+        // Missed ticks are not repeated. Otherwise a member that was suspended would begin an election
+        // immediately afterwards.
         self.note_late_tick(now);
         self.pace.tick_at(now + self.options.heartbeat_interval);
         self.pace.cpu.look(now);
@@ -200,7 +204,7 @@ impl Core {
     }
 }
 
-/// A member that is out of service.
+/// The turns of a member that is out of service.
 impl Core {
     /// Takes this member out of service, because the error `fatal` prevents it from applying an entry.
     pub(super) fn park(&mut self, fatal: &machine::Fatal, now: Instant) {
@@ -221,15 +225,16 @@ impl Core {
             }
         }
         self.apply.queue.clear();
-        // From now on the core no longer checks received states, so the thread that receives one gets the
-        // error now.
+        // From now on the core no longer installs received states. A thread that waits until a received state
+        // is installed gets the error now.
         self.install.tell(Outcome::GivenUp(parked.why()));
         for request_id in self.install.take_offers() {
             self.refuse(request_id, parked.why());
         }
         self.end_install();
         self.compactions.removal.stop();
-        // This turn must publish the entries applied before the failure, and a state without a leader.
+        // This turn must publish a state that contains the entries applied before the failure and names no
+        // leader.
         self.publication.request();
         self.pace.tick_at(now + IDLE);
         self.lifecycle.park(parked);

@@ -1,5 +1,5 @@
-//! Work with the log and the disk: applying entries, removing versions, making checkpoints, and managing disk
-//! space.
+//! Applies committed entries, removes versions of keys after compactions, orders checkpoints, and manages the
+//! space on the disk.
 
 use std::sync::mpsc::SyncSender;
 use std::time::Instant;
@@ -39,8 +39,9 @@ impl Core {
                 self.logger.info("the disk has space for the log again", &[]);
                 Ok(())
             }
-            // No alarm is raised yet: the space becomes free again if the received state is not installed,
-            // and otherwise the next check of the disk raises the alarm.
+            // No alarm is raised now, because the received state may have caused the shortage. If that state
+            // is not installed, its space becomes free again. If it is installed, the next check of the disk
+            // raises the alarm.
             LogEvent::SpaceChanged(_) if self.install.is_receiving() => Ok(()),
             LogEvent::SpaceChanged(space) => {
                 self.logger.warn(
@@ -48,8 +49,8 @@ impl Core {
                     &[("space", Value::Str(&format!("{space:?}")))],
                 );
                 self.raise_no_space(Cause::Disk, now);
-                // Done at once, because the operations that are to end the shortage use up the remaining
-                // space.
+                // The reserve for checkpoints is ordered now and not at the next check of the disk, because
+                // the operations that are to end the shortage use up the remaining space.
                 self.have_room_kept(true);
                 Ok(())
             }
@@ -83,8 +84,8 @@ impl Core {
 
 /// Space on the disk, and the NOSPACE alarm.
 impl Core {
-    /// Checks the disk at intervals. Raises or clears the NOSPACE alarm, and starts to free space when it is
-    /// short.
+    /// Checks the disk at intervals. Raises or clears the NOSPACE alarm, and makes a checkpoint due that
+    /// frees space if space is short.
     pub(super) fn look_at_disk(&mut self, now: Instant) {
         let Some(look) = self.space.room.look(&self.log, now) else { return };
         if look.wants_reserve {
@@ -156,8 +157,8 @@ impl Core {
     }
 
     /// Orders the checkpointer to write the cause of the NOSPACE alarm to the note beside the log. Returns
-    /// true if the note is up to date or the order was accepted. An accepted order is carried out before any
-    /// later order.
+    /// true if the note is up to date or the order was accepted. The checkpointer carries out an accepted
+    /// order before any later order.
     fn note_cause(&mut self) -> bool {
         let Some(cause) = self.space.nospace.unnoted() else { return true };
         if !self.workers.order(Order::Note(cause)) {
@@ -176,7 +177,7 @@ impl Core {
         !self.lifecycle.is_parked() && self.apply.queue.has_to_apply()
     }
 
-    /// Applies committed entries, up to the cost that this turn may spend.
+    /// Applies committed entries, up to the amount of work that is left for this turn.
     pub(super) fn apply_some(&mut self, now: Instant) -> Result<(), Fatal> {
         let before = self.machine.applied_index;
         while !self.lifecycle.is_parked() {
@@ -205,7 +206,8 @@ impl Core {
         };
         let data = todays.as_ref().unwrap_or(&entry.data);
         let command = Command { index: entry.index, term: entry.term, data, location };
-        // The size of the entry is added to the cost of its changes.
+        // An entry counts as one unit of work, plus one for each KiB of its size, in addition to the work for
+        // its changes.
         let bytes = 1 + entry.data.len() as u64 / 1024;
         match entry.kind {
             EntryKind::Normal => {
@@ -243,7 +245,8 @@ impl Core {
             Ok(Progress::More) => {}
             Ok(Progress::Waits) => self.fetch_values(&missing),
             Ok(Progress::Whole(applied)) => {
-                // The rest of the turn's cost limit can be spent on the entries after this one.
+                // The entry is complete, so what is left of this turn's work can be used for the next
+                // entries. In all other cases nothing more is applied in this turn.
                 self.apply.queue.set_left(left);
                 if let Some(begun) = self.apply.queue.ended() {
                     self.applied(&begun, *applied, now);
@@ -328,14 +331,15 @@ impl Core {
             }
         }
         if self.leadership.applied(begun.term, self.node.status()) {
-            // The clocks start only now, because all lease checkpoints of earlier terms are applied now.
+            // The lease clocks start only now, because now all lease checkpoints of earlier terms are
+            // applied, and the clocks start with the checkpointed times.
             let doubted = self.node.take_followed_etcd() || self.node.others() == OtherPrograms::SomeEtcd;
             self.leases.start(&self.machine.leases, doubted, now);
         }
     }
 
-    /// Returns a reader of the present state. The state stays readable for it, although a compaction later in
-    /// this turn may remove versions.
+    /// Returns a reader of the current state. The state stays readable for the reader, although a compaction
+    /// later in this turn may remove versions.
     fn as_applied(&mut self) -> AsOf {
         let moment = self.machine.store.moment();
         self.answers.state(moment, |moment| self.shared.read_long_at(Reader::Range, moment))
@@ -348,7 +352,8 @@ impl Core {
             }
             Change::LeaseRevoked(id) => self.lease_revoked(id),
             Change::Compacted(revision) => {
-                // As in etcd, a member computes no hashes for compactions from before its start.
+                // As in etcd, a member computes no hashes for compactions whose entries were in its log at
+                // its start.
                 let is_hashed = !self.history.was_replayed(self.machine.applied_index);
                 self.compactions.removal.compacted(
                     revision,
@@ -368,15 +373,15 @@ impl Core {
 
     /// Handles an applied entry that changed users or roles, or authenticated a user.
     fn auth_changed(&mut self, change: &AuthChange) {
-        // The token of an authentication from before the last stop is not created again, because it may have
-        // expired long ago.
+        // The token of an authentication from before this member's start is not created again, because it may
+        // have expired long ago.
         let is_old = matches!(change, AuthChange::Authenticated { .. })
             && self.history.was_replayed(self.machine.applied_index);
         if !is_old {
             self.shared.clients.credentials.auth_changed(change, self.machine.auth.revision());
         }
         match change {
-            // An authentication does not change the state.
+            // An authentication does not change the state, so the published tables stay valid.
             AuthChange::Authenticated { .. } => {}
             AuthChange::Changed | AuthChange::Forget(_) | AuthChange::Enabled | AuthChange::Disabled => {
                 self.publication.auth_changed(&self.machine);
@@ -400,8 +405,8 @@ impl Core {
             }
             removal::Step::Remove => {}
         }
-        // Only versions up to `through` are removed: watches may still need versions of a compaction whose
-        // removal has not begun.
+        // Versions above `through` are not removed yet: they belong to a compaction whose removal has not
+        // begun, and watches may still need them.
         let wanted = self.compactions.removal.through();
         let removable = self.shared.data.long_reads.removable(wanted, now);
         if removable.overtaken > 0 {
@@ -425,7 +430,8 @@ impl Core {
             metrics.db_compaction_keys.add(removed);
             let pause = self.shared.member.clock.now().saturating_duration_since(now);
             metrics.db_compaction_pause.observe_milliseconds(pause);
-            // The memory of the removed versions is freed with the next publications.
+            // A publication is requested, because the memory of the removed versions is freed only when later
+            // views have replaced the current one.
             self.publication.request();
         }
         if let Some(took) = took {
@@ -451,34 +457,36 @@ impl Core {
         self.survey().has_garbage()
     }
 
-    /// Returns true if a segment is empty only because values were moved out of it. Such a segment is freed
-    /// only by a whole checkpoint.
+    /// Returns true if values were moved out of a segment that is empty now. Only a whole checkpoint frees
+    /// such a segment.
     pub(super) fn has_emptied(&self) -> bool {
         self.space.checkpoints.has_emptied(|segment| self.survey().is_empty(segment))
     }
 
     /// Orders a checkpoint if one is due and may be taken.
     pub(super) fn order_checkpoint(&mut self, now: Instant) {
-        // A stopping member makes no new files; the next start applies the unsaved entries again.
+        // A stopping member makes no new files. This loses nothing: the next start reads from the log the
+        // entries that are in no checkpoint, and applies them again.
         if self.lifecycle.is_stopping() {
             return;
         }
-        // While a snapshot is being received, segments must stay, because the snapshot refers to values in
-        // them.
+        // While a snapshot is being received, no segment may be deleted, because the snapshot refers to
+        // values in the segments. A checkpoint would let segments be deleted.
         if self.space.checkpoints.is_busy() || self.install.is_receiving() || !self.machine.is_whole() {
             return;
         }
         // An installed state is saved by a whole checkpoint, because the runs on disk do not contain the
-        // locations of its values. Until that checkpoint is saved, no other one is taken, not even between
-        // two attempts: it would reuse the old runs and free segments to which they refer.
+        // locations of its values. No other checkpoint is taken until that one is saved, not even between two
+        // attempts to save it: another checkpoint would reuse the old runs, and yet free segments to which
+        // these runs refer.
         if self.install.is_unsaved() {
             if self.install.wants_checkpoint(now) {
                 self.order_install(now);
             }
             return;
         }
-        // Without a settled leader, a checkpoint is taken only on a full disk: there the first entry of the
-        // leader's term may wait for the space that this checkpoint frees.
+        // While no leader is settled, a checkpoint is taken only on a disk that is short of space. There the
+        // first entry of the leader's term may wait for the space that this checkpoint frees.
         let leadership = &self.leadership;
         let unsettled =
             leadership.leader() == MemberId::NONE || (leadership.leads() && !leadership.has_settled());
@@ -488,8 +496,8 @@ impl Core {
         let log_bytes = self.log.figures().written_bytes();
         let usage = |segment| self.machine.usage().get(&segment).is_none_or(|usage| usage.values == 0);
         let Some(whole) = self.space.checkpoints.due(log_bytes, usage, now) else { return };
-        // After the checkpoint, the entry that raised an alarm may leave the log, so the cause of the alarm
-        // is noted before.
+        // The cause of the alarm must be in the note before the checkpoint is made. After the checkpoint, the
+        // entry that raised the alarm, and that also contains the cause, may be deleted from the log.
         if !self.note_cause() {
             return;
         }
@@ -513,12 +521,13 @@ impl Core {
         }
     }
 
-    /// Returns the log index up to which no entries are kept for followers that lag behind.
+    /// Returns the log index up to which the log may drop its entries, because no follower that lags behind
+    /// should need them.
     fn kept_behind(&self, applied_index: Index) -> Index {
         match self.machine.members.by_id.len() {
             0 | 1 => applied_index,
-            // On a disk that is short of space no entries are kept; a follower that lags behind then gets the
-            // whole state.
+            // On a disk that is short of space, no entries are kept for followers. A follower that needs a
+            // deleted entry gets the whole state instead.
             _ if self.space.room.is_tight(&self.log) => applied_index,
             _ => {
                 let kept = applied_index.saturating_sub(self.options.snapshot_catchup_entries);
@@ -553,8 +562,8 @@ impl Core {
                 self.install.failed(&why, now);
                 self.logger.warn("could not save a checkpoint", &[("error", Value::Str(&why))]);
                 if error.is_full() {
-                    // The next `look_at_disk` raises the alarm, and the next checkpoint that is saved ends
-                    // the shortage.
+                    // The next `look_at_disk` raises the alarm because of this call. The next checkpoint that
+                    // is saved ends the shortage, so the failed one is tried again soon.
                     self.space.room.checkpointed(false);
                     self.space.checkpoints.retry(now);
                 }
@@ -568,7 +577,8 @@ impl Core {
     fn reclaim(&mut self) {
         let segments = self.survey().worth_emptying(self.space.checkpoints.applied_index());
         if !segments.is_empty() {
-            // If the checkpointer is busy, the values are moved after the next checkpoint.
+            // An error is ignored: it means that the checkpointer is busy. The values are moved after the
+            // next checkpoint, which calls this function again.
             let portion_bytes = self.space.room.portion_bytes(&self.log);
             let _ = self.workers.order(Order::Relocate { segments, portion_bytes });
         }
@@ -602,7 +612,7 @@ impl Core {
             moving.push((value.id, value.from));
             batch.push(log::Value { id, data: value.data });
         }
-        // Values for which the log has no space now stay at their locations. They are tried again after the
+        // If the log does not accept the values now, they stay at their locations, and are moved after the
         // next checkpoint.
         if self.space.room.hand_values(&mut self.log, batch, now).is_none() {
             let _ = done.try_send(());

@@ -1,4 +1,5 @@
-//! Leadership: gaining it, transferring it, and members that must not have it.
+//! Handles gaining and transferring leadership. A leader whose disk hangs, or whose data differ from those of
+//! the other members, gives up leadership.
 
 use std::time::Instant;
 
@@ -20,7 +21,8 @@ const CORRUPT: i32 = AlarmType::Corrupt as i32;
 
 /// Gaining and transferring leadership.
 impl Core {
-    /// Returns the voter that could take over leadership at once: the connected voter with the most entries.
+    /// Returns the voter that could take over leadership immediately: among the connected voters that the
+    /// CORRUPT alarm does not name, the one with the most entries.
     fn successor(&self) -> Option<MemberId> {
         successor(&self.node, &self.machine, &self.shared)
     }
@@ -69,8 +71,8 @@ impl Core {
         self.transfer_to(to);
     }
 
-    /// Asks raft to transfer leadership to another member. This fails if the leader was deposed in this turn;
-    /// callers for which it matters try again at the next tick.
+    /// Asks raft to transfer leadership to another member. This fails if the leader was deposed in this turn.
+    /// Callers that still want the transfer try again at the next tick.
     pub(super) fn transfer_to(&mut self, to: MemberId) {
         if let Err(why) = self.node.request(Request::Transfer(to)) {
             let why = why.to_string();
@@ -82,8 +84,8 @@ impl Core {
     }
 
     pub(super) fn move_leader(&mut self, request_id: RequestId, to: MemberId, now: Instant) {
-        // `leads` shows only at the end of the turn that a message of this turn has deposed this member, so the
-        // role in raft is checked as well.
+        // A message of this turn may have deposed this member. `leads` shows that only at the end of the
+        // turn, so the role in raft is checked as well.
         if !self.leadership.leads() || self.node.status().role != Role::Leader {
             self.refuse(request_id, error::NOT_LEADER);
             return;
@@ -117,7 +119,7 @@ impl Core {
         }
     }
 
-    /// Shortens the first election timeout after a start, once another member is connected.
+    /// Shortens the first election timeout after a start, once a connection to another member exists.
     pub(super) fn advance_ticks(&mut self, now: Instant) -> Result<(), Fatal> {
         let own = self.shared.member.identity.member_id;
         let (members, peers) = (&self.machine.members, self.shared.cluster.peers());
@@ -126,17 +128,18 @@ impl Core {
         if !self.leadership.advances(self.node.status(), hears, now) {
             return Ok(());
         }
-        // Two ticks are left, because the first message of a slow leader may still be in flight.
+        // Two ticks are left before the election, because the first message of a slow leader may still be in
+        // flight.
         for _ in 2..self.election_ticks() {
             self.step(Event::Ticked)?;
         }
         Ok(())
     }
 
-    /// Handles the report that the leader's process has ended: its host refuses connections, so waiting for
-    /// heartbeats is useless. The election timeout counts as over, except for its random part, which keeps
-    /// members from campaigning at the same time. If the report is wrong, the leader's next heartbeat
-    /// prevents the election.
+    /// Handles the report that the leader's process has ended. Its host refuses connections, so the leader
+    /// will send no more heartbeats, and waiting for them is useless. The election timeout counts as over,
+    /// except for its random part, which keeps members from campaigning at the same time. If the report is
+    /// wrong, the leader's next heartbeat prevents the election.
     pub(super) fn leader_ended(&mut self, id: MemberId) -> Result<(), Fatal> {
         if !self.leadership.has_ended(id, self.node.status()) {
             return Ok(());
@@ -181,18 +184,20 @@ impl Core {
             );
         }
         self.look_at_moves(now);
-        // The start of this member waits for this proposal.
+        // The attributes are proposed as soon as a leader is known, because this member serves no clients
+        // before they are applied.
         self.propose_attributes(now);
     }
 }
 
-/// A member whose state differs from that of the others.
+/// Handling of a member whose state differs from that of the others.
 impl Core {
     /// Raises the CORRUPT alarm for a member whose state differs from that of most others, so that all
     /// members know of the difference. The id 0 means that the differing member is not known.
     pub(super) fn raise_corrupt(&mut self, member_id: u64) {
         let raised = if member_id == 0 {
-            // If the alarm was raised for any member, an alarm for an unknown member adds nothing.
+            // If the alarm was raised for some member, an alarm for an unknown member tells the operator
+            // nothing new.
             self.machine.alarms.any(CORRUPT)
         } else {
             self.machine.alarms.is_raised(CORRUPT, member_id)
@@ -229,11 +234,12 @@ impl Core {
         self.transfer_to(to);
     }
 
-    /// Counts and logs heartbeats that a leader sent late, because late heartbeats may make other members
-    /// begin an election.
+    /// Counts and logs a heartbeat that this leader sends late, because other members may begin an election
+    /// when heartbeats are late.
     pub(super) fn note_late_tick(&mut self, now: Instant) {
         let late = self.pace.late(now);
-        // A tick becomes due one interval after the last, so only a delay beyond a further interval counts.
+        // A tick is due one interval after the last one. It counts as late only if it is overdue by more than
+        // a further interval.
         if !self.leadership.leads()
             || late <= self.options.heartbeat_interval
             || self.machine.members.by_id.len() < 2
@@ -252,7 +258,8 @@ impl Core {
     }
 }
 
-/// Returns the voter that could take over leadership at once: the connected voter with the most entries.
+/// Returns the voter that could take over leadership immediately: among the connected voters that the CORRUPT
+/// alarm does not name, the one with the most entries.
 pub(super) fn successor(node: &Node, machine: &Machine, shared: &Shared) -> Option<MemberId> {
     let peers = shared.cluster.peers()?;
     let corrupt = AlarmType::Corrupt as i32;

@@ -1,4 +1,4 @@
-//! Membership changes, the attributes that members publish, and the cluster version.
+//! Carries out membership changes, publishes the attributes of this member, and sets the cluster version.
 
 use std::time::Instant;
 
@@ -19,7 +19,7 @@ use crate::core::{ChangeAttempt, Fatal, MemberChange, RequestId, membership};
 
 /// Membership changes.
 impl Core {
-    /// Calls `ask` with the state of membership changes and the facts with which it decides.
+    /// Calls `ask` with [`Membership`], and with the facts about the cluster that it needs to decide.
     fn ask_membership<R>(
         &mut self,
         ask: impl FnOnce(&mut Membership, membership::ChangeContext<'_>) -> R,
@@ -63,8 +63,8 @@ impl Core {
         }
     }
 
-    /// Refuses a membership change. If the reason is that fewer learners are allowed than this member's
-    /// option says, it is also logged, because etcd's error text does not contain it.
+    /// Refuses a membership change. If fewer learners are allowed than this member's own option says, that
+    /// reason is also logged, because etcd's error text does not contain it.
     fn refuse_change(&mut self, request_id: RequestId, status: Status) {
         if status == error::TOO_MANY_LEARNERS && self.membership.is_held_back(&self.node) {
             let reason = "a voter runs etcd or has not reported yet, or a learner runs etcd; --max-learners has no effect";
@@ -105,7 +105,7 @@ impl Core {
                     node: MemberId(self.shared.member.identity.member_id),
                 };
                 for data in removals {
-                    // Without a leader the proposal is lost, as in etcd.
+                    // If there is no leader, the proposal is lost, as in etcd, and its sender times out.
                     let _ = self.node.request(Request::ProposeConfChange(own, data));
                 }
             }
@@ -115,14 +115,14 @@ impl Core {
     fn propose_next_change(&mut self) {
         let id = self.shared.ids.command_id();
         let Some((raft, data)) = self.membership.encode_next(id, &self.node) else { return };
-        // A follower forwards the change, so its own disk does not matter.
+        // A follower only forwards the change, so the space on its own disk does not matter.
         if self.leadership.leads() && !self.space.room.has(&self.log, data.len(), Purpose::Mends) {
             if let Some((request_id, ..)) = self.membership.take_next(None) {
                 self.refuse(request_id, error::NO_SPACE);
             }
             return;
         }
-        // If there is no leader, the change stays in the queue.
+        // Without a leader the request fails, and the change stays in the queue for the next leader.
         if self.node.request(Request::ProposeConfChange(raft, data)).is_ok()
             && let Some((request_id, change, since)) = self.membership.take_next(Some(id))
         {
@@ -145,8 +145,8 @@ impl Core {
             Ok(VoterChange::AddVoter(node)) => ConfChange { kind: ConfChangeKind::AddVoter, node: *node },
             Ok(VoterChange::AddLearner(node)) => ConfChange { kind: ConfChangeKind::AddLearner, node: *node },
             Ok(VoterChange::Remove(node)) => ConfChange { kind: ConfChangeKind::Remove, node: *node },
-            // Raft must be notified of every applied change, even of one that does not change voters, because
-            // it accepts no other change before.
+            // Raft accepts no further change before it is notified that this one is applied. So it is
+            // notified even of a change that does not change voters, and of one that failed.
             Ok(VoterChange::Update(node)) => ConfChange { kind: ConfChangeKind::Update, node: *node },
             Err(_) => ConfChange { kind: ConfChangeKind::Update, node: MemberId::NONE },
         };
@@ -181,7 +181,8 @@ impl Core {
         }
     }
 
-    /// Passes the other members to the connections, and publishes the members.
+    /// Passes the list of the other members to the connections, and publishes the current members with this
+    /// turn's state.
     pub(super) fn tell_members(&mut self) {
         let others = self.membership.changed(&self.machine.members);
         self.publication.request();
@@ -191,10 +192,12 @@ impl Core {
         }
     }
 
-    /// Begins to end this member, which is no longer part of the cluster. If its own log contains the
-    /// removal, the member refuses later starts. If only a peer reports the removal, nothing is recorded: the
-    /// peer may have been turned into a separate cluster, or belong to another cluster with the same ids, and
-    /// this member may have the only copy of the data.
+    /// Begins to stop this member, because it is no longer part of the cluster.
+    ///
+    /// If this member's own log contains the removal, the member also refuses later starts. If only a peer
+    /// reports the removal, the report is not recorded on disk: that peer may have been turned into a
+    /// separate cluster, or belong to another cluster with the same ids, and this member may have the only
+    /// copy of the data.
     pub(super) fn end_removed(&mut self, now: Instant) {
         if !self.membership.was_removed(now) {
             return;
@@ -250,8 +253,9 @@ impl Core {
         if !self.leadership.leads()
             || !self.leadership.has_settled()
             || self.machine.members.cluster_version == version
-            // Members older than 3.5 exit when they apply this entry. COMPAT-195: the version stays undecided
-            // until one of these members leads.
+            // etcd members before 3.5 exit when they apply the entry that would be proposed here. So while
+            // such a member is in the cluster, this member does not decide the version. A 3.4 member that
+            // becomes the leader decides it, in a form that 3.4 understands (COMPAT-195).
             || self.shared.cluster.has_told_before_3_5(&self.machine.members)
         {
             return;
@@ -270,7 +274,7 @@ impl Core {
         self.propose_own(request, Waiter::Nobody);
     }
 
-    /// Ends the downgrade to this version, if that downgrade is in progress.
+    /// Proposes to end the downgrade to this version, if this member leads and that downgrade is in progress.
     pub(super) fn end_downgrade(&mut self, version: &str) {
         if !self.leadership.leads()
             || !self.leadership.has_settled()

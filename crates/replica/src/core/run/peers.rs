@@ -1,5 +1,5 @@
-//! Work with the other members: messages of raft, the effects of the raft node, and entries for followers
-//! that lag behind.
+//! Handles the messages of other members, carries out the effects of the raft node, and provides entries for
+//! followers that lag behind.
 
 use std::time::Instant;
 
@@ -33,15 +33,16 @@ impl Core {
     pub(super) fn received(&mut self, messages: Vec<raftpb::Message>, mut charge: Charge, now: Instant) {
         for mut message in messages {
             let (kind, from) = (message.r#type.unwrap_or(0), message.from.unwrap_or(0));
-            // A snapshot message is ignored here, because it arrives together with its state by another path.
+            // A snapshot message is ignored here. It is handled together with its state, which arrives by
+            // another path.
             let snapshot = kind == MessageType::MsgSnap as i32;
             let proposed = kind == MessageType::MsgProp as i32;
             let entries = !message.entries.is_empty() && kind != MessageType::MsgReadIndex as i32;
             if proposed && self.leadership.leads() {
                 self.space.room.thin_out(&self.log, &mut message);
             }
-            // Entries for which the log has no space, because the disk is full or hangs, are treated as lost
-            // by the network; the leader sends them again.
+            // Entries that cannot be accepted now are dropped, as if the network had lost them: the disk is
+            // full or hangs, or too many entries wait to be applied. The leader sends them again.
             let full = entries
                 && if proposed {
                     message.entries.is_empty()
@@ -108,8 +109,8 @@ impl Core {
         self.step(Event::Fetched { fetch, entries })
     }
 
-    /// Drops old entries from memory. A single member keeps none; a member of a cluster keeps the newest for
-    /// followers that lag behind.
+    /// Drops old entries from memory. The member of a single-member cluster drops all applied entries. A
+    /// member of a larger cluster keeps the newest entries for followers that lag behind.
     pub(super) fn forget(&mut self) -> Result<(), Fatal> {
         let applied = self.machine.applied_index;
         if self.machine.members.by_id.len() <= 1 {
@@ -119,7 +120,8 @@ impl Core {
         let last = self.node.status().last;
         let keep = self.options.snapshot_catchup_entries;
         let entries = entries as u64;
-        // The limit may be exceeded by an eighth, so that entries are dropped many at a time.
+        // The limit may be exceeded by an eighth, so that entries are dropped many at a time and not one per
+        // call.
         if entries > keep + keep / 8 {
             self.step(Event::Forgotten(applied.min(last.saturating_sub(keep))))?;
         } else if bytes > TAIL_BYTES {
@@ -140,9 +142,9 @@ impl Core {
 
 /// Events for the raft node, and carrying out its effects.
 impl Core {
-    /// Reports an event of this member to the raft node. A refused event ends the member as a bug. Therefore
-    /// input of clients and peers is passed as a [`consensus::Request`] instead, whose refusal has no such
-    /// effect.
+    /// Reports an event of this member to the raft node. If the node refuses an event, that is a bug, and
+    /// this member ends. Therefore input of clients and peers is passed as a [`consensus::Request`] instead,
+    /// whose refusal has no such effect.
     pub(super) fn step(&mut self, event: Event) -> Result<(), Fatal> {
         Ok(self.node.step(event)?)
     }
@@ -156,8 +158,8 @@ impl Core {
                 self.follow(effects, now)?;
                 self.campaign_alone();
             }
-            // The campaign and the first proposals of a leader have effects. They are carried out in this
-            // turn, because the next turn may come only with the next tick.
+            // The campaign and the first proposals of a leader have effects of their own. The loop carries
+            // them out in this turn, because the next turn may come only with the next tick.
             if !self.campaign_alone() && !self.begin_to_lead(now) {
                 return Ok(());
             }
@@ -166,10 +168,12 @@ impl Core {
 
     fn follow(&mut self, effects: Effects, now: Instant) -> Result<(), Fatal> {
         if !self.leads_now() {
-            // The shards' permission to renew leases must end before a vote for another member is sent.
+            // The shards must stop renewing leases before a vote for another member is sent: with that vote
+            // the other member can lead and let the leases expire.
             self.leases.open_to_shards(false);
         }
-        // Messages are sent first, so that the network and the member's own disk work in parallel.
+        // Messages are sent before entries are written, so that the network and this member's disk work in
+        // parallel.
         self.send(effects.messages);
         if let Some(raft_status) = effects.status {
             self.stands(raft_status, now);
@@ -190,8 +194,8 @@ impl Core {
         self.apply_some(now)
     }
 
-    /// Begins an election at once if this member is the only voter, because no other member could win.
-    /// Returns true if it did.
+    /// Begins an election immediately if this member is the only voter, because no other member could win.
+    /// Returns true if an election was begun.
     fn campaign_alone(&mut self) -> bool {
         if self.lifecycle.is_parked() {
             return false;
@@ -201,19 +205,22 @@ impl Core {
         if raft_status.role != Role::Follower || !alone || self.machine.applied_index < raft_status.commit {
             return false;
         }
-        // Raft refuses while the log is not synced; the end of the sync causes another turn.
+        // Raft refuses while the log is not synced. The end of the sync causes another turn, which tries
+        // again.
         let taken = self.node.request(Request::Campaign);
         assert!(taken.is_ok() || !planted::is(Bug::RefusalFatal), "a campaign was refused");
         taken.is_ok()
     }
 
-    /// Makes the first proposals of a leader that has just applied the first entry of its term. The start of
-    /// the member waits for them. Returns false if this member has not just settled as the leader.
+    /// Makes the first proposals of a leader that has just applied the first entry of its term. This member
+    /// serves no clients before they are applied. Returns false if this member has not just settled as the
+    /// leader.
     fn begin_to_lead(&mut self, now: Instant) -> bool {
         if self.lifecycle.is_parked() || !self.leadership.take_settled() {
             return false;
         }
-        // The version is proposed first, so that a member that is ready to serve knows the cluster version.
+        // The version is proposed before the attributes. When the attributes are applied, the member begins
+        // to serve, and then it must already know the cluster version.
         self.decide_version_alone();
         self.propose_attributes(now);
         true

@@ -1,4 +1,4 @@
-//! A summary of the core's state, for tests that check a member from outside.
+//! Summarizes the state of the core, for tests that check a member from outside.
 
 use consensus::Role;
 use machine::StateTrail;
@@ -6,17 +6,17 @@ use numbers::{Index, Revision, Term};
 
 use super::Core;
 
-/// State of a member's core between two turns, for the simulation and for tests. The fields are a flat list
-/// because tests compare and print single ones.
+/// State of a member's core between two turns, for the simulation and for tests. The fields form a flat list,
+/// so that tests can compare and print each of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Probe {
     /// Id of the member.
     pub id: u64,
     /// Raft role of the member in the term [`Self::term`].
     pub role: Role,
-    /// Present raft term of the member.
+    /// Current raft term of the member.
     pub term: Term,
-    /// Id of the member for which it voted in the present term; 0 for none.
+    /// Id of the member for which this member voted in the current term; 0 for none.
     pub vote: u64,
     /// Id of the leader that the member knows; 0 for none.
     pub leader: u64,
@@ -32,9 +32,10 @@ pub struct Probe {
     pub first_index: Index,
     /// Index of the last entry of the member's log, synced or not.
     pub last_index: Index,
-    /// Index up to which the member's log is on disk, as far as it counts for a quorum.
+    /// Index up to which the member has reported its log as synced to raft, so that the entries count for a
+    /// quorum.
     pub synced_index: Index,
-    /// Index of the last entry on disk; above `synced_index` while entries on disk are being replaced.
+    /// Index of the last entry on disk. Above `synced_index` while entries on disk are being replaced.
     pub stored_index: Index,
     /// Ids of the voters in the configuration of the raft node, in ascending order.
     pub voters: Vec<u64>,
@@ -59,15 +60,15 @@ pub struct Probe {
     /// Number of segments that wait to be deleted: no durable file needs them, but views or a state being
     /// received may.
     pub pending_delete: usize,
-    /// Number of states, complete or partial, that were replaced or are useless and were not given to the
-    /// checkpointer to be dropped.
+    /// Number of states, complete or partial, that were replaced or are useless and that wait to be given to
+    /// the checkpointer, which drops them.
     pub discarded: usize,
     /// Number of leases.
     pub leases: usize,
-    /// Number of leases whose clocks run on this member.
+    /// Number of leases whose deadlines this member tracks; 0 unless it leads.
     pub lease_clocks: usize,
     /// Number of ReadIndex rounds that were begun and are not answered, and number of all requests that wait
-    /// in a round or for one.
+    /// for a round to begin, to be confirmed or to be answered.
     pub reads: (usize, usize),
     /// Bytes of the index, including those that wait to be freed.
     pub index_bytes: u64,

@@ -1,4 +1,5 @@
-//! Answers to [`Question`]s. One turn answers as many as its budget allows.
+//! Answers [`Question`]s (requests that need the core's own state but no log entry). One turn answers as many
+//! as its budget allows.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,13 +17,14 @@ use crate::core::{LeaseDetail, ReplyBody, RequestId};
 use crate::inbox::OPEN_REQUESTS_PER_SHARD_MAX;
 use crate::long_reads::Reader;
 
-/// Minimum number of entries of a shared table that are copied by copying one pointer.
+/// A copy of a shared table copies one pointer for each chunk of the table. A chunk has at least this many
+/// entries, so this many entries cost at most one copied pointer.
 const ENTRIES_PER_POINTER: usize = 128;
 
-/// Number of puts of an unfinished transaction that are searched at the cost of one unit.
+/// Number of puts of an unfinished transaction whose search counts as one unit of the budget.
 const PUTS_PER_UNIT: u64 = 64;
 
-/// Data that the answers of one turn share. It stays valid during the turn, because no entry is applied
+/// Data that several answers of one turn use. It is valid only during the turn, in which no entry is applied
 /// between two answers.
 #[derive(Default)]
 struct Common {
@@ -50,15 +52,16 @@ fn copied(entries: usize) -> u64 {
 impl Core {
     /// Queues a question until a turn answers it.
     pub(super) fn ask(&mut self, question: Question, since: Instant) {
-        // The limit allows for the shards and, with one further share, for questions of other members.
+        // The queue of each kind has space for all open requests of all shards, and for as many questions of
+        // other members as one shard may have open.
         let max = (self.shared.core.outboxes.len() + 1) * OPEN_REQUESTS_PER_SHARD_MAX;
         if let Some(refused) = self.questions.push(question, since, max) {
             self.refuse(refused.request_id(), error::TOO_MANY_REQUESTS);
         }
     }
 
-    /// Answers the next questions. Called right after a publication, so that the newest view and the state
-    /// are the same.
+    /// Answers the next questions. Must be called right after a publication, so that the newest view shows
+    /// the same state as the machine.
     pub(super) fn answer_questions(&mut self, now: Instant) {
         if self.questions.is_empty() {
             return;
@@ -74,8 +77,8 @@ impl Core {
             } else if let Question::TimeToLive(request_id, id, detail) = question
                 && !(self.leadership.leads() && self.leadership.has_settled())
             {
-                // This member stopped leading, or began to lead again, while the question waited, so its
-                // lease clocks do not run.
+                // This member has stopped leading, or has begun to lead again and not settled, while the
+                // question waited. So its lease clocks do not run, and it cannot answer.
                 if self.leadership.leads() {
                     self.reads.push(RoundRequest::TimeToLive(request_id, id, detail), since);
                 } else {
@@ -162,9 +165,9 @@ impl Core {
         (list, cost)
     }
 
-    /// Replies with the whole present state. Called right after the state was published, while no entry is
-    /// partly applied. Returns the cost. `known` is the head of the state, if it was already built in this
-    /// turn.
+    /// Replies with the whole current state. Must be called right after the state was published, while no
+    /// entry is partly applied. Returns the cost in units of the budget. `known` is the head of the state, if
+    /// it was already built in this turn.
     pub(super) fn image(&mut self, request_id: RequestId, known: &mut Option<Arc<Head>>) -> u64 {
         let (head, cost) = match known {
             Some(head) => (Arc::clone(head), 0),

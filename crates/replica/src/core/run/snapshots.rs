@@ -1,5 +1,4 @@
-//! Whole states: those of other members, which this member receives and installs, and its own, which it
-//! sends.
+//! Receives and installs the states of other members, and sends the whole state of this member to them.
 
 use std::sync::mpsc::TrySendError;
 use std::time::Instant;
@@ -20,15 +19,15 @@ use crate::received::{Outcome, ReceivedState};
 
 /// Receiving and installing another member's state, and sending this member's state.
 impl Core {
-    /// Replies whether a whole state that is offered would be accepted now: its sender must lead, and no
-    /// other state may be in the process of being received. While an installed state is being saved, the
-    /// reply waits.
+    /// Replies to another member that offers its whole state whether the state would be accepted now. The
+    /// sender must lead, and no other state may be in the process of being received. While an installed state
+    /// is being saved, the offer waits for its reply.
     pub(super) fn look_at_offer(&mut self, request_id: RequestId, attempt: SnapshotAttempt, now: Instant) {
         let raft_status = self.node.status();
         if (raft_status.leader, raft_status.term) != (attempt.from, attempt.term) {
             self.refuse(request_id, error::NOT_LEADER);
         } else if !self.lifecycle.is_stopping() && self.install.hold_offer(request_id, now) {
-            // The offer waits, and a later tick answers it.
+            // The offer waits, and a later tick replies to it.
         } else if self.install.is_under_way() || self.lifecycle.is_stopping() {
             self.refuse(request_id, error::TOO_MANY_REQUESTS);
         } else {
@@ -36,10 +35,13 @@ impl Core {
         }
     }
 
-    /// Begins to receive another member's state. Refuses while values of the present state are being moved or
-    /// a checkpoint is being written.
+    /// Begins to receive another member's state. Refuses if the sender is not the current leader, if the disk
+    /// lacks space, if another state is being received over an open stream or is being installed, or if this
+    /// member is busy: it is moving values in the log, writing a checkpoint, waiting to drop earlier states,
+    /// or stopping.
     pub(super) fn begin_install(&mut self, request_id: RequestId, attempt: SnapshotAttempt) {
-        // Only the current leader may send. A leader that is still unknown to this member will try again.
+        // Only the current leader may send its state. If the sender leads but this member does not know it
+        // yet, the sender tries again later.
         let raft_status = self.node.status();
         if (raft_status.leader, raft_status.term) != (attempt.from, attempt.term) {
             self.refuse(request_id, error::NOT_LEADER);
@@ -79,16 +81,16 @@ impl Core {
     /// Writes values of a snapshot to the log.
     pub(super) fn place(&mut self, placement: Placement, now: Instant) {
         let Placement { claim, values, is_whole, done } = placement;
-        // The values are not accepted. Returning drops `done`, which tells the receiving thread that it
-        // cannot continue.
+        // If the values cannot be accepted, `done` is dropped by returning. This tells the receiving thread
+        // that it cannot continue.
         if !self.install.may_place(claim) || values.is_empty() {
             return;
         }
-        // Values for which a full disk has no space must not wait in the log's queue in front of the member's
-        // own entries.
+        // The space is checked before the log gets the values. On a full disk, the values would wait in the
+        // log's queue in front of this member's own entries and delay those.
         let bytes = Room::bytes_of(values.iter().map(|value| value.data.len()));
         if is_whole && let Some(shortage) = self.space.room.shortage_of_state(&self.log, bytes as u64) {
-            // The receiving thread may have ended; then no answer is needed.
+            // An error is ignored: it means that the receiving thread has ended and needs no answer.
             let _ = done.send(Err(shortage));
             return;
         }
@@ -107,7 +109,8 @@ impl Core {
         received: Box<ReceivedState>,
         now: Instant,
     ) -> Result<(), Fatal> {
-        // A received state that builds on the present one is useless if the present one has changed since.
+        // If the received state builds on this member's state, it is useless if that state has changed since
+        // the receipt began.
         let current = received.base_applied.is_none_or(|applied| applied == self.machine.applied_index);
         let message = received.message.clone();
         let is_past = self.node.status().term.0 > message.term();
@@ -116,8 +119,8 @@ impl Core {
             return Ok(());
         }
         if is_past {
-            // Raft would ignore a message of an older term without an answer, so the sender gets the error
-            // here.
+            // Raft would ignore a message of an older term without an answer. The receiving thread must not
+            // wait for one, so it gets the error here.
             self.install.tell(Outcome::GivenUp(error::LEADER_CHANGED));
         } else if current && let Err(why) = self.node.request(Request::Receive(message)) {
             let why = why.to_string();
@@ -129,21 +132,21 @@ impl Core {
         Ok(())
     }
 
-    /// Ends the attempt `claim` to receive a state.
+    /// Gives up the receipt of a state in the attempt with the number `claim`.
     pub(super) fn give_up_install(&mut self, claim: u64) {
         if self.install.is_of(claim) {
             self.end_install();
         }
     }
 
-    /// Ends an attempt whose stream broke off and was not resumed in time, and refuses offers that have
-    /// waited too long.
+    /// Gives up the receipt of a state whose stream broke off and was not resumed in time, and refuses offers
+    /// that have waited too long.
     pub(super) fn look_at_install(&mut self, now: Instant) {
         if self.install.is_over(now) {
             self.end_install();
         }
-        // The offers are refused even if the installed state was saved in the meantime, because the leader
-        // most likely still has the entries after that state and can send those.
+        // The offers are refused even if the installed state was saved in the meantime. The leader most
+        // likely still has the log entries after that state, and can send those instead of a snapshot.
         for request_id in self.install.offers_over(now) {
             self.refuse(request_id, error::TOO_MANY_REQUESTS);
         }
@@ -157,7 +160,7 @@ impl Core {
         }
     }
 
-    /// Replaces the present state with the received one, because raft has accepted its snapshot.
+    /// Replaces the current state with the received one, because raft has accepted its snapshot.
     pub(super) fn restore(&mut self, restore: &Restore, now: Instant) -> Result<(), Fatal> {
         let Some(received) = self.install.take_received() else {
             return Err(Fatal::NoSnapshot);
@@ -178,8 +181,8 @@ impl Core {
         self.answers.replaced();
         self.shared.diagnostics.metrics.long_reads.overtaken.add(overtaken as u64);
         let replaced = std::mem::replace(&mut self.machine, *machine);
-        // The new state already includes the entry that was partly applied and the entries that waited after
-        // it.
+        // The queue is cleared, because the new state already includes the entry that was partly applied and
+        // the entries that waited after it.
         self.apply.queue.clear();
         self.apply.queue.applied();
         if !planted::is(Bug::ProposedAgainAfterSnapshot) {
@@ -205,7 +208,8 @@ impl Core {
             self.install.saving();
             self.space.checkpoints.begun(self.log.figures().written_bytes(), now);
             if planted::is(Bug::SnapshotAcknowledgedEarly) {
-                // The batches that waited are this member's own entries, which the log cannot refuse.
+                // The result can be ignored: the batches that waited are this member's own entries, which the
+                // log cannot refuse.
                 let _ = self.install_saved(self.machine.applied_index, now);
             }
         }
@@ -223,7 +227,8 @@ impl Core {
         Ok(())
     }
 
-    /// Gives objects whose drop takes long to the checkpointer.
+    /// Gives replaced states and useless parts of states to the checkpointer, which drops them, because
+    /// dropping them takes long.
     pub(super) fn release_discarded(&mut self) {
         let orders = &self.workers.checkpointer;
         self.install.release(|what| match orders.try_send(Order::Drop(what)) {
@@ -237,7 +242,8 @@ impl Core {
     /// Sends the state that was just published to the members that need a snapshot.
     pub(super) fn send_snapshots(&mut self, view: &mvcc::View) {
         for mut message in self.outgoing.take_wanted() {
-            // The message may have waited until an entry was complete, and its term may have ended since.
+            // The message may have waited until an entry was completely applied. If its term has ended since,
+            // the message is dropped.
             if message.term != Some(self.node.status().term.0) {
                 continue;
             }
