@@ -1,5 +1,5 @@
-//! Responses of writes and transactions that cannot be made at once, because they contain results of ranges
-//! at a point inside the transaction, or values that are not in memory.
+//! Makes those responses of writes and transactions that are not complete right after apply, because they
+//! contain results of ranges at a point inside the transaction, or values that are not in memory.
 //!
 //! For such a range, apply records only its request and its point in the transaction
 //! ([`machine::txn::Past`]). The shard of the client evaluates the range here, in the state directly after
@@ -132,10 +132,11 @@ impl Evaluation {
         Evaluation { state, values, gather: gathered_bytes_max(), held }
     }
 
-    /// Measures all reads, in the order of the response.
+    /// Computes the encoded lengths of the results of all reads, in the order of the response.
     async fn measure_all(&mut self, outcome: &TxnOutcome) -> Result<Vec<Measured>, Status> {
         let mut measured = Vec::new();
-        // Clients choose how deep transactions nest, so this async function does not recurse.
+        // Nested transactions are kept on a stack, because clients choose the depth, and an async function
+        // that calls itself would need a box per level.
         let mut open = vec![outcome.responses.iter()];
         while let Some(responses) = open.last_mut() {
             match responses.next() {
@@ -261,7 +262,8 @@ impl Evaluation {
             Some(Part::Bytes(bytes)) => bytes.clone(),
             _ => Bytes::new(),
         };
-        // Memory of the parts is freed only when the whole response was sent.
+        // The charge stays the same until the response ends, because the memory of the parts is freed only
+        // then.
         let kept = rest.parts.iter().map(Part::held_bytes).sum();
         pieces::answer(len, kept, &beginning, move |bytes_max, context| {
             let piece = ready!(rest.poll_next(bytes_max.min(BYTES_AT_ONCE), context))?;
@@ -403,11 +405,11 @@ impl Pieces {
 struct Through {
     /// Number of parts that end with the piece.
     parts: usize,
-    /// Number of keys that the piece contains of the part after those.
+    /// Number of keys of the next part that the piece contains.
     keys: usize,
     behind: Option<Vec<u8>>,
-    /// The key after the first `keys` ones, if its value is large and the piece ends before or inside that
-    /// value.
+    /// The key of the next part after these `keys` keys, if its value is large and the piece ends before or
+    /// inside that value.
     large: Option<LargeValue>,
 }
 
@@ -416,8 +418,8 @@ impl Through {
     /// bytes of the piece.
     fn take(&mut self, part: large_value::Part, version: Version<'_>) -> Bytes {
         self.large = part.rest;
-        // The walk passes the key only after its last part; until then the version is found by the id in
-        // `large`.
+        // The key counts as sent only after the last part of its value. Until then its version is found by
+        // the id in `large`.
         if self.large.is_none() {
             self.keys += 1;
             self.behind = Some(version.key().to_vec());
@@ -426,7 +428,8 @@ impl Through {
     }
 }
 
-/// Numbers of the fields `kvs` of a range's response, `prev_kv` of a put's and `prev_kvs` of a deletion's.
+/// Numbers of the response fields with key-value pairs: `kvs` of a range, `prev_kv` of a put, `prev_kvs` of a
+/// deletion.
 const KVS: u8 = 2;
 const PREV_KV: u8 = 2;
 const PREV_KVS: u8 = 3;
@@ -557,7 +560,7 @@ fn of_write(status: Status) -> Status {
     if status == error::COMPACTED || status == REPLACED {
         return WRITTEN;
     }
-    // With these codes a response fails if too many bytes would have to be gathered, or if a value is
+    // A response fails with these codes if too many bytes would have to be gathered, or if a value is
     // damaged. The code is replaced, because a client would conclude from it that the write was refused or
     // failed.
     let is_refusal = matches!(status.code, Code::ResourceExhausted | Code::Internal);

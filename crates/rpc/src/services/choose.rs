@@ -19,7 +19,7 @@ use mvcc::Version;
 /// Maximum bytes of keys that one request may gather at a time; if it sorts by value, values count too
 /// (COMPAT-73).
 const GATHERED_BYTES_MAX: usize = 256 << 20;
-/// Divisor of the memory budget of all clients: a request may gather at most this part of the budget.
+/// A request may gather at most the memory budget of all clients divided by this number.
 const GATHERED_PART: usize = 4;
 
 /// Returns the maximum number of bytes that the current request may gather.
@@ -31,7 +31,7 @@ pub(super) fn gathered_bytes_max() -> usize {
 const ITEM_BYTES: usize = size_of::<Item>();
 /// Number of keys that are sorted before the sort yields to other calls.
 const SORTED_AT_ONCE: usize = 2048;
-/// Number of keys whose visit counts as much work as merging [`SORTED_AT_ONCE`] gathered keys.
+/// Work of merging [`SORTED_AT_ONCE`] gathered keys, as the number of key visits that cost the same.
 const SORTED_WORK: u64 = 512;
 /// Bytes of values that are read before a walk yields to other calls. The last value may exceed this number.
 pub(super) const READ_AT_ONCE: usize = 256 << 10;
@@ -49,7 +49,7 @@ const READ_AT_ONCE_MIN: usize = 4 << 10;
 /// value.
 const READ_WORK: usize = 512;
 
-/// Returns the number of bytes of values that the next slice may read, according to the work left in the turn.
+/// Returns the number of bytes of values that the next slice may read, by the work left in the turn.
 pub(super) fn read_at_once() -> usize {
     accounting::work_left().clamp(READ_AT_ONCE_MIN, READ_AT_ONCE)
 }

@@ -1,4 +1,4 @@
-//! Calls of the Cluster service: listing and changing members.
+//! Answers the calls of the Cluster service, which list and change members.
 
 use std::sync::Arc;
 

@@ -1,9 +1,9 @@
-//! The gRPC service of a shard: the handler of each method, and the decision which plain HTTP requests are
-//! calls.
+//! Implements the gRPC service of a shard: selects the handler of each method, and decides which plain HTTP
+//! requests are calls.
 //!
 //! Calls arrive from the front, from the JSON gateway and from gRPC-Web. A unary call becomes a [`Call`], and
-//! [`dispatch`] selects its handler. Most handlers are `async` functions, which the front polls at once, in
-//! the same turn of the connection.
+//! [`dispatch`] selects its handler. Most handlers are `async` functions, which the front polls immediately,
+//! in the same turn of the connection.
 
 use std::any::Any;
 use std::net::SocketAddr;
@@ -87,7 +87,8 @@ fn dispatch(call: Call, head: &Head, message: Bytes) -> Unary {
     }
 }
 
-/// Answers a Range. If that needs no other thread and little time, it is answered at once, without a future.
+/// Answers a Range. If that needs no other thread and little time, it is answered immediately, without a
+/// future.
 fn answer_range(mut call: Call, message: Bytes) -> Unary {
     let mut answer = match range::request(message) {
         Ok(request) => match range::at_once(&mut call, &request) {
@@ -226,8 +227,8 @@ impl front::Service for Services {
     }
 
     fn connected(&self, from: &front::Origin) -> Option<Box<dyn Any>> {
-        // The client's figures are looked up again: after this shard cached them, they may have been evicted
-        // and started again from zero.
+        // The client's statistics are looked up again and not taken from this shard's cache: they may have
+        // been evicted from the shared table, and the table may contain new ones that start from zero.
         Some(Box::new((Connected::new(self.meet(from.peer)), self.known.borrow().connected(from.peer))))
     }
 
@@ -270,8 +271,9 @@ impl front::Service for Services {
                 Ok(Principal::default())
             }
             Err(Unidentified::NotYet | Unidentified::Unverified) => {
-                // Another member may have issued the token. Therefore the call waits until this member has
-                // applied everything that was committed when the call arrived.
+                // The call waits until this member has applied everything that was committed when the call
+                // arrived, because another member may have issued the token, or until the token's signature
+                // is verified.
                 return Unary::Later(Box::pin(async move {
                     let asked = self.now();
                     let principal = self.identified(&head).await;

@@ -1,5 +1,5 @@
-//! Elections: `v3electionpb.Election`. The leader is the owner of the oldest key `name/<lease>`, as with a
-//! lock. The value of that key is what the leader proclaims.
+//! Answers the calls of `v3electionpb.Election`. The leader is the owner of the oldest key `name/<lease>`, as
+//! with a lock. The value of that key is what the leader proclaims.
 
 use std::rc::Rc;
 

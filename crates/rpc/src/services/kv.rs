@@ -29,18 +29,19 @@ use crate::encode;
 use replica::long_reads::Reader;
 use storage::values::{Attempt, made};
 
-/// Number of keys that the comparisons of one transaction may visit (COMPAT-74).
+/// Maximum number of keys that the comparisons of one transaction may visit (COMPAT-74).
 const COMPARED_KEYS_MAX: u64 = 100_000;
-/// Bytes of values that the comparisons of one transaction may read: enough for a few of the largest values.
+/// Maximum bytes of values that the comparisons of one transaction may read: enough for a few of the largest
+/// values.
 const COMPARED_BYTES_MAX: u64 = 16 << 20;
 const TOO_MUCH_COMPARED: Status =
     Status::new(Code::ResourceExhausted, "mainstay: too much to compare in one transaction");
 
-/// Number of passes in which a read-only transaction is evaluated in the newest state. After them it is
-/// evaluated in a fixed state.
+/// Maximum number of passes in which a read-only transaction is evaluated in the newest state. If it is not
+/// finished then, it is evaluated in a fixed state.
 const CURRENT_PASSES_MAX: u32 = 8;
-/// Number of passes that check which compared values are needed. Later passes fetch all compared values
-/// without this check.
+/// In this many first passes, a compared value that was missing is checked again before it is fetched,
+/// because it may be in memory now. Later passes fetch without this check.
 const PASSES_WITH_QUESTIONS: u32 = 3;
 /// Maximum number of slices in which the comparisons of a read-only transaction run, plus one slice per
 /// [`COMPARES_PER_SLICE`] comparisons. The limit is needed because the comparisons read an older moment: they
@@ -66,7 +67,8 @@ mod field {
     pub const COMPACTION: u32 = 7;
 }
 
-/// Number of comparisons and operations up to which the charge for a call covers the memory of a transaction.
+/// A transaction with at most this many comparisons and operations is covered by the charge for its call, and
+/// its memory is not charged separately.
 const FEW_ELEMENTS: usize = 16;
 
 /// Charges the connection of the current turn for the memory of a decoded transaction with this number of
@@ -398,7 +400,7 @@ fn compare_some(
     let holds = comparing.step(snapshot, request, values, keys_max, bytes_max);
     planted::looked_at(Measure::Compared, usize::try_from(comparing.keys).unwrap_or(usize::MAX));
     if !values.is_complete() {
-        // The slice stopped at the first missing value; `look` requests the missing values of the whole slice.
+        // The slice stopped at its first missing value. `look` requests all missing values of the slice.
         from.look(snapshot, request, values, KEYS_PER_SLICE, READ_AT_ONCE);
     }
     accounting::note_work(comparing.keys, comparing.bytes - from.bytes);

@@ -1,5 +1,5 @@
-//! Ranges with a large response: its length is computed in slices, and it is made piece by piece as the
-//! client reads it.
+//! Answers ranges with a large response. The length of the response is computed in slices, and the response
+//! is made piece by piece as the client reads it.
 
 use numbers::{ChangeId, Revision};
 use std::future::poll_fn;
@@ -81,8 +81,7 @@ pub(super) struct Opened {
 pub(super) struct Through {
     keys: u64,
     last: Option<Vec<u8>>,
-    /// The key after the first `keys` ones, if its value is large and the piece ends before or inside that
-    /// value.
+    /// The key after these `keys` keys, if its value is large and the piece ends before or inside that value.
     large: Option<LargeValue>,
     ended: bool,
 }
@@ -92,8 +91,8 @@ impl Through {
     /// bytes of the piece.
     pub(super) fn take(&mut self, part: Part, version: Version<'_>) -> Bytes {
         self.large = part.rest;
-        // The walk passes the key only after its last part; until then the version is found by the id in
-        // `large`.
+        // The key counts as sent only after the last part of its value. Until then its version is found by
+        // the id in `large`.
         if self.large.is_none() {
             self.keys += 1;
             self.last = Some(version.key().to_vec());
@@ -103,8 +102,8 @@ impl Through {
 }
 
 impl Rest {
-    /// Returns the response with these keys from `state` at `revision`. `more` and `count` are the response's fields of
-    /// these names. `values` may already list values of the response as missing.
+    /// Returns the response with these keys from `state` at `revision`. `more` and `count` are the response's
+    /// fields of these names. `values` may already list values of the response as missing.
     pub(super) fn new(
         (state, revision): (AsOf, Revision),
         values: Attempt,

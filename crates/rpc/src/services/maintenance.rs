@@ -1,4 +1,4 @@
-//! Calls of the Maintenance service (status, alarms, hashes, snapshots), and gRPC health checks.
+//! Answers the calls of the Maintenance service (status, alarms, hashes, snapshots), and gRPC health checks.
 
 use numbers::{MemberId, Revision};
 use std::collections::HashMap;
@@ -116,7 +116,8 @@ pub(super) async fn alarm(call: &mut Call, message: Bytes) -> Result<Answer, Sta
             let Outcome::Alarms(alarms) = applied.outcome else { return Err(error::STOPPED) };
             (applied.header, alarms)
         }
-        // etcd's server crashes with a nil pointer here (COMPAT-2).
+        // For an unknown action, etcd's server crashes with a nil pointer (COMPAT-2); Mainstay returns an
+        // error.
         Err(_) => {
             let text = format!("etcdserver: unknown alarm action {}", request.action);
             return Err(Status::with(Code::InvalidArgument, text));
@@ -180,7 +181,7 @@ async fn hash_kv_now(services: &Services, revision: Revision) -> Result<Answer, 
 
 /// Answers a Hash with a hash of everything that this member holds. etcd's hash covers the pages of its
 /// database file, so it is comparable only between etcd members. The hash returned here is comparable only
-/// between members of this product (COMPAT-3).
+/// between Mainstay members (COMPAT-3).
 pub(super) async fn hash(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
     let HashRequest {} = decode(message)?;
     call.root()?;
@@ -256,7 +257,7 @@ impl Services {
             };
             let mut piece = Bytes::from(piece);
             digest.update(&piece);
-            // The piece was written, and read again for the digest.
+            // The bytes count twice: they were written, and then read again for the digest.
             accounting::note_work(0, 2 * piece.len() as u64);
             while !piece.is_empty() {
                 let blob = piece.split_to(piece.len().min(SNAPSHOT_BLOB_BYTES));

@@ -1,4 +1,4 @@
-//! Large responses that are made piece by piece, as the client reads them.
+//! Builds large responses that are made piece by piece, as the client reads them.
 
 use std::cell::Cell;
 use std::rc::Rc;

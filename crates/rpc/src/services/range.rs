@@ -1,10 +1,10 @@
-//! Ranges, read from the newest published state. A small range whose values are in memory is answered at
-//! once.
+//! Answers ranges, from the newest published state. A small range whose values are in memory is answered
+//! immediately.
 //!
-//! A large response takes two walks over its keys (`large_range`): the first adds up its length, and the second makes it
-//! piece by piece as the client reads. Both walks yield to other calls regularly. Between two pieces they hold at most one
-//! piece in memory, and no view ([`AsOf`](machine::AsOf)). Values that are not in memory are fetched for a whole piece
-//! together, while other calls run.
+//! A large response takes two walks over its keys (`large_range`): the first adds up its length, and the
+//! second makes it piece by piece as the client reads. Both walks yield to other calls regularly. Between two
+//! pieces they hold at most one piece in memory, and no view ([`AsOf`](machine::AsOf)). Values that are not
+//! in memory are fetched for a whole piece together, while other calls run.
 
 use numbers::Revision;
 use std::net::IpAddr;
@@ -39,9 +39,9 @@ use replica::shared::Published;
 use storage::values::Attempt;
 use telemetry::slow_requests;
 
-/// Maximum number of keys in a response that is made at once.
+/// Maximum number of keys in a response that is made in one step.
 const KEYS_AT_ONCE: u64 = 128;
-/// Maximum number of keys that are sorted by value at once. The limit is low because each value has to be read.
+/// Maximum number of keys that are sorted by value in one step. It is low because each value has to be read.
 const VALUES_SORTED_AT_ONCE: u64 = 4;
 /// Estimated size of a range, before it is read.
 struct Size {
@@ -54,8 +54,8 @@ struct Size {
 /// Result of the attempt to answer a Range at once.
 pub(super) enum Attempted {
     Answered(Answer),
-    /// The read needs a confirmation. If the caller is unauthenticated, the slot is the one in which it
-    /// waits.
+    /// The read needs a confirmation. The slot is the one that an unauthenticated caller holds while it
+    /// waits; `None` for other callers.
     Unconfirmed(Timing, Option<Place>),
     /// The response cannot be made at once.
     Unmade(Box<Unmade>),
@@ -121,7 +121,7 @@ pub(super) fn at_once(call: &mut Call, request: &RangeRequest) -> Result<Attempt
             Err(unmade) => Attempted::Unmade(unmade),
         });
     }
-    // While authentication is disabled, a range skips the check of its user.
+    // While authentication is disabled, the caller needs no slot, and an error of its token is ignored.
     let place = if state.auth.is_enabled() { call.services.place_of(call.principal()?)? } else { None };
     Ok(Attempted::Unconfirmed(timing, place))
 }
@@ -159,7 +159,7 @@ pub(super) async fn range(call: &mut Call, message: Bytes) -> Result<Answer, Sta
 }
 
 /// Answers from `state`, if the user has the right to read the range and if that takes little time. `state`
-/// is the newest state, except for a serializable read, for which it may be older.
+/// is new enough for a linearizable read, unless the read is serializable.
 fn from_state(
     call: &mut Call,
     request: &RangeRequest,
@@ -313,8 +313,8 @@ impl Services {
         }
     }
 
-    /// Returns whether a request may select more keys than can be answered at once. The result contains the
-    /// number of keys if they were counted.
+    /// Estimates whether a request may select more keys than can be answered in one step. The result contains
+    /// the number of keys if they were counted.
     fn size(&self, request: &RangeRequest, state: &Published) -> Result<Size, Status> {
         let uncounted = |is_large| Ok(Size { is_large, counted: None });
         let range = KeyRange::of_request(&request.key, &request.range_end);
@@ -323,7 +323,8 @@ impl Services {
         }
         let snapshot = state.view.snapshot();
         if request.revision > 0 && Revision(request.revision) != snapshot.current_revision() {
-            // Counting at an older revision would walk the range.
+            // Counting at an older revision would walk the range. The number of all versions in the store is
+            // used instead, as an upper bound.
             snapshot.resolve(Revision(request.revision)).map_err(range::refused)?;
             return uncounted(snapshot.versions() > KEYS_AT_ONCE);
         }

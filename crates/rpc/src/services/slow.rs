@@ -16,11 +16,11 @@ use super::Services;
 use super::call::{Call, ReadPath};
 use super::stages::{Making, Told, read_stages};
 
-/// Maximum number of bytes of a key that are shown.
+/// Maximum number of bytes of a key that a report shows.
 const KEY_BYTES: usize = 128;
 
 impl Call {
-    /// Reports the stages of an answered request to the core, and the request itself if it was slow.
+    /// Reports the stages of a request that the core has answered, and the request itself if it was slow.
     #[cold]
     pub(super) fn report_core(
         &self,
@@ -36,7 +36,7 @@ impl Call {
         self.services.passed(&self.begun, || Told { stages, proposed: Some((asked, answered)) })
     }
 
-    /// Reports a request to the core that got no reply in time, if it was slow.
+    /// Reports a request that the core did not answer in time, if it was slow.
     #[cold]
     pub(super) fn report_timeout(&self, answer: &Result<Answer, Status>) -> Option<Told> {
         let took = self.services.now().saturating_duration_since(self.begun.arrived);

@@ -1,5 +1,5 @@
-//! Trace spans of calls: the call itself as in etcd's gRPC library, the operation as in etcd, and stages of
-//! this server inside it.
+//! Makes the trace spans of a call: one for the call, as etcd's gRPC library makes it; one for the operation,
+//! as etcd makes it; and inside that one, a span for each stage of this server.
 
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
@@ -20,7 +20,7 @@ use super::stages::Told;
 
 type Attributes = Vec<(&'static str, Attribute)>;
 
-/// A traced call. If it is dropped before its end, it was cancelled.
+/// A traced call. If it is dropped before [`Trace::end`], its span says that the call was cancelled.
 pub(super) struct Trace {
     tracer: Arc<Tracer>,
     rpc: Rpc,

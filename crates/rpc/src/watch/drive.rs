@@ -1,5 +1,5 @@
-//! The task of one watch stream: it reads the client's requests, queues the stream for reading history, and
-//! sends responses. [`Hub::stream`] and [`Hub::serve`] create it.
+//! Runs the task of one watch stream. The task reads the client's requests, queues the stream for reading
+//! history, and sends responses. [`Hub::stream`] and [`Hub::serve`] create it.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -127,7 +127,7 @@ fn run<R: Requests, W: Responses, C: Future<Output = ()> + Unpin + 'static>(
     mut responses: W,
     mut closed: C,
 ) -> impl Future<Output = Result<(), Status>> + Unpin + use<R, W, C> {
-    // Some clients wait for the head before they send their first request.
+    // The response head is sent now, because some clients wait for it before they send their first request.
     let opened = match needs_leader && !hub.has_leader() {
         true => Err(error::NO_LEADER),
         false => responses.open(),
@@ -182,7 +182,7 @@ impl<R: Requests, W: Responses> Drive<R, W> {
         Poll::Pending
     }
 
-    /// Answers requests. Returns true if more requests may have arrived and no waker will report them.
+    /// Answers requests. Returns true if more requests may have arrived, for which no waker is registered.
     fn read(&mut self, cx: &mut Context<'_>) -> Result<bool, Status> {
         for _ in 0..REQUESTS_PER_POLL_MAX {
             if self.place.stream.is_half_sent() {

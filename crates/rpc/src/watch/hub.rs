@@ -1,4 +1,4 @@
-//! All watches of one shard: [`Hub`]. [`Hub::advance`] takes a newly published state and delivers its
+//! Manages all watches of one shard: [`Hub`]. [`Hub::advance`] takes a newly published state and delivers its
 //! changes; [`Hub::poll_work`] delivers the rest in later turns. Delivery of new changes is in
 //! `hub/synced.rs`, reading of history in `hub/catch_up.rs`; progress and requests have their own files.
 
@@ -69,8 +69,8 @@ pub struct Hub {
     under_way: RefCell<Option<UnderWay>>,
     /// The newest hold, which keeps history readable for the watches that became unsynced last.
     hold: RefCell<Weak<Hold>>,
-    /// Responses to revisions of many changes that streams are making now. Other streams that need the same
-    /// response wait for them.
+    /// Responses with the events of a revision of many changes, which streams are making now. Other streams
+    /// that need the same response wait for it.
     claimed: RefCell<Vec<Weak<Claim>>>,
     /// Hashes watched keys. The random state prevents clients from choosing keys with equal hashes.
     hasher: RandomState,
@@ -84,8 +84,8 @@ pub struct Hub {
     reviewed: Cell<Reviewed>,
     /// Check of all watches against changed users and roles, while it is in progress.
     reviewing: RefCell<Option<Round>>,
-    /// Newest state whose changes may be delivered, while the published state is newer and may not be
-    /// delivered yet.
+    /// Newest state whose changes may be delivered. Set only while the published state is newer and must not
+    /// be delivered before all watches are checked against its users and roles.
     cleared: RefCell<Option<Arc<Published>>>,
     /// Number of watches and ended streams that may still be removed before the next turn of
     /// [`Hub::poll_work`].
@@ -96,12 +96,12 @@ pub struct Hub {
     is_told_later: Cell<bool>,
     /// Waker of the task that continues work left for later turns; `None` while that task is awake.
     worker: Cell<Option<Waker>>,
-    /// Maximum number of changes that one turn has walked, and maximum number of times that one turn has
+    /// Maximum number of changes that any turn has walked, and maximum number of times that any turn has
     /// checked a watch against a change.
     #[cfg(test)]
     work_max: Cell<(usize, usize)>,
     /// Number of changes walked, and number of times that a watch was checked against a change, summed over
-    /// all turns since these figures were last read.
+    /// all turns since this field was last read.
     #[cfg(test)]
     work_done: Cell<(usize, usize)>,
 }
@@ -113,8 +113,8 @@ const QUEUED_FREED_AS_ONE: usize = 16;
 /// Maximum number of watches of a stream that read history together, or get progress, before other calls run.
 const TOGETHER_MAX: usize = 256;
 
-/// Maximum work of one turn of the hub: some milliseconds for synced watches, and as much again for all
-/// watches that read history. The shard checks its sockets between two turns.
+/// Maximum work of one turn of the hub. It takes some milliseconds for synced watches, and as much again for
+/// all watches that read history. The shard checks its sockets between two turns.
 const PORTION: Portion = Portion { changes: 16 << 10, watches: 1024, looks: 16 << 10, bytes: 8 << 20 };
 
 /// Counts of the responses that were sent in one turn.
@@ -199,9 +199,9 @@ impl Hub {
         })
     }
 
-    /// Takes the newest published state and delivers the changes since the last one. If they are too many for
-    /// one turn, [`Hub::poll_work`] delivers the rest. Called whenever the shard is woken; costs almost
-    /// nothing if there are no changes.
+    /// Takes the newest published state and delivers the changes since the state that it took last. If they
+    /// are too many for one turn, [`Hub::poll_work`] delivers the rest. Called whenever the shard is woken;
+    /// costs almost nothing if there are no changes.
     pub fn advance(&self) {
         // If work is already left for later turns, [`Hub::poll_work`] will do it, and this call does nothing.
         // Otherwise hundreds of requests could each do a portion of work between two turns.
@@ -272,8 +272,8 @@ impl Hub {
         self.streams.borrow().values().map(|stream| stream.queued_bytes()).max().unwrap_or(0)
     }
 
-    /// Returns the maximum number of bytes that any stream holds of responses to a revision of many changes
-    /// that it is still reading.
+    /// Returns the maximum number of bytes that any stream holds of unfinished responses with the events of a
+    /// revision of many changes.
     #[cfg(test)]
     pub(super) fn long_bytes_max(&self) -> usize {
         self.streams.borrow().values().map(|stream| stream.long_bytes()).max().unwrap_or(0)
@@ -285,7 +285,8 @@ impl Hub {
         self.streams.borrow().values().filter(|stream| stream.fetched_bytes() > 0).count()
     }
 
-    /// Returns the number of streams that have begun a response to a revision of many changes.
+    /// Returns the number of streams that have begun a response with the events of a revision of many
+    /// changes.
     #[cfg(test)]
     pub(super) fn long_streams(&self) -> usize {
         self.streams.borrow().values().filter(|stream| stream.long_bytes() > 0).count()
@@ -340,7 +341,8 @@ impl Hub {
         self.shared.member.clock.sleep(time)
     }
 
-    /// Returns the minimum time in which the cluster notices that its leader is lost.
+    /// Returns the election timeout. A cluster takes at least this long to notice that it has lost its
+    /// leader.
     pub fn election_timeout(&self) -> Duration {
         self.shared.member.limits.election_timeout
     }
@@ -435,7 +437,8 @@ impl Hub {
         self.serial.get()
     }
 
-    /// Notes that synced watches have received all changes up to a published revision.
+    /// Raises the hub's revision, because the synced watches have received all changes up to this published
+    /// revision.
     fn reach(&self, revision: Revision) {
         let before = self.revision.replace(revision);
         assert!(before <= revision, "watches that were told of {before} are told of {revision}");

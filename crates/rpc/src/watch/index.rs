@@ -241,11 +241,12 @@ struct Tree<T> {
     priorities: RandomState,
     /// Number of nodes created so far; the next priority is the hash of this number.
     made: u64,
-    /// Nodes from the root to the position of a change. The field only reuses the memory.
+    /// Nodes from the root to the position of a change. Empty between changes; kept to reuse its memory.
     path: Vec<u32>,
-    /// Nodes whose children a change replaced, parents first. The field only reuses the memory.
+    /// Nodes whose children a change replaced, parents first. Empty between changes; kept to reuse its
+    /// memory.
     touched: Vec<u32>,
-    /// Nodes to which a visit returns. The field only reuses the memory.
+    /// Nodes to which a visit returns. Unused between visits; kept to reuse its memory.
     stack: RefCell<Vec<u32>>,
 }
 

@@ -1,5 +1,4 @@
-//! A revision with more changes than the shard walks over in one turn, being delivered to watches of one
-//! stream.
+//! Delivers a revision with more changes than the shard walks over in one turn to watches of one stream.
 //!
 //! The shard walks over one portion of the changes per turn, and keeps the responses until the last change. A
 //! response contains all events of the revision, unless the client asked for fragments; a fragment is sent as
@@ -36,7 +35,8 @@ pub(super) struct Long {
     is_measured: bool,
     /// The watches that read the revision together.
     pub parts: Vec<Part>,
-    /// True if the client has been sent a fragment of the revision, so that nothing else may be sent before the last one.
+    /// True if the client has been sent a fragment of the revision, but not the last one. Nothing else may be
+    /// sent in between.
     pub is_half_sent: bool,
     /// Claim on the response, if it is being made here and other streams may wait for it.
     pub claim: Option<Rc<Claim>>,
@@ -68,7 +68,8 @@ pub(super) struct Same {
 /// Availability of the previous values in a response with `prev_kv`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Previous {
-    /// True if the previous values were readable when the response was begun.
+    /// True if the revision is above the compact revision of the snapshot that is read, so that the snapshot
+    /// contains the previous values.
     are_there: bool,
     /// True if a hold keeps the previous values until the response is complete, whatever is compacted.
     are_held: bool,

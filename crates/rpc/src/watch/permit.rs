@@ -1,4 +1,4 @@
-//! Rights of a stream's user to watch keys.
+//! Defines how the watch code checks which keys the user of a stream may watch.
 
 use api::Status;
 use machine::auth::Auth;

@@ -11,7 +11,7 @@ pub(super) const QUEUED_BYTES: usize = 128;
 
 /// Maximum length in bytes of a short response. Each stream has its own copy of a short response, in one
 /// buffer with other short responses of the stream. Sharing a short response between streams would cost more
-/// than copying it, and a copy takes little memory compared with [`QUEUED_BYTES`].
+/// than copying it, and each stream would still need [`QUEUED_BYTES`] for it.
 pub(super) const SHORT_BYTES: usize = 512;
 
 /// Bytes of the waiting responses.
@@ -25,7 +25,7 @@ pub(super) enum Body {
 }
 
 impl Body {
-    /// Number of responses.
+    /// Returns the number of responses.
     pub fn responses(&self) -> u32 {
         match self {
             Body::One(_) | Body::Shared(_) => 1,
@@ -51,7 +51,7 @@ pub(super) struct Queued {
 }
 
 impl Queued {
-    /// A response without events.
+    /// Returns an entry for a response without events.
     pub fn control(response: &WatchResponse) -> Queued {
         Queued { body: Body::One(response::control(response)), events: 0 }
     }

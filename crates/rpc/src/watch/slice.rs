@@ -1,6 +1,6 @@
-//! A slice of changes that is delivered to watches. Each event is encoded at most once per form for all
-//! watches: [`Slice::gather`] collects events, [`Slice::hand_out`] queues responses. This module does not
-//! know which watches are synced.
+//! Delivers a slice of consecutive changes to watches. [`Slice::gather`] collects events, and
+//! [`Slice::hand_out`] queues responses. Each event is encoded at most twice for all watches together: with
+//! and without the previous key-value pair. This module does not know which watches are synced.
 
 use std::ops::{ControlFlow, Range};
 use std::rc::Rc;
@@ -71,7 +71,8 @@ struct Made {
     parts: Vec<(Bytes, u32)>,
 }
 
-/// A short response is never cut into fragments.
+/// A short response is never cut into fragments, because the limit for a fragment is above
+/// [`GRPC_OVERHEAD_BYTES`].
 const _: () = assert!(SHORT_BYTES < GRPC_OVERHEAD_BYTES);
 
 /// The beginning of a short response, before its events: the header, which is the same for all watches, and
@@ -212,7 +213,7 @@ impl<'a> Slice<'a> {
         (slice, Gathered::Through(current))
     }
 
-    /// Removes the events from number `begins` on.
+    /// Removes all events from number `begins` on, also from the matches of the watches.
     fn leave_out(&mut self, begins: usize) {
         self.events.truncate(begins);
         self.touched.retain(|watch| {
@@ -238,7 +239,8 @@ impl<'a> Slice<'a> {
     /// is full or some of their values are not in memory.
     pub fn hand_out(mut self, header: &ResponseHeader, fragment_bytes_max: usize) -> Vec<Rc<Watch>> {
         let mut left_behind = Vec::new();
-        // Short responses have the same header for all watches, and each watch gets its own copy.
+        // The same buffer is used for all short responses: their header is the same for all watches, and each
+        // watch gets its own copy.
         let mut head = ShortHead::new(header);
         for watch in std::mem::take(&mut self.touched) {
             let matched = watch.matched.take();
@@ -337,7 +339,8 @@ impl<'a> Slice<'a> {
             let head_len = response::head_len(header, watch.id);
             let (len, bytes_max) = (lens.iter().sum::<usize>(), watch.stream.revision_bytes_max());
             if len > bytes_max {
-                // Checked before any part of the response is made.
+                // Checked before any fragment is queued, because a response must be sent completely or not at
+                // all.
                 watch.stream.end(too_long(len, bytes_max));
                 return Ok(true);
             }

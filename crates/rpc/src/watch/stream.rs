@@ -1,5 +1,5 @@
-//! One watch stream of a client: its watches ([`Watch`]) and its queue of responses ([`Stream`]). The stream
-//! does not read history itself; the hub reads it in the stream's turns.
+//! State of one watch stream of a client: its watches ([`Watch`]) and its queue of responses ([`Stream`]).
+//! The stream does not read history itself; the hub reads it in the stream's turns.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -47,8 +47,8 @@ pub(super) struct Watch {
     pub keys: Keys,
     /// Hash of `keys` that no client can predict.
     pub keys_hash: u64,
-    /// Start revision that the client asked for; otherwise the newest revision when the watch was created,
-    /// which the watch does not receive.
+    /// Start revision that the client asked for. If the client gave none, the newest revision when the watch
+    /// was created, whose changes the watch does not receive.
     pub start: Revision,
     /// True if events carry the previous key-value pair (`prev_kv`).
     pub previous: bool,
@@ -60,8 +60,8 @@ pub(super) struct Watch {
     pub fragment: bool,
     /// True if the client wants periodic progress notifications.
     pub progress: bool,
-    /// The watch has received all changes below this revision. For a synced watch, the hub's revision may be
-    /// further.
+    /// The watch has received all changes below this revision. A synced watch has also received all changes
+    /// through the hub's revision, even if that is higher.
     pub next: Cell<Revision>,
     /// True if the watch is in the hub's index of synced watches; false if it is among its stream's unsynced
     /// watches.
@@ -112,8 +112,8 @@ impl Watch {
         }
     }
 
-    /// Returns true if the watch receives this change of one of its keys: the change passes the filters and
-    /// the start revision.
+    /// Returns true if the watch receives this change of one of its keys: the filters let it pass, and the
+    /// watch has not received its revision yet.
     pub fn wants(&self, version: Version<'_>) -> bool {
         let left_out = if version.is_tombstone() { self.no_delete } else { self.no_put };
         !left_out && version.main() >= self.next.get()
@@ -152,8 +152,8 @@ impl PendingEvents {
     }
 }
 
-/// Numbers of the events of a slice that match one watch, in ascending order. A single number, the usual
-/// case, is stored without an allocation.
+/// Indexes of the events of a slice that match one watch, in ascending order. A single index, the usual case,
+/// is stored without an allocation.
 #[derive(Default, PartialEq, Eq)]
 pub(super) struct Matched {
     first: Option<u32>,
@@ -165,17 +165,17 @@ pub(super) struct Matched {
 }
 
 impl Matched {
-    /// Returns true if there are no numbers.
+    /// Returns true if there are no indexes.
     pub fn is_empty(&self) -> bool {
         self.first.is_none()
     }
 
-    /// Returns the count of numbers.
+    /// Returns the number of indexes.
     pub fn len(&self) -> usize {
         usize::from(self.first.is_some()) + self.rest.as_ref().map_or(0, |rest| rest.len())
     }
 
-    /// Appends a number.
+    /// Appends an index.
     pub fn push(&mut self, number: u32) {
         if self.first.is_none() {
             self.first = Some(number);
@@ -184,7 +184,7 @@ impl Matched {
         }
     }
 
-    /// Removes the numbers from `from` on.
+    /// Removes all indexes that are not below `from`.
     pub fn truncate(&mut self, from: usize) {
         let is_kept = |number: &u32| (*number as usize) < from;
         if let Some(rest) = &mut self.rest {
@@ -262,7 +262,7 @@ pub(super) struct Rare {
     pub ahead: RefCell<BTreeMap<Revision, usize>>,
     /// Position in the queue of streams that wait to read history, if the stream waits.
     pub place: Cell<Option<Place>>,
-    /// True if another stream is making the response that this one waits for.
+    /// True while this stream waits for a response that another stream is making.
     pub waits_for_another: Cell<bool>,
     /// Unsynced watches, ordered by the revision that they read next.
     unsynced: RefCell<BTreeMap<ReadsNext, Rc<Watch>>>,
@@ -298,16 +298,16 @@ pub(super) struct Stream {
     /// True if any watch of the stream has asked for periodic progress.
     pub wants_ticks: Cell<bool>,
     queue: RefCell<VecDeque<Queued>>,
-    /// Bytes of the queued responses. At most [`QUEUE_BYTES_MAX`], or the length of a single response; the
-    /// length of a gRPC message fits 32 bits.
+    /// Bytes of the queued responses: at most [`QUEUE_BYTES_MAX`], or the length of a single larger response.
+    /// A `u32` suffices, because the length of a gRPC message fits into 32 bits.
     queued_bytes: Cell<u32>,
     waker: Cell<Option<Waker>>,
     /// Boxed and created only when needed, because most streams do not need it.
     rare: OnceCell<Box<Rare>>,
     end: OnceCell<Box<Status>>,
     pending_events: Rc<PendingEvents>,
-    /// Charge for the watches and the queued responses; `None` for a stream that did not come through the
-    /// front.
+    /// Charge for the watches and the queued responses; `None` for a stream that was not opened over a
+    /// client's connection.
     held: Cell<Option<Held>>,
 }
 
@@ -415,7 +415,8 @@ impl Stream {
         if (first..=through).contains(&from) { watches } else { usize::MAX }
     }
 
-    /// Limits the number of watches that read together to `watches`, for reads that begin at `from` through `through`.
+    /// Limits the number of watches that read together, for reads that begin at any revision from `from` to
+    /// `through`.
     pub fn read_fewer_together(&self, from: Revision, through: Revision, watches: usize) {
         self.rare().together_max.set(Together { from, through, watches });
     }
@@ -435,8 +436,8 @@ impl Stream {
         })
     }
 
-    /// Sets the revision of many changes that some watches are reading; `None` if there is none. Other
-    /// watches of the stream read on after it.
+    /// Sets the revision of many changes that some watches are reading; `None` if there is none. The other
+    /// unsynced watches of the stream wait until it is read.
     pub fn set_long(&self, long: Option<Long>) {
         let bytes = long.as_ref().map_or(0, Long::bytes);
         if long.is_none() {
@@ -464,7 +465,7 @@ impl Stream {
         true
     }
 
-    /// Ends the charge for the responses to a revision of many changes.
+    /// Ends the charge for the responses with the events of a revision of many changes.
     pub fn release_long(&self) {
         if let Some(rare) = self.rare_if_any() {
             self.charge(0, rare.long_bytes.replace(0));
@@ -485,7 +486,7 @@ impl Stream {
         self.rare_if_any()?.long.borrow_mut().take()
     }
 
-    /// Returns the bytes charged for the responses to a revision of many changes.
+    /// Returns the bytes charged for the responses with the events of a revision of many changes.
     #[cfg(test)]
     pub fn long_bytes(&self) -> usize {
         self.rare_if_any().map_or(0, |rare| rare.long_bytes.get())
@@ -538,8 +539,8 @@ impl Stream {
         }
     }
 
-    /// Returns the account that the watches and the queue are charged to; `None` for a stream that did not
-    /// come through the front.
+    /// Returns the account that the watches and the queue are charged to; `None` for a stream that was not
+    /// opened over a client's connection.
     fn account(&self) -> Option<Rc<Account>> {
         let held = self.held.take()?;
         let account = Rc::clone(held.account());
@@ -558,7 +559,7 @@ impl Stream {
         self.queue.borrow().len()
     }
 
-    /// Returns true if nothing waits to be sent.
+    /// Returns true if no response is queued.
     pub fn is_drained(&self) -> bool {
         self.queue.borrow().is_empty()
     }

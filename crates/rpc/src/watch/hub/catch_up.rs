@@ -1,4 +1,4 @@
-//! Reading of history for unsynced watches, in the turns of their streams.
+//! Reads history for unsynced watches, in the turns of their streams.
 //!
 //! # Example: catching up, and the hand-over to the synced watches
 //!
@@ -43,8 +43,8 @@ impl Hub {
     /// Reads history for the waiting streams, one after the other, until the work of one turn is used up.
     /// Returns true if no stream waited.
     pub(in crate::watch) fn read_some(&self) -> bool {
-        // Users or roles may have changed since the last check. Changes of the newest state are delivered
-        // only after the next turn has checked the watches again.
+        // Reads from the newest state that may be delivered. If users or roles have changed since the watches
+        // were checked, this is not the newest state until the watches are checked again.
         let Some(state) = self.readable(&self.shared.state.load_full()) else { return false };
         let whole = self.portion.get();
         let (mut left, mut none_reads) = (Some(whole), true);
@@ -79,7 +79,7 @@ impl Hub {
     /// Makes a synced watch unsynced, to read the undelivered changes from `next` on as history. A hold keeps
     /// that history readable even if it is compacted.
     pub(super) fn leave_behind(&self, watch: &Rc<Watch>, next: Revision) {
-        // A hold that was overtaken by a removal protects nothing.
+        // A hold whose history was removed all the same protects nothing, so a new one is made.
         let keeps = |hold: &Rc<Hold>| hold.snapshot(&self.shared.state.load().view, next).is_some();
         let held = self.hold.borrow().upgrade().filter(|hold| hold.from == next && keeps(hold));
         let hold = held.unwrap_or_else(|| {
@@ -145,8 +145,8 @@ impl Hub {
         together.truncate(stream.together_max(from));
         let header = self.header(state, current);
         let mut values = stream.attempt(from, || Attempt::new(self.values.clone()));
-        // Values that were written since the last attempt are usually in the page cache, so the attempt
-        // checks again.
+        // Values that were written since the last attempt are usually in the page cache, so missing values
+        // are looked up again before they are fetched.
         values.ask_again();
         let mut group = Index::default();
         for watch in &together {
@@ -156,8 +156,8 @@ impl Hub {
         let (slice, gathered) = Slice::gather(snapshot, &values, changes, &group, newest, portion);
         let done = slice.done();
         self.note_work(done.walked, done.looks);
-        // The watches among which the slice was chosen count as checked watches. A stream that got no event
-        // counts as one served watch, so that many such streams use up the turn.
+        // The unsynced watches among which `together` was chosen count as checked watches. A stream that got
+        // no event counts as one served watch, so that many such streams use up the turn.
         let done = Done { told: done.told.max(1), looks: done.looks + at_once, ..done };
         let through = match gathered {
             Gathered::Through(through) => through,
@@ -195,7 +195,7 @@ impl Hub {
         }
         if !values.is_complete() {
             if advanced {
-                // The next slice needs other values.
+                // The fetched values were used for this slice; the next slice needs other values.
                 values.forget();
             }
             stream.fetch(values);
@@ -254,8 +254,8 @@ impl Hub {
                 return idle;
             }
         }
-        // Watches with a hold read the state that the hold protects, so that compactions do not change the
-        // events during the read.
+        // If a watch has a hold, the state that the hold protects is read, so that compactions do not change
+        // the events during the read.
         let held = long.parts.iter().find_map(|part| part.watch.held(&state.view));
         let previous = match held {
             Some(snapshot) => Previous::of(snapshot, revision, true),
@@ -297,7 +297,7 @@ impl Hub {
         let done =
             Done { walked: turn.walked, told: 1, looks: turn.looks + long.parts.len(), bytes: turn.bytes };
         let header = self.header(state, current);
-        // Bytes that move to the queue are charged as queued bytes from now on.
+        // The finished bytes move to the queue and are charged as queued bytes from now on.
         stream.release_long();
         if turn.is_whole {
             if let Some(claim) = long.claim.take() {
@@ -314,7 +314,7 @@ impl Hub {
         stream.set_long(Some(long));
         if !values.is_complete() {
             if turn.advanced {
-                // The fetched values were read in this turn.
+                // The fetched values were used in this turn; the next turn needs other values.
                 values.forget();
             }
             stream.fetch(values);

@@ -1,4 +1,4 @@
-//! Requests of watch clients: creating and cancelling watches, and asking for progress.
+//! Answers the requests of watch clients: to create and cancel watches, and to report progress.
 
 use std::cell::Cell;
 use std::hash::BuildHasher as _;

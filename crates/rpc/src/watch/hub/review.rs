@@ -1,11 +1,11 @@
-//! After users or roles change, or a key that signs tokens is removed, every watch is checked again: a watch
-//! receives no change that was made after its user lost the permission.
+//! Checks every watch again after users or roles change, or after a key that signs tokens is removed. So a
+//! watch receives no change that was made after its user lost the permission.
 //!
 //! A round checks all watches, a bounded number in each turn, always against the newest users and roles.
 //! After the round, the state that was published when the round began may be delivered: every watch was
 //! checked against the users and roles of that state, or against newer ones. If users or roles changed during
 //! the round, later states wait for the next round. So even if users or roles change faster than a round
-//! takes, events are delayed by two rounds at most, and never for ever.
+//! takes, events are delayed by two rounds at most.
 //!
 //! # Example: 3000 watches, 1024 in a turn
 //!

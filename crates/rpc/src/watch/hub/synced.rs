@@ -1,5 +1,5 @@
-//! Delivery of new changes to synced watches. It is spread over several turns if the changes match many
-//! watches or a revision has many changes.
+//! Delivers new changes to synced watches. The delivery is spread over several turns if the changes match
+//! many watches or a revision has many changes.
 
 use std::ops::ControlFlow;
 use std::rc::Rc;
@@ -47,8 +47,8 @@ impl Walk {
     }
 }
 
-/// Progress of a delivery of a few revisions that match many watches. Watches that have received them have a
-/// higher [`Watch::next`].
+/// Progress of a delivery of a few revisions that match many watches. Watches that have received these
+/// revisions have a [`Watch::next`] above `through`.
 pub(super) struct Broadcast {
     from: Revision,
     through: Revision,
@@ -86,7 +86,7 @@ impl Hub {
     pub(super) fn turn(&self) -> bool {
         let newest = self.shared.state.load_full();
         let Some(state) = self.review(&newest) else { return false };
-        // If the state is not the newest, some watches must be checked before the rest is delivered.
+        // If the state is not the newest, the rest is not delivered before all watches are checked again.
         let is_newest = Arc::ptr_eq(&state, &newest);
         let current = state.view.snapshot().current_revision();
         if current <= self.revision.get() {
@@ -251,8 +251,8 @@ impl Hub {
         let looks_max = self.portion.get().looks + broadcast.changes;
         let (at, through) = (broadcast.at, broadcast.through);
         let begun = (broadcast.at, broadcast.behind.clone());
-        // A watch that is found at a change matches none of the earlier changes, so the walk need not start
-        // over.
+        // The walk begins at `at` and not at the first change of the broadcast: all watches that match an
+        // earlier change were visited already.
         let changes = || snapshot.written_from(at, through);
         let (mut walked, mut looks, mut chosen, mut stopped) = (0, 0, Vec::new(), false);
         for version in changes() {
