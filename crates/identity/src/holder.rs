@@ -1,4 +1,4 @@
-//! The user of a valid token, and the token's validity.
+//! Stores the user of a valid token, and the token's validity.
 
 use std::fmt;
 use std::sync::Arc;
@@ -31,8 +31,9 @@ pub(crate) enum Life {
     Until(Option<i64>),
 }
 
-/// Returns the time in nanoseconds by which a recorded use may lag behind the true one. All threads share a
-/// holder, so a connection that presents its token with every request must not write to the holder each time.
+/// Returns the time in nanoseconds by which a recorded use may lag behind the true one. Uses within this time
+/// are not recorded, because all threads share a holder: a connection that presents its token with every
+/// request must not write to it each time.
 const fn slack_ns(ttl_ns: u64) -> u64 {
     ttl_ns / 1024
 }
@@ -56,8 +57,8 @@ impl Holder {
         self.revision
     }
 
-    /// Records a use, and returns true if the token is valid. An invalid holder does not prove that the token
-    /// is invalid in the store: the entry may have been evicted from memory, or keys may have been replaced.
+    /// Records a use, and returns true if the token is valid. If the result is false, the caller must look
+    /// the token up again: its entry may only have been evicted from memory, or other keys may verify it.
     pub(crate) fn renew(&self, now: Now) -> bool {
         if self.void.load(Ordering::Acquire) || self.generation.load(Ordering::Acquire) != self.born {
             return false;

@@ -1,4 +1,4 @@
-//! JSON Web Tokens: their claims are signed, so that members need not store them.
+//! Signs and verifies JSON Web Tokens. Their claims are signed, so that members need not store the tokens.
 //!
 //! This module accepts the same tokens as etcd, which uses version 5 of the library golang-jwt with its
 //! defaults. Differences are documented at [`JwtError`] and [`KeyError`].
@@ -182,11 +182,11 @@ pub struct Jwt {
     parts: [Mutex<Aging<Arc<Holder>>>; PARTS],
 }
 
-/// Number of parts of the memory, each with its own lock, to reduce contention.
+/// Number of parts of the table of remembered tokens. Each part has its own lock, which reduces contention.
 const PARTS: usize = 16;
 
 impl Jwt {
-    /// Default for the number of verified tokens that are remembered. One takes about 250 bytes.
+    /// Default maximum number of verified tokens that are remembered. A token takes about 250 bytes.
     pub const REMEMBERED_MAX_DEFAULT: usize = 32_768;
 
     /// Creates the signer and verifier. `now` must not be later than the time of any later call.
@@ -426,7 +426,7 @@ impl<'t> Unverified<'t> {
             return Err(JwtError::NoUser);
         };
         let revision = claims.get("revision").and_then(Value::as_f64).ok_or(JwtError::NoRevision)?;
-        // Go accepts a number with a fraction, and truncates it.
+        // As in Go, a number with a fraction is accepted and truncated.
         if !(0.0..TWO_TO_64).contains(&revision) {
             return Err(JwtError::RevisionOutOfRange);
         }

@@ -1,4 +1,4 @@
-//! Keyed hashes, which are stored in place of passwords and tokens.
+//! Computes keyed hashes, which are stored in place of passwords and tokens.
 
 use std::fmt;
 use std::hash::{BuildHasherDefault, Hash, Hasher};
@@ -47,8 +47,8 @@ impl MacKey {
     }
 }
 
-/// The first 128 bits of a keyed hash. Without the key it is impossible to find a value with a given tag, or
-/// to learn anything from the duration of a comparison.
+/// The first 128 bits of a keyed hash. Without the key it is infeasible to find a value with a given tag, and
+/// the duration of a comparison of tags reveals nothing about their values.
 #[derive(Clone, Copy, Eq, PartialOrd, Ord)]
 pub struct Tag(u128);
 
@@ -95,7 +95,7 @@ impl Hasher for Identity {
     }
 
     fn write(&mut self, bytes: &[u8]) {
-        // The trait requires this method, but tags and numbers are hashed with `write_u64`.
+        // The trait requires this method. It is not used: tags and numbers are hashed with `write_u64`.
         self.0 = bytes.iter().fold(self.0, |hash, byte| hash.rotate_left(8) ^ u64::from(*byte));
     }
 

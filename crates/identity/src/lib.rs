@@ -1,4 +1,4 @@
-//! Authentication of clients: passwords and tokens.
+//! Authenticates clients: checks their passwords, and creates and checks their tokens.
 //!
 //! * [`passwords`]: bcrypt compatible with Go's, [`passwords::Verified`] (a cache of verified passwords) and
 //!   [`passwords::WorkQueue`] (passwords that wait to be hashed, in a fair order).

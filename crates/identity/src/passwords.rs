@@ -1,5 +1,5 @@
-//! Passwords: bcrypt compatible with Go's `golang.org/x/crypto/bcrypt`, a cache of verified passwords, and
-//! the queue of passwords that have to be hashed.
+//! Hashes and checks passwords: bcrypt compatible with Go's `golang.org/x/crypto/bcrypt`, a cache of verified
+//! passwords, and the queue of passwords that have to be hashed.
 
 mod verified;
 mod work_queue;
@@ -199,7 +199,8 @@ impl Hashing {
     }
 
     /// Returns the costs of additional decoy hashes, so that all hashes together take as many rounds as one
-    /// new hash: 2^c + 2^c + 2^(c + 1) + … + 2^(C - 1) = 2^C.
+    /// new hash. For a checked hash of cost c and new hashes of cost C: 2^c + 2^c + 2^(c + 1) + … + 2^(C - 1)
+    /// = 2^C.
     fn decoys(&self, checked: Option<Cost>) -> Range<u8> {
         match checked {
             Some(checked) => checked.0..self.cost.0,
@@ -251,7 +252,7 @@ impl StoredHash<'_> {
         }
         let rest = if stored[2] == b'$' { &stored[3..] } else { &stored[4..] };
         let (cost, rest) = rest.split_at(2);
-        // Go accepts a sign, too.
+        // As in Go, the first of the two characters may be a sign.
         let cost = match cost {
             [sign @ (b'+' | b'-'), digit @ b'0'..=b'9'] => {
                 i32::from(digit - b'0') * if *sign == b'-' { -1 } else { 1 }

@@ -1,4 +1,4 @@
-//! Simple tokens: random letters that every member stores.
+//! Implements simple tokens: random letters, of which every member stores a keyed hash.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -13,9 +13,9 @@ use crate::holder::{Holder, Life, idle_ns};
 use crate::keyed::{Entropy, MacKey, Tag};
 use crate::{Epoch, Now, Refused};
 
-/// Letters of which a token's prefix consists.
+/// Letters that a token's prefix may contain.
 const LETTERS: &[u8; 52] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
-/// Length of a token's prefix.
+/// Number of letters of a token's prefix.
 pub const PREFIX_LETTERS: usize = 16;
 /// Maximum length of a token in bytes: prefix, dot and the largest index.
 const TOKEN_BYTES_MAX: usize = PREFIX_LETTERS + 1 + 20;
@@ -54,7 +54,7 @@ pub struct Settings {
     pub ttl: Duration,
     /// Maximum number of tokens per user; the least recently used one is removed first.
     pub tokens_per_user_max: usize,
-    /// Maximum number of tokens; the least recently used one is removed first. One takes about 350 bytes.
+    /// Maximum number of tokens; the least recently used one is removed first. A token takes about 350 bytes.
     pub tokens_max: usize,
 }
 
@@ -108,8 +108,8 @@ pub struct Expired {
     pub next: Option<Instant>,
 }
 
-/// Number of entries checked for expiry with each new token; two, so that tokens are removed faster than they
-/// are added.
+/// Number of entries that are checked for expiry with each new token. It is two, so that tokens are removed
+/// faster than they are added.
 const EXPIRED_PER_TOKEN: usize = 2;
 
 impl Store {
@@ -204,8 +204,8 @@ impl Store {
     /// applied.
     pub fn check(&self, token: &[u8], applied: Index, now: Now) -> Result<Arc<Holder>, Refused> {
         let (prefix, number) = parts_of(token).ok_or(Refused::Invalid)?;
-        // The token may have been numbered by the rule up to etcd 3.4 or by the rule from 3.5 on, so two
-        // entries may have created it.
+        // The token may have been numbered by the rule up to etcd 3.4 or by the rule from 3.5 on, so one of
+        // two entries may have created it.
         let entries = [number, Index(number.0.saturating_add(1))];
         let found = entries.into_iter().find_map(|index| {
             let tag = self.key.tag(text(prefix, index).as_bytes());

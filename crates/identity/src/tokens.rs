@@ -1,4 +1,4 @@
-//! The kinds of tokens that `--auth-token` can select, behind one interface.
+//! Defines [`Tokens`], one interface for the kinds of tokens that `--auth-token` can select.
 
 use std::fmt;
 use std::time::Instant;
@@ -232,5 +232,5 @@ impl Tokens {
     }
 }
 
-/// Number of simple tokens that one call checks. The check takes less than 1 ms.
+/// Number of simple tokens that one call of [`Tokens::expire`] checks, which takes less than 1 ms.
 const EXPIRED_PER_CALL: usize = 2000;

@@ -1,4 +1,4 @@
-//! Compaction: logically atomic, physically in slices.
+//! Compacts the store: old revisions become unreadable in one step, and their versions are removed in slices.
 //!
 //! A compaction at C keeps all versions above C and, for each key, its newest version at or below C, unless
 //! that version is a tombstone. As in etcd since 3.5.16, a tombstone whose main revision is C itself stays

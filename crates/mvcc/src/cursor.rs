@@ -1,4 +1,4 @@
-//! A position in a frozen tree, from which a reader walks in both directions.
+//! Implements the cursor: a position in a frozen tree, from which a reader walks in both directions.
 
 use crate::node::{Inner, Leaf, Node, Order, Slot, prefetch_leaf};
 use crate::tree::Stack;

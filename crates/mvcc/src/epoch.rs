@@ -1,5 +1,5 @@
-//! Allocated objects: counting, retiring and freeing them, and freeing everything when the store is dropped.
-//! The module `epochs` decides when retired objects are freed.
+//! Counts, retires and frees allocated objects, and frees all of them when the store is dropped. The module
+//! `epochs` decides when retired objects are freed.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -40,8 +40,8 @@ impl Census {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    // Only one thread writes at any time, so a load and a store are enough and avoid the cost of an atomic
-    // addition.
+    // Only one thread writes at any time, so a load and a store cannot lose a change. They avoid the cost of
+    // an atomic addition.
     fn change(counter: &AtomicU64, by: i64) {
         counter.store(counter.load(Ordering::Relaxed).wrapping_add_signed(by), Ordering::Relaxed);
     }

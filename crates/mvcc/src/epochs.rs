@@ -1,5 +1,4 @@
-//! Reclamation: objects that the writer removed from the trees are freed when no view can reach them any
-//! more.
+//! Frees objects that the writer removed from the trees, once no view can reach them any more.
 //!
 //! Every retired object gets the next position in one queue. A view pins the position that the queue had
 //! reached when the view was published, because the view may still see objects retired later. So everything

@@ -1,4 +1,4 @@
-//! Selection of the versions that HashKV covers.
+//! Selects the versions that HashKV covers, as etcd does.
 //!
 //! Let C be the compact revision and R the requested revision. etcd hashes, in the order of revisions, all
 //! versions with C < main <= R, and in addition the versions at or below C that a compaction at R would keep:

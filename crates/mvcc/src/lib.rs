@@ -6,8 +6,8 @@
 //! to immutable version records. One tree is ordered by key and counts live keys; the other is ordered by
 //! revision.
 //!
-//! The crate knows nothing about the content of values, files, time, randomness or requests. Of leases it
-//! knows only the ids.
+//! The crate knows nothing about the content of values, files, time, randomness or requests, and it knows
+//! only the ids of leases.
 //!
 //! Invariants, and the tests that check them (`tests/it`):
 //! * a view does not change, whatever is written or compacted later (`model`, `threads`);

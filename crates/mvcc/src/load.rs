@@ -1,10 +1,10 @@
 //! Builds a store from a saved image in bulk, without searching and splitting.
 //!
 //! The tree `keys` is built while the versions arrive, in key order. The tree `revisions` is built at the
-//! end, from a table that has one place per main revision and from a sorted list. The list has the versions
-//! without a place: all changes of a transaction but the first, and every version if there are far fewer
-//! versions than revisions, because the table would then be larger than a list. The versions come from a file
-//! whose content is not trusted, so everything that would break an invariant of the index is an error.
+//! end, from a table with one place per main revision and from a sorted list. The table has the first change
+//! of each transaction, and the list has the other changes. If there are far fewer versions than revisions,
+//! the list has all versions, because the table would take more memory. The versions come from a file whose
+//! content is not trusted, so everything that would break an invariant of the index is an error.
 
 use std::sync::Arc;
 
@@ -270,7 +270,7 @@ impl Loader {
         }
         records.iter().for_each(|&(main, slot)| in_order(main, slot));
         self.store.revisions = revisions.finish(&self.store.epochs);
-        // The store owns the records from here on.
+        // The store owns the records from here on, so the loader must not free them when it is dropped.
         (self.placed, self.records) = (Vec::new(), Vec::new());
         self.superseded.sort_unstable_by_key(|&(by, _)| by);
         for &(_, slot) in &self.superseded {
@@ -318,7 +318,7 @@ fn sort_by_revision<T: Copy>(records: &mut [(Revision, T)], bits: u32) {
     }
     for at in 0..digits {
         while next[at] < ends[at] {
-            // Every record that a swap puts elsewhere is then in its final bucket.
+            // The record moves to its bucket, and the record that it is swapped with is examined next.
             let of = digit(records[next[at]].0);
             records.swap(next[at], next[of]);
             next[of] += 1;
@@ -371,7 +371,7 @@ struct TreeBuilder<K: Order> {
     len: u64,
 }
 
-/// Number of children of a new inner node where the builder has a choice. Leaves free entries for later
+/// Maximum number of children that the builder gives an inner node. Some entries stay free for later
 /// insertions.
 const INNER_FILL: usize = INNER - INNER / 8;
 

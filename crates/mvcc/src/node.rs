@@ -1,4 +1,4 @@
-//! Nodes of the copy-on-write B+tree, and the two orders in which trees are sorted.
+//! Implements the nodes of the copy-on-write B+tree, and the two orders in which trees are sorted.
 //!
 //! Every entry of a node has a *head*: four bytes of its key, taken after a prefix that all keys of the node
 //! share. A search compares heads, which are contiguous in memory, and reads a record only if its head equals

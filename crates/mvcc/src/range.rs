@@ -1,4 +1,4 @@
-//! Key ranges, and iterators over a range of a snapshot.
+//! Defines key ranges, and iterators over a range of a snapshot.
 
 use numbers::{ChangeId, Revision};
 

@@ -1,4 +1,4 @@
-//! The store, which is the state that a single writer changes, and the write transactions.
+//! Implements the store, which is the state that a single writer changes, and its write transactions.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,8 +21,8 @@ static STORES: AtomicU64 = AtomicU64::new(0);
 ///
 /// [`Store::publish`] asserts the order of the revisions: removed through <= compacted <= current, and
 /// current revision of the previous view <= current. With a current revision of 9, a compaction at 7 makes
-/// revisions below 7 unreadable at once; versions needed only by those revisions are removed later, in
-/// slices. Before that, `removed through` can be 5, for example, if all versions that a compaction at 5
+/// revisions below 7 unreadable immediately. The versions that only those revisions need are removed later,
+/// in slices. Until then, `removed through` can be 5, for example, if all versions that a compaction at 5
 /// removes have been removed. None of the three revisions ever decreases.
 pub struct Store {
     pub(crate) keys: Tree<ByKey>,
@@ -45,8 +45,8 @@ pub struct Store {
     estate: Arc<Estate>,
 }
 
-// SAFETY: the store owns everything that its pointers lead to, shares it only with views, which read, and
-// nothing is bound to a thread.
+// SAFETY: the store owns everything that its pointers lead to and shares it only with views, which only read.
+// Nothing in it is bound to a thread.
 unsafe impl Send for Store {}
 
 /// Statistics of a store. Bytes are those requested from the allocator for versions, nodes and separators,
@@ -230,9 +230,9 @@ pub struct DeletedSome {
     pub stopped_at: Option<Box<[u8]>>,
 }
 
-/// A write transaction. Its changes are visible at once through [`Writer::snapshot`], and to readers with the
-/// next publication. A transaction cannot be rolled back, so the caller first checks everything that can
-/// fail.
+/// A write transaction. Its changes are visible through [`Writer::snapshot`] immediately, and to readers
+/// after the next publication. A transaction cannot be rolled back, so the caller first checks everything
+/// that can fail.
 pub struct Writer<'s> {
     store: &'s mut Store,
     changes: u32,
@@ -260,8 +260,8 @@ impl Writer<'_> {
 
     /// Writes a key. The version number of the key becomes 1 more than that of its live predecessor, or 1 if
     /// there is no live predecessor.
-    ///
-    /// etcd rejects requests that put a key twice, and most requests that put a key after deleting it. The
+    /// etcd rejects transactions that put a key twice, and most transactions that put a key after deleting
+    /// it. The store itself accepts both and handles them correctly.
     /// store itself accepts both and handles them correctly.
     pub fn put(&mut self, key: &[u8], value: Value, lease: LeaseId) -> Change<'_> {
         self.write(key, Some((value, lease)))

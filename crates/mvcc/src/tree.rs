@@ -1,4 +1,4 @@
-//! The copy-on-write B+tree: operations of the writer.
+//! Implements the writer's operations on the copy-on-write B+tree.
 //!
 //! The writer changes nodes of its current batch in place and copies all others first, so that the tree below
 //! a published root does not change. Copied nodes are retired, not freed: see `epoch`.

@@ -1,4 +1,5 @@
-//! Version records, which are immutable (one per change of a key), and the handle with which they are read.
+//! Implements version records, which are immutable (one per change of a key), and the handle with which they
+//! are read.
 //!
 //! ```text
 //!                                                   handle points here
@@ -60,7 +61,8 @@ pub struct Value {
     pub crc: u32,
 }
 
-/// Maximum length of a key in bytes; a log entry has no space for a longer one.
+/// Maximum length of a key in bytes: `Header::key_len` has no bits for more. A log entry cannot contain a
+/// longer key.
 pub const KEY_BYTES_MAX: usize = (1 << EXTRA_SHIFT) - 1;
 
 /// The top bits of [`Header::key_len`] encode which parts precede the header.
@@ -224,7 +226,7 @@ impl<'a> Version<'a> {
         self.header().key_len as usize & KEY_BYTES_MAX
     }
 
-    /// The key.
+    /// Returns the key.
     pub fn key(self) -> &'a [u8] {
         // SAFETY: `create` wrote `key_len` bytes after the header; they never change.
         unsafe { std::slice::from_raw_parts(self.record.add(1).cast::<u8>().as_ptr(), self.key_len()) }
@@ -390,7 +392,7 @@ impl<'a> Version<'a> {
     /// Asks the processor to prefetch the record into its cache.
     pub(crate) fn prefetch(self) {
         prefetch(self.record.as_ptr().cast::<u8>());
-        // The key may be in the next cache line.
+        // The key follows the header and may be in the next cache line.
         prefetch(self.record.as_ptr().wrapping_add(1).cast::<u8>());
     }
 

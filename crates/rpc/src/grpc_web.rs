@@ -1,7 +1,7 @@
-//! gRPC-Web: calls from browsers, which do not support HTTP/2 trailers. The messages and the final status are
-//! frames ([`frames`]) in the bodies of a plain request and its response, over HTTP/1 or HTTP/2, in binary
-//! (`application/grpc-web`) or in base64 (`application/grpc-web-text`). A request becomes the same call that
-//! a gRPC client makes, within this process.
+//! Answers calls in gRPC-Web, from browsers, which do not support HTTP/2 trailers. The messages and the final
+//! status are frames ([`frames`]) in the bodies of a plain request and its response, over HTTP/1 or HTTP/2,
+//! in binary (`application/grpc-web`) or in base64 (`application/grpc-web-text`). A request becomes the same
+//! call that a gRPC client makes, within this process.
 //!
 //! The HTTP status is 200 whatever the status of the call. A body contains all requests of a stream, since
 //! browsers cannot stream a request body; the responses of a stream are sent one by one.
@@ -52,7 +52,7 @@ pub(crate) async fn answer(services: Rc<Services>, exchange: Exchange) -> Respon
     }
 }
 
-/// Reason why a request has no call, or a call no response.
+/// Reason why a request cannot be made a call, or a call gets no response message.
 enum Refused {
     Http(StatusCode),
     Call(Status),
@@ -88,13 +88,14 @@ async fn call(
     let mut body = match form {
         Form::Bytes => body,
         Form::Base64 => {
-            // Decoding happens in one step and takes as long as copying.
+            // Decoding happens in one step, and its cost is counted as one unit of work per byte.
             if body.len() > accounting::work_left() {
                 exchange.long_turn().await;
             }
             accounting::note_work(0, body.len() as u64);
             let bytes = decoded(&body)?;
-            // The text is freed now: its memory is no longer charged, and the call may wait for a long time.
+            // The base64 text is freed now, because it is no longer charged and the call may wait for a long
+            // time.
             drop(body);
             bytes
         }
@@ -192,7 +193,8 @@ async fn unary(
             writer.begin_message(len);
             let mut pieces =
                 Pieces { source, held, left: len, len, writer, counted: Some(counted), account, charge };
-            // An error status can be sent only before the first bytes.
+            // Makes the first bytes before the response begins, because an error status can be sent only
+            // before them.
             let mut first = match poll_fn(|cx| pieces.poll(cx)).await {
                 Some(first) => Some(first?),
                 None => return Err(CUT.into()),

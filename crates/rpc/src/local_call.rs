@@ -1,5 +1,5 @@
-//! Calls that the gateways make in this process on behalf of clients without gRPC: code that JSON and
-//! gRPC-Web share.
+//! Makes calls within this process on behalf of clients that do not speak gRPC: the code that the JSON
+//! gateway and gRPC-Web share.
 
 use std::future::Future as _;
 use std::pin::Pin;
@@ -68,7 +68,7 @@ impl Running {
             } else if let Poll::Ready(result) = self.future.as_mut().poll(cx) {
                 result
             } else {
-                // The call may have sent a message before it began to wait.
+                // The call may have sent a message before it began to wait, so the messages are polled again.
                 return self.local.poll_message(cx).map(Said::Message);
             };
             let code = result.as_ref().err().map_or(Code::Ok, |status| status.code);

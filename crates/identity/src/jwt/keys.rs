@@ -1,4 +1,4 @@
-//! The keys of a signing method.
+//! Reads the keys of a signing method, and signs and verifies with them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -105,8 +105,8 @@ struct Verifying {
     key: Verifier,
     /// Hash of the key, to compare it with another key.
     id: [u8; 32],
-    /// 0 while the key is in use; incremented when it is removed. Shared with the holder of each token that this
-    /// key has verified, which becomes invalid by that.
+    /// 0 while the key is in use; incremented when the key is removed. Shared with the holder of each token
+    /// that this key has verified, so that removing the key makes these tokens invalid.
     gone: Arc<AtomicU64>,
 }
 
@@ -130,7 +130,8 @@ enum Verifier {
     Hmac(hmac::Key),
 }
 
-/// Maximum number of public keys in a file: an invalid token is checked with each of them.
+/// Maximum number of public keys in a file. The number is limited because an invalid token is checked with
+/// each key.
 pub const PUBLIC_KEYS_MAX: usize = 16;
 
 impl Keys {
@@ -309,7 +310,7 @@ fn curve_of(method: Method) -> &'static [u8] {
 
 fn read_public(method: Method, file: &[u8]) -> Result<Vec<PublicKey>, KeyError> {
     let blocks = pem::blocks(file);
-    // OpenSSL writes a block with the curve before an elliptic-curve key.
+    // A block with the curve is skipped; OpenSSL writes one before an elliptic-curve key.
     let keys: Vec<&Block<'_>> = blocks.iter().filter(|block| block.label != "EC PARAMETERS").collect();
     match keys.len() {
         0 => Err(KeyError::NotPem),

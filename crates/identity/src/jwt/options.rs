@@ -1,4 +1,4 @@
-//! The options of `--auth-token` for JSON Web Tokens.
+//! Parses the options of `--auth-token` for JSON Web Tokens.
 
 use std::fmt;
 

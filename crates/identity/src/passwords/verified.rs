@@ -1,4 +1,4 @@
-//! The cache of verified passwords.
+//! Caches verified passwords.
 
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -29,11 +29,11 @@ pub struct Verified {
     parts: [Mutex<Aging<Known>>; PARTS],
 }
 
-/// Number of parts, each with its own lock, to reduce contention.
+/// Number of parts of the cache. Each part has its own lock, which reduces contention.
 const PARTS: usize = 16;
 
-/// Number of entries checked for expiry at each insertion; two, so that entries are removed faster than they
-/// are added.
+/// Number of entries that are checked for expiry at each insertion. It is two, so that entries are removed
+/// faster than they are added.
 const EXPIRED_PER_INSERTION: usize = 2;
 
 struct Known {
@@ -60,7 +60,7 @@ pub struct Proof {
 impl Verified {
     /// Default time after which an unused entry is removed.
     pub const IDLE_DEFAULT: Duration = Duration::from_secs(10);
-    /// Default maximum number of entries. One takes about 100 bytes.
+    /// Default maximum number of entries. An entry takes about 100 bytes.
     pub const ENTRIES_MAX_DEFAULT: usize = 16_384;
 
     /// Creates the cache and draws its key. `now` must not be later than the time of any later call.

@@ -1,4 +1,4 @@
-//! The queue of passwords that wait for bcrypt.
+//! Orders the passwords that wait for bcrypt.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;

@@ -1,5 +1,5 @@
-//! `/health`, and the probes `/livez` and `/readyz` with a path for each check. Failures are logged with
-//! etcd's texts.
+//! Answers `/health`, and the probes `/livez` and `/readyz`, which also have a path for each single check.
+//! Failures are logged with etcd's messages.
 
 use std::fmt;
 
@@ -183,7 +183,7 @@ impl Probe {
                     ("status-code", logging::Value::Uint(503)),
                 ],
             );
-            // A failure is reported in full even without `verbose`. The blank line at the end is as in etcd.
+            // The report contains all checks, even without `verbose`. It ends with a blank line, as in etcd.
             report.push('\n');
             return plain(StatusCode::SERVICE_UNAVAILABLE, report);
         }

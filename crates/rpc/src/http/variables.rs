@@ -1,4 +1,4 @@
-//! `/debug/vars`: the variables of etcd's page that this process can provide.
+//! Answers `/debug/vars`, with those variables of etcd's page that this process can provide.
 
 use ::http::header::CONTENT_TYPE;
 use ::http::{Response, StatusCode};

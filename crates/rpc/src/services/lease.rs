@@ -110,7 +110,6 @@ impl Drop for Renewed {
 /// A keep-alive stream, as a future that resolves when the stream ends.
 ///
 /// Most open streams are idle most of the time, so this struct holds only the memory that an idle stream
-/// Most open streams are idle most of the time, so this struct holds only the memory that an idle stream
 /// needs. It is a hand-written future, because an `async` block reserves memory for everything that it holds
 /// at any `await`, and stores captured variables twice. Data that is needed only while the stream waits for
 /// something other than its client is boxed.
@@ -180,7 +179,7 @@ impl Future for Renewing {
 }
 
 impl Renewing {
-    /// Starts a renewal that has to wait: for the identification of the user, for the core, or for the leader.
+    /// Starts a renewal that has to wait until the user is identified, or for the core or the leader.
     fn ask(&mut self, id: LeaseId) {
         let (services, asker, spans) = (Rc::clone(&self.services), self.asker.clone(), self.spans.clone());
         self.asked = Some(Box::pin(async move {
@@ -506,8 +505,8 @@ impl Services {
         outbound: Outbound,
         spans: Option<Within>,
     ) -> Renewing {
-        // From now on, this shard sends its requests to the core without delay: a lease of this client may be
-        // close to expiry when the first renewal arrives.
+        // Keeps this shard from running turns of the core, which could block it: a lease of this client may
+        // be close to expiry when the first renewal arrives.
         self.pending.note_lease(self.shared.member.clock.now());
         Renewing {
             asker: Asker::of(head),

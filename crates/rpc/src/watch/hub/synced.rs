@@ -252,7 +252,7 @@ impl Hub {
         let (at, through) = (broadcast.at, broadcast.through);
         let begun = (broadcast.at, broadcast.behind.clone());
         // The walk begins at `at` and not at the first change of the broadcast: all watches that match an
-        // earlier change were visited already.
+        // earlier change were visited already, so the watches chosen below need none of the earlier changes.
         let changes = || snapshot.written_from(at, through);
         let (mut walked, mut looks, mut chosen, mut stopped) = (0, 0, Vec::new(), false);
         for version in changes() {
