@@ -99,7 +99,7 @@ impl Used for Arc<Holder> {
     }
 }
 
-/// Result of [`Store::expire`].
+/// Result of [`Store::expire`]: how many tokens were removed, and when the next one may expire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Expired {
     /// Number of tokens that were removed.

@@ -187,7 +187,7 @@ impl Order for ByKey {
     }
 }
 
-/// Returns the length of the common prefix.
+/// Returns the length of the common prefix of two keys.
 fn common(a: &[u8], b: &[u8]) -> usize {
     a.iter().zip(b).take_while(|(x, y)| x == y).count()
 }
@@ -349,7 +349,8 @@ impl Leaf {
     }
 
     pub(crate) fn version(&self, at: usize) -> Version<'_> {
-        // SAFETY: the first `len` slots of a live node hold records that live as long as the node is reachable.
+        // SAFETY: the first `len` slots of a live node hold records that live as long as the node is
+        // reachable.
         unsafe { self.slots()[at].version() }
     }
 
@@ -357,7 +358,8 @@ impl Leaf {
         K::query(self.version(at))
     }
 
-    /// Returns the position of the entry, or the position at which it would be inserted.
+    /// Returns the position of the entry that equals `query`, or as `Err` the position at which it would be
+    /// inserted.
     pub(crate) fn find<K: Order>(&self, query: K::Query<'_>) -> Result<usize, usize> {
         let (mut low, mut high) = ties(&self.heads[..self.len()], K::head(query, self.node.prefix));
         if low < high && high == self.len() {

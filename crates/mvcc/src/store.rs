@@ -221,7 +221,7 @@ pub struct Change<'w> {
     pub previous: Option<Version<'w>>,
 }
 
-/// Result of a part of a deletion.
+/// Result of a deletion that may have stopped early.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeletedSome {
     /// Number of deleted keys.
@@ -260,9 +260,9 @@ impl Writer<'_> {
 
     /// Writes a key. The version number of the key becomes 1 more than that of its live predecessor, or 1 if
     /// there is no live predecessor.
+    ///
     /// etcd rejects transactions that put a key twice, and most transactions that put a key after deleting
     /// it. The store itself accepts both and handles them correctly.
-    /// store itself accepts both and handles them correctly.
     pub fn put(&mut self, key: &[u8], value: Value, lease: LeaseId) -> Change<'_> {
         self.write(key, Some((value, lease)))
     }

@@ -1,4 +1,4 @@
-//! Reading of the store: snapshots, and the views that keep the data of snapshots alive.
+//! Reads the store: snapshots, and the views that keep the data of snapshots alive.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -46,8 +46,8 @@ pub(crate) struct State {
     pub(crate) newest: Revision,
 }
 
-/// A right to read the state of one published [`View`], with its revisions and counts, in later views of the
-/// same store.
+/// A handle to the state of one published [`View`], with its revisions and counts. Later views of the same
+/// store can be read as of a moment.
 ///
 /// A long reader holds a moment instead of a view, because a view would keep all memory that writes free in
 /// the meantime. It reads slice by slice, each slice from the newest view, see [`View::snapshot_at`]. This
@@ -77,7 +77,7 @@ pub struct Moment {
     compacted: Revision,
     live: u64,
     versions: u64,
-    /// Highest compact revision up to which versions may be physically removed.
+    /// Highest compact revision up to which versions may be physically removed while the moment is read.
     keeps: Revision,
     /// Number of versions removed before the moment, if no version may be removed while the moment is read;
     /// otherwise `None`.
@@ -138,10 +138,10 @@ pub struct Snapshot<'a> {
 }
 
 // SAFETY: everything reachable from a snapshot is immutable for its lifetime, except for two atomic words per
-// record.
+// record, so any thread may read it.
 unsafe impl Send for Snapshot<'_> {}
 // SAFETY: everything reachable from a snapshot is immutable for its lifetime, except for two atomic words per
-// record.
+// record, so several threads may read it.
 unsafe impl Sync for Snapshot<'_> {}
 
 impl<'a> Snapshot<'a> {
@@ -306,8 +306,8 @@ impl<'a> Snapshot<'a> {
         Changes { cursor, through: through.min(self.state.current), compacted: Revision::MIN }
     }
 
-    /// Returns the version written by a change, which may be a tombstone, if it still exists. A mover of
-    /// values uses this to check whether a value is still needed.
+    /// Returns the version written by a change, which may be a tombstone, if it still exists. The code that
+    /// moves values within the log uses this to check whether a value is still needed.
     pub fn version_at(&self, change: ChangeId) -> Option<Version<'a>> {
         let slot = Cursor::<ByRevision>::find(self.revisions(), change)?;
         // SAFETY: slots of a snapshot's trees hold records that are alive for `'a`.

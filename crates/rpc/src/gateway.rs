@@ -43,8 +43,8 @@ const UNREADABLE: Status = Status::new(Code::Internal, "mainstay: an answer coul
 /// Number of bytes of a large response, or of the responses of a stream, that are written at a time.
 const PIECE_BYTES: usize = 64 * 1024;
 
-/// Number of bytes of a large response that are read before other calls run. So many bytes may be read before
-/// any JSON is written, because a large value is written only as a whole.
+/// Number of bytes of a large response that are read before other calls run. That many bytes may be read
+/// before any JSON is written, because a large value is written only as a whole.
 const TURN_BYTES: usize = 4 * PIECE_BYTES;
 
 /// Answers a request for a path under `/v3/`.

@@ -244,7 +244,7 @@ fn common(
     request: &Request<Bytes>,
 ) -> Response<Bytes> {
     if path == "/metrics" {
-        // etcd answers every HTTP method here.
+        // As in etcd, every HTTP method is answered here.
         let text = scrape(shared, counters, diagnosis::refusal(shared, request).is_none());
         accounting::note_work(0, (TEXT_WORK * text.len()) as u64);
         return reply(StatusCode::OK, &[(CONTENT_TYPE, metrics::CONTENT_TYPE)], text.into());
@@ -292,7 +292,8 @@ pub fn version(shared: &Shared, request: &Request<Bytes>) -> Response<Bytes> {
             decided => (decided, state.members.storage_version().unwrap_or("unknown")),
         };
         let [server, cluster, storage] = [shared.member.api_version, cluster, storage].map(Value::from);
-        // Releases before 3.6 have no storage version.
+        // As in etcd 3.5, a member that reports a 3.5 version leaves out the storage version, which 3.6
+        // introduced.
         let storage = match shared.member.api_version.starts_with("3.5.") {
             true => String::new(),
             false => format!(r#","storage":{storage}"#),

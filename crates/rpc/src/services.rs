@@ -79,14 +79,16 @@ pub struct Services {
     values: Rc<LogValues>,
     hub: Rc<Hub>,
     rpcs: FoldMap<&'static str, Rpc>,
-    /// Counters of the client API version that was seen last. Calls of one client often follow each other.
+    /// Counters of the client API version that was seen last, cached because calls of one client often follow
+    /// each other.
     client: RefCell<(String, ClientRequests)>,
     range_time: [Histogram; 2],
     request_times: RefCell<FoldMap<(&'static str, bool), Histogram>>,
     /// Statistics of the clients that this shard has seen, cached so that calls do not wait for the lock that
     /// all shards share.
     callers: RefCell<HashMap<IpAddr, Arc<Caller>>>,
-    /// Statistics of the client that was seen last. Calls of one client often follow each other.
+    /// Statistics of the client that was seen last, cached because calls of one client often follow each
+    /// other.
     caller: RefCell<Option<(IpAddr, Arc<Caller>)>>,
     /// True if the time of every call is measured.
     timed: bool,
@@ -226,8 +228,8 @@ impl Services {
                     leading.leader_lost();
                 }
                 leading.end_if_quarantined();
-                // A session may have been withdrawn without a new published state, so the watches are checked
-                // here too.
+                // The session of a token may have been withdrawn without a new published state, so the
+                // watches are checked here too.
                 leading.advance();
             }
         });
@@ -418,7 +420,7 @@ impl Services {
     }
 
     /// Makes the checks that apply to every call, before its message is decoded. Returns true if
-    /// authentication is enabled, so that the call needs a user.
+    /// authentication is enabled.
     ///
     /// # Errors
     ///

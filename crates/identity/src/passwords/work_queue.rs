@@ -167,8 +167,8 @@ pub struct Pushed<W> {
     pub ticket: Ticket,
     /// True if there is new work to take; false if the asker shares work that is already queued or running.
     pub new_work: bool,
-    /// The asker that was removed from the full queue to make space for this one. It came from another address,
-    /// and the caller must answer it as if the queue were full.
+    /// The asker that was removed from the full queue to make space for this one. It came from another
+    /// address, and the caller must answer it as if the queue were full.
     pub displaced: Option<W>,
 }
 

@@ -111,7 +111,8 @@ pub fn decoded(text: &[u8]) -> Result<Bytes, Status> {
     let mut out = Vec::with_capacity(text.len() / 4 * 3 + 3);
     let mut rest = text;
     while !rest.is_empty() {
-        // Each piece ends with the group of four characters that contains its padding.
+        // A piece ends with the group of four characters that contains its padding. Without padding, it is
+        // the rest of the text.
         let end = rest.iter().position(|byte| *byte == b'=').map_or(rest.len(), |at| (at / 4 + 1) * 4);
         let (piece, behind) = rest.split_at(end.min(rest.len()));
         STANDARD.decode_vec(piece, &mut out).map_err(|error| {

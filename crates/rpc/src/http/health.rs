@@ -183,7 +183,8 @@ impl Probe {
                     ("status-code", logging::Value::Uint(503)),
                 ],
             );
-            // The report contains all checks, even without `verbose`. It ends with a blank line, as in etcd.
+            // After a failure, the whole report is sent, even without `verbose`. As in etcd, it ends with a
+            // blank line.
             report.push('\n');
             return plain(StatusCode::SERVICE_UNAVAILABLE, report);
         }

@@ -27,7 +27,7 @@ impl FrontCounters {
     }
 }
 
-/// Returns all metrics in Prometheus' text format. Names of keys and clients are included only if
+/// Returns all metrics in Prometheus' text format. Names of keys, users and clients are included only if
 /// `tells_names` is true and the option for them is set. The methods with which the metrics of `shared` were
 /// created must be in the order of the front's method ids.
 pub fn scrape(shared: &Shared, counters: &FrontCounters, tells_names: bool) -> String {

@@ -42,9 +42,11 @@ struct Measured {
 }
 
 enum Keys {
-    /// These versions, the last one first, by main and sub revision.
+    /// The versions with these main and sub revisions. The last one comes first, so that versions are removed
+    /// from the end once they are sent.
     Chosen(Vec<ChangeId>),
-    /// The next `left` keys, in key order, of the range as it was at that point of the transaction.
+    /// The next `left` keys after `behind`, in key order, of the range as it was at the point `past` of the
+    /// transaction.
     Walk { past: Box<Past>, left: u64, behind: Option<Vec<u8>> },
 }
 
@@ -66,7 +68,7 @@ impl Part {
     }
 }
 
-/// A response, or a part of one, as a list of parts, with its total length.
+/// A response under construction, or a piece of one: a list of parts, and their total length.
 #[derive(Default)]
 struct Rope {
     len: usize,
@@ -108,7 +110,8 @@ impl Rope {
     }
 }
 
-/// Progress of a walk over a range, with what it has found.
+/// Progress of a walk over a range: the keys that belong to the response, their encoded length, and the
+/// number of all keys found.
 #[derive(Clone, Copy, Default)]
 struct Looked {
     keys: u64,
@@ -279,8 +282,8 @@ struct Pieces {
     parts: Vec<Part>,
     /// The first key of the next part, if its value is large and was checked or partly sent.
     large: Option<LargeValue>,
-    /// Maximum number of keys that the pass may visit. It is chosen once per piece, and stays the same while
-    /// the values of the piece are being fetched.
+    /// Maximum number of keys that the current piece may visit. It is chosen once per piece, and stays the
+    /// same when the piece is made again after missing values were fetched.
     looks: Option<u64>,
 }
 

@@ -1,4 +1,4 @@
-//! Calls of the Auth service: changes and queries of users and roles, and logins.
+//! Answers the calls of the Auth service: changes and queries of users and roles, and logins.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -159,7 +159,7 @@ async fn users_and_roles(call: &mut Call) -> Result<(Arc<Auth>, ResponseHeader),
     Ok((Arc::clone(&state.auth), header))
 }
 
-/// Returns the rights of the call's user with these users and roles.
+/// Returns the rights of the call's user according to these users and roles.
 fn gate(call: &Call, auth: &Auth) -> Result<Gate, Status> {
     Ok(call.services.gate_of(auth, call.principal()?))
 }
@@ -176,7 +176,7 @@ pub(super) async fn status(call: &mut Call, message: Bytes) -> Result<Answer, St
 pub(super) async fn user_get(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
     let AuthUserGetRequest { name } = decode(message)?;
     let (auth, header) = users_and_roles(call).await?;
-    // Users may read their own entry.
+    // Users who are not root may read only their own entry.
     if let Err(status) = gate(call, &auth)?.admin()
         && name != call.principal()?.name()
     {
@@ -201,7 +201,7 @@ pub(super) async fn user_list(call: &mut Call, message: Bytes) -> Result<Answer,
 pub(super) async fn role_get(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
     let AuthRoleGetRequest { role } = decode(message)?;
     let (auth, header) = users_and_roles(call).await?;
-    // Users may read the roles that are granted to them.
+    // Users who are not root may read only the roles that are granted to them.
     if let Err(status) = gate(call, &auth)?.admin()
         && !auth.has_role(call.principal()?.name(), &role)
     {
@@ -244,7 +244,7 @@ pub(super) async fn authenticate(call: &mut Call, message: Bytes) -> Result<Answ
     answered
 }
 
-/// Checks a password, replicates the new token to all members, and returns it.
+/// Checks the password of a login, proposes the login to all members, and returns the user's new token.
 async fn token_for(call: &mut Call, request: &AuthenticateRequest) -> Result<Answer, Status> {
     let AuthenticateRequest { name, password } = request;
     let (shared, address) = (Arc::clone(call.shared()), call.client());

@@ -1,8 +1,8 @@
 //! Selects keys of a range that a request wants sorted or filtered by revision.
 //!
-//! Every key of the range has to be visited, but memory and time are limited: keys come in slices, keys
-//! beyond the limit are dropped early, and sorting yields to other calls regularly. If values of a slice are
-//! not in memory, they are fetched, and then the slice is repeated up to the same key.
+//! Every key of the range has to be visited, but memory and time are limited: keys are visited in slices,
+//! keys beyond the limit are dropped early, and sorting yields to other calls regularly. If values of a slice
+//! are not in memory, they are fetched, and then the slice is repeated up to the same key.
 
 use std::cmp::{Ordering, Reverse};
 use storage::values::unreadable;
@@ -203,7 +203,7 @@ impl Chooser {
     }
 
     /// Returns the selected keys, last one first, and true if the limit left some out. The locations of their
-    /// values may have changed.
+    /// values may have changed since the keys were visited.
     pub async fn finish(mut self) -> (Vec<StoredKeyValue>, bool) {
         let more = self.passed > self.limit as u64;
         let mut items = std::mem::take(&mut self.items);

@@ -77,7 +77,7 @@ fn dispatch(call: Call, head: &Head, message: Bytes) -> Unary {
         Rpc::ElectionProclaim => call.run_steps(election::proclaim, head, message),
         Rpc::ElectionLeader => call.run_steps(election::leader, head, message),
         Rpc::ElectionResign => call.run_steps(election::resign, head, message),
-        // The front passes streams to `front::Service::stream`, not here.
+        // The front passes streams to `front::Service::stream`, so these methods never get here.
         Rpc::KvRangeStream
         | Rpc::Watch
         | Rpc::LeaseKeepAlive
@@ -184,7 +184,7 @@ fn stream_of(
 
 /// A watch stream. Streams stay open for days, so data that is needed only to begin the stream, such as the
 /// request head, is dropped before the stream is served. This is a hand-written future, because an `async`
-/// block would reserve memory for both phases at once.
+/// block would reserve memory for both phases at the same time.
 enum Watching<F> {
     Begins(LocalBoxFuture<F>),
     Served(F),

@@ -1,5 +1,5 @@
-//! Handlers for puts, deletes, transactions and compactions, one per method. A handler decodes and checks a
-//! request, proposes it and encodes the response; the state machine applies it.
+//! Answers puts, deletes, transactions and compactions, with one handler per method. A handler decodes and
+//! checks a request, proposes it and encodes the response; the state machine applies it.
 
 use numbers::Term;
 use std::rc::Rc;
@@ -286,7 +286,7 @@ impl Services {
 
     /// Returns the response that `encode` makes, if all its values are in memory. Returns `None` if a value
     /// has to be fetched, if encoding fails, or if the response, of about `bytes` bytes, is too large to be
-    /// made at once.
+    /// made in one step.
     fn at_once(
         &self,
         bytes: usize,
@@ -300,8 +300,8 @@ impl Services {
         values.is_complete().then_some(Answer::Whole(answer))
     }
 
-    /// Returns the response to a transaction if it can be made at once: it is small, all its values are in
-    /// memory, and no range is left to be read.
+    /// Returns the response to a transaction if it can be made in one step: it is small, all its values are
+    /// in memory, and no range is left to be read.
     fn txn_at_once(&self, header: &ResponseHeader, outcome: &TxnOutcome) -> Option<Answer> {
         if outcome.reads_later() {
             return None;
@@ -345,7 +345,8 @@ impl Services {
             drop((state, newest));
             values.fetched().await;
         };
-        // One slice does not suffice, or the compared values change all the time.
+        // One slice does not suffice, or the compared values change all the time. So the comparisons are now
+        // made in a fixed state.
         self.compared(state, term, request, values).await
     }
 

@@ -64,7 +64,7 @@ pub(super) enum Keys {
     Chosen(Vec<ChangeId>),
 }
 
-/// State, header and limits of a long range that was begun.
+/// State, header and limits with which a long range is read.
 pub(super) struct Opened {
     pub state: AsOf,
     pub header: ResponseHeader,
@@ -217,8 +217,8 @@ impl Rest {
         }
     }
 
-    /// Returns the response of `len` bytes, small enough to be made at once, and the time at which its values
-    /// arrived.
+    /// Returns the response of `len` bytes, which is small enough to be made in one step, and the time at
+    /// which its values arrived.
     pub(super) async fn whole(mut self, len: usize, clock: &Clock) -> (Result<Answer, Status>, Instant) {
         // Fetches the values that were missing in the first attempt. Usually no others are missing.
         self.values.fetched().await;

@@ -538,7 +538,8 @@ impl Services {
 
     /// Renews a lease for one request of a stream, with its own span and audit record.
     async fn renew_for(&self, asker: &Asker, id: LeaseId, spans: Option<&Within>) -> Result<Seconds, Status> {
-        // The user is identified with each request, as in etcd: this keeps a token in use valid.
+        // As in etcd, the user is identified with each request, because a token stays valid only while it is
+        // used.
         let principal = self.identified(asker).await;
         let mut call = self.begin_stream_audit(Rpc::LeaseKeepAlive, asker, &principal);
         call.iter_mut()

@@ -1,9 +1,9 @@
 //! Finds out which user makes a call, and what the user may do.
 //!
-//! While authentication is disabled, this costs only a check of a flag. Otherwise a call's token is looked up
-//! once, when the call arrives ([`Services::identify`]); without a token, the client's certificate may name
-//! the user. Writes carry the user into the log, where apply checks the rights ([`machine::auth`]). Reads are
-//! checked against the same state that answers them ([`Services::gate`]).
+//! While authentication is disabled, identifying the user costs only a check of a flag. Otherwise a call's
+//! token is looked up once, when the call arrives ([`Services::identify`]); without a token, the client's
+//! certificate may name the user. Writes carry the user into the log, where apply checks the rights
+//! ([`machine::auth`]). Reads are checked against the same state that answers them ([`Services::gate`]).
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::HashMap;

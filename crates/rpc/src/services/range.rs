@@ -45,23 +45,23 @@ const KEYS_AT_ONCE: u64 = 128;
 const VALUES_SORTED_AT_ONCE: u64 = 4;
 /// Estimated size of a range, before it is read.
 struct Size {
-    /// True if the range may select more keys than can be answered at once.
+    /// True if the range may select more keys than a response that is made in one step may have.
     is_large: bool,
     /// Number of keys in the range, if it was counted.
     counted: Option<u64>,
 }
 
-/// Result of the attempt to answer a Range at once.
+/// Result of the attempt to answer a Range immediately.
 pub(super) enum Attempted {
     Answered(Answer),
     /// The read needs a confirmation. The slot is the one that an unauthenticated caller holds while it
     /// waits; `None` for other callers.
     Unconfirmed(Timing, Option<Place>),
-    /// The response cannot be made at once.
+    /// The response cannot be made in one step.
     Unmade(Box<Unmade>),
 }
 
-/// A Range whose response cannot be made at once.
+/// A Range whose response cannot be made in one step.
 pub(super) struct Unmade {
     timing: Timing,
     work: Work,
@@ -101,7 +101,7 @@ pub(super) fn request(message: Bytes) -> Result<RangeRequest, Status> {
     Ok(request)
 }
 
-/// Answers a Range if that needs no other thread and little time.
+/// Answers a Range immediately if that needs no other thread and little time.
 ///
 /// # Errors
 ///
@@ -126,7 +126,7 @@ pub(super) fn at_once(call: &mut Call, request: &RangeRequest) -> Result<Attempt
     Ok(Attempted::Unconfirmed(timing, place))
 }
 
-/// Answers a Range that was not answered at once.
+/// Answers a Range that could not be answered immediately.
 pub(super) async fn go_on(
     call: &mut Call,
     request: RangeRequest,
@@ -206,7 +206,7 @@ fn from_state(
     unmade(Work::Fetch(rest, len))
 }
 
-/// Makes a response that cannot be made at once.
+/// Makes a response that cannot be made in one step.
 async fn make(call: &mut Call, request: RangeRequest, unmade: Unmade) -> Result<Answer, Status> {
     let Unmade { timing, work } = unmade;
     let services = Rc::clone(&call.services);
@@ -353,8 +353,8 @@ impl Services {
         Ok((selection, header_len(header) + kvs + numbers))
     }
 
-    /// Returns a response with few keys; `None` if their values are too large for a response that is made at
-    /// once.
+    /// Returns a response with few keys; `None` if their values are too large for a response that is made in
+    /// one step.
     fn small_range(
         &self,
         request: &RangeRequest,
@@ -392,9 +392,9 @@ impl Services {
         Ok(Some(Answer::Whole(out.freeze())))
     }
 
-    /// Returns a response with few keys that cannot be made at once, and its length in bytes. The response is
-    /// not sorted by values. `values` may already list values of the response as missing. Returns `None` if
-    /// the range may be large in the newest state.
+    /// Returns a response with few keys that cannot be made in one step, and its length in bytes. The
+    /// response is not sorted by values. `values` may already list values of the response as missing. Returns
+    /// `None` if the range may be large in the newest state.
     fn chosen(&self, request: &RangeRequest, values: Attempt) -> Result<Option<(Rest, usize)>, Status> {
         let (state, published) = self.shared.read_long(Reader::Range);
         let Size { is_large: false, counted } = self.size(request, &published)? else { return Ok(None) };
@@ -403,7 +403,7 @@ impl Services {
         let header = self.header(revision, &published);
         let (Selection { versions, more, count }, len) =
             self.select(&snapshot, request, &header, counted, &values)?;
-        // The versions are stored last first, so that versions are removed from the end.
+        // The last version comes first, so that versions are removed from the end once they are sent.
         let keys = Keys::Chosen(versions.into_iter().rev().map(|v| v.id()).collect());
         let projection = range::projection(request);
         let rest = Rest::new((state, revision), values, (header, projection), keys, (more, count));

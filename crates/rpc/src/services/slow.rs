@@ -1,4 +1,4 @@
-//! Reports of slow requests, with the time of each stage: in the log, and in the list of slow requests.
+//! Reports slow requests, with the time of each stage, in the log and in the list of slow requests.
 
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};

@@ -163,7 +163,7 @@ fn is_servers_fault(code: Code) -> bool {
     )
 }
 
-/// Returns the name of a code as the specification spells it, such as `OUT_OF_RANGE`.
+/// Returns the name of a code as the gRPC specification spells it, such as `OUT_OF_RANGE`.
 fn spelled(code: Code) -> String {
     match code {
         Code::Ok => "OK".to_owned(),

@@ -1,4 +1,5 @@
-//! Map of a stream's watches by id: [`ById`]. A single watch, the usual case, is stored without an allocation.
+//! Stores a stream's watches by id: [`ById`]. A single watch, the usual case, is stored without an
+//! allocation.
 
 use std::collections::BTreeMap;
 use std::ops::RangeBounds;

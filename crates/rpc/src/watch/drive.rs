@@ -25,13 +25,13 @@ use super::queued::{Body, Queued};
 /// Maximum number of requests that a stream answers in one poll before other tasks run.
 const REQUESTS_PER_POLL_MAX: usize = 128;
 
-/// Source of a stream's requests: the front, or a test.
+/// Source of a stream's requests, such as the front.
 pub trait Requests: Unpin + 'static {
     /// See [`Inbound::poll_next`].
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Status>>;
 }
 
-/// Sink for a stream's responses: the front, or a test.
+/// Sink for a stream's responses, such as the front.
 pub trait Responses: Unpin + 'static {
     /// See [`Outbound::open`].
     fn open(&mut self) -> Result<(), Status>;
@@ -145,7 +145,7 @@ fn run<R: Requests, W: Responses, C: Future<Output = ()> + Unpin + 'static>(
 
 struct Drive<R, W> {
     place: Registration,
-    /// `None` once the client has closed its side.
+    /// `None` once the client has closed its sending side.
     requests: Option<R>,
     responses: W,
     /// Timer of periodic progress; set when a watch of the stream asks for progress.
@@ -266,7 +266,8 @@ impl<R: Requests, W: Responses> Drive<R, W> {
                 Err(TrySend::Full(body)) => {
                     let left = body.responses();
                     debug_assert!((1..=responses).contains(&left), "{left} of {responses} are left");
-                    // All responses of the batch have the same number of events.
+                    // All responses of the batch have the same number of events, so the events can be divided
+                    // by responses.
                     let events_left = events / responses * left;
                     stream.put_back(Queued { body, events: events_left });
                     if left == responses {

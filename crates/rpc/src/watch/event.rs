@@ -1,4 +1,4 @@
-//! One event of a watch response: its length in bytes, and its encoding as a response field.
+//! Computes the length of one event of a watch response, and encodes the event as a response field.
 
 use api::wire::{field_len, number_tag, put_field_head};
 use bytes::{BufMut as _, BytesMut};

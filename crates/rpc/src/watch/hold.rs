@@ -30,9 +30,9 @@ impl Hold {
     }
 
     /// Returns a snapshot from which everything from `next` on can be read by [`Snapshot::written`], whatever
-    /// was compacted. As long as there is something to read in it, the result is the state at which the hold
-    /// began, because that state also has the previous values. Returns `None` if some of the history may have
-    /// been removed.
+    /// was compacted. If `next` is not above the revision at which the hold began, this is the state at that
+    /// revision, because that state also has the previous values. Returns `None` if some of the history may
+    /// have been removed.
     pub fn snapshot<'a>(&self, view: &'a View, next: Revision) -> Option<Snapshot<'a>> {
         let moment = self.state.moment();
         let then = view.snapshot_at(moment).ok().filter(|_| next >= self.from)?;

@@ -65,7 +65,7 @@ pub struct Hub {
     /// Streams that wait to send a progress notification, by the revision that the hub must reach first.
     waiting: RefCell<BTreeMap<ProgressDue, Rc<Stream>>>,
     serial: Cell<u64>,
-    /// Revisions whose delivery to the synced watches takes several turns, while it is in progress.
+    /// Delivery of revisions to the synced watches that takes several turns, while it is in progress.
     under_way: RefCell<Option<UnderWay>>,
     /// The newest hold, which keeps history readable for the watches that became unsynced last.
     hold: RefCell<Weak<Hold>>,
@@ -391,7 +391,8 @@ impl Hub {
     }
 
     /// Removes a stream from the hub. A client may have any number of watches on a stream and may end many
-    /// streams at once by closing its connection, so watches beyond one slice are removed in later turns.
+    /// streams at the same time by closing its connection, so watches beyond one slice are removed in later
+    /// turns.
     fn close(&self, stream: &Rc<Stream>) {
         // Ended streams get no events, so their watches may stay in the index until they are removed.
         stream.end(error::WATCH_CANCELED);
@@ -407,7 +408,7 @@ impl Hub {
     }
 
     /// Removes watches of ended streams, as many as this turn may still remove, and drops the streams that
-    /// have none left. Returns true if no ended stream is left.
+    /// have no watches left. Returns true if no ended stream is left.
     fn reap(&self) -> bool {
         let mut left = self.reaped_left.get();
         while left > 0 {

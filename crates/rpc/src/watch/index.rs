@@ -230,10 +230,10 @@ const NIL: u32 = u32::MAX;
 /// A treap (Seidel and Aragon, "Randomized search trees", 1996) ordered by range. Each node stores the
 /// greatest end in its subtree.
 ///
-/// The expected depth is O(log n) as long as nobody can predict the priorities, so these are hashes with a
-/// random key of this tree. The visited items and their order do not depend on the priorities, so the
-/// behaviour is the same in every run. Nodes lie in one array and no function is recursive, so even a deep
-/// tree would not exhaust the stack.
+/// The expected depth is O(log n) as long as clients cannot predict the priorities, so each priority is a
+/// hash with a random key of this tree. The visited items and their order do not depend on the priorities, so
+/// the behaviour is the same in every run. Nodes lie in one array and no function is recursive, so even a
+/// deep tree would not exhaust the stack.
 #[derive(Debug)]
 struct Tree<T> {
     nodes: Slab<Node<T>>,

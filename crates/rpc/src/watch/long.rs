@@ -296,8 +296,9 @@ impl Long {
     }
 
     /// Drops some of the watches from this read if the responses of all of them together are large. So a
-    /// client with many watches on one stream gets these responses in several parts. The dropped watches read
-    /// the revision later, also in groups of at most the reduced number, so that this is decided only once.
+    /// client with many watches on one stream gets these responses in several groups. The dropped watches
+    /// read the revision later, also in groups of at most the reduced number, so that this is decided only
+    /// once.
     fn leave_some_for_later(&mut self) {
         let len = |parts: &[Part]| parts.iter().flat_map(|part| &part.lens).sum::<usize>();
         let watches = self.parts.len();

@@ -452,8 +452,8 @@ impl Stream {
     }
 
     /// Gives this stream a response that it waits for and that another stream has made. The response is not
-    /// charged to this stream before its turn. Returns false if this stream may not take the response soon,
-    /// because its queue is not empty or the stream is ending.
+    /// charged to this stream before its turn. Returns false if this stream cannot take the response in its
+    /// next turn, because its queue is not empty or the stream is ending.
     pub fn give(&self, given: &Rc<Given>) -> bool {
         if !self.is_drained() || self.ending().is_some() {
             return false;
@@ -679,7 +679,7 @@ impl Stream {
         begun.filter(|_| before == from).map_or_else(begin, |begun| *begun)
     }
 
-    /// Starts to fetch the values that this attempt found missing.
+    /// Keeps this attempt, so that [`Stream::poll_fetched`] fetches the values that it found missing.
     pub fn fetch(&self, attempt: Attempt) {
         self.charge_fetched(attempt.arrived_bytes());
         *self.rare().fetching.borrow_mut() = Some(Box::new(attempt));

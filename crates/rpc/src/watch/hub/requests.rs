@@ -38,7 +38,7 @@ impl Hub {
                 stream.rare().progress_wanted.set((!stream.watches.borrow().is_empty()).then_some(wanted));
                 self.tell_progress(stream);
             }
-            // etcd ignores unknown requests.
+            // As in etcd, an unknown request is ignored.
             None => {}
         }
         Ok(())
@@ -132,7 +132,8 @@ impl Hub {
         })
     }
 
-    /// Adds a watch to its stream and to the index of its group. The caller has counted the watch already.
+    /// Adds a watch to its stream, and to the synced watches of the hub or the unsynced watches of the
+    /// stream. The caller has already counted the watch.
     fn begin(&self, watch: Watch) {
         let watch = Rc::new(watch);
         let stream = &watch.stream;

@@ -103,7 +103,8 @@ impl Hub {
         while left > 0 {
             let (serial, behind) = round.behind;
             if serial > round.last {
-                // `last` was the serial number of this stream and all its watches are checked.
+                // The last checked stream is `last`, and all its watches are checked, so the round is
+                // finished.
                 return true;
             }
             let next = self
@@ -115,7 +116,7 @@ impl Hub {
             let Some((found, stream)) = next else { return true };
             let behind = if found == serial { behind } else { i64::MIN };
             let mut refused: Vec<(i64, Status)> = Vec::new();
-            // A stream without watches counts as work, too.
+            // A stream without watches counts as work, too, because there may be many of them.
             left -= 1;
             let mut last = None;
             for (id, watch) in stream.watches.borrow().range((Bound::Excluded(behind), Bound::Unbounded)) {

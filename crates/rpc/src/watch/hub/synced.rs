@@ -182,9 +182,9 @@ impl Hub {
             }
             (changes, bytes, through) = (changes + 1, bytes + event_len(version), version.main());
         }
-        // At most as many watches as `portion.bytes` allows if each of them receives all changes. If there
-        // are very many changes, even a turn for a single watch is long, so the other limit is raised to an
-        // eighth of the number of changes.
+        // As many watches as `portion.bytes` allows if each of them receives all changes, but at most
+        // `portion.watches`. If there are very many changes, even a turn for a single watch is long, so that
+        // maximum is raised to an eighth of the number of changes.
         let together = (portion.bytes / bytes.max(1)).clamp(1, portion.watches.max(changes / 8));
         let at = ChangeId::first_of(from);
         UnderWay::Broadcast(Broadcast {
