@@ -1,4 +1,4 @@
-//! A bounded map that removes entries which have not been used for some time.
+//! Implements a map from which entries that were not used for some time can be removed cheaply.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -46,13 +46,13 @@ pub(crate) const fn idle_ns(ttl_ns: u64) -> u64 {
 }
 
 impl Holder {
-    /// Name of the user.
+    /// Returns the name of the user.
     pub fn user(&self) -> &Arc<str> {
         &self.user
     }
 
-    /// Auth revision at which the token was made. `None` for a simple token, for which the newest auth
-    /// revision always applies.
+    /// Returns the auth revision at which the token was made; `None` for a simple token, for which the newest
+    /// auth revision always applies.
     pub fn revision(&self) -> Option<u64> {
         self.revision
     }

@@ -72,8 +72,8 @@ pub enum JwtError {
     NoUser,
     /// The claim `revision` is missing or is not a number.
     NoRevision,
-    /// The claim `revision` is negative or not below 2^64. Go's result for such a number depends on the
-    /// processor.
+    /// The claim `revision` is negative or not below 2^64. It is refused, because Go's result for such a
+    /// number depends on the processor.
     RevisionOutOfRange,
 }
 
@@ -84,7 +84,7 @@ pub struct Times {
     not_before: Option<TimeError>,
 }
 
-/// Error of one claim of time.
+/// Error of the claim `exp` or of the claim `nbf`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TimeError {
     /// The claim is not a number.
@@ -337,7 +337,8 @@ impl Jwt {
     }
 
     fn part(&self, tag: Tag) -> MutexGuard<'_, Aging<Arc<Holder>>> {
-        // The high bits choose the part, because the map uses the low bits of the same number.
+        // The high bits choose the part, because the map inside the part uses the low bits of the same
+        // number.
         let part = (tag.short() >> 60) as usize % PARTS;
         self.parts[part].lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -357,7 +358,7 @@ impl fmt::Debug for Jwt {
 struct Claims {
     user: String,
     revision: u64,
-    /// Time of expiry in seconds since 1970; `None` for none.
+    /// Time of expiry in seconds since 1970; `None` if the token does not expire.
     expires: Option<i64>,
 }
 

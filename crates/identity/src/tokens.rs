@@ -110,7 +110,7 @@ impl Tokens {
         })
     }
 
-    /// Must be called when authentication was enabled.
+    /// Must be called when authentication was enabled. Simple tokens are created only after this call.
     pub fn enable(&self) {
         if let Tokens::Simple(store) = self {
             store.enable();

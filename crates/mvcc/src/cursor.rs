@@ -19,7 +19,7 @@ impl<K: Order> Clone for Cursor<'_, K> {
     }
 }
 
-/// Number of entries after the current one whose records are prefetched.
+/// Number of entries by which prefetching of records is ahead of the walk.
 const PREFETCH: usize = 8;
 
 impl<'t, K: Order> Cursor<'t, K> {

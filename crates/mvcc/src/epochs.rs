@@ -82,7 +82,7 @@ pub(crate) struct Epochs<G: Garbage> {
     /// writer can reach them.
     batch: u64,
     garbage: Chunks<G>,
-    /// Position after the newest garbage; positions count from the start of the process.
+    /// Position after the newest garbage; positions count from the creation of the store.
     end: u64,
     /// `end` at the last publication.
     end_published: u64,
@@ -137,7 +137,7 @@ impl<G: Garbage> Epochs<G> {
         self.end += 1;
     }
 
-    /// Ends the batch. Frees a bounded portion of the garbage. Returns the pin for the view of everything
+    /// Ends the batch. Frees a bounded number of retired objects. Returns the pin for the view of everything
     /// written so far.
     pub(crate) fn publish(&mut self) -> Arc<Pin> {
         let made = self.end - self.end_published;

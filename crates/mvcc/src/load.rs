@@ -182,7 +182,7 @@ impl Loader {
             lease: loaded.lease,
             value: loaded.value,
         };
-        // No record of the key's history is freed while loading, so no link leads to a freed record.
+        // Nothing is freed while loading, so records may be linked as if nothing were compacted.
         let record = version::create(loaded.key, &content, previous, Revision::NEVER_COMPACTED);
         // SAFETY: the record was just created, and the loader owns it.
         let version: Version<'_> = unsafe { Version::from_record(record) };

@@ -119,8 +119,8 @@ impl Store {
         }
     }
 
-    /// Publishes the current state as a view, and frees a bounded portion of the garbage that no view can see
-    /// any more. The caller calls it once per applied batch, and never while a transaction is suspended.
+    /// Publishes the current state as a view, and frees a bounded number of retired objects that no view can
+    /// see any more. The caller calls it once per applied batch, and never while a transaction is suspended.
     pub fn publish(&mut self) -> Arc<View> {
         assert!(!self.is_suspended(), "a transaction is published whole");
         let state = self.state();

@@ -451,8 +451,8 @@ impl View {
     }
 
     /// Returns the compact revision up to which versions have been physically removed: a compaction at this
-    /// revision would remove every version that has been removed so far. The result is never above the compact
-    /// revision of the store.
+    /// revision would remove every version that has been removed so far. The result is never above the
+    /// compact revision of the store.
     pub fn removed_through(&self) -> Revision {
         self.removed.through
     }

@@ -145,7 +145,7 @@ impl Keys {
     /// # Errors
     /// See [`KeyError`].
     pub fn read(method: Method, public: Option<&[u8]>, private: Option<&[u8]>) -> Result<Keys, KeyError> {
-        // An empty file counts as none, as in etcd.
+        // As in etcd, an empty file counts as no file.
         let public = public.filter(|file| !file.is_empty());
         let private = private.filter(|file| !file.is_empty());
         if let Family::Hmac = method.family() {
@@ -545,7 +545,7 @@ impl Method {
             Method::Ps512 => &signature::RSA_PSS_2048_8192_SHA512,
             Method::Es256 => &signature::ECDSA_P256_SHA256_FIXED,
             Method::Es384 => &signature::ECDSA_P384_SHA384_FIXED,
-            // HMAC methods have no public keys and never get here.
+            // The HMAC methods have no public keys, so this function is never called for them.
             Method::EdDsa | Method::Hs256 | Method::Hs384 | Method::Hs512 => &signature::ED25519,
         }
     }

@@ -10,7 +10,7 @@ use crate::aging::{Aging, Used};
 use crate::keyed::{Entropy, MacKey, Tag};
 
 /// Cache of passwords that were verified recently. With it, a client that authenticates before each of its
-/// calls costs one bcrypt computation in total, not one per call. Shared by all threads.
+/// calls does not cause a bcrypt computation per call, but usually only one. Shared by all threads.
 ///
 /// It stores keyed hashes of user, stored hash and password, never a password; the key is drawn at the start
 /// of the process. Changing a password changes the stored hash and therefore the lookup key, so old entries
@@ -179,7 +179,8 @@ impl Verified {
     }
 
     fn part(&self, tag: Tag) -> MutexGuard<'_, Aging<Known>> {
-        // The high bits choose the part, because the map uses the low bits of the same number.
+        // The high bits choose the part, because the map inside the part uses the low bits of the same
+        // number.
         let part = (tag.short() >> 60) as usize % PARTS;
         self.parts[part].lock().unwrap_or_else(PoisonError::into_inner)
     }

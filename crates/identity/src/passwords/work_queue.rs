@@ -45,7 +45,7 @@ pub struct WorkQueue<A, W, T = Task> {
     next: u64,
 }
 
-/// The work to do.
+/// A password to check or to hash.
 #[derive(Clone, Debug)]
 pub enum Task {
     /// Check a password.
@@ -133,7 +133,7 @@ impl Shareable for Task {
 
 /// A request to do a task.
 pub struct Ask<A, W, T = Task> {
-    /// The claim to verify; for a task that creates a hash only its user counts.
+    /// The claim to verify. For a task that hashes a new password, only the user in it matters.
     pub proof: Proof,
     /// The work to do.
     pub task: T,

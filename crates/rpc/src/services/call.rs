@@ -41,8 +41,8 @@ pub(super) struct Call {
     pub begun: Begun,
     /// User of the call, or the error with which its token was refused.
     principal: Result<Principal, Status>,
-    /// True for a step of a lock or an election. Such a step is not counted, because the whole call was
-    /// counted.
+    /// True for a step of a lock or an election. The rate limit on expensive calls does not count such a
+    /// step, because it has counted the whole call.
     is_step: bool,
     pub(super) path: Path,
     observers: Option<Box<Observers>>,

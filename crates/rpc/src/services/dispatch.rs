@@ -264,7 +264,7 @@ impl front::Service for Services {
             // The call continues with the error as its user: some calls need no user, and others must fail
             // with another error first.
             Err(Unidentified::Refused(status)) => Err(status),
-            // These calls need no user and are answered without one.
+            // These calls need no user, so they are answered without waiting for an identification.
             Err(Unidentified::NotYet | Unidentified::Unverified)
                 if matches!(rpc, Rpc::Authenticate | Rpc::HealthCheck | Rpc::HealthList) =>
             {

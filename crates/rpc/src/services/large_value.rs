@@ -205,7 +205,8 @@ impl LargeValue {
     }
 }
 
-/// Freezes a piece that is shorter than its buffer. The result keeps at most twice its length in memory.
+/// Freezes a piece, which may be shorter than its buffer. The piece is copied if its buffer is at least twice
+/// as long, so that little unused memory is kept.
 fn fitted(bytes: BytesMut) -> Bytes {
     if bytes.len() <= bytes.capacity() / 2 { Bytes::copy_from_slice(&bytes) } else { bytes.freeze() }
 }

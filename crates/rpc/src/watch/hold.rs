@@ -23,7 +23,8 @@ pub(super) struct Hold {
 }
 
 impl Hold {
-    /// Protects what was written from this revision on. If it may have been removed already, later reads fail.
+    /// Protects what was written from this revision on. If that may have been removed already, later reads
+    /// fail.
     pub fn new(shared: &Arc<Shared>, from: Revision) -> Hold {
         let moment = shared.state.load().view.moment().keeping_from(from - 1);
         Hold { from, state: shared.read_long_at(Reader::Watch, moment) }

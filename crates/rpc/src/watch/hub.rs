@@ -204,7 +204,8 @@ impl Hub {
     /// costs almost nothing if there are no changes.
     pub fn advance(&self) {
         // If work is already left for later turns, [`Hub::poll_work`] will do it, and this call does nothing.
-        // Otherwise hundreds of requests could each do a portion of work between two turns.
+        // Otherwise hundreds of requests could each do a whole turn's work before the shard checks its
+        // sockets again.
         if self.is_told_later.get() {
             return;
         }
@@ -228,7 +229,7 @@ impl Hub {
         self.reaped_left.set(MOVED_AT_ONCE);
         let reaped_all = self.reap();
         // Runs after the synced watches were served, so streams that read history delay synced watches by one
-        // portion at most. A stream that wants to read another slice gets its turn after the shard has
+        // turn's work at most. A stream that wants to read another slice gets its turn after the shard has
         // checked its sockets.
         let none_reads = self.read_some();
         self.publish_pending();

@@ -1,9 +1,9 @@
 //! Delivers a revision with more changes than the shard walks over in one turn to watches of one stream.
 //!
-//! The shard walks over one portion of the changes per turn, and keeps the responses until the last change. A
-//! response contains all events of the revision, unless the client asked for fragments; a fragment is sent as
-//! soon as it is full. All changes are walked twice: first to compute the length of each response, so that
-//! the second walk can write each response into one buffer of exactly that length.
+//! The shard walks over a limited number of the changes per turn, and keeps the responses until the last
+//! change. A response contains all events of the revision, unless the client asked for fragments; a fragment
+//! is sent as soon as it is full. All changes are walked twice: first to compute the length of each response,
+//! so that the second walk can write each response into one buffer of exactly that length.
 //!
 //! If several streams need exactly the same response, the first of them makes it, and the others wait and
 //! share its bytes.
@@ -256,7 +256,8 @@ impl Long {
         index
     }
 
-    /// Walks over a portion of the revision to compute the lengths of the responses.
+    /// Walks over the next changes of the revision, as many as one turn may, to compute the lengths of the
+    /// responses.
     fn measure(
         &mut self,
         snapshot: Snapshot<'_>,
@@ -312,7 +313,8 @@ impl Long {
         }
     }
 
-    /// Reads a portion of the revision, and encodes its events into the responses.
+    /// Reads the next changes of the revision, as many as one turn may, and encodes its events into the
+    /// responses.
     pub fn read(
         &mut self,
         snapshot: Snapshot<'_>,
@@ -325,8 +327,8 @@ impl Long {
             return self.measure(snapshot, portion, fragment_bytes_max);
         }
         let (index, from) = (self.index(), self.sub);
-        // First change with a missing value. Later changes of the portion are only checked for missing
-        // values, so that all are fetched together.
+        // First change with a missing value. Later changes of this turn are only checked for missing values,
+        // so that all are fetched together.
         let mut absent = None;
         let mut turn = Turn { is_whole: true, advanced: false, walked: 0, looks: 0, bytes: 0 };
         let (mut wanted_by, mut plain, mut full) = (Vec::new(), BytesMut::new(), BytesMut::new());

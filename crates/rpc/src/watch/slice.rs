@@ -34,10 +34,10 @@ pub(super) const SLICE_BYTES_MAX: usize = 1 << 20;
 pub(super) enum Gathered {
     /// The slice contains everything through this revision.
     Through(Revision),
-    /// The slice is empty: its first revision, which this variant names, matches more watches than the
-    /// portion allows.
+    /// The slice is empty: its first revision, which this variant names, matches more watches than the work
+    /// limit allows.
     TooMuch(Revision),
-    /// The slice is empty: its first revision, which this variant names, has more changes than the portion
+    /// The slice is empty: its first revision, which this variant names, has more changes than the work limit
     /// allows, even for a single watch.
     TooLong(Revision),
 }

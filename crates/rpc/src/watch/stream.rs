@@ -35,7 +35,7 @@ const WATCH_BYTES: usize = 1024;
 /// Capacity of a stream's queue, in responses, that is kept while the queue is empty.
 const QUEUE_PLACES_KEPT: usize = 4;
 
-/// One watch.
+/// A watch of a client, and its progress.
 pub(super) struct Watch {
     /// Number of the watch, unique among all watches of the hub.
     pub serial: u64,
@@ -659,12 +659,12 @@ impl Stream {
         self.wake();
     }
 
-    /// Returns true if the stream is to end.
+    /// Returns true if [`Stream::end`] was called.
     pub fn has_ended(&self) -> bool {
         self.end.get().is_some()
     }
 
-    /// Returns the status with which the stream is to end, if it is to end.
+    /// Returns the status that was given to [`Stream::end`], if it was called.
     pub fn ending(&self) -> Option<Status> {
         self.end.get().map(|status| Status::clone(status))
     }

@@ -59,8 +59,7 @@ impl Hub {
                 continue;
             }
             let Some(done) = self.catch_up(&stream, &state, portion, portion == whole) else {
-                // The stream needs more than the rest of this turn's portion, so it goes first in the next
-                // turn.
+                // The stream needs more work than is left in this turn, so it goes first in the next turn.
                 self.readers.borrow_mut().enter_first(&stream);
                 break;
             };
@@ -106,8 +105,8 @@ impl Hub {
     }
 
     /// Reads one slice of history for the unsynced watches of a stream that have the oldest next revisions.
-    /// `whole` is true if `portion` is the work of a complete turn. Returns `None` if `portion` is only the
-    /// rest of a turn and the slice needs more.
+    /// `portion` limits the work; `whole` is true if it is the limit of a complete turn. Returns `None` if
+    /// `portion` is only the rest of a turn and the slice needs more.
     fn catch_up(
         &self,
         stream: &Rc<Stream>,
@@ -222,7 +221,7 @@ impl Hub {
         advanced
     }
 
-    /// Reads a portion of a revision of many changes, for the watches of a stream that read this revision.
+    /// Reads some changes of a revision of many changes, for the watches of a stream that read this revision.
     fn read_long(&self, stream: &Rc<Stream>, state: &Published, portion: Portion, mut long: Long) -> Done {
         let snapshot = state.view.snapshot();
         let (revision, current) = (long.revision, snapshot.current_revision());

@@ -82,7 +82,7 @@ impl Hub {
         }
     }
 
-    /// Delivers a portion of the new changes; returns true if nothing is left.
+    /// Delivers as many of the new changes as one turn may; returns true if nothing is left.
     pub(super) fn turn(&self) -> bool {
         let newest = self.shared.state.load_full();
         let Some(state) = self.review(&newest) else { return false };
@@ -142,8 +142,8 @@ impl Hub {
         let done = slice.done();
         let through = match gathered {
             Gathered::Through(through) => through,
-            // An earlier slice used part of the portion, so this revision is tried again with a full portion
-            // in the next turn.
+            // An earlier slice has used some of this turn's work limit, so this revision is tried again in
+            // the next turn, with the whole limit.
             _ if portion != self.portion.get() => return (done, false),
             Gathered::TooMuch(_) => {
                 *self.under_way.borrow_mut() = Some(self.broadcast_from(snapshot, from));
@@ -299,7 +299,7 @@ impl Hub {
                 watch.left_behind.set(true);
             }
             if gathering.bytes < portion.bytes / 4 && gathering.looks < portion.looks / 4 {
-                // This turn used little of its portion, so the next turn serves twice as many watches.
+                // This turn used little of its work limit, so the next turn serves twice as many watches.
                 broadcast.together = (2 * broadcast.together).min(broadcast.together_max);
             }
         } else {
@@ -311,8 +311,8 @@ impl Hub {
                 *self.under_way.borrow_mut() = Some(UnderWay::Broadcast(broadcast));
                 return Done { told: 0, ..done };
             }
-            // The revisions exceed the portion even for one watch, so the stream of this watch reads them in
-            // parts.
+            // The revisions exceed the work limit of a turn even for one watch, so the stream of this watch
+            // reads them over several turns.
             chosen.iter().for_each(|watch| watch.left_behind.set(true));
         }
         for watch in chosen {
