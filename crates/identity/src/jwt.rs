@@ -39,9 +39,9 @@ const REMEMBERED: Duration = Duration::from_secs(600);
 const BASE64: GeneralPurpose =
     GeneralPurpose::new(&base64::alphabet::URL_SAFE, NO_PAD.with_decode_allow_trailing_bits(true));
 
-/// Error returned when a token is refused. The texts are those of golang-jwt, which etcd logs after `failed
-/// to parse a JWT token`, and those of etcd; a client learns only that its token is invalid. Two texts are
-/// Mainstay's own: [`JwtError::TooLong`] and [`JwtError::RevisionOutOfRange`].
+/// Error returned when a token is refused. The messages are those of golang-jwt, which etcd logs after
+/// `failed to parse a JWT token`, and those of etcd; a client learns only that its token is invalid. Two
+/// messages are Mainstay's own: [`JwtError::TooLong`] and [`JwtError::RevisionOutOfRange`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JwtError {
     /// The token is longer than [`TOKEN_BYTES_MAX`].

@@ -37,7 +37,8 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Cost(u8);
 
-/// Error for a cost outside of 4 to 31. etcd warns with this text and uses the default.
+/// Error for a cost outside of 4 to 31. Its message is the one with which etcd warns before it uses the
+/// default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InvalidCost {
     /// The given cost.
@@ -98,7 +99,7 @@ impl fmt::Display for TooLong {
 
 impl std::error::Error for TooLong {}
 
-/// Reason why a password does not match a stored hash. The texts are Go's; they are never sent to clients.
+/// Reason why a password does not match a stored hash. The messages are Go's; they are never sent to clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unequal {
     /// The stored hash belongs to another password.

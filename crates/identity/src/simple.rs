@@ -42,7 +42,7 @@ pub fn number(index: Index, is_before_3_5: bool) -> Index {
     if is_before_3_5 { index } else { Index(index.0.saturating_sub(1)) }
 }
 
-/// Returns the text of a token, as sent to the client.
+/// Returns a token as the string that is sent to the client.
 pub fn text(prefix: &str, number: Index) -> String {
     format!("{prefix}.{number}")
 }

@@ -14,7 +14,7 @@ use crate::store::Store;
 use crate::version::Version;
 use crate::view::RevisionError;
 
-/// Result of a slice of compaction.
+/// Result of one slice of the removal of versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CompactProgress {
     /// Number of versions removed by this slice.

@@ -129,7 +129,7 @@ impl Garbage for Retired {
     }
 }
 
-/// State of reclamation, owned by the writer.
+/// State of reclamation (the retired objects and the pins of views), owned by the writer.
 pub(crate) type Epochs = epochs::Epochs<Retired>;
 
 impl Epochs {

@@ -13,7 +13,7 @@ use crate::sync::Arc;
 
 /// An object that was removed from the trees.
 pub(crate) trait Garbage: Copy {
-    /// Record of allocations, updated when an object is freed.
+    /// Counters of allocations, updated when an object is freed.
     type Ledger;
 
     /// # Safety
@@ -76,7 +76,7 @@ impl<T: Copy> Chunks<T> {
 #[derive(Debug)]
 pub(crate) struct Pin;
 
-/// State of reclamation, owned by the writer.
+/// State of reclamation (the retired objects and the pins of views), owned by the writer.
 pub(crate) struct Epochs<G: Garbage> {
     /// Number of the batch being written. Nodes created in this batch are not published yet, so only the
     /// writer can reach them.

@@ -1,5 +1,4 @@
-//! The multi-version index: it stores which versions of which keys exist, and where their values are in the
-//! log.
+//! Stores which versions of which keys exist, and where their values are in the log: the multi-version index.
 //!
 //! One thread writes ([`Store`], [`Writer`]); it publishes immutable views ([`View`]) that any number of
 //! threads read without blocking and without blocking the writer. Two copy-on-write B+trees contain pointers
@@ -11,9 +10,10 @@
 //!
 //! Invariants, and the tests that check them (`tests/it`):
 //! * a view does not change, whatever is written or compacted later (`model`, `threads`);
-//! * a later view read as of a moment shows the same as the view of that moment (`moments`);
+//! * a later view that is read as of a moment shows the same state as the view of that moment (`moments`);
 //! * a transaction raises the revision by exactly one if it changed anything (`model`);
-//! * a key written a million times is searched in O(log n) (`version`, a unit test);
+//! * a version of a key is found in O(log n), even if the key was written a million times (`version`, a unit
+//!   test);
 //! * nothing that a view can see is freed, and everything else is freed in the end (`leaks`, `threads`);
 //! * the progress of physical compaction does not affect what can be read, counted, hashed and loaded again
 //!   (`model`, `load`).

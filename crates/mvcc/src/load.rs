@@ -49,7 +49,7 @@ impl<'k> From<Version<'k>> for LoadedVersion<'k> {
     }
 }
 
-/// An error in an image.
+/// Reason why an image is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoadError {
     /// The keys are not in ascending order, or the revisions of one key are not in ascending order.

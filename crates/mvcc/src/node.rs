@@ -63,7 +63,7 @@ pub(crate) trait Order: Sized + 'static {
     type Separator: Copy;
     /// Number of entries that stay in the left leaf when an append splits the rightmost leaf.
     const APPEND_KEEP: usize;
-    /// Tag for retired inner nodes of this order, which tells the reclaimer their type.
+    /// Kind of retired inner nodes of this order, by which the reclaimer knows their type.
     const INNER_KIND: Kind;
 
     fn query(version: Version<'_>) -> Self::Query<'_>;
@@ -328,7 +328,7 @@ pub(crate) fn prefetch_leaf(leaf: NodePtr) {
 /// the cache misses of a cold node then overlap, while the cache misses of a binary search would follow each
 /// other.
 fn ties(heads: &[u32], head: u32) -> (usize, usize) {
-    // Summed in the width of a head, so that the compiler vectorizes the loop.
+    // Summed as `u32`, the type of a head, so that the compiler vectorizes the loop.
     let low: u32 = heads.iter().map(|&other| u32::from(other < head)).sum();
     let high: u32 = heads.iter().map(|&other| u32::from(other <= head)).sum();
     (low as usize, high as usize)

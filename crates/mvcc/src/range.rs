@@ -113,7 +113,8 @@ impl<'k> KeyRange<'k> {
     }
 }
 
-/// Iterator over the live versions of a range at one revision, in key order from both ends.
+/// Iterator over the live versions of a range at one revision, in key order. It can be advanced from both
+/// ends.
 pub struct Range<'a> {
     front: Cursor<'a, ByKey>,
     back: Cursor<'a, ByKey>,
@@ -174,7 +175,7 @@ impl<'a> Range<'a> {
     }
 
     /// Sets the number of keys, live or not, that an ascending walk may visit before it stops. The limit is
-    /// needed because at an older revision any number of dead keys may precede a live key.
+    /// needed because at an older revision any number of keys that did not exist then may precede a live key.
     /// [`Range::stopped_at`] returns the key after which to continue.
     pub fn set_looks(&mut self, looks: u64) {
         self.looks = looks;

@@ -63,8 +63,8 @@ pub struct Stats {
     pub bytes: u64,
     /// Number of versions, nodes and separators that are retired and not freed yet.
     pub garbage: usize,
-    /// Number of published views that may still be held. It can include dropped views, which are noticed at a
-    /// later publication.
+    /// Number of published views that may still be held. A dropped view is counted until a later publication
+    /// notices the drop.
     pub views: usize,
     /// Number of superseded versions and tombstones that a future compaction will remove.
     pub removable: usize,

@@ -140,8 +140,8 @@ impl<K: Order> Tree<K> {
         Cursor::find(self.node(), query)
     }
 
-    /// Sets the slot at `query`'s position to the result of `make`, which receives the current slot. The
-    /// record of the new slot must compare equal to `query`.
+    /// Sets the entry at `query` to the result of `make`, which receives the current entry, if there is one.
+    /// The record of the new entry must compare equal to `query`.
     pub(crate) fn upsert(
         &mut self,
         query: K::Query<'_>,
@@ -226,8 +226,8 @@ impl<K: Order> Tree<K> {
         }
     }
 
-    /// Returns the parent of the node at the end of `path`. A root gets a new parent, which is added to the
-    /// path.
+    /// Returns the parent of the node at the end of `path`. If the node is the root, it gets a new parent,
+    /// which becomes the root and is added to the path.
     ///
     /// # Safety
     /// `path` leads from the root to `node`, all writable.

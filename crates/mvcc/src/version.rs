@@ -65,10 +65,11 @@ pub struct Value {
 /// longer key.
 pub const KEY_BYTES_MAX: usize = (1 << EXTRA_SHIFT) - 1;
 
-/// The top bits of [`Header::key_len`] encode which parts precede the header.
+/// Position in [`Header::key_len`] of the bits that encode which parts precede the header.
 const EXTRA_SHIFT: u32 = 30;
 
-/// Codes for the parts before the header, other than a lease.
+/// Codes for the parts that precede the header, besides a lease. The parts of a code include those of all
+/// lower codes.
 const EXTRA_NONE: u32 = 0;
 const EXTRA_HISTORY: u32 = 1;
 const EXTRA_PREV: u32 = 2;

@@ -32,7 +32,7 @@ impl std::fmt::Display for RevisionError {
 
 impl std::error::Error for RevisionError {}
 
-/// Tree roots and revisions of a snapshot.
+/// The state that a snapshot reads: the roots of the trees, the revisions, and the counts.
 #[derive(Clone, Copy)]
 pub(crate) struct State {
     pub(crate) keys: NodePtr,
@@ -118,7 +118,7 @@ impl Moment {
         Moment { keeps: self.keeps.min(compact_revision), ..self }
     }
 
-    /// Returns a moment that keeps only the versions that can be read at the moment.
+    /// Returns the same moment, which now keeps only the versions that can be read at it.
     #[must_use]
     pub fn keeping_readable(self) -> Moment {
         Moment { keeps: self.compacted, removals: None, ..self }
@@ -182,7 +182,8 @@ impl<'a> Snapshot<'a> {
         self.state.versions
     }
 
-    /// Returns the revision that a request for `rev` reads.
+    /// Returns the revision that a request for `rev` reads: the current revision if `rev` is 0 or less,
+    /// otherwise `rev`.
     pub fn resolve(&self, rev: Revision) -> Result<Revision, RevisionError> {
         if rev <= Revision::CURRENT {
             Ok(self.state.current)
@@ -300,7 +301,7 @@ impl<'a> Snapshot<'a> {
         Changes { cursor, through: self.state.current, compacted: self.state.compacted }
     }
 
-    /// Returns the versions that physically exist from `from` on.
+    /// Returns the versions that physically exist, from the change `from` to the revision `through`.
     pub(crate) fn stored(&self, from: ChangeId, through: Revision) -> Changes<'a> {
         let cursor = Cursor::seek(self.revisions(), from, false);
         Changes { cursor, through: through.min(self.state.current), compacted: Revision::MIN }

@@ -137,12 +137,12 @@ pub(crate) async fn answer(
 const ELEMENT_JSON_BYTES: usize = 512;
 
 /// Returns the maximum size in bytes of a JSON body for a message of at most `message_bytes_max` bytes with
-/// at most `elements_max` list elements. Any such message fits, unless the client escapes much of its text:
+/// at most `elements_max` list elements. Any such message fits, unless the client escapes many characters:
 ///
 /// * Keys and values are a third longer in base64.
-/// * Most texts have the same length as in the message. Control characters, `<` and `>` as Go writes them,
-///   and characters that a client chooses to escape take six bytes each. So a text fits if at most a third of
-///   its characters are escaped.
+/// * Most strings have the same length as in the message. Control characters, `<` and `>` as Go writes them,
+///   and characters that a client chooses to escape take six bytes each. So a string fits if at most a third
+///   of its characters are escaped.
 /// * A field name is much longer than the one byte of a field's tag. But even an element that consists only
 ///   of names is less than sixteen times as long as in the message.
 fn json_bytes_max(message_bytes_max: usize, elements_max: usize) -> usize {

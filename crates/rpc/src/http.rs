@@ -167,7 +167,7 @@ pub(crate) fn of_status(status: StatusCode) -> Response<Bytes> {
     reply(status, &[], Bytes::new())
 }
 
-/// Response to clients of API version 2: etcd's text for an unknown path, with an explanation.
+/// Response to clients of API version 2: etcd's message for an unknown path, with an explanation.
 const V2_IS_GONE: &str = "404 page not found: API version 2 is not served here, nor by etcd from 3.6 on; `mainstay utl import \
                           --migrate-v2` moves its keys from a data directory of etcd 3.4 or 3.5 to version 3";
 
@@ -203,7 +203,7 @@ pub fn answer(
                 let query = request.uri().query().map(|query| format!("?{query}")).unwrap_or_default();
                 redirect(request, &format!("/v3/{query}"))
             }
-            // COMPAT-173: the text also names the command that migrates keys of API version 2.
+            // COMPAT-173: the message also names the command that migrates keys of API version 2.
             path if path == "/v2" || path.starts_with("/v2/") => refused(StatusCode::NOT_FOUND, V2_IS_GONE),
             path => common(path, (shared, values, counters), logger, request),
         },

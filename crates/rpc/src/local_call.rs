@@ -107,8 +107,8 @@ impl Drop for Counted {
 }
 
 /// Parses a timeout as grpc-gateway does: a number, which may be negative, and a unit. The number is
-/// multiplied by the unit in 64 bits, and may overflow. Returns `None` if the text is invalid, and
-/// `Some(None)` for no timeout.
+/// multiplied by the unit in 64 bits, and may overflow. Returns `None` if the string is invalid, and
+/// `Some(None)` if it means no timeout.
 pub(crate) fn read_timeout(text: &str) -> Option<Option<Duration>> {
     let (unit_at, unit) = text.char_indices().next_back()?;
     let nanoseconds: i64 = match unit {

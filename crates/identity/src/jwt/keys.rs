@@ -16,8 +16,8 @@ use super::der::{self, Der, only_sequence};
 use super::method::{Family, Method};
 use super::pem::{self, Block};
 
-/// Error returned when keys are refused. The texts of the first seven variants are those of etcd and of the
-/// library it uses.
+/// Error returned when keys are refused. The messages of the first seven variants, up to
+/// [`KeyError::WrongCurve`], are those of etcd and of the library it uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyError {
     /// A key that the method needs was not given.

@@ -64,7 +64,7 @@ pub(super) fn allow(browsers: &Browsers, request: &Request<Bytes>, headers: &mut
     headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
 }
 
-/// Returns the host of a request, with its port, as Go's server reads it; or Go's error text.
+/// Returns the host of a request, with its port, as Go's server reads it; or Go's error message.
 fn host(request: &Request<Bytes>) -> Result<&str, &'static str> {
     let mut given = request.headers().get_all(HOST).iter();
     let header = given.next();
@@ -89,7 +89,7 @@ fn host(request: &Request<Bytes>) -> Result<&str, &'static str> {
 
 const MALFORMED: &str = "malformed Host header";
 
-/// Returns a host without its port. A text that is not host and port is returned unchanged, as by Go's
+/// Returns a host without its port. A string that is not host and port is returned unchanged, as by Go's
 /// `net.SplitHostPort`.
 fn without_port(given: &str) -> &str {
     let Some((host, port)) = given.rsplit_once(':') else { return given };

@@ -56,7 +56,7 @@ pub(super) fn find(path: &str) -> Option<Probe> {
     Some(Probe { endpoint, only })
 }
 
-/// Reason why a check fails; displayed with etcd's text.
+/// Reason why a check fails; displayed as etcd's message.
 enum Fault {
     /// The CORRUPT alarm is raised.
     Corrupt,

@@ -80,7 +80,7 @@ fn unescape(text: &str, in_query: bool) -> Option<Cow<'_, [u8]>> {
     Some(Cow::Owned(out))
 }
 
-/// Returns a text escaped for HTML.
+/// Returns a string escaped for HTML.
 pub(super) fn escape_html(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

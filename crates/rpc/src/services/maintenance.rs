@@ -60,7 +60,7 @@ pub(super) async fn status(call: &mut Call, message: Bytes) -> Result<Answer, St
         errors.push(error::NO_LEADER.message.into_owned());
     }
     for alarm in state.alarms.list(0, 0) {
-        // The text form of the message in Go, as etcd prints it.
+        // As etcd prints it: the form of the message in Go's protobuf library.
         let kind = AlarmType::try_from(alarm.alarm).map_or("", |kind| kind.as_str_name());
         errors.push(format!("memberID:{} alarm:{kind}", alarm.member_id));
     }

@@ -74,8 +74,8 @@ impl Call {
     }
 
     /// Logs a slow request in etcd's form and adds it to the list of slow requests. The second parameter is
-    /// the length of the request in bytes and its text; the length is -1 and the text empty if they are not
-    /// known.
+    /// the length of the request in bytes and the request as a string; the length is -1 and the string is
+    /// empty if they are not known.
     fn slow(
         &self,
         took: Duration,
@@ -122,8 +122,8 @@ impl Call {
 }
 
 impl Services {
-    /// Logs a read whose response took long to make, in etcd's form. `content` is the text of the request, if
-    /// it is known.
+    /// Logs a read whose response took long to make, in etcd's form. `content` is the request as a string;
+    /// empty if it is not known.
     fn slow_apply_of_read(
         &self,
         prefix: &str,

@@ -54,7 +54,7 @@ impl Permit for Anyone {
     }
 }
 
-/// Returns the text of a refusal in the form that etcd's client library expects.
+/// Returns a refusal as a string in the form that etcd's client library expects.
 pub(super) fn reason(refusal: &Status) -> String {
     format!("rpc error: code = {} desc = {}", refusal.code.name(), refusal.message)
 }
