@@ -31,9 +31,9 @@ pub(crate) enum Life {
     Until(Option<i64>),
 }
 
-/// Returns the time in nanoseconds by which a recorded use may lag behind the true one. Uses within this time
-/// are not recorded, because all threads share a holder: a connection that presents its token with every
-/// request must not write to it each time.
+/// Returns the time in nanoseconds by which a recorded use may lag behind the true one. A use that follows
+/// the recorded one within this time is not recorded. All threads share a holder, so a connection that
+/// presents its token with every request should not write to the holder each time.
 const fn slack_ns(ttl_ns: u64) -> u64 {
     ttl_ns / 1024
 }
@@ -57,8 +57,9 @@ impl Holder {
         self.revision
     }
 
-    /// Records a use, and returns true if the token is valid. If the result is false, the caller must look
-    /// the token up again: its entry may only have been evicted from memory, or other keys may verify it.
+    /// Records a use, and returns true if the token is valid. If the result is false, the token may still be
+    /// valid, so the caller must look it up again: its entry may only have been evicted from memory, or one
+    /// of the new keys may verify it.
     pub(crate) fn renew(&self, now: Now) -> bool {
         if self.void.load(Ordering::Acquire) || self.generation.load(Ordering::Acquire) != self.born {
             return false;
@@ -124,8 +125,8 @@ impl Session {
         Session { token: Secret::new(self.token.bytes()), holder: Arc::clone(&self.holder) }
     }
 
-    /// Returns true if the token is a JSON Web Token and the key that verified it was removed: then streams
-    /// opened with the token must end.
+    /// Returns true if the token is a JSON Web Token and the key that verified it was removed. The caller
+    /// must end streams that were opened with such a token.
     pub fn is_withdrawn(&self) -> bool {
         self.holder.is_withdrawn()
     }

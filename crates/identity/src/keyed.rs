@@ -12,8 +12,8 @@ pub type Entropy<'a> = dyn FnMut(&mut [u8]) + 'a;
 /// Returns a source of the operating system's random bytes.
 ///
 /// # Panics
-/// The returned function panics if the operating system cannot provide random bytes, because no secret is
-/// possible then.
+/// The returned function panics if the operating system cannot provide random bytes, because no secret can be
+/// created without them.
 pub fn system_entropy() -> impl FnMut(&mut [u8]) {
     use ring::rand::SecureRandom as _;
     let random = ring::rand::SystemRandom::new();

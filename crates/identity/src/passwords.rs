@@ -17,14 +17,14 @@ use zeroize::Zeroizing;
 
 use crate::keyed::{Entropy, equal};
 
-/// Minimum cost of a hash.
+/// Minimum bcrypt cost, which is the base-2 logarithm of the number of rounds.
 pub const COST_MIN: u8 = 4;
-/// Maximum cost of a hash.
+/// Maximum bcrypt cost, which is the base-2 logarithm of the number of rounds.
 pub const COST_MAX: u8 = 31;
-/// Cost that is used if no cost or an invalid cost is given.
+/// Bcrypt cost that is used if no cost or an invalid cost is given.
 pub const COST_DEFAULT: u8 = 10;
-/// Number of bytes of a password that count. A longer password cannot be set. When a longer password is
-/// checked, the bytes after these are ignored.
+/// Maximum length of a new password in bytes. When a longer password is checked, only its first 72 bytes are
+/// compared.
 pub const PASSWORD_BYTES_MAX: usize = 72;
 
 /// The alphabet of bcrypt; as in Go, unused bits of the last letter are ignored.
@@ -63,7 +63,7 @@ impl fmt::Display for InvalidCost {
 impl std::error::Error for InvalidCost {}
 
 impl Cost {
-    /// Cost that is used if no cost or an invalid cost is given.
+    /// Bcrypt cost that is used if no cost or an invalid cost is given.
     pub const DEFAULT: Cost = Cost(COST_DEFAULT);
     /// Lowest cost, at which hashes are very cheap and protect little; for tests and simulations.
     pub const LOWEST: Cost = Cost(COST_MIN);

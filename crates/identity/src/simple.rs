@@ -128,13 +128,13 @@ impl Store {
         }
     }
 
-    /// Enables the store, when authentication was enabled.
+    /// Enables the store. Must be called when authentication was enabled; before, no token is created.
     pub fn enable(&self) {
         self.write(|state| state.enabled = true);
     }
 
-    /// Invalidates all tokens, when authentication was disabled; no token is created until the store is
-    /// enabled again.
+    /// Invalidates all tokens. Must be called when authentication was disabled; no token is created until the
+    /// store is enabled again.
     pub fn disable(&self) {
         let before = self.write(|state| {
             self.generation.fetch_add(1, Ordering::AcqRel);
@@ -183,8 +183,8 @@ impl Store {
         });
     }
 
-    /// Invalidates all tokens of a user, when the user was deleted or its password was changed. Takes up to
-    /// 10 ms for 50,000 tokens.
+    /// Invalidates all tokens of a user. Must be called when the user was deleted or its password was
+    /// changed. Takes up to 10 ms for 50,000 tokens.
     pub fn forget(&self, user: &str) {
         self.write(|state| {
             let Some(tokens) = state.users.remove(user) else { return };
@@ -195,13 +195,14 @@ impl Store {
         });
     }
 
-    /// Returns the user of this token and renews the token. Both versions of [`number`] are accepted, because
-    /// members of a cluster may have used different rules. `applied` is the index that this member has
-    /// applied and published, read before the call.
+    /// Returns the user of this token and renews the token. The number in the token may follow either rule of
+    /// [`number`], because members of a cluster may use different rules. `applied` is the index that this
+    /// member has applied and published, read before the call.
     ///
     /// # Errors
-    /// Returns an error if the token is not in this store, or may belong to an entry that this member has not
-    /// applied.
+    /// Returns [`Refused::NotYet`] if the token is not in this store but may belong to an entry that this
+    /// member has not applied. Returns [`Refused::Invalid`] if the token is otherwise unknown, has expired,
+    /// or does not have the form of a simple token.
     pub fn check(&self, token: &[u8], applied: Index, now: Now) -> Result<Arc<Holder>, Refused> {
         let (prefix, number) = parts_of(token).ok_or(Refused::Invalid)?;
         // The token may have been numbered by the rule up to etcd 3.4 or by the rule from 3.5 on, so one of
@@ -265,7 +266,8 @@ impl State {
         }
     }
 
-    /// Called when a token was removed from `tokens`: also removes the token from the list of its user.
+    /// Completes the removal of a token that was removed from `tokens`: marks its holder as void, and removes
+    /// the token from the list of its user.
     fn leave(&mut self, tag: Tag, holder: &Holder) {
         holder.void.store(true, Ordering::Release);
         if let Some(of_user) = self.users.get_mut(&holder.user) {

@@ -40,8 +40,8 @@ impl Census {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    // Only one thread writes at any time, so a load and a store cannot lose a change. They avoid the cost of
-    // an atomic addition.
+    // A load and a separate store are cheaper than an atomic addition. They cannot lose a change, because
+    // only one thread writes at any time.
     fn change(counter: &AtomicU64, by: i64) {
         counter.store(counter.load(Ordering::Relaxed).wrapping_add_signed(by), Ordering::Relaxed);
     }
@@ -86,7 +86,7 @@ impl Retired {
     }
 
     /// # Safety
-    /// The target is unreachable, and was retired once.
+    /// Nothing can reach the target any more, and it is freed only by this call.
     pub(crate) unsafe fn free(self, census: &Census) {
         let tag = self.0.addr() & 7;
         let pointer = self.0.map_addr(|address| address & !7);
@@ -140,7 +140,7 @@ impl Epochs {
     /// Retires a node that left the trees; frees it immediately if no view can have seen it.
     ///
     /// # Safety
-    /// The node is no longer part of the writer's trees, and is retired once.
+    /// The node is no longer part of the writer's trees, and this function is called once for it.
     pub(crate) unsafe fn retire_node(&mut self, node: NodePtr, kind: Kind) {
         let retired = Retired::new(node, kind);
         // SAFETY: promised by the caller; a node of this batch was never published.

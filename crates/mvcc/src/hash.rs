@@ -25,8 +25,8 @@ pub struct HashWalk {
     rev: Revision,
     /// Compact revision for which the hash is computed (C).
     compacted: Revision,
-    /// True for the hash of a compaction at `rev`. The compact revision of the snapshot is then `rev` or
-    /// later.
+    /// True for the hash of a compaction at `rev`. In that case the compact revision of the snapshot is at
+    /// least `rev`.
     of_compaction: bool,
     stage: Stage,
 }
@@ -146,7 +146,7 @@ impl HashWalk {
         let mut cursor = range.seek(snapshot);
         while let Some(newest) = cursor.version() {
             if *left == 0 {
-                // The walk stopped before this key was visited, so the next slice has to continue after the
+                // The budget ran out before this key was visited, so the next step has to continue after the
                 // previous key.
                 cursor.retreat(false);
                 let last = cursor.version().map(|version| Box::from(version.key()));

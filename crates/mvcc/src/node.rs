@@ -119,7 +119,7 @@ impl KeySeparator {
     }
 
     /// # Safety
-    /// No reference to the separator exists or will be created. Returns the number of freed bytes.
+    /// No reference to the separator exists or will be created. (The result is the number of freed bytes.)
     pub(crate) unsafe fn free(self) -> usize {
         // SAFETY: promised by the caller; the layout is that of `create`.
         unsafe {
@@ -405,7 +405,8 @@ impl Leaf {
         slot
     }
 
-    /// Moves all entries from position `at` on to the end of `other`, or to its front if `to_front` is true.
+    /// Moves the entry at position `at` and all entries after it to the end of `other`, or to the front of
+    /// `other` if `to_front` is true.
     pub(crate) fn move_tail(&mut self, at: usize, other: &mut Leaf, to_front: bool) {
         let (len, room) = (self.len(), other.len());
         let moved = len - at;
@@ -536,9 +537,9 @@ impl<K: Order> Inner<K> {
         old
     }
 
-    /// Moves the children from position `at` on to the end of `other`, where `joint` becomes the separator
-    /// before the moved children. Returns the separator that preceded them in this node. The caller has to
-    /// recompute the heads of the moved children with `set_prefix`.
+    /// Moves the child at position `at` and all children after it to the end of `other`, where `joint`
+    /// becomes the separator before the moved children. Returns the separator that preceded the moved
+    /// children in this node. The caller has to recompute the heads of the moved children with `set_prefix`.
     pub(crate) fn move_tail(&mut self, at: usize, other: &mut Inner<K>, joint: K::Separator) -> K::Separator {
         let (len, room) = (self.len(), other.len());
         let moved = len - at;

@@ -1,4 +1,5 @@
-//! Implements the store, which is the state that a single writer changes, and its write transactions.
+//! Implements [`Store`], which contains all versions of all keys and has a single writer, and [`Writer`], its
+//! write transaction.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -59,14 +60,14 @@ pub struct Stats {
     pub keys: u64,
     /// Number of versions, including tombstones.
     pub versions: u64,
-    /// Allocated bytes.
+    /// Bytes requested from the allocator for versions, nodes and separators, including garbage.
     pub bytes: u64,
     /// Number of versions, nodes and separators that are retired and not freed yet.
     pub garbage: usize,
     /// Number of published views that may still be held. A dropped view is counted until a later publication
     /// notices the drop.
     pub views: usize,
-    /// Number of superseded versions and tombstones that a future compaction will remove.
+    /// Number of superseded versions and tombstones that the current compaction or a later one can remove.
     pub removable: usize,
 }
 

@@ -1,7 +1,8 @@
 //! Implements the writer's operations on the copy-on-write B+tree.
 //!
-//! The writer changes nodes of its current batch in place and copies all others first, so that the tree below
-//! a published root does not change. Copied nodes are retired, not freed: see `epoch`.
+//! The writer changes nodes that it created in the current batch in place. It copies every other node before
+//! the first change, so that the tree below a published root never changes. Copied nodes are retired, not
+//! freed: see `epoch`.
 
 use std::marker::PhantomData;
 
@@ -83,7 +84,8 @@ pub(crate) fn allocate<T>(node: T, epochs: &Epochs) -> NodePtr {
     Box::into_raw(Box::new(node)).cast::<NodeHead>()
 }
 
-/// Returns a node that the writer may change: the node itself, or a copy that replaces it.
+/// Returns a node that the writer may change: the node itself if it was created in the current batch,
+/// otherwise a copy, and then the original is retired.
 ///
 /// # Safety
 /// The node belongs to the writer's tree of order `K`; the caller stores the returned node in its place.
@@ -98,8 +100,8 @@ unsafe fn writable<K: Order>(node: NodePtr, epochs: &mut Epochs) -> NodePtr {
         unsafe { copy.as_mut_ptr().copy_from_nonoverlapping(node.cast::<T>(), 1) };
         Box::into_raw(copy).cast::<NodeHead>()
     }
-    // SAFETY: promised by the caller. The level tells the type of the node, and the old node leaves the tree,
-    // so it may be retired.
+    // SAFETY: promised by the caller. The level tells the type of the node. The caller replaces the old node
+    // by the copy, so the old node leaves the tree and may be retired.
     unsafe {
         if (*node).epoch == epochs.batch() {
             return node;
@@ -226,11 +228,12 @@ impl<K: Order> Tree<K> {
         }
     }
 
-    /// Returns the parent of the node at the end of `path`. If the node is the root, it gets a new parent,
-    /// which becomes the root and is added to the path.
+    /// Returns the parent of `node`, which is the last entry of `path`. If `node` is the root, creates a new
+    /// root above it, adds the new root to `path`, and returns it.
     ///
     /// # Safety
-    /// `path` leads from the root to `node`, all writable.
+    /// `path` contains the ancestors of `node`, root first. `node` and its ancestors are writable nodes of
+    /// the writer's tree.
     unsafe fn parent_of(
         &mut self,
         node: NodePtr,
@@ -322,12 +325,14 @@ unsafe fn split_inner<K: Order>(parent: *mut Inner<K>, at: usize, fences: Fences
 }
 
 /// Makes space in the full leaf `at` of `parent` by moving entries to its emptier neighbour, if that
-/// neighbour has enough space. Returns the position of the left one of the two leaves. With this step leaves
-/// are four fifths full after insertions in random order, instead of two thirds, and fuller after ascending
-/// insertions in many places.
+/// neighbour has enough space. Returns the position of the left leaf of the pair, or `None` if the leaf has
+/// to be split. Without this step, leaves would be only two thirds full after insertions in random order;
+/// with it they are four fifths full. They are also fuller after insertions that ascend at many positions of
+/// the tree.
 ///
 /// # Safety
-/// As for `split_inner`, except that `fences` are the fences of the parent.
+/// `parent` and its child `at` are writable nodes of the writer's tree, and `fences` are the fences of
+/// `parent`.
 unsafe fn spill<K: Order>(
     parent: *mut Inner<K>,
     at: usize,
@@ -386,7 +391,8 @@ unsafe fn even_out_leaves<K: Order>(
             (&mut *left, came_left, shared::<K>((low, middle))),
             (&mut *right, came_right, shared::<K>((middle, high))),
         ] {
-            // A prefix that could become longer is kept: lengthening it would read all records.
+            // A prefix that is too long for the new fences must be shortened. One that could be longer stays
+            // as it is, because recomputing all heads would read all records.
             if leaf.node.prefix > prefix {
                 leaf.set_prefix::<K>(prefix);
             } else if !same_prefix {

@@ -50,9 +50,9 @@ pub(crate) struct State {
 /// store can be read as of a moment.
 ///
 /// A long reader holds a moment instead of a view, because a view would keep all memory that writes free in
-/// the meantime. It reads slice by slice, each slice from the newest view, see [`View::snapshot_at`]. This
-/// works as long as no version that the moment needs is physically removed: the caller of
-/// [`crate::Store::compact_step`] must respect [`Moment::keeps`].
+/// the meantime. It reads in short slices of work, each from the view that is the newest at that time, see
+/// [`View::snapshot_at`]. This works as long as no version that the moment needs is physically removed: the
+/// caller of [`crate::Store::compact_step`] must respect [`Moment::keeps`].
 ///
 /// # Example
 ///
@@ -125,8 +125,8 @@ impl Moment {
     }
 }
 
-/// The whole store at one revision, for reading. A snapshot is a cheap handle, obtained from a [`View`], the
-/// store or a writer.
+/// One state of the whole store, which can be read at its current revision and at older revisions. A snapshot
+/// is a cheap handle, obtained from a [`View`], the store or a writer.
 ///
 /// In all methods with a revision `rev`, 0 or less means the current revision. These methods return
 /// `Compacted` for a revision below the compact revision, and `FutureRevision` for a revision above the
@@ -294,8 +294,8 @@ impl<'a> Snapshot<'a> {
     /// that may already have a part of that state. Which tombstones below the compact revision still exist
     /// depends on the progress of removal.
     ///
-    /// Very many puts may have to be skipped until they are removed; [`Changes::look`] bounds the length of
-    /// one step.
+    /// A call of `next` skips all unreadable puts before the next result, which can be millions until
+    /// compaction has removed them. [`Changes::look`] visits only one version per call.
     pub fn written_after(&self, change: ChangeId) -> Changes<'a> {
         let cursor = Cursor::seek(self.revisions(), change, true);
         Changes { cursor, through: self.state.current, compacted: self.state.compacted }
@@ -308,7 +308,7 @@ impl<'a> Snapshot<'a> {
     }
 
     /// Returns the version written by a change, which may be a tombstone, if it still exists. The code that
-    /// moves values within the log uses this to check whether a value is still needed.
+    /// relocates values within the log calls it to check whether a value is still needed.
     pub fn version_at(&self, change: ChangeId) -> Option<Version<'a>> {
         let slot = Cursor::<ByRevision>::find(self.revisions(), change)?;
         // SAFETY: slots of a snapshot's trees hold records that are alive for `'a`.
@@ -349,8 +349,8 @@ pub struct Looked<'a> {
 }
 
 impl<'a> Changes<'a> {
-    /// Advances by one stored version, even if that version is not returned. For callers whose steps must be
-    /// short even if a compaction has left millions of versions to remove.
+    /// Advances by one stored version, even if that version is not returned. It is meant for callers whose
+    /// steps must be short, even if millions of versions wait to be removed after a compaction.
     pub fn look(&mut self) -> Option<Looked<'a>> {
         let version = self.cursor.version().filter(|version| version.main() <= self.through)?;
         self.cursor.advance(false);
@@ -406,7 +406,7 @@ impl<'a> Iterator for Histories<'a> {
 /// Progress of physical removal when a view was published.
 #[derive(Clone, Copy)]
 pub(crate) struct Removed {
-    /// Number of the store among all stores that the process has created.
+    /// Serial number of the store among all stores that this process has created.
     pub(crate) store: u64,
     /// Revision through which removal has gone: a compaction at this revision would remove every version
     /// removed so far.
@@ -465,7 +465,7 @@ impl View {
     }
 
     /// Returns the state at `moment`, read in this later view of the same store. Every read returns the same
-    /// as it did at the moment, except for the locations of values that were moved.
+    /// as it did at the moment, except for the locations of values that were relocated within the log.
     ///
     /// Walks skip the versions written after the moment. Counting keys at the moment's current revision is a
     /// walk, too.

@@ -1,4 +1,4 @@
-//! Decodes the part of DER that keys need.
+//! Decodes the subset of DER that keys and certificates use.
 
 /// A cursor over the elements of a DER encoding.
 #[derive(Clone, Copy)]

@@ -66,7 +66,8 @@ impl std::error::Error for OptionError {}
 /// Options by name, in the order in which they were given.
 pub(crate) type Given<'a> = Vec<(&'a str, &'a str)>;
 
-/// Splits `kind,name=value,…`. As in etcd, repeated names are refused: several public keys go into one file.
+/// Splits `kind,name=value,…`. As in etcd, repeated names are refused. To use several public keys, put them
+/// into one file.
 pub(crate) fn split(text: &str) -> Result<(&str, Given<'_>), OptionError> {
     let malformed = || OptionError::Malformed(text.to_owned());
     let mut parts = text.split(',');

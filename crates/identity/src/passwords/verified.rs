@@ -48,8 +48,8 @@ impl Used for Known {
     }
 }
 
-/// Keyed hash of a user, its stored hash and a password: identifies a claim to be verified, and reveals
-/// nothing about it.
+/// Keyed hash of a user, its stored hash and a password. It identifies one check of a password in the cache
+/// and in the work queue, and reveals nothing about the password.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Proof {
     pub(super) tag: Tag,
@@ -122,8 +122,8 @@ impl Verified {
         true
     }
 
-    /// Remembers that this proof was verified. If there are too many entries, the least recently used one is
-    /// removed.
+    /// Remembers that the password of this proof was verified and is correct. If the cache has too many
+    /// entries, removes the least recently used one.
     pub fn remember(&self, proof: &Proof, now: Instant) {
         let now_ns = self.epoch.ns(now);
         let mut part = self.part(proof.tag);
@@ -136,7 +136,8 @@ impl Verified {
         }
     }
 
-    /// Removes all entries of a user. Checks all entries, because users are changed rarely.
+    /// Removes all entries of a user. Scans the whole cache, which is acceptable because users are changed
+    /// rarely.
     pub fn forget(&self, user: &str) {
         let user = self.key.tag(user.as_bytes());
         for part in &self.parts {
@@ -156,8 +157,8 @@ impl Verified {
         }
     }
 
-    /// Removes entries that were not used for the idle time. One call per second is enough; without calls,
-    /// entries stay until others are inserted.
+    /// Removes entries that were not used for the idle time. One call per second is enough. Without calls,
+    /// unused entries are removed only when others are inserted.
     pub fn expire(&self, now: Instant) {
         let since_ns = self.epoch.ns(now).saturating_sub(self.idle_ns);
         for part in &self.parts {

@@ -25,13 +25,13 @@ use super::queued::{Body, Queued};
 /// Maximum number of requests that a stream answers in one poll before other tasks run.
 const REQUESTS_PER_POLL_MAX: usize = 128;
 
-/// Source of a stream's requests, such as the front.
+/// Source of a stream's requests, for example a client's stream in the `front` crate.
 pub trait Requests: Unpin + 'static {
     /// See [`Inbound::poll_next`].
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Status>>;
 }
 
-/// Sink for a stream's responses, such as the front.
+/// Sink for a stream's responses, for example a client's stream in the `front` crate.
 pub trait Responses: Unpin + 'static {
     /// See [`Outbound::open`].
     fn open(&mut self) -> Result<(), Status>;
@@ -102,9 +102,9 @@ impl Hub {
         run(Rc::clone(self), head.requires_leader, client, inbound, outbound, closed)
     }
 
-    /// Serves a stream as [`Hub::stream`] does, but one that does not come from the front. `closed` resolves
-    /// when the server stops. `client` contains the client's statistics, its permit, and the span of the
-    /// stream if the stream is traced: the span of each watch is inside it.
+    /// Serves a stream as [`Hub::stream`] does, if the stream was not received by the `front` crate. `closed`
+    /// resolves when the server stops. `client` contains the client's statistics, its permit, and the span of
+    /// the stream if the stream is traced: the span of each watch is inside it.
     pub fn serve(
         self: &Rc<Self>,
         needs_leader: bool,

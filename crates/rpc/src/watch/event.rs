@@ -8,8 +8,9 @@ use mvcc::{Snapshot, Version};
 
 use super::response;
 
-/// Number of the event's field `kv`; the next constant is that of `prev_kv`.
+/// Number of the event's field `kv`.
 const KV: u8 = 2;
+/// Number of the event's field `prev_kv`.
 const PREVIOUS: u8 = 3;
 /// Encoded field `type` of a deletion. The type of a put is 0, which protobuf leaves out.
 const DELETE: [u8; 2] = [number_tag(1), 1];

@@ -1,6 +1,7 @@
-//! Manages all watches of one shard: [`Hub`]. [`Hub::advance`] takes a newly published state and delivers its
-//! changes; [`Hub::poll_work`] delivers the rest in later turns. Delivery of new changes is in
-//! `hub/synced.rs`, reading of history in `hub/catch_up.rs`; progress and requests have their own files.
+//! Manages all watches of one shard with a [`Hub`]. [`Hub::advance`] takes a newly published state and
+//! delivers its changes, as many as fit into one turn of the shard; [`Hub::poll_work`] delivers the rest in
+//! later turns. Delivery of new changes is in `hub/synced.rs`, reading of history in `hub/catch_up.rs`;
+//! progress and requests have their own files.
 
 mod catch_up;
 mod line;
@@ -80,7 +81,7 @@ pub struct Hub {
     portion: Cell<Portion>,
     /// Ended streams whose watches are still in the index; the watches are removed in slices.
     ended: RefCell<VecDeque<Rc<Stream>>>,
-    /// Users and roles against which all watches were checked last.
+    /// Identifies the users and roles against which all watches were checked last.
     reviewed: Cell<Reviewed>,
     /// Check of all watches against changed users and roles, while it is in progress.
     reviewing: RefCell<Option<Round>>,
@@ -365,7 +366,8 @@ impl Hub {
         }
     }
 
-    /// Updates the gauge of pending events by the events that were queued or sent since the last call.
+    /// Applies to the gauge of pending events the change since the last call: events queued minus events
+    /// sent.
     pub(super) fn publish_pending(&self) {
         self.pending_events.publish();
     }
@@ -392,8 +394,8 @@ impl Hub {
     }
 
     /// Removes a stream from the hub. A client may have any number of watches on a stream and may end many
-    /// streams at the same time by closing its connection, so watches beyond one slice are removed in later
-    /// turns.
+    /// streams at the same time by closing its connection, so only a bounded number of watches is removed
+    /// now, and the others in later turns.
     fn close(&self, stream: &Rc<Stream>) {
         // Ended streams get no events, so their watches may stay in the index until they are removed.
         stream.end(error::WATCH_CANCELED);
@@ -439,8 +441,8 @@ impl Hub {
         self.serial.get()
     }
 
-    /// Raises the hub's revision, because the synced watches have received all changes up to this published
-    /// revision.
+    /// Raises the hub's revision to this published revision. Called when the synced watches have received all
+    /// changes up to it, or have become unsynced.
     fn reach(&self, revision: Revision) {
         let before = self.revision.replace(revision);
         assert!(before <= revision, "watches that were told of {before} are told of {revision}");

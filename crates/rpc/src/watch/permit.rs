@@ -19,7 +19,7 @@ pub trait Permit {
     ///
     /// # Errors
     ///
-    /// Returns an error if the user has used up the rate at which it may request old changes.
+    /// Returns an error if the user exceeds the rate limit on requests for old changes.
     fn begins(&self, start: Revision, now: Revision) -> Result<(), Status>;
 
     /// Checks that an existing watch may continue with these users and roles. Adds to `joined` the number of

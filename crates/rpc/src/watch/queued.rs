@@ -18,7 +18,8 @@ pub(super) const SHORT_BYTES: usize = 512;
 pub(super) enum Body {
     /// A response that only this stream sends.
     One(Bytes),
-    /// A response that several streams send. Its bytes are charged to the front's budget already.
+    /// A response that several streams send. Memory for its bytes has already been reserved by
+    /// `Stream::share`.
     Shared(Bytes),
     /// Responses of at most [`SHORT_BYTES`], with the same number of events each.
     Short(Messages),
@@ -62,7 +63,8 @@ impl Queued {
         Queued { body: Body::Shared(bytes), events }
     }
 
-    /// Returns the number of bytes charged to the client while the response waits.
+    /// Returns the number of bytes to reserve in the memory account of the client's connection while the
+    /// response waits.
     pub fn charged_bytes(&self) -> usize {
         match &self.body {
             Body::One(bytes) => QUEUED_BYTES + bytes.len(),

@@ -103,7 +103,7 @@ enum Short {
     Told,
     /// The queue is full, or a value is not in memory; the watch has to read the changes later.
     LeftBehind,
-    /// The response is not short, or its events are not adjacent in the arena.
+    /// The response is too long for this client or not short, or its events are not adjacent in the arena.
     Not,
 }
 
@@ -213,7 +213,8 @@ impl<'a> Slice<'a> {
         (slice, Gathered::Through(current))
     }
 
-    /// Removes all events from number `begins` on, also from the matches of the watches.
+    /// Removes the event with number `begins` and all later events, from the slice and from the matched
+    /// events of the watches.
     fn leave_out(&mut self, begins: usize) {
         self.events.truncate(begins);
         self.touched.retain(|watch| {
@@ -296,8 +297,8 @@ impl<'a> Slice<'a> {
         if !watch.stream.has_room(len) {
             return Ok(Short::LeftBehind);
         }
-        // The events of the first watch become adjacent in the arena, because they are encoded in order; for
-        // a later watch other events may lie between them.
+        // The events of the first watch become adjacent in the arena, because they are encoded in order. For
+        // a later watch, other events may lie between them; `hand_to` then makes its response.
         let (mut fields, mut is_one_piece, mut is_whole) = (0..0, true, true);
         for number in matched.iter() {
             // The loop continues after a missing value, so that all missing values are fetched together.
@@ -428,7 +429,8 @@ pub(super) fn cannot_read(error: &ReadError) -> Status {
     Status::with(Code::Internal, format!("etcdserver: cannot read an event's value: {error}"))
 }
 
-/// Returns the status that a stream ends with when the events of one revision exceed a response.
+/// Returns the status that a stream ends with when the events of one revision exceed the maximum length of a
+/// response.
 pub(super) fn too_long(len: usize, bytes_max: usize) -> Status {
     let text = format!("grpc: trying to send message larger than max ({len} vs. {bytes_max})");
     Status::with(Code::ResourceExhausted, text)

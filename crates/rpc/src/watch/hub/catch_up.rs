@@ -35,8 +35,9 @@ use crate::watch::stream::{Stream, Watch};
 use replica::shared::Published;
 use storage::values::Attempt;
 
-/// Maximum number of entries of [`Hub::claimed`]. If there are more, the oldest entry is dropped; this
-/// happens only if the streams of a shard make very many different responses at a time.
+/// Maximum number of entries of [`Hub::claimed`]. If there are more, the oldest entry is dropped: its stream
+/// completes the response, but no further stream can wait for it. That happens only if the streams of a shard
+/// make very many different responses at the same time.
 const CLAIMED_MAX: usize = 64;
 
 impl Hub {
@@ -78,7 +79,8 @@ impl Hub {
     /// Makes a synced watch unsynced, to read the undelivered changes from `next` on as history. A hold keeps
     /// that history readable even if it is compacted.
     pub(super) fn leave_behind(&self, watch: &Rc<Watch>, next: Revision) {
-        // A hold whose history was removed all the same protects nothing, so a new one is made.
+        // A hold whose history was removed despite the hold protects nothing. In that case a new hold is
+        // created.
         let keeps = |hold: &Rc<Hold>| hold.snapshot(&self.shared.state.load().view, next).is_some();
         let held = self.hold.borrow().upgrade().filter(|hold| hold.from == next && keeps(hold));
         let hold = held.unwrap_or_else(|| {
@@ -86,8 +88,8 @@ impl Hub {
             *self.hold.borrow_mut() = Rc::downgrade(&hold);
             hold
         });
-        // If the history may have been removed already, the hold would not help the watch, but would delay
-        // the removal of other versions.
+        // If the history may have been removed already, the watch gets no hold: it would not help the watch,
+        // but would delay the removal of other versions.
         watch.set_hold(keeps(&hold).then_some(hold));
         self.fall_behind(watch, next);
     }
@@ -106,7 +108,7 @@ impl Hub {
 
     /// Reads one slice of history for the unsynced watches of a stream that have the oldest next revisions.
     /// `portion` limits the work; `whole` is true if it is the limit of a complete turn. Returns `None` if
-    /// `portion` is only the rest of a turn and the slice needs more.
+    /// `portion` is only the rest of a turn and is too small for the first revision of the slice.
     fn catch_up(
         &self,
         stream: &Rc<Stream>,
@@ -131,9 +133,10 @@ impl Hub {
         let idle = Done { told: 1, looks: at_once, ..Done::default() };
         let Some(first) = together.first() else { return Some(idle) };
         let from = first.next.get();
-        // The first watch reads the oldest revision, so the others need nothing that it cannot read. A hold
-        // may be needed for the previous values of the first change; any watch that reads from the same
-        // revision may have that hold.
+        // All watches of the slice are served from one snapshot, which only has to suffice for the first
+        // watch, because that watch reads the oldest revision. The snapshot of a hold is preferred, because
+        // it may be the only one with the previous values of the first change. Any watch that reads from the
+        // same revision may have that hold.
         let mut beside = together.iter().take_while(|watch| watch.next.get() == from);
         let held = beside.find_map(|watch| watch.held(&state.view));
         let (snapshot, changes) = match (held, snapshot.changes(from, current)) {
@@ -167,12 +170,12 @@ impl Hub {
                     return None;
                 }
                 match gathered {
-                    // The next turn reads for fewer watches.
+                    // Makes the next turn read for fewer watches.
                     Gathered::TooMuch(revision) if together.len() > 1 => {
                         stream.read_fewer_together(from, revision, together.len() / 2);
                         stream.fetch(values);
                     }
-                    // This revision is read in parts, one per turn.
+                    // Makes the next turns read this revision in parts, one part per turn.
                     Gathered::TooMuch(revision) | Gathered::TooLong(revision) => {
                         together.retain(|watch| watch.next.get() <= revision);
                         stream.set_long(Some(Long::new(revision, together)));
@@ -194,7 +197,8 @@ impl Hub {
         }
         if !values.is_complete() {
             if advanced {
-                // The fetched values were used for this slice; the next slice needs other values.
+                // The fetched values were used for this slice and are dropped here. The next slice needs
+                // other values.
                 values.forget();
             }
             stream.fetch(values);
@@ -202,8 +206,8 @@ impl Hub {
         Some(done)
     }
 
-    /// Notes that an unsynced watch has read all changes through this revision, and makes it synced if it has
-    /// caught up. Returns true if the watch advanced.
+    /// Records that an unsynced watch has read all changes through this revision, and makes it synced if it
+    /// has caught up. Returns true if the watch advanced.
     fn has_read(&self, stream: &Stream, watch: &Rc<Watch>, through: Revision) -> bool {
         assert!(stream.catches_up(watch), "a watch is where it says");
         let next = watch.next.get().max(through + 1);
@@ -241,7 +245,7 @@ impl Hub {
         }
         if revision < compacted {
             // The revision was compacted while its responses were being made, so watches without a hold
-            // cannot finish them.
+            // cannot finish them and are cancelled.
             let parts = std::mem::take(&mut long.parts);
             let (held, lost) = parts.into_iter().partition(|part| part.watch.held(&state.view).is_some());
             long.parts = held;
@@ -296,7 +300,8 @@ impl Hub {
         let done =
             Done { walked: turn.walked, told: 1, looks: turn.looks + long.parts.len(), bytes: turn.bytes };
         let header = self.header(state, current);
-        // The finished bytes move to the queue and are charged as queued bytes from now on.
+        // Ends the reservation for the unfinished responses: finished bytes move to the queue, which reserves
+        // memory for them, and `set_long` below reserves memory again for those that are still unfinished.
         stream.release_long();
         if turn.is_whole {
             if let Some(claim) = long.claim.take() {
@@ -313,7 +318,8 @@ impl Hub {
         stream.set_long(Some(long));
         if !values.is_complete() {
             if turn.advanced {
-                // The fetched values were used in this turn; the next turn needs other values.
+                // The fetched values were used in this turn and are dropped here. The next turn needs other
+                // values.
                 values.forget();
             }
             stream.fetch(values);

@@ -45,8 +45,9 @@ impl Hub {
     }
 
     fn create(&self, stream: &Rc<Stream>, request: &WatchCreateRequest) {
-        // The watch is counted before the state is read. Then either the core sees the count and wakes this
-        // shard for the next state, or this shard sees that state itself.
+        // The watch is counted before the state is read, so that no state is missed. When the core publishes
+        // a state later, either it sees the count and wakes this shard, or it published that state before the
+        // count, and this shard reads it below.
         self.shared.core.attendance.watch_begins(self.shard);
         self.advance();
         let header = self.present_header();
@@ -154,7 +155,7 @@ impl Hub {
         stream.watches.borrow_mut().insert(watch.id, Rc::clone(&watch));
     }
 
-    /// Removes a watch from its index and from the counts.
+    /// Removes a watch from the synced or unsynced watches and from the counts.
     pub(super) fn forget(&self, watch: &Watch) {
         if watch.compacted.get() {
             let waiting = &watch.stream.rare().compacted;
@@ -175,14 +176,14 @@ impl Hub {
         watch.stream.caller.watches.fetch_sub(1, Relaxed);
     }
 
-    /// Adds `watches` to the count of slow watches, for watches of a stream that became unsynced; negative if
-    /// they caught up.
+    /// Adds `watches` to the count of slow watches. The number is positive for watches of the stream that
+    /// became unsynced, and negative for watches that caught up.
     pub(super) fn count_slow(&self, stream: &Stream, watches: i64) {
         self.shared.diagnostics.metrics.mvcc.slow_watchers.add(watches);
         stream.caller.slow_watches.fetch_add(watches, Relaxed);
     }
 
-    /// Removes a watch from its index, so that it receives nothing more.
+    /// Removes a watch from the synced or unsynced watches, so that it receives nothing more.
     pub(super) fn rest(&self, watch: &Watch) {
         let removed = if watch.synced.get() {
             self.synced.borrow_mut().remove(&watch.keys, watch.serial).is_some()

@@ -33,7 +33,7 @@ use crate::watch::permit;
 use crate::watch::queued::Queued;
 use crate::watch::stream::Stream;
 
-/// Versions of users, roles and sessions against which all watches were checked.
+/// Identifies the users, roles and sessions against which all watches were checked.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Reviewed {
     is_enabled: bool,
@@ -43,7 +43,8 @@ pub(super) struct Reviewed {
 }
 
 impl Reviewed {
-    /// Returns the versions of a published state, after `withdrawals` withdrawals of sessions.
+    /// Returns the value for the users and roles of a published state, after `withdrawals` withdrawals of
+    /// sessions.
     pub fn by(state: &Published, withdrawals: u64) -> Reviewed {
         Reviewed { is_enabled: state.auth.is_enabled(), auth_revision: state.auth.revision(), withdrawals }
     }
@@ -55,8 +56,10 @@ pub(super) struct Round {
     /// State that was published when the round began. It may be delivered after the round.
     begun: Arc<Published>,
     withdrawals: u64,
-    /// Serial number of the newest stream or watch when the round began. Streams created later were checked
-    /// against a newer state.
+    /// Highest serial number that was in use when the round began; streams and watches share one counter. The
+    /// round checks only streams with serial numbers up to this one. Streams and watches created later need
+    /// no check in this round, because a watch is checked at its creation, against a state at least as new as
+    /// `begun`.
     last: u64,
     /// Stream and watch that were checked last; the round continues after them.
     behind: (u64, i64),
@@ -103,8 +106,8 @@ impl Hub {
         while left > 0 {
             let (serial, behind) = round.behind;
             if serial > round.last {
-                // The last checked stream is `last`, and all its watches are checked, so the round is
-                // finished.
+                // The stream that was checked last has the serial number `last`, and all its watches are
+                // checked. No other stream is left for this round.
                 return true;
             }
             let next = self

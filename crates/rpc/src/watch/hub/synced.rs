@@ -36,8 +36,9 @@ pub(super) enum UnderWay {
 /// Progress of a walk over the changes of one revision.
 pub(super) struct Walk {
     revision: Revision,
-    /// Sub revision of the change at which the walk stands, and the last watch visited for that change's key.
+    /// Sub revision of the change that the walk has reached.
     sub: u32,
+    /// Last watch that was visited for the key of that change.
     behind: Option<Place>,
 }
 
@@ -54,17 +55,18 @@ pub(super) struct Broadcast {
     through: Revision,
     /// Number of changes in these revisions; each turn may walk over all of them.
     changes: usize,
-    /// Change at which the delivery stands, and the last watch visited for that change's key.
+    /// Change that the delivery has reached.
     at: ChangeId,
+    /// Last watch that was visited for the key of that change.
     behind: Option<Place>,
-    /// Number of watches that get the changes together in one turn, and the maximum of that number.
+    /// Number of watches that get the changes together in one turn; at most `together_max`.
     together: usize,
     together_max: usize,
 }
 
-/// Maximum number of changes in one broadcast, and maximum number of their bytes (next constant). The last
-/// revision may exceed both.
+/// Number of changes in one broadcast after which no further revision is added to it.
 const BROADCAST_CHANGES: usize = 64;
+/// Number of bytes in one broadcast after which no further revision is added to it.
 const BROADCAST_BYTES: usize = 64 << 10;
 
 impl Hub {
@@ -86,7 +88,8 @@ impl Hub {
     pub(super) fn turn(&self) -> bool {
         let newest = self.shared.state.load_full();
         let Some(state) = self.review(&newest) else { return false };
-        // If the state is not the newest, the rest is not delivered before all watches are checked again.
+        // If `state` is not the newest, later changes are delivered only after all watches have been checked
+        // again, so this call cannot return true.
         let is_newest = Arc::ptr_eq(&state, &newest);
         let current = state.view.snapshot().current_revision();
         if current <= self.revision.get() {
@@ -166,7 +169,8 @@ impl Hub {
     fn broadcast_from(&self, snapshot: Snapshot<'_>, from: Revision) -> UnderWay {
         let portion = self.portion.get();
         let (mut changes, mut bytes, mut through) = (0, 0, from);
-        // Changes, bytes and last revision at the end of the revision before the current one.
+        // Totals at the end of the last complete revision: number of changes, number of bytes, and the
+        // revision itself.
         let mut whole = None;
         for version in snapshot.written(from, Revision::MAX) {
             if changes > 0 && version.main() > through {
@@ -183,8 +187,9 @@ impl Hub {
             (changes, bytes, through) = (changes + 1, bytes + event_len(version), version.main());
         }
         // As many watches as `portion.bytes` allows if each of them receives all changes, but at most
-        // `portion.watches`. If there are very many changes, even a turn for a single watch is long, so that
-        // maximum is raised to an eighth of the number of changes.
+        // `portion.watches`. If there are very many changes, every turn is long, even one for a single watch,
+        // because it walks over all of them. So the maximum is raised to an eighth of the number of changes,
+        // which makes the turns fewer.
         let together = (portion.bytes / bytes.max(1)).clamp(1, portion.watches.max(changes / 8));
         let at = ChangeId::first_of(from);
         UnderWay::Broadcast(Broadcast {
