@@ -98,7 +98,7 @@ impl Auditor {
 const CANCELED: Status = Status::new(Code::Canceled, "context canceled");
 
 impl Call {
-    /// Adds the request of a stream, once it has arrived.
+    /// Adds to the record the request of a stream, once the request has arrived.
     pub fn asks(&mut self, message: &Bytes) {
         if let Some(line) = &mut self.line {
             line.message = Asked::of(line.rpc, message);
@@ -220,8 +220,8 @@ impl Asked {
 /// secrets; these bytes cannot be decoded either, so the line says so.
 const UNDECODABLE: &[u8] = &[0];
 
-/// Returns the request for its line. Secrets are removed, because they must not be queued, and so are large
-/// values.
+/// Returns the request as it is queued for its line. Secrets are removed, because they must not be queued.
+/// Large values are removed to save memory.
 fn kept(rpc: Rpc, message: &Bytes) -> Bytes {
     fn without<M: Message + Default>(message: &Bytes, clear: impl FnOnce(&mut M)) -> Bytes {
         let Ok(mut request) = M::decode(message.clone()) else { return Bytes::from_static(UNDECODABLE) };

@@ -83,8 +83,8 @@ pub(crate) async fn answer(
         let next = move |body| requests(request, body, bytes_max, elements_max, long_turns);
         return call.stream(services, exchange, counters, account, next).await;
     }
-    // Checked before any part of the body is held in memory, and again below, when the size of the body is
-    // known.
+    // The memory limits are checked before any part of the body is held in memory, and again below, when the
+    // size of the decoded message is known.
     if let Err(status) = exchange.check() {
         return refused(&status);
     }
@@ -103,7 +103,7 @@ pub(crate) async fn answer(
     if is_long(body.len()) {
         exchange.long_turn().await;
     }
-    // Charges the body twice, for itself and the decoded message, which takes no more memory than the body.
+    // Reserves memory for the body and for the decoded message, which takes no more memory than the body.
     exchange.body.hold(2 * body.len());
     let decoded = gateway::decode(request, &body, elements_max);
     // If decoding fails, the body is read a second time to find the error.
@@ -154,8 +154,9 @@ fn json_bytes_max(message_bytes_max: usize, elements_max: usize) -> usize {
 const CODED_WORK: usize = 4;
 
 /// Returns true if decoding `json_bytes` bytes of JSON, which happens in one step, exceeds the work left in
-/// the turn. Then the request has to wait for a long turn: without this limit, many clients could make the
-/// shard decode such bodies one after the other, and bodies are decoded before the user is identified.
+/// the turn. In that case the request has to wait for a long turn. Otherwise many clients, even
+/// unauthenticated ones, could make the shard decode large bodies one after the other, because bodies are
+/// decoded before the user is identified.
 fn is_long(json_bytes: usize) -> bool {
     json_bytes.saturating_mul(CODED_WORK) > accounting::work_left()
 }
@@ -301,13 +302,13 @@ struct Pieces {
     json: Vec<u8>,
     counted: Option<Counted>,
     account: Rc<Account>,
-    /// Charge for the source, the encoder, and the JSON that is not yet returned.
+    /// Reservation of memory for the source, the encoder, and the JSON that is not yet returned.
     charge: accounting::Held,
 }
 
 impl Pieces {
-    /// Returns the next JSON bytes; `None` at the end. The bytes stay charged until the next call of this
-    /// function or of [`Pieces::charge`].
+    /// Returns the next JSON bytes; `None` at the end. The memory for the bytes stays reserved until the next
+    /// call of this function or of [`Pieces::charge`].
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Status>>> {
         let account = Rc::clone(&self.account);
         let _turn = account.begin_turn();
@@ -355,7 +356,7 @@ impl Pieces {
         Poll::Ready(Some(Ok(std::mem::take(&mut self.json).into())))
     }
 
-    /// Updates the charge to the bytes held now.
+    /// Sets the reservation to the number of bytes that are held now.
     fn charge(&mut self) {
         let encoder = self.encoder.as_ref().map_or(0, RangeEncoder::held_bytes);
         self.charge.set(self.held.get() + encoder + self.json.capacity());
@@ -401,8 +402,8 @@ fn requests(
             };
             match next {
                 Next::Value(value) => {
-                    // Charges the JSON value, and an estimate for the message decoded from it: twice the
-                    // length of the value.
+                    // Reserves memory for the JSON value and the message decoded from it. The message is
+                    // estimated at twice the length of the value.
                     body.hold(values.capacity() + 2 * value.len());
                     let decoded = gateway::decode_value(message, &value, elements_max);
                     accounting::note_work(0, (CODED_WORK * value.len()) as u64);
@@ -410,7 +411,7 @@ fn requests(
                         return Poll::Ready(Ok(None));
                     };
                     drop(value);
-                    // The decoded message stays charged until the next message is requested.
+                    // The memory for the decoded message stays reserved until the next message is requested.
                     body.hold(values.capacity() + request.len());
                     return Poll::Ready(check_len(request.len(), bytes_max).map(|()| Some(request.into())));
                 }

@@ -35,7 +35,7 @@ use crate::services::Services;
 /// Number of bytes of a large response that are taken at a time.
 const PIECE_BYTES: usize = 64 * 1024;
 
-/// Error for a response whose pieces have fewer bytes than announced.
+/// Error for a response whose pieces have fewer bytes in total than its announced length.
 const CUT: Status = Status::new(Code::Internal, "mainstay: an answer ended early");
 
 /// Answers a request for which [`Form::is_asked`] is true.
@@ -94,15 +94,15 @@ async fn call(
             }
             accounting::note_work(0, body.len() as u64);
             let bytes = decoded(&body)?;
-            // The base64 text is freed now, because it is no longer charged and the call may wait for a long
-            // time.
+            // The base64 text is freed now, because the reservation below replaces the one for this text, and
+            // the call may wait for a long time.
             drop(body);
             bytes
         }
     };
     exchange.body.hold(body.len());
-    // Checked again now that the body is held: many calls may have passed the first check before their bodies
-    // arrived.
+    // The memory limits are checked again now that the body is in memory: many calls may have passed the
+    // first check before their bodies arrived.
     exchange.check()?;
     let bytes_max = exchange.message_bytes_max();
     exchange.keep(|| services.connected(&exchange.origin));
@@ -119,7 +119,7 @@ async fn call(
     let late = timeout.map(|timeout| services.sleep(timeout));
     let next = move |gathered| -> NextMessage {
         Box::new(move |_| {
-            // Keeps the charge for the body until the call ends.
+            // Keeps the reservation of memory for the body until the call ends.
             let _charge = &gathered;
             Poll::Ready(next_message(&mut body, bytes_max))
         })
@@ -221,7 +221,8 @@ struct Pieces {
     /// Counters of the call; taken when the response is complete.
     counted: Option<Counted>,
     account: Rc<Account>,
-    /// Charge for the bytes that the source holds and for the bytes returned last, which may wait to be sent.
+    /// Reservation of memory for the bytes that the source holds and for the bytes returned last, which may
+    /// wait to be sent.
     charge: accounting::Held,
 }
 

@@ -92,7 +92,7 @@ pub struct Services {
     caller: RefCell<Option<(IpAddr, Arc<Caller>)>>,
     /// True if the time of every call is measured.
     timed: bool,
-    /// Cached tokens and rights of users.
+    /// Cached tokens of connections and cached rights of users.
     known: RefCell<Known>,
     /// Slots for calls without a user, which they hold while they wait until this member is confirmed to be
     /// up to date.
@@ -394,7 +394,8 @@ impl Services {
         *self.caller.borrow_mut() = Some((address, caller));
     }
 
-    /// Caches the statistics of a client.
+    /// Returns the statistics of a client from the table that all shards share, and caches them on this
+    /// shard.
     fn meet(&self, peer: SocketAddr) -> Arc<Caller> {
         let caller = self.caller_of(peer);
         let mut callers = self.callers.borrow_mut();
@@ -424,8 +425,9 @@ impl Services {
     ///
     /// # Errors
     ///
-    /// Returns etcd's error if this member is a learner, if the call requires a leader and there is none, or
-    /// if the CORRUPT alarm names this member.
+    /// Returns etcd's error if the client's API version is invalid, if this member is a learner and does not
+    /// answer the method, if the call requires a leader and there is none, or if the CORRUPT alarm names this
+    /// member and the method is about data.
     fn admit(&self, rpc: Rpc, head: &Head, stream: bool) -> Result<bool, Status> {
         self.count_client(head, stream)?;
         self.count_caller(head.peer);
@@ -535,8 +537,8 @@ impl Services {
         self.wait_readable(serializable).await
     }
 
-    /// Refuses a write of `cost` bytes that would exceed the quota, and raises the NOSPACE alarm then. A
-    /// member that is the only voter also refuses writes while the NOSPACE alarm is raised.
+    /// Refuses a write of `cost` bytes that would exceed the quota, and raises the NOSPACE alarm in that
+    /// case. A member that is the only voter also refuses writes while the NOSPACE alarm is raised.
     fn check_quota(&self, cost: u64) -> Result<(), Status> {
         let state = self.shared.state.load();
         // Only a sole voter (`reads_local`) certainly knows the current alarms. Another member has possibly
@@ -572,7 +574,7 @@ fn is_for_learners(rpc: Rpc) -> bool {
 }
 
 /// Returns true for the methods that a member refuses while the CORRUPT alarm names it, because its data is
-/// known to be wrong. An etcd member continues to answer reads then (COMPAT-20).
+/// known to be wrong. An etcd member continues to answer reads in that case (COMPAT-20).
 ///
 /// Other methods are not refused here. Leases are renewed at the leader, and an operator needs calls for
 /// diagnosis and repair. Puts and deletes are refused when they are applied, at the same entry on all

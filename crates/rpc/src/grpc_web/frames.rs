@@ -65,8 +65,8 @@ impl Form {
 ///
 /// # Errors
 ///
-/// Returns an error if the message is too large, compressed or truncated, or if a frame is not a message. The
-/// rest of the body then has no meaning.
+/// Returns an error if the message is too large, compressed or truncated, or if a frame is not a message.
+/// After an error, the rest of the body cannot be decoded.
 pub fn next_message(body: &mut Bytes, bytes_max: usize) -> Result<Option<Bytes>, Status> {
     if body.is_empty() {
         return Ok(None);
@@ -120,8 +120,8 @@ pub fn decoded(text: &[u8]) -> Result<Bytes, Status> {
         })?;
         rest = behind;
     }
-    // A text with much padding is much shorter when decoded. The unused capacity is freed, because only the
-    // length is charged.
+    // A text with much padding is much shorter when decoded. The unused capacity is freed, because memory is
+    // reserved only for the length.
     out.shrink_to_fit();
     Ok(out.into())
 }
@@ -130,7 +130,7 @@ pub fn decoded(text: &[u8]) -> Result<Bytes, Status> {
 /// decode all bytes so far.
 pub struct Writer {
     form: Form,
-    /// Encoded bytes that were not taken yet.
+    /// Encoded bytes that have not been taken yet.
     out: BytesMut,
     /// Up to two bytes that do not fill a base64 group yet.
     rest: Vec<u8>,

@@ -1,4 +1,5 @@
-//! Answers `/debug/mainstay`, for the doctor: active clients, expensive requests and disk stalls.
+//! Answers `/debug/mainstay`, which the command `mainstay doctor` reads: active clients, expensive requests
+//! and disk stalls.
 //!
 //! The page names keys and clients, so a browser must not let a page of another origin read it. The response
 //! has no CORS headers. Requests are refused if a browser marks them as coming from another origin, or if

@@ -274,7 +274,7 @@ fn why_unhealthy(asked: &Asked<'_>) -> Option<String> {
     }
 }
 
-/// Logs a health request with another method than GET, for the probe at `path`, or for `/health` if `path` is
+/// Logs a health request whose method is not GET: for the probe at `path`, or for `/health` if `path` is
 /// `None`.
 pub(super) fn log_method(logger: &Logger, path: Option<&str>) {
     let status = ("status-code", logging::Value::Uint(405));

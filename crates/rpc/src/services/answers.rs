@@ -125,7 +125,7 @@ struct Evaluation {
     values: Rc<LogValues>,
     /// Number of bytes that may still be gathered for sorting.
     gather: usize,
-    /// Charge for the gathered bytes, on the account of the client.
+    /// Reservation for the gathered bytes in the memory account of the client's connection.
     held: Option<Held>,
 }
 
@@ -177,8 +177,9 @@ impl Evaluation {
         let mut looked = Looked::default();
         let mut behind: Option<Vec<u8>> = None;
         loop {
-            // `made` may run the slice twice. Both runs use these limits, whatever other work the turn does
-            // between them.
+            // Computed outside the closure: both limits depend on the work left in the turn, and `made`
+            // repeats the closure after it has fetched missing values. Every repetition must end at the same
+            // key.
             let (looks, read_max) = (keys_per_slice() as u64, read_at_once());
             let next = made(self.values.clone(), |values| {
                 let slice = slice(&self.state)?;
@@ -190,7 +191,8 @@ impl Evaluation {
                     && chooser.is_none()
                     && looked.keys >= take
                 {
-                    // The number of remaining keys is known and only the count is wanted, so the walk stops.
+                    // The response needs no more keys, only their count, and the number of the remaining keys
+                    // is known. So the walk stops here.
                     looked.count += left as i64;
                     return Ok((looked, seen, None));
                 }
@@ -265,8 +267,8 @@ impl Evaluation {
             Some(Part::Bytes(bytes)) => bytes.clone(),
             _ => Bytes::new(),
         };
-        // The charge stays the same until the response ends, because the memory of the parts is freed only
-        // then.
+        // The number of kept bytes stays the same until the response ends, because the memory of the parts is
+        // freed only at that time.
         let kept = rest.parts.iter().map(Part::held_bytes).sum();
         pieces::answer(len, kept, &beginning, move |bytes_max, context| {
             let piece = ready!(rest.poll_next(bytes_max.min(BYTES_AT_ONCE), context))?;
@@ -417,12 +419,12 @@ struct Through {
 }
 
 impl Through {
-    /// Notes that a piece ends before, inside or directly after the large value of `version`, and returns the
-    /// bytes of the piece.
+    /// Records that a piece ends before, inside or directly after the large value of `version`, and returns
+    /// the bytes of the piece.
     fn take(&mut self, part: large_value::Part, version: Version<'_>) -> Bytes {
         self.large = part.rest;
-        // The key counts as sent only after the last part of its value. Until then its version is found by
-        // the id in `large`.
+        // The key counts as sent only after the last part of its value. Until then, the next piece uses the
+        // id in `large` to look up the same version again.
         if self.large.is_none() {
             self.keys += 1;
             self.behind = Some(version.key().to_vec());
@@ -431,10 +433,11 @@ impl Through {
     }
 }
 
-/// Numbers of the response fields with key-value pairs: `kvs` of a range, `prev_kv` of a put, `prev_kvs` of a
-/// deletion.
+/// Number of the response field with the key-value pairs of a range: `kvs`.
 const KVS: u8 = 2;
+/// Number of the response field with the previous key-value pair of a put: `prev_kv`.
 const PREV_KV: u8 = 2;
+/// Number of the response field with the previous key-value pairs of a deletion: `prev_kvs`.
 const PREV_KVS: u8 = 3;
 
 fn put_kv_field(

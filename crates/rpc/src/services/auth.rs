@@ -260,8 +260,8 @@ async fn token_for(call: &mut Call, request: &AuthenticateRequest) -> Result<Ans
         let stored = match auth.password_hash(name) {
             Ok(stored) => Some(stored.as_ref()),
             Err(status) if status == error::AUTH_NOT_ENABLED => return Err(status),
-            // If the user does not exist, the password is hashed all the same. Otherwise the response time
-            // would show whether the user exists.
+            // If the user does not exist, the password is hashed anyway. Otherwise the response time would
+            // show whether the user exists.
             Err(_) => None,
         };
         if !credentials.is_password(address, name, stored, password.as_bytes()).await? {

@@ -54,7 +54,7 @@ pub(super) enum Path {
     Unreported,
     /// The response comes from a request to the core.
     Core {
-        /// etcd's name for the request.
+        /// etcd's name for the request, such as `LeaseGrant`, for metrics and traces.
         what: &'static str,
         /// Time at which the request was sent to the core.
         asked: Instant,
@@ -203,8 +203,8 @@ impl Call {
         answer
     }
 
-    /// Reports the response to all observers of the call. The error of a lock or an election then loses its
-    /// status code, as in etcd ([`without_code`]).
+    /// Reports the response to all observers of the call. After that, removes the status code from the error
+    /// of a lock or an election, as etcd does ([`without_code`]).
     #[inline]
     pub fn end(&mut self, answer: &mut Result<Answer, Status>) {
         let stages = match self.path {
@@ -268,7 +268,7 @@ impl Call {
         self.principal.as_ref().map_err(Status::clone)
     }
 
-    /// Removes the user from the call. From now on it is treated as a call without a user.
+    /// Removes the user from the call, which from now on is treated as a call without a user.
     pub(super) fn go_on_as_nobody(&mut self) {
         self.principal = Ok(Principal::default());
     }
@@ -297,7 +297,8 @@ impl Call {
     ///
     /// # Errors
     ///
-    /// Returns an error if users or roles have changed since the user of the call was identified.
+    /// Returns an error if users or roles have changed since the user of the call was identified, or if the
+    /// call has no user and authentication is enabled now.
     pub(super) fn still(&self) -> Result<(), Status> {
         self.services.still(self.principal()?)
     }
@@ -360,13 +361,15 @@ impl Call {
     }
 
     /// Refuses a call whose user is not root. If authentication is enabled, the check waits until this member
-    /// has applied everything that was acknowledged before the call. The check therefore sees a role that was
-    /// revoked through another member, and a change of root's password, which makes older tokens void. Apply
-    /// cannot find out that a token is void, because log entries contain the user but no token.
+    /// has applied everything that was acknowledged before the call, unless this member is certain to have
+    /// the newest state. The check therefore sees a role that was revoked through another member, and a
+    /// change of root's password, which makes older tokens void. Apply cannot find out that a token is void,
+    /// because log entries contain the user but no token.
     ///
     /// A caller that is not root in the applied state is refused only after that wait, since this member may
-    /// lag behind a grant of the role. The caller is refused without waiting if too many unauthenticated
-    /// callers wait already, and also if no confirmation arrives.
+    /// lag behind a grant of the role. There are two exceptions. If too many unauthenticated callers wait
+    /// already, an unauthenticated caller is refused without waiting. If no confirmation arrives, the caller
+    /// is refused according to the applied state.
     ///
     /// # Errors
     ///
@@ -447,12 +450,12 @@ impl Call {
         self.path = Path::Read(read);
     }
 
-    /// Counts the call as one expensive call of its client.
+    /// Counts the call as one expensive call against the rate limits of its user and its client address.
     ///
     /// # Errors
     ///
-    /// Returns an error if the client has used up its rate of expensive calls, or if the call's token was
-    /// refused.
+    /// Returns an error if the user or the client exceeds the rate limit for expensive calls, or if the
+    /// call's token was refused.
     pub(super) fn expensive(&self) -> Result<(), Status> {
         self.expense(|_| 1)
     }
@@ -533,7 +536,8 @@ impl Call {
         self.send_proposal(field, request, what, writer, false)
     }
 
-    /// Proposes a login. The core does not delay other commands in order to batch them with a login.
+    /// Proposes a login. Other than for a write, the core does not delay other commands to propose them in
+    /// one batch with the login.
     ///
     /// # Errors
     ///

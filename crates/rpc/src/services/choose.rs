@@ -92,7 +92,7 @@ pub(super) struct Chooser {
     bytes: usize,
     bytes_max: usize,
     passed: u64,
-    /// Charge for the gathered keys and values, on the account of the client.
+    /// Reservation for the gathered keys and values in the memory account of the client's connection.
     held: Option<Held>,
     /// Largest number of items held so far.
     #[cfg(test)]
@@ -105,7 +105,8 @@ impl Chooser {
             Ok(0) | Err(_) => usize::MAX,
             Ok(limit) => limit,
         };
-        // The code runs in the turn of the client's connection, so the account of that connection is charged.
+        // This code runs in the turn of the client's connection, so `Account::of_turn` is the memory account
+        // of that connection.
         Chooser {
             request: request.clone(),
             target: SortTarget::try_from(request.sort_target).unwrap_or(SortTarget::Key),

@@ -100,9 +100,8 @@ async fn change_members(
 ) -> Result<ResponseHeader, Status> {
     call.as_root().await?;
     match propose_change(call, change.clone(), what, ChangeAttempt::Tentative).await {
-        // This member has checked the change against the state that it has applied. The client may know a
-        // newer state, because another client may have changed the members. So the change is checked again
-        // after this member has caught up.
+        // This member has refused the change, but its applied state may be out of date: members may have been
+        // changed through another member. So it catches up, and then tries the change once more.
         Err(status) if MemberChange::is_of_members(&status) => {
             // No slot for unauthenticated callers is needed: while authentication is enabled, only root gets
             // here.

@@ -37,11 +37,11 @@ const COMPARED_BYTES_MAX: u64 = 16 << 20;
 const TOO_MUCH_COMPARED: Status =
     Status::new(Code::ResourceExhausted, "mainstay: too much to compare in one transaction");
 
-/// Maximum number of passes in which a read-only transaction is evaluated in the newest state. If it is not
-/// finished then, it is evaluated in a fixed state.
+/// Number of times that a read-only transaction is tried against the newest state, which may change between
+/// two tries. After that, it is evaluated against one fixed state.
 const CURRENT_PASSES_MAX: u32 = 8;
-/// In this many first passes, a compared value that was missing is checked again before it is fetched,
-/// because it may be in memory now. Later passes fetch without this check.
+/// Number of passes, from the first on, in which a compared value that was missing is looked up in memory
+/// again before it is fetched, because it may be in memory now. Later passes fetch it without that look-up.
 const PASSES_WITH_QUESTIONS: u32 = 3;
 /// Maximum number of slices in which the comparisons of a read-only transaction run, plus one slice per
 /// [`COMPARES_PER_SLICE`] comparisons. The limit is needed because the comparisons read an older moment: they
@@ -67,12 +67,13 @@ mod field {
     pub const COMPACTION: u32 = 7;
 }
 
-/// A transaction with at most this many comparisons and operations is covered by the charge for its call, and
-/// its memory is not charged separately.
+/// Maximum number of comparisons and operations of a transaction whose decoded form needs no reservation of
+/// memory, because the reservation for its call covers it.
 const FEW_ELEMENTS: usize = 16;
 
-/// Charges the connection of the current turn for the memory of a decoded transaction with this number of
-/// elements.
+/// Reserves memory for a decoded transaction with this number of elements, in the account of the connection
+/// whose turn it is. Returns `None` if no separate reservation is needed, or if the code runs outside of a
+/// connection's turn.
 fn charge_elements(elements: usize) -> Option<Held> {
     if elements <= FEW_ELEMENTS {
         return None;
@@ -117,8 +118,8 @@ pub(super) async fn delete_range(call: &mut Call, message: Bytes) -> Result<Answ
     let Outcome::DeleteRange(deleted) = applied.outcome else { return Err(error::STOPPED) };
     let header = ResponseHeader { revision: deleted.revision.0, ..applied.header };
     let services = &call.services;
-    // Encoding fails if apply left the previous keys to be read later; then the response is made piece by
-    // piece.
+    // Encoding fails if apply left the previous keys to be read later. In that case the response is made
+    // piece by piece below.
     let encode = |values: &Attempt| encode::delete_range(&header, &deleted, values);
     if let Some(answer) = services.at_once(encode::found_len(&deleted.previous), encode) {
         return Ok(answer);
@@ -198,7 +199,7 @@ async fn fetch_compared(services: &Services, compared: Compared) -> Result<(), S
     Ok(())
 }
 
-/// Answers a read-only transaction. `held` is the charge for the memory of `request`.
+/// Answers a read-only transaction. `held` is the reservation for the memory of `request`.
 async fn read_only_txn(call: &mut Call, request: TxnRequest, held: Option<Held>) -> Result<Answer, Status> {
     // Comparisons of callers without rights are not counted: the error would reveal how many keys exist.
     if may_txn(call, &request).is_ok() && call.services.compares_too_many(&request) {

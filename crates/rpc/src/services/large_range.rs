@@ -87,12 +87,12 @@ pub(super) struct Through {
 }
 
 impl Through {
-    /// Notes that a piece ends before, inside or directly after the large value of `version`, and returns the
-    /// bytes of the piece.
+    /// Records that a piece ends before, inside or directly after the large value of `version`, and returns
+    /// the bytes of the piece.
     pub(super) fn take(&mut self, part: Part, version: Version<'_>) -> Bytes {
         self.large = part.rest;
-        // The key counts as sent only after the last part of its value. Until then its version is found by
-        // the id in `large`.
+        // The key counts as sent only after the last part of its value. Until then, the next piece uses the
+        // id in `large` to look up the same version again.
         if self.large.is_none() {
             self.keys += 1;
             self.last = Some(version.key().to_vec());
@@ -345,8 +345,9 @@ impl Services {
         let mut chooser = Chooser::new(&limited, gathered_bytes_max());
         let (mut count, mut behind): (i64, Option<Vec<u8>>) = (0, None);
         loop {
-            // `made` may run the slice twice. Both runs use these limits, whatever other work the turn does
-            // between them.
+            // Computed outside the closure: both limits depend on the work left in the turn, and `made`
+            // repeats the closure after it has fetched missing values. Every repetition must end at the same
+            // key.
             let (looks, read_max) = (keys_per_slice() as u64, read_at_once());
             let looked = made(self.values.clone(), |values| {
                 let slice = slice(state)?;

@@ -75,7 +75,7 @@ struct Renewed {
 /// Leases that a stream renews in addition to its first one.
 struct Others {
     ids: HashSet<LeaseId>,
-    /// Charge for the memory of `ids`, on the account of the client.
+    /// Reservation for the memory of `ids` in the memory account of the client's connection.
     held: Held,
 }
 
@@ -224,7 +224,8 @@ fn in_pieces(
     beginning: &[u8],
     mut next: impl FnMut() -> Bytes + 'static,
 ) -> Result<Answer, Status> {
-    // Memory charged to the client until the end of the response: one piece, and the `kept` bytes.
+    // Memory that stays reserved in the account of the client's connection until the end of the response: one
+    // piece, and the `kept` bytes.
     let kept = PIECE_BYTES + kept;
     pieces::answer(len, kept, beginning, move |_, _| {
         let piece = next();
@@ -327,8 +328,8 @@ async fn may_revoke(call: &Call, id: LeaseId) -> Result<(), Status> {
     }
     // Otherwise the rights on all keys of the lease are checked below. Only the core knows these keys.
     if !is_certain {
-        // Apply accepts a token of root that was issued before root's password changed, so this member must
-        // first know of the change.
+        // The caller's token may have been issued before root's password changed, and apply would accept it.
+        // So this member first catches up, to learn of such a change.
         services.wait_readable(false).await?;
         is_known = true;
     }
@@ -369,7 +370,8 @@ pub(super) async fn leases(call: &mut Call, message: Bytes) -> Result<Answer, St
     call.expensive()?;
     let services = &call.services;
     let began = services.now();
-    // The client's connection, in whose turn this code runs, is charged for the list while it is sorted.
+    // Reserves memory for the list while it is sorted, in the account of the client's connection. This code
+    // runs in the turn of that connection.
     let held = Account::of_turn().map(|account| account.hold(0));
     let pending_reply = services.pending.ask(ClientRequest::Leases)?;
     let answered = match services.may_list_leases(call.principal()?).await {

@@ -42,11 +42,12 @@ use storage::values::{Attempt, LogValues, made};
 const ALARM: u32 = 10;
 /// Number of versions that are hashed before other calls run.
 const HASHED_PER_SLICE: usize = 256;
-/// Number of versions that are measured for a snapshot before other calls run.
+/// Number of versions whose encoded size is added up, to plan a snapshot, before the task yields to other
+/// calls.
 const MEASURED_PER_SLICE: usize = 512;
 /// Bytes of a snapshot that are written before other calls run.
 const SNAPSHOT_SLICE_BYTES: usize = 64 << 10;
-/// Version of etcd whose file format snapshots have. Later versions can read it.
+/// Release of etcd whose file format snapshots have. Later releases can read it.
 const SNAPSHOT_RELEASE: Release = Release::V3_6;
 
 /// Answers a Status.
@@ -154,8 +155,8 @@ pub(super) async fn hash_kv(call: &mut Call, message: Bytes) -> Result<Answer, S
     call.root()?;
     call.expensive()?;
     let services = &call.services;
-    // The requested revision is looked up unchanged. etcd, too, looks it up before it replaces 0 by the
-    // current revision.
+    // The requested revision is looked up unchanged among the hashes of past compactions. Like etcd, this
+    // looks it up before 0 is replaced with the current revision.
     let Some(cached) = services.shared.data.compaction_hashes.at(revision) else {
         return hash_kv_now(services, revision).await;
     };
@@ -219,8 +220,8 @@ impl Services {
         self.expensive(&principal, client)?;
         let reply = self.pending.ask(ClientRequest::Image)?.await?;
         let ReplyBody::Image(head, state) = reply.body else { return Err(error::STOPPED) };
-        // The rights are checked again with newer users, since the sent state may be newer than the state of
-        // the first check.
+        // The rights are checked again, with the newest users and roles, since the state to be sent may be
+        // newer than the state of the first check.
         self.gate(&self.state(), &principal).admin()?;
         let began = Instant::now();
         let database = EtcdDatabase::new(*state, &head, SNAPSHOT_RELEASE);
@@ -307,8 +308,8 @@ async fn hash_versions(state: &AsOf, walk: HashWalk, values: &Rc<LogValues>) -> 
     let mut so_far = (walk, KvHash::default());
     let values = ReadAhead::of(values);
     loop {
-        // `made` may run the slice twice. Both runs use this limit, whatever other work the turn does between
-        // them.
+        // Computed outside the closure: the limit depends on the work left in the turn, and `made` repeats
+        // the closure after it has fetched missing values. Every repetition must end at the same version.
         let work_max = read_at_once();
         let slice = made(values.clone(), |values| hash_slice(state, so_far.clone(), work_max, values));
         let (walk, hash, done) = slice.await?;

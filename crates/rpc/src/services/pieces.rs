@@ -56,8 +56,8 @@ pub(super) fn answer(
             return Poll::Pending;
         }
         let piece = rest.split_to(rest.len().min(bytes_max));
-        // As long as a part of the piece is left, the whole piece stays in memory, so all its bytes are
-        // counted.
+        // While a part of the piece is left, the whole piece stays in memory, so all its bytes are counted as
+        // held.
         noted.set(kept + if rest.is_empty() { 0 } else { rest.len() + piece.len() });
         Poll::Ready(Ok(Some(piece)))
     };

@@ -45,7 +45,7 @@ pub(super) struct Principal {
     revision: u64,
     /// True if the user presented a token.
     has_token: bool,
-    /// True if `revision` comes from a JSON Web Token. The revision may then be much older than the state.
+    /// True if `revision` comes from a JSON Web Token, and so may be much older than the applied state.
     is_dated: bool,
 }
 
@@ -108,7 +108,7 @@ impl Known {
     }
 }
 
-/// Reason why a call has no principal yet.
+/// Reason why the user of a call is not identified, or not yet.
 pub(super) enum Unidentified {
     /// The token may come from an entry that this member has not applied yet.
     NotYet,
@@ -293,7 +293,7 @@ impl Services {
                 let place = self.unknown_tokens.enter()?;
                 self.wait_confirmed(self.now()).await?;
                 drop(place);
-                // If the token is still unknown, no member issued it.
+                // If the token is still unknown, no member has issued it, and it is refused.
                 self.identify_and(asker, keep).map_err(|_| error::INVALID_AUTH_TOKEN)
             }
             Unidentified::Unverified => {

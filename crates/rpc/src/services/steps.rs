@@ -41,8 +41,8 @@ pub(super) struct Steps {
     /// Client of the call. It is identified again for each step, since a step may run long after the previous
     /// one.
     asker: Asker,
-    /// Account of the call's connection, charged for its watches. `None` if the call did not arrive over a
-    /// connection.
+    /// Memory account of the call's connection, in which memory for the call's watches is reserved. `None` if
+    /// the call did not arrive over a connection.
     pub account: Option<Rc<Account>>,
     /// True after a step that may have written.
     has_written: Cell<bool>,
@@ -138,8 +138,8 @@ impl Steps {
         }
     }
 
-    /// Watches these keys, starting at revision `from`. The connection of the call is charged for the memory
-    /// of the watch and of its responses.
+    /// Watches these keys, starting at revision `from`. Memory for the watch and its responses is reserved in
+    /// the account of the call's connection.
     pub fn changes(&self, keys: Keys, from: i64, needs_leader: bool) -> Changes {
         let services = &self.services;
         let Keys { key, range_end, deletions_only } = keys;

@@ -1,5 +1,5 @@
-//! Shared parts of walks over the keys of a range. A walk runs in slices, between which other calls run.
-//! Ranges, transactions and maintenance calls use this module.
+//! Provides limits, errors and helper functions for walks over the keys of a range. A walk runs in slices,
+//! between which other calls run. Ranges, transactions and maintenance calls make such walks.
 
 use numbers::LeaseId;
 use storage::values::unreadable;

@@ -45,9 +45,9 @@ impl Hub {
     }
 
     fn create(&self, stream: &Rc<Stream>, request: &WatchCreateRequest) {
-        // The watch is counted before the state is read, so that no state is missed. When the core publishes
-        // a state later, either it sees the count and wakes this shard, or it published that state before the
-        // count, and this shard reads it below.
+        // The watch is counted before the state is read, so that no state is missed. For every state that the
+        // core publishes, either the core sees the count and wakes this shard, or it published the state
+        // before the watch was counted, and this shard reads that state below.
         self.shared.core.attendance.watch_begins(self.shard);
         self.advance();
         let header = self.present_header();
