@@ -71,8 +71,8 @@ impl Cost {
     /// Creates the cost from the value of `--bcrypt-cost`.
     ///
     /// # Errors
-    /// Returns an error if the cost is below 4 or above 31. etcd then starts with [`Cost::DEFAULT`] and
-    /// warns; the caller should do the same.
+    /// Returns an error if the cost is below 4 or above 31. In that case etcd warns and starts with
+    /// [`Cost::DEFAULT`]; the caller should do the same.
     pub fn new(given: u64) -> Result<Cost, InvalidCost> {
         u8::try_from(given)
             .ok()

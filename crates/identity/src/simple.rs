@@ -234,7 +234,7 @@ impl Store {
         })
     }
 
-    /// Returns the number of tokens, including expired ones that were not removed yet.
+    /// Returns the number of tokens, including expired ones that have not been removed yet.
     pub fn len(&self) -> usize {
         self.state.read().unwrap_or_else(PoisonError::into_inner).tokens.len()
     }

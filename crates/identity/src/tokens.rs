@@ -60,8 +60,8 @@ pub enum Refused {
     /// is applied or the call's deadline is reached, and then checks the token again. The wait must be
     /// bounded, because the index in a token may be forged.
     NotYet(Index),
-    /// The signature of the JSON Web Token was not checked yet. [`Tokens::check`] checks it, which takes up
-    /// to half a millisecond and should run on a thread that serves no clients.
+    /// The signature of the JSON Web Token has not been checked yet. [`Tokens::check`] checks it, which takes
+    /// up to half a millisecond and should run on a thread that serves no clients.
     Unverified,
 }
 

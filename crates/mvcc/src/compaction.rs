@@ -57,8 +57,8 @@ impl Store {
         let mut count = 0;
         while count < budget {
             let Some(slot) = self.next_removable(through) else { break };
-            // SAFETY: the record was in the trees until this removal, and is not freed before a later
-            // publication.
+            // SAFETY: the record was in the trees until this removal. It is only retired below, and is freed
+            // by a later publication or call of `Store::reclaim`.
             let version: Version<'_> = unsafe { slot.version() };
             removed(version);
             if version.is_tombstone() && version.superseded() == Revision(0) {

@@ -3,9 +3,9 @@
 //! Let C be the compact revision and R the requested revision. etcd hashes, in the order of revisions, all
 //! versions with C < main <= R, and in addition the versions at or below C that a compaction at R would keep:
 //! a version that is the newest of its key at R and no tombstone. If a compaction at R would keep nothing at
-//! all, etcd does not filter the versions at or below C. It then hashes all versions that its last compaction
-//! left: for each key the newest version at C, unless it is a tombstone. A tombstone at C itself is never
-//! hashed. None of this depends on the progress of physical compaction.
+//! all, etcd does not filter the versions at or below C. In that case it hashes all versions that its last
+//! compaction left: for each key the newest version at C, unless it is a tombstone. A tombstone at C itself
+//! is never hashed. None of this depends on the progress of physical compaction.
 //!
 //! A compaction at R computes the same hash, with the compact revision before this compaction as C, and with
 //! one difference: a tombstone at R itself counts as a version that the compaction keeps. A hash at a

@@ -469,7 +469,8 @@ impl<K: Order> TreeBuilder<K> {
         if self.built.is_empty() {
             return;
         }
-        // Every leaf but the first has a separator before it, and so does the leaf that is being filled.
+        // Every leaf but the first has a separator before it, and so does the leaf that is being filled. All
+        // these separators are freed.
         let mut separators = vec![self.separator];
         separators.extend(self.built.iter().skip(1).map(|leaf| leaf.separator));
         for separator in separators {

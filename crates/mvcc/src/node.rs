@@ -16,8 +16,8 @@ use numbers::ChangeId;
 use crate::epoch::{Census, Epochs, Kind, Retired};
 use crate::version::{Header, Version, prefetch};
 
-/// Maximum number of entries of a leaf. A leaf then has 768 bytes, which is a size class of common
-/// allocators.
+/// Maximum number of entries of a leaf. With this number, a leaf has 768 bytes, which is a size class of
+/// common allocators.
 pub(crate) const LEAF: usize = 62;
 /// Maximum number of children of an inner node.
 pub(crate) const INNER: usize = 31;
@@ -198,7 +198,8 @@ pub(crate) struct ByRevision;
 impl Order for ByRevision {
     type Query<'q> = ChangeId;
     type Separator = ChangeId;
-    // New revisions are always appended, never inserted in the middle, so a full leaf needs no free entries.
+    // New revisions are always appended, never inserted in the middle, so a full leaf needs no space for
+    // later insertions.
     const APPEND_KEEP: usize = LEAF;
     const INNER_KIND: Kind = Kind::RevisionInner;
 
@@ -324,8 +325,8 @@ pub(crate) fn prefetch_leaf(leaf: NodePtr) {
     }
 }
 
-/// Returns the index range of `heads` whose entries equal `head`. Compares with all heads without branches:
-/// the cache misses of a cold node then overlap, while the cache misses of a binary search would follow each
+/// Returns the index range of `heads` whose entries equal `head`. Compares with all heads, without branches,
+/// so that the cache misses of a cold node overlap. The cache misses of a binary search would follow each
 /// other.
 fn ties(heads: &[u32], head: u32) -> (usize, usize) {
     // Summed as `u32`, the type of a head, so that the compiler vectorizes the loop.

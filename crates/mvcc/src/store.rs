@@ -305,8 +305,8 @@ impl Writer<'_> {
             let Some(next) = cursor.version().filter(|version| range.is_before_end(version.key())) else {
                 return DeletedSome { count, stopped_at: None };
             };
-            // SAFETY: the record stays alive: the deletion below only supersedes it, and nothing is freed
-            // before the next publication, which needs the store that this writer borrows.
+            // SAFETY: the record stays alive: the deletion below only supersedes it, and records are freed
+            // only by a publication or by `Store::reclaim`, which need the store that this writer borrows.
             let key = unsafe { Version::from_record(next.record()) }.key();
             let goes_on = visit(self.write(key, None));
             count += 1;

@@ -85,7 +85,7 @@ pub(crate) fn allocate<T>(node: T, epochs: &Epochs) -> NodePtr {
 }
 
 /// Returns a node that the writer may change: the node itself if it was created in the current batch,
-/// otherwise a copy, and then the original is retired.
+/// otherwise a copy. If it is a copy, the original is retired.
 ///
 /// # Safety
 /// The node belongs to the writer's tree of order `K`; the caller stores the returned node in its place.
@@ -121,7 +121,8 @@ unsafe fn writable<K: Order>(node: NodePtr, epochs: &mut Epochs) -> NodePtr {
 ///
 /// # Safety
 /// `node` is alive. The result is valid until the end of the writer's operation, since separators that leave
-/// the tree are retired and nothing is freed before the next publication.
+/// the tree are only retired; retired objects are freed by a publication or by `Store::reclaim`, never during
+/// an operation.
 unsafe fn fence<'f, K: Order>(node: *const Inner<K>, at: usize) -> Option<K::Query<'f>> {
     // SAFETY: promised by the caller.
     unsafe { (at > 0 && at < (*node).len()).then(|| K::separator_query((*node).separators[at])) }

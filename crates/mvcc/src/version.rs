@@ -193,7 +193,7 @@ impl<'a> Version<'a> {
     /// Reads the part that starts `before` bytes before the header.
     ///
     /// # Safety
-    /// `create` wrote a `T` there.
+    /// `create` wrote a `T` at that place.
     unsafe fn part<T: Copy>(self, before: usize) -> T {
         // SAFETY: promised by the caller; a part never changes, is in the allocation of the record, and is
         // aligned because all sizes are multiples of eight.
@@ -342,7 +342,7 @@ impl<'a> Version<'a> {
         };
         // SAFETY: a record with a main revision above `rev` is above the compact revision and so not freed; a
         // record at or below `rev` is read only if it is the newest there and not a tombstone, and compaction
-        // keeps such a record, too.
+        // also keeps such a record.
         Some(unsafe { Version::from_record(next) })
     }
 

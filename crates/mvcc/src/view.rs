@@ -294,7 +294,7 @@ impl<'a> Snapshot<'a> {
     /// that may already have a part of that state. Which tombstones below the compact revision still exist
     /// depends on the progress of removal.
     ///
-    /// A call of `next` skips all unreadable puts before the next result, which can be millions until
+    /// A call of `next` skips all unreadable puts before the next result. There can be millions of them until
     /// compaction has removed them. [`Changes::look`] visits only one version per call.
     pub fn written_after(&self, change: ChangeId) -> Changes<'a> {
         let cursor = Cursor::seek(self.revisions(), change, true);

@@ -90,8 +90,8 @@ pub(crate) async fn answer(
     }
     exchange.body.allow(json_bytes_max(bytes_max, elements_max));
     let body = match exchange.body.gather().await {
-        // The body is dropped as in etcd: there, Go parses the body as a form to find the method, and nothing
-        // is left of it for the call.
+        // The body is dropped, as in etcd: Go has read it there as a form, to look for the method, so nothing
+        // of it is left for the call.
         Ok(_) if overridden.is_some() => Bytes::new(),
         Ok(body) => body,
         Err(StatusCode::PAYLOAD_TOO_LARGE) => {
@@ -627,7 +627,7 @@ mod tests {
     }
 
     /// Writes a response as JSON. Returns the maximum bytes that one poll read from the source, and the
-    /// maximum charge.
+    /// maximum reservation.
     fn taken(rpc: Rpc, message: Bytes) -> (usize, usize) {
         let (_, response) = descriptor::of(rpc).expect("it has messages");
         let account = accounting::Budget::new(64 << 20).open([127, 0, 0, 1].into());

@@ -541,9 +541,9 @@ impl Services {
     /// case. A member that is the only voter also refuses writes while the NOSPACE alarm is raised.
     fn check_quota(&self, cost: u64) -> Result<(), Status> {
         let state = self.shared.state.load();
-        // Only a sole voter (`reads_local`) certainly knows the current alarms. Another member has possibly
-        // not yet applied the entry that disarmed the alarm, and would refuse the write wrongly. There, the
-        // alarms are checked only when the write is applied.
+        // Only a sole voter (`reads_local`) certainly knows the current alarms. Any other member has possibly
+        // not applied the entry that disarmed the alarm, and would refuse the write wrongly. On such a
+        // member, the alarms are checked only when the write is applied.
         if state.reads_local && state.alarms.any(AlarmType::Nospace as i32) {
             // If both alarms are raised, etcd refuses writes with the error of the CORRUPT alarm.
             let corrupt = state.alarms.any(AlarmType::Corrupt as i32);

@@ -4,9 +4,9 @@
 //! For such a range, apply records only its request and its point in the transaction
 //! ([`machine::txn::Past`]). The shard of the client evaluates the range here, in the state directly after
 //! the transaction. Values that apply found but did not read are read here too, and no view is held while the
-//! disk is read. So only the member with the client makes the response, and the core makes no responses at
-//! all. As for a large Range, two walks visit the keys in slices: the first adds up lengths, and the second
-//! makes the response piece by piece as the client reads it.
+//! disk is read. So only the member that the client has called does this work, and it does the work on a
+//! shard and not in the core. As for a large Range, two walks visit the keys in slices: the first adds up
+//! lengths, and the second makes the response piece by piece as the client reads it.
 
 use std::future::poll_fn;
 use std::rc::Rc;

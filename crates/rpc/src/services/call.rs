@@ -203,8 +203,9 @@ impl Call {
         answer
     }
 
-    /// Reports the response to all observers of the call. After that, removes the status code from the error
-    /// of a lock or an election, as etcd does ([`without_code`]).
+    /// Reports the response to all observers of the call, and removes the status code from the error of a
+    /// lock or an election, as etcd does ([`without_code`]). The audit log still gets the error with its
+    /// code.
     #[inline]
     pub fn end(&mut self, answer: &mut Result<Answer, Status>) {
         let stages = match self.path {
@@ -325,8 +326,8 @@ impl Call {
     }
 
     /// Refuses a write that `may` does not allow. The check is repeated when the entry is applied, but a
-    /// write that would be refused then is not proposed: otherwise any client could fill disks with such
-    /// entries (COMPAT-422).
+    /// write that apply would refuse is not proposed: otherwise any client could fill disks with such entries
+    /// (COMPAT-422).
     ///
     /// A member may lag behind an acknowledged change of users, roles or authentication. So unless this
     /// member is certain to have the newest state, it refuses a write only after it has applied everything
@@ -412,7 +413,7 @@ impl Call {
     }
 
     /// Waits until the leader has confirmed the commit index for a linearizable read and this member has
-    /// applied up to that index. Then releases `place`, the slot of an unauthenticated caller.
+    /// applied up to that index. After that, releases `place`, the slot of an unauthenticated caller.
     ///
     /// # Errors
     ///
@@ -536,8 +537,8 @@ impl Call {
         self.send_proposal(field, request, what, writer, false)
     }
 
-    /// Proposes a login. Other than for a write, the core does not delay other commands to propose them in
-    /// one batch with the login.
+    /// Proposes a login. Unlike with a write, the core does not make other commands wait to share a batch
+    /// with the login.
     ///
     /// # Errors
     ///

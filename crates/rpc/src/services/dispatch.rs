@@ -261,8 +261,8 @@ impl front::Service for Services {
         };
         let principal = match identified {
             Ok(principal) => Ok(principal),
-            // The call continues with the error as its user: some calls need no user, and others must fail
-            // with another error first.
+            // The call continues, with the error in place of its user: some calls need no user, and others
+            // must first fail with a different error.
             Err(Unidentified::Refused(status)) => Err(status),
             // These calls need no user, so they are answered without waiting for an identification.
             Err(Unidentified::NotYet | Unidentified::Unverified)

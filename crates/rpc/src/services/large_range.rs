@@ -220,7 +220,8 @@ impl Rest {
     /// Returns the response of `len` bytes, which is small enough to be made in one step, and the time at
     /// which its values arrived.
     pub(super) async fn whole(mut self, len: usize, clock: &Clock) -> (Result<Answer, Status>, Instant) {
-        // Fetches the values that were missing in the first attempt. Usually no others are missing.
+        // Fetches the values that were found missing when the keys were selected. Usually the response needs
+        // no others.
         self.values.fetched().await;
         let fetched = clock.now();
         let piece = poll_fn(|context| self.poll_piece(len, context)).await;

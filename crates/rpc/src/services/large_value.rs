@@ -13,11 +13,12 @@
 //!   is correct. This check does not use remembered results, so a client never gets a complete message with a
 //!   wrong byte, whatever happened to the disk between two parts.
 //!
-//! The readers, which have a common memory limit, fetch a value that is not in memory as a whole and verify
-//! it. The first part of the value is taken from the fetched bytes. Then the fetched bytes are dropped, and
-//! the rest is read from the page cache. If the value was evicted from the page cache in between, it is
-//! fetched a second time and held until the last part is taken, so the disk is read at most twice. On systems
-//! that cannot tell what is in the page cache, the value is already held after the first fetch.
+//! If a value is not in memory, the readers (the threads that read values from disk, with a common memory
+//! limit) fetch the whole value and verify it. The first part of the value is taken from the fetched bytes.
+//! Then the fetched bytes are dropped, and the rest is read from the page cache. If the value was evicted
+//! from the page cache in between, it is fetched a second time and held until the last part is taken, so the
+//! disk is read at most twice. On systems that cannot tell what is in the page cache, the value is already
+//! held after the first fetch.
 //!
 //! Each part is read from the state of the response, which is protected from compaction only for a limited
 //! time (COMPAT-80). So a response that was partly sent to a slow client is reset when a compaction has

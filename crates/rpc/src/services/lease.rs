@@ -270,8 +270,9 @@ async fn time_to_live_answer(mut response: LeaseTimeToLiveResponse, keys: Keys) 
         tokio::task::yield_now().await;
     }
     let mut behind: Option<Bytes> = None;
-    // The whole list counts as kept memory (`len`), although it shares memory with the state: the state
-    // copies the parts that it changes, and the response may then be the last owner of the old parts.
+    // The whole list counts as kept memory (`len`), although at first it shares memory with the replicated
+    // state. When a change of the state copies a part of the list, the response may remain as the only owner
+    // of the old part.
     in_pieces(len, len, &beginning, move || {
         let mut out = BytesMut::with_capacity(PIECE_BYTES + 4096);
         out.extend(head.take());
@@ -326,7 +327,8 @@ async fn may_revoke(call: &Call, id: LeaseId) -> Result<(), Status> {
     if is_certain && services.may_change_any(principal) && !call.is_expense_bounded() {
         return Ok(());
     }
-    // Otherwise the rights on all keys of the lease are checked below. Only the core knows these keys.
+    // In all other cases, the rights on all keys of the lease are checked below. Only the core knows these
+    // keys.
     if !is_certain {
         // The caller's token may have been issued before root's password changed, and apply would accept it.
         // So this member first catches up, to learn of such a change.

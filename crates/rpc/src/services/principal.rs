@@ -304,9 +304,9 @@ impl Services {
         }
     }
 
-    /// Returns the session of a stream's token while authentication is disabled and the token is not needed.
-    /// The session is kept so that, if authentication is enabled later, new watches of the stream need not
-    /// wait for the verification of a JWT signature.
+    /// Returns the session of the token of a stream that is opened while authentication is disabled. The
+    /// session is kept so that, if authentication is enabled later, new watches of the stream need not wait
+    /// for the verification of a JWT signature.
     async fn session_for_later(&self, asker: &Asker) -> Option<Session> {
         let token = presented(asker)?;
         let credentials = &self.shared.clients.credentials;
@@ -390,7 +390,7 @@ impl Services {
 }
 
 /// Rights of the user of a watch stream. If `WITHIN` is true, another call inside the server, such as a lock,
-/// opened the stream. The audit log then records that call and does not record its watches.
+/// opened the stream. In that case the audit log records that call, and not its watches.
 pub(super) struct UserPermit<const WITHIN: bool> {
     services: Rc<Services>,
     /// Identity of the client that opened the stream, with its token.

@@ -3,9 +3,9 @@
 //!
 //! A member may lag behind the entry that disables authentication or that makes a token known. So it refuses
 //! an unauthenticated caller only after the leader has confirmed that this member knows the newest state,
-//! which may take up to the request timeout. etcd also waits: for an entry, or for its ReadIndex. Anyone can
-//! be an unauthenticated caller, and a shard can have only a limited number of requests to the core. Without
-//! a separate limit, unauthenticated callers could use up all these requests.
+//! which may take up to the request timeout. etcd also waits: for the entry that creates the token, or for
+//! ReadIndex. Anyone can be an unauthenticated caller, and a shard can have only a limited number of requests
+//! to the core. Without a separate limit, unauthenticated callers could use up all these requests.
 
 use std::cell::Cell;
 use std::rc::Rc;

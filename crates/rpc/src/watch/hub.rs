@@ -155,7 +155,7 @@ impl Drop for Registration {
 
 impl Drop for Hub {
     fn drop(&mut self) {
-        // Breaks the reference cycles between streams and watches that were not removed yet.
+        // Breaks the reference cycles between streams and watches that have not been removed yet.
         for stream in self.ended.get_mut().drain(..) {
             stream.set_long(None);
             stream.watches.take();
@@ -281,7 +281,7 @@ impl Hub {
         self.streams.borrow().values().map(|stream| stream.long_bytes()).max().unwrap_or(0)
     }
 
-    /// Returns the number of streams that hold fetched values, which are charged to their clients.
+    /// Returns the number of streams that hold fetched values.
     #[cfg(test)]
     pub(super) fn laden_streams(&self) -> usize {
         self.streams.borrow().values().filter(|stream| stream.fetched_bytes() > 0).count()
@@ -397,7 +397,8 @@ impl Hub {
     /// streams at the same time by closing its connection, so only a bounded number of watches is removed
     /// now, and the others in later turns.
     fn close(&self, stream: &Rc<Stream>) {
-        // Ended streams get no events, so their watches may stay in the index until they are removed.
+        // The stream is ended first. An ended stream gets no events, so its watches may stay in the index
+        // until they are removed.
         stream.end(error::WATCH_CANCELED);
         stream.give_up_claim();
         stream.drop_fetched();

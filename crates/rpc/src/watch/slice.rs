@@ -240,8 +240,8 @@ impl<'a> Slice<'a> {
     /// is full or some of their values are not in memory.
     pub fn hand_out(mut self, header: &ResponseHeader, fragment_bytes_max: usize) -> Vec<Rc<Watch>> {
         let mut left_behind = Vec::new();
-        // The same buffer is used for all short responses: their header is the same for all watches, and each
-        // watch gets its own copy.
+        // One buffer is used for the heads of all short responses: they differ only in the watch id, and each
+        // stream's queue gets a copy.
         let mut head = ShortHead::new(header);
         for watch in std::mem::take(&mut self.touched) {
             let matched = watch.matched.take();
@@ -298,7 +298,7 @@ impl<'a> Slice<'a> {
             return Ok(Short::LeftBehind);
         }
         // The events of the first watch become adjacent in the arena, because they are encoded in order. For
-        // a later watch, other events may lie between them; `hand_to` then makes its response.
+        // a later watch, other events may lie between them. In that case `hand_to` makes its response.
         let (mut fields, mut is_one_piece, mut is_whole) = (0..0, true, true);
         for number in matched.iter() {
             // The loop continues after a missing value, so that all missing values are fetched together.

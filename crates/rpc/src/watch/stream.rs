@@ -583,7 +583,8 @@ impl Stream {
         self.note_queued(&queued);
         let mut queue = self.queue.borrow_mut();
         if queue.capacity() == 0 {
-            // Most streams never queue more than one response at a time.
+            // Most streams never queue more than one response at a time, so the queue starts with space for
+            // one.
             queue.reserve_exact(1);
         }
         queue.push_back(queued);
@@ -653,7 +654,7 @@ impl Stream {
         Some(queued)
     }
 
-    /// Returns a response that could not be sent to the front of the queue.
+    /// Puts a response at the front of the queue again, because it could not be sent.
     pub fn put_back(&self, queued: Queued) {
         self.queued_bytes.set(self.queued_bytes.get() + queued.body.bytes() as u32);
         self.charge(queued.charged_bytes(), 0);

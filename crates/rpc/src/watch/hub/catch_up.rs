@@ -147,8 +147,8 @@ impl Hub {
         together.truncate(stream.together_max(from));
         let header = self.header(state, current);
         let mut values = stream.attempt(from, || Attempt::new(self.values.clone()));
-        // Values that were written since the last attempt are usually in the page cache, so missing values
-        // are looked up again before they are fetched.
+        // Makes the attempt look for values in memory again before it fetches them: values that were written
+        // since the last slice are usually in the page cache.
         values.ask_again();
         let mut group = Index::default();
         for watch in &together {

@@ -47,9 +47,10 @@ impl Hub {
         self.say_progress(stream);
     }
 
-    /// Sends a progress notification if it is due. If it is not due only because the hub has not reached the
-    /// required revision, registers the stream to send it then. A stream that first has to wait for something
-    /// else, such as a cancel request of its client, calls this function again itself.
+    /// Sends a progress notification if it is due. If the only obstacle is that the hub has not reached the
+    /// required revision, registers the stream, so that the notification is sent when the hub reaches it. A
+    /// stream that first has to wait for something else, such as a cancel request of its client, calls this
+    /// function again itself.
     fn say_progress(&self, stream: &Rc<Stream>) {
         let mut due = stream.progress_due();
         // While revisions are being delivered over several turns, no progress is sent: some watches of the

@@ -28,8 +28,8 @@ pub(super) enum UnderWay {
     /// through their streams.
     Walk(Walk),
     /// Revisions up to `through` may have been removed before this shard saw them. All synced watches are
-    /// made to read history, and those whose history was removed are then cancelled. Done for the streams
-    /// before `stream`, and for the watches of `stream` before `watch`.
+    /// made to read history; the watches whose history was removed are cancelled when they try to read it.
+    /// Done for the streams before `stream`, and for the watches of `stream` before `watch`.
     Overtaken { through: Revision, stream: u64, watch: i64 },
 }
 
