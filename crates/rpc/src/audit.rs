@@ -32,16 +32,16 @@ const WRITES_LISTED_MAX: usize = 128;
 /// Maximum number of writes of a refused transaction that a line shows; also the maximum number of its ranges
 /// and comparisons together.
 const REFUSED_LISTED_MAX: usize = 4;
-/// Maximum length in bytes of a request that is decoded for its line in the audit log. The value of a put
-/// does not count.
+/// Maximum length in bytes, without the value of a put, of a request that is decoded for its line in the
+/// audit log.
 const LISTABLE_BYTES_MAX: usize = 4 << 20;
 /// Maximum length in bytes of a refused request that is decoded for its line in the audit log.
 const REFUSED_LISTABLE_BYTES_MAX: usize = 64 << 10;
 /// Maximum number of comparisons and operations of a transaction that is decoded for its line in the audit
 /// log. It is many times the number that an accepted transaction may have, unless `--max-txn-ops` was raised.
 const LISTABLE_ELEMENTS_MAX: usize = 64 << 10;
-/// Number of bytes that are kept from the beginning of a response: enough for the header and the number field
-/// that follows it in some responses.
+/// Number of bytes from the beginning of a response that are kept for its line in the audit log: enough for
+/// the header and the number field that follows the header in some responses.
 pub(crate) const ANSWER_BYTES: usize = 64;
 /// Maximum length in bytes of a request that is copied for its line. A longer request is not copied: the line
 /// refers to the received bytes, which keeps a whole read buffer of the connection in memory.
@@ -71,8 +71,8 @@ pub struct Who {
     pub is_stranger: bool,
 }
 
-/// A call in progress. Its line is written when the call is answered, or when the record is dropped because
-/// the client disconnected.
+/// Record of a call in progress. Its line in the audit log is written when the call is answered, or when the
+/// record is dropped because the client disconnected.
 pub struct Call {
     auditor: Auditor,
     line: Option<Line>,
@@ -323,8 +323,9 @@ impl Line {
         self.reads || !is_read(self.rpc) || self.result.as_ref().is_err_and(is_refusal)
     }
 
-    /// Returns true if the line goes to the separate file of refused calls. Anyone can cause any number of
-    /// such lines, and they must not displace the lines of other calls.
+    /// Returns true if the line goes to the separate file of refused calls: the call certainly had no effect,
+    /// or it is a read or failed call of an unauthenticated caller. Anyone can cause any number of such
+    /// lines, and they must not displace the lines of other calls.
     fn is_refused(&self) -> bool {
         self.who.is_stranger && (self.result.is_err() || is_read(self.rpc))
             || self.result.as_ref().is_err_and(is_without_effect)

@@ -19,7 +19,7 @@ use replica::shared::Shared;
 /// Pause before a request to the leader is retried.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Body of an etcd leader's response to most requests to promote a learner that it refuses. It does not
+/// Body of the response with which an etcd leader refuses most requests to promote a learner. It does not
 /// contain the reason.
 const ETCDS_REFUSAL: &[u8] = b"Internal Server Error";
 
@@ -126,7 +126,7 @@ pub async fn time_to_live(
     }
 }
 
-/// Refusals to promote a learner that a retry cannot change.
+/// Final refusals of a leader to promote a learner: a retry would get the same refusal.
 const FINAL: [Status; 5] = [
     error::INVALID_AUTH_TOKEN,
     error::USER_EMPTY,

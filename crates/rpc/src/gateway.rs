@@ -40,7 +40,8 @@ const METADATA_PREFIX: &str = "grpc-metadata-";
 /// Error for a response of this server that cannot be converted to JSON.
 const UNREADABLE: Status = Status::new(Code::Internal, "mainstay: an answer could not be encoded as JSON");
 
-/// Number of bytes of a large response, or of the responses of a stream, that are written at a time.
+/// Approximate size in bytes of the chunks in which a large response, or the responses of a stream, are
+/// written.
 const PIECE_BYTES: usize = 64 * 1024;
 
 /// Number of bytes of a large response that are read before other calls run. That many bytes may be read

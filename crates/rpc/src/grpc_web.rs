@@ -32,7 +32,7 @@ use self::frames::{Form, Writer, decoded, next_message, only};
 use crate::local_call::{Counted, LATE, Running, Said, answered_in_time, check_sent_len, read_timeout};
 use crate::services::Services;
 
-/// Number of bytes of a large response that are taken at a time.
+/// Maximum number of bytes of a large response that are taken from its source at a time.
 const PIECE_BYTES: usize = 64 * 1024;
 
 /// Error for a response whose pieces have fewer bytes in total than its announced length.

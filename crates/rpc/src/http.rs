@@ -54,7 +54,8 @@ struct Asked<'a> {
     logger: &'a Logger,
     state: &'a Published,
     query: Query<'a>,
-    /// Result of waiting for a linearizable read, if the page needs one.
+    /// Result of the confirmation that the state is new enough; `None` if the page needs no linearizable
+    /// read.
     confirmed: Option<&'a Confirmed>,
 }
 

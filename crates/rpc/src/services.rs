@@ -90,7 +90,8 @@ pub struct Services {
     /// Statistics of the client that was seen last, cached because calls of one client often follow each
     /// other.
     caller: RefCell<Option<(IpAddr, Arc<Caller>)>>,
-    /// True if the time of every call is measured.
+    /// True if the time of every call is added to the metrics of its method, which `--metrics extensive`
+    /// enables.
     timed: bool,
     /// Cached tokens of connections and cached rights of users.
     known: RefCell<Known>,

@@ -32,7 +32,7 @@ use crate::encode;
 use storage::values::unreadable;
 use storage::values::{Attempt, LogValues, made};
 
-/// Result of a read in a transaction, whose length is known.
+/// Result of a read in a transaction: its keys, their number, and the length of their encoding.
 struct Measured {
     /// Length of all encoded `kvs` fields of the read, in bytes.
     kvs: usize,
@@ -53,7 +53,8 @@ enum Keys {
 /// A part of a response.
 enum Part {
     Bytes(Bytes),
-    /// The `kvs` of a range, in the field with this number.
+    /// Key-value pairs that are still to be read and encoded: the number of their response field, their
+    /// projection, and their keys.
     Kvs(u8, Projection, Keys),
 }
 

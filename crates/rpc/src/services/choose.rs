@@ -49,7 +49,8 @@ const READ_AT_ONCE_MIN: usize = 4 << 10;
 /// value.
 const READ_WORK: usize = 512;
 
-/// Returns the number of bytes of values that the next slice may read, by the work left in the turn.
+/// Returns the number of bytes of values that the next slice may read, which depends on the work left in the
+/// connection's turn.
 pub(super) fn read_at_once() -> usize {
     accounting::work_left().clamp(READ_AT_ONCE_MIN, READ_AT_ONCE)
 }

@@ -32,8 +32,8 @@ use storage::values::{Attempt, made};
 /// revision, some of these keys may not exist at that revision.
 pub(super) const KEYS_PER_PIECE: u64 = 8192;
 
-/// Reserves memory for a piece of this many bytes, once: only while `out` has no more capacity than the
-/// header needs.
+/// Makes the capacity of `out` large enough for a piece of this many bytes. It is called before each key, but
+/// only the first call for a piece allocates.
 pub(super) fn reserve(out: &mut BytesMut, piece_bytes: usize) {
     if out.capacity() < piece_bytes {
         out.reserve(piece_bytes + 4096 - out.len());

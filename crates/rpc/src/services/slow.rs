@@ -36,7 +36,8 @@ impl Call {
         self.services.passed(&self.begun, || Told { stages, proposed: Some((asked, answered)) })
     }
 
-    /// Reports a request that the core did not answer in time, if it was slow.
+    /// Reports a request to which the core has not replied, if the request took longer than the limit for
+    /// slow requests.
     #[cold]
     pub(super) fn report_timeout(&self, answer: &Result<Answer, Status>) -> Option<Told> {
         let took = self.services.now().saturating_duration_since(self.begun.arrived);

@@ -14,7 +14,7 @@ use api::{Status, error};
 
 /// Maximum number of unauthenticated callers of one kind that wait on a shard. It is a small fraction of the
 /// requests that a shard may have open at the core ([`replica::inbox::OPEN_REQUESTS_PER_SHARD_MAX`]), so most
-/// of them remain for other callers.
+/// of those requests remain for other callers.
 const STRANGERS_MAX: usize = 4096;
 
 /// Number of unauthenticated callers of one kind that wait for a confirmation on a shard. The kinds are

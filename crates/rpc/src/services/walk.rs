@@ -61,8 +61,8 @@ pub(super) fn keys_per_slice() -> usize {
     (accounting::work_left() / accounting::KEY_BYTES).clamp(KEYS_PER_SLICE_MIN, KEYS_PER_SLICE)
 }
 
-/// Counts a walk as work of the connection's turn: the keys that it has visited, of at most `looks`, and
-/// `bytes` bytes of values.
+/// Counts a walk as work of the connection's turn: the keys that it has visited, and `bytes` bytes of values.
+/// `looks` is the limit on visited keys with which the walk began.
 pub(super) fn note_walk(walk: &mvcc::Range<'_>, looks: u64, bytes: usize) {
     accounting::note_work(looks - walk.looks_left(), bytes as u64);
 }

@@ -7,8 +7,8 @@
 //! past, or whose stream's queue is full, is *unsynced*: its stream reads history for it, slice by slice at
 //! its own pace, until the watch has caught up. Streams that read history wait in a queue: in one turn of the
 //! shard, all of them together may do no more work than the delivery to the synced watches may do. Streams
-//! that hold fetched values come first, and streams with a watch that was synced before do not wait for all
-//! others.
+//! that hold fetched values come first, and streams with a watch that was synced before do not have to wait
+//! for all streams that arrived before them.
 //!
 //! However many watches a change matches, one turn of the shard delivers it to a bounded number of them.
 //! Until all matching watches have received the change, the hub's revision does not rise and no progress is

@@ -72,7 +72,7 @@ pub(super) struct Watch {
     pub compacted: Cell<bool>,
     /// True if the watch is counted in [`Rare::ahead`], because it starts above the hub's revision.
     pub ahead: Cell<bool>,
-    /// True if the watch received no event since the last periodic progress notification.
+    /// True if the watch has received no event since the last round of periodic progress notifications.
     pub quiet: Cell<bool>,
     /// True if the response of the current slice could not be queued for the watch. Used only while a slice
     /// is delivered.
@@ -302,8 +302,9 @@ pub(super) struct Stream {
     /// True if any watch of the stream has asked for periodic progress.
     pub wants_ticks: Cell<bool>,
     queue: RefCell<VecDeque<Queued>>,
-    /// Bytes of the queued responses: at most [`QUEUE_BYTES_MAX`], or the length of a single larger response.
-    /// A `u32` suffices, because the length of a gRPC message fits into 32 bits.
+    /// Bytes of the queued responses: at most [`QUEUE_BYTES_MAX`] or the length of a single larger response,
+    /// plus responses without events, which are short. A `u32` suffices, because the length of a gRPC message
+    /// fits into 32 bits.
     queued_bytes: Cell<u32>,
     waker: Cell<Option<Waker>>,
     /// Boxed and created only when needed, because most streams do not need it.
@@ -578,7 +579,8 @@ impl Stream {
         self.queued_bytes.get() as usize
     }
 
-    /// Queues a response. The caller has checked [`Stream::has_room`].
+    /// Queues a response. For a response with events, the caller has checked [`Stream::has_room`], or the
+    /// queue is empty. Short responses without events are queued without that check.
     pub fn push(&self, queued: Queued) {
         self.note_queued(&queued);
         let mut queue = self.queue.borrow_mut();
@@ -688,13 +690,15 @@ impl Stream {
         begun.filter(|_| before == from).map_or_else(begin, |begun| *begun)
     }
 
-    /// Keeps this attempt, so that [`Stream::poll_fetched`] fetches the values that it found missing.
+    /// Keeps this attempt, so that [`Stream::poll_fetched`] fetches the values that the attempt found
+    /// missing.
     pub fn fetch(&self, attempt: Attempt) {
         self.charge_fetched(attempt.arrived_bytes());
         *self.rare().fetching.borrow_mut() = Some(Box::new(attempt));
     }
 
-    /// Resolves when no values are being fetched.
+    /// Resolves when no values are being fetched. If the stream has no unsynced watches, it needs no values,
+    /// and drops them first.
     pub fn poll_fetched(&self, context: &mut Context<'_>) -> Poll<()> {
         if self.is_synced() {
             self.drop_fetched();

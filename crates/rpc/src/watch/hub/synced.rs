@@ -165,7 +165,8 @@ impl Hub {
         (done, true)
     }
 
-    /// Returns the delivery of the next revisions, which match many watches.
+    /// Returns the delivery of the next revisions, which match many watches: a broadcast, or a walk if the
+    /// first of these revisions has too many changes for a broadcast.
     fn broadcast_from(&self, snapshot: Snapshot<'_>, from: Revision) -> UnderWay {
         let portion = self.portion.get();
         let (mut changes, mut bytes, mut through) = (0, 0, from);
