@@ -54,8 +54,7 @@ struct Asked<'a> {
     logger: &'a Logger,
     state: &'a Published,
     query: Query<'a>,
-    /// Result of the confirmation that the state is new enough; `None` if the page needs no linearizable
-    /// read.
+    /// Result of the confirmation that the state is new enough; `None` if the request needs no confirmation.
     confirmed: Option<&'a Confirmed>,
 }
 
