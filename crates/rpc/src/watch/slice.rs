@@ -301,7 +301,8 @@ impl<'a> Slice<'a> {
         // a later watch, other events may lie between them. In that case `hand_to` makes its response.
         let (mut fields, mut is_one_piece, mut is_whole) = (0..0, true, true);
         for number in matched.iter() {
-            // The loop continues after a missing value, so that all missing values are fetched together.
+            // For a value that is not in memory, `encode` returns `None` and records it as missing. The loop
+            // continues, so that all missing values are fetched together.
             match self.encode(number, form)? {
                 None => is_whole = false,
                 Some((start, end)) if fields.is_empty() => fields = start..end,
@@ -350,7 +351,8 @@ impl<'a> Slice<'a> {
             }
             let mut spans = Vec::with_capacity(matched.len());
             for number in matched.iter() {
-                // The loop continues after a missing value, so that all missing values are fetched together.
+                // For a value that is not in memory, `encode` returns `None` and records it as missing. The
+                // loop continues, so that all missing values are fetched together.
                 spans.extend(self.encode(number, form)?);
             }
             if spans.len() < matched.len() {
