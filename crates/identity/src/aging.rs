@@ -1,4 +1,4 @@
-//! A bounded map that removes entries which have not been used for some time.
+//! Implements a map from which entries that were not used for some time can be removed cheaply.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -19,8 +19,9 @@ pub(crate) trait Used {
 ///
 /// A use only changes the value, which may happen without the map's lock. So the map sorts its entries by the
 /// last use that it has seen, which is never later than the true last use, and corrects the order when an
-/// entry reaches the front. No entry is due before the first one, and neither a use nor the passing of time
-/// costs work proportional to the number of entries. A timer wheel would have to move the entry at each use.
+/// entry reaches the front. If the first entry is not due, no entry is. Neither a use nor the passing of time
+/// costs work proportional to the number of entries. (A timer wheel would have to move the entry at each
+/// use.)
 ///
 /// Example, with an idle time of 300: `a` is inserted at 0 and used at 200, `b` is inserted at 100. At 310
 /// the first entry is `a`: its last use that the map has seen is 0, so it seems due. Its true last use is
@@ -74,7 +75,7 @@ impl<V: Used> Aging<V> {
     }
 
     /// Removes and returns one entry whose last use is before `since_ns`, if there is one. Checks at most
-    /// `steps` entries, and subtracts the checked ones from `steps`.
+    /// `steps` entries, and subtracts the number of checked entries from `steps`.
     pub fn pop_unused(&mut self, since_ns: u64, steps: &mut usize) -> Option<(Tag, V)> {
         while *steps > 0 {
             let (&(seen_ns, _), &tag) = self.order.first_key_value()?;

@@ -1,4 +1,4 @@
-//! The user of a valid token, and the token's validity.
+//! Stores the user of a valid token, and the token's validity.
 
 use std::fmt;
 use std::sync::Arc;
@@ -31,8 +31,9 @@ pub(crate) enum Life {
     Until(Option<i64>),
 }
 
-/// Returns the time in nanoseconds by which a recorded use may lag behind the true one. All threads share a
-/// holder, so a connection that presents its token with every request must not write to the holder each time.
+/// Returns the time in nanoseconds by which a recorded use may lag behind the true one. A use that follows
+/// the recorded one within this time is not recorded. All threads share a holder, so a connection that
+/// presents its token with every request should not write to the holder each time.
 const fn slack_ns(ttl_ns: u64) -> u64 {
     ttl_ns / 1024
 }
@@ -45,19 +46,20 @@ pub(crate) const fn idle_ns(ttl_ns: u64) -> u64 {
 }
 
 impl Holder {
-    /// Name of the user.
+    /// Returns the name of the user.
     pub fn user(&self) -> &Arc<str> {
         &self.user
     }
 
-    /// Auth revision at which the token was made. `None` for a simple token, for which the newest auth
-    /// revision always applies.
+    /// Returns the auth revision at which the token was made; `None` for a simple token, for which the newest
+    /// auth revision always applies.
     pub fn revision(&self) -> Option<u64> {
         self.revision
     }
 
-    /// Records a use, and returns true if the token is valid. An invalid holder does not prove that the token
-    /// is invalid in the store: the entry may have been evicted from memory, or keys may have been replaced.
+    /// Records a use, and returns true if the token is valid. If the result is false, the token may still be
+    /// valid, so the caller must look it up again: its entry may only have been evicted from memory, or one
+    /// of the new keys may verify it.
     pub(crate) fn renew(&self, now: Now) -> bool {
         if self.void.load(Ordering::Acquire) || self.generation.load(Ordering::Acquire) != self.born {
             return false;
@@ -123,8 +125,8 @@ impl Session {
         Session { token: Secret::new(self.token.bytes()), holder: Arc::clone(&self.holder) }
     }
 
-    /// Returns true if the token is a JSON Web Token and the key that verified it was removed: then streams
-    /// opened with the token must end.
+    /// Returns true if the token is a JSON Web Token and the key that verified it was removed. The caller
+    /// must end streams that were opened with such a token.
     pub fn is_withdrawn(&self) -> bool {
         self.holder.is_withdrawn()
     }

@@ -1,4 +1,5 @@
-//! JSON Web Tokens: their claims are signed, so that members need not store them.
+//! Signs and verifies JSON Web Tokens. A member can verify such a token by its signature alone, so members
+//! need not store the tokens.
 //!
 //! This module accepts the same tokens as etcd, which uses version 5 of the library golang-jwt with its
 //! defaults. Differences are documented at [`JwtError`] and [`KeyError`].
@@ -32,39 +33,39 @@ use method::{Family, Named};
 /// Maximum length of a token in bytes. A longer token is refused without being decoded.
 pub const TOKEN_BYTES_MAX: usize = 16 * 1024;
 
-/// Time for which a verified token is remembered after its last use.
+/// Time for which a verified token is remembered after it was looked up last.
 const REMEMBERED: Duration = Duration::from_secs(600);
 
 /// Base64 without padding. Unused bits of the last letter are ignored, as in Go.
 const BASE64: GeneralPurpose =
     GeneralPurpose::new(&base64::alphabet::URL_SAFE, NO_PAD.with_decode_allow_trailing_bits(true));
 
-/// Error returned when a token is refused. The texts are those of golang-jwt, which etcd logs after `failed
-/// to parse a JWT token`, and those of etcd; a client learns only that its token is invalid. Two texts are
-/// Mainstay's own: [`JwtError::TooLong`] and [`JwtError::RevisionOutOfRange`].
+/// Error returned when a token is refused. The messages are those of golang-jwt, which etcd logs after
+/// `failed to parse a JWT token`, and those of etcd; a client learns only that its token is invalid. Two
+/// messages are Mainstay's own: [`JwtError::TooLong`] and [`JwtError::RevisionOutOfRange`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JwtError {
     /// The token is longer than [`TOKEN_BYTES_MAX`].
     TooLong,
-    /// The token does not have exactly two dots.
+    /// The token does not contain exactly two dots.
     Segments,
-    /// The part before the first dot is not base64.
+    /// The header of the token, which is the part before the first dot, is not base64.
     HeaderBase64,
-    /// The part before the first dot is not a JSON object.
+    /// The header of the token, which is the part before the first dot, is not a JSON object.
     HeaderJson,
-    /// The part between the dots is not base64.
+    /// The claims of the token, which are the part between the dots, are not base64.
     ClaimsBase64,
-    /// The part between the dots is not a JSON object.
+    /// The claims of the token, which are the part between the dots, are not a JSON object.
     ClaimsJson,
-    /// The header names an unknown signing method.
+    /// The header of the token names an unknown signing method.
     MethodUnknown,
-    /// The header names no signing method.
+    /// The header of the token names no signing method.
     NoMethod,
-    /// The part behind the second dot is not base64.
+    /// The signature of the token, which is the part after the second dot, is not base64.
     SignatureBase64,
-    /// The header names another method than the configured one.
+    /// The header of the token names a signing method that is not the configured one.
     OtherMethod,
-    /// The signature was made by none of the keys.
+    /// None of the keys has made the signature of the token.
     Signature(Method),
     /// The token has expired or is not valid yet.
     Times(Times),
@@ -72,8 +73,8 @@ pub enum JwtError {
     NoUser,
     /// The claim `revision` is missing or is not a number.
     NoRevision,
-    /// The claim `revision` is negative or not below 2^64. Go's result for such a number depends on the
-    /// processor.
+    /// The claim `revision` is negative or not below 2^64. It is refused, because Go's result for such a
+    /// number depends on the processor.
     RevisionOutOfRange,
 }
 
@@ -84,7 +85,7 @@ pub struct Times {
     not_before: Option<TimeError>,
 }
 
-/// Error of one claim of time.
+/// Error of the claim `exp` or of the claim `nbf`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TimeError {
     /// The claim is not a number.
@@ -168,8 +169,8 @@ impl std::error::Error for SignError {}
 /// Signs and verifies tokens. Shared by all threads.
 ///
 /// Verified tokens are remembered by a keyed hash, so each member checks a token's signature once, not once
-/// per request. A remembered token is forgotten when it expires, when its key is removed, and when it is not
-/// used for some time.
+/// per request. A remembered token is forgotten when its key is removed, when it is not looked up for some
+/// time, or when too many tokens are remembered. A remembered token that has expired is refused.
 pub struct Jwt {
     /// Lifetime of a signed token in nanoseconds; with zero or less, tokens are expired when they are signed.
     ttl_ns: i64,
@@ -182,14 +183,14 @@ pub struct Jwt {
     parts: [Mutex<Aging<Arc<Holder>>>; PARTS],
 }
 
-/// Number of parts of the memory, each with its own lock, to reduce contention.
+/// Number of parts of the table of remembered tokens. Each part has its own lock, which reduces contention.
 const PARTS: usize = 16;
 
 impl Jwt {
-    /// Default for the number of verified tokens that are remembered. One takes about 250 bytes.
+    /// Default maximum number of verified tokens that are remembered. A token takes about 250 bytes.
     pub const REMEMBERED_MAX_DEFAULT: usize = 32_768;
 
-    /// Creates the signer and verifier. `now` must not be later than the time of any later call.
+    /// Creates the signer and verifier of tokens. `now` must not be later than the time of any later call.
     pub fn new(ttl_ns: i64, keys: Keys, remembered_max: usize, now: Instant, entropy: &mut Entropy) -> Jwt {
         Jwt {
             ttl_ns,
@@ -318,8 +319,8 @@ impl Jwt {
         Ok(holder)
     }
 
-    /// Forgets verified tokens that were not used for some time. Expired tokens are refused anyway; this call
-    /// only frees their memory.
+    /// Forgets verified tokens that were not looked up for some time. Expired tokens are refused anyway; this
+    /// call only frees their memory.
     pub fn expire(&self, now: Instant) {
         let since_ns =
             self.epoch.ns(now).saturating_sub(u64::try_from(REMEMBERED.as_nanos()).unwrap_or(u64::MAX));
@@ -337,7 +338,8 @@ impl Jwt {
     }
 
     fn part(&self, tag: Tag) -> MutexGuard<'_, Aging<Arc<Holder>>> {
-        // The high bits choose the part, because the map uses the low bits of the same number.
+        // The high bits choose the part, because the map inside the part uses the low bits of the same
+        // number.
         let part = (tag.short() >> 60) as usize % PARTS;
         self.parts[part].lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -357,7 +359,7 @@ impl fmt::Debug for Jwt {
 struct Claims {
     user: String,
     revision: u64,
-    /// Time of expiry in seconds since 1970; `None` for none.
+    /// Time of expiry in seconds since 1970; `None` if the token does not expire.
     expires: Option<i64>,
 }
 
@@ -426,7 +428,7 @@ impl<'t> Unverified<'t> {
             return Err(JwtError::NoUser);
         };
         let revision = claims.get("revision").and_then(Value::as_f64).ok_or(JwtError::NoRevision)?;
-        // Go accepts a number with a fraction, and truncates it.
+        // As in Go, a number with a fraction is accepted and truncated.
         if !(0.0..TWO_TO_64).contains(&revision) {
             return Err(JwtError::RevisionOutOfRange);
         }
@@ -436,7 +438,8 @@ impl<'t> Unverified<'t> {
 
 const TWO_TO_64: f64 = 18_446_744_073_709_551_616.0;
 
-/// Parses a JSON object. As in Go, `null` is an empty object, and of equal names the last one counts.
+/// Parses a JSON object. As in Go, `null` is read as an empty object, and if a name occurs more than once,
+/// its last occurrence wins.
 fn object(json: &[u8]) -> Option<Map<String, Value>> {
     match serde_json::from_slice(json).ok()? {
         Value::Object(object) => Some(object),
@@ -445,8 +448,8 @@ fn object(json: &[u8]) -> Option<Map<String, Value>> {
     }
 }
 
-/// Returns a claim of time in whole seconds since 1970. As in golang-jwt, zero means no claim. A token with a
-/// time further in the future than golang-jwt can represent is never valid.
+/// Returns the claim `exp` or `nbf` in whole seconds since 1970, or `None` if it is missing or, as in
+/// golang-jwt, zero. A token with a time further in the future than golang-jwt can represent is never valid.
 fn seconds(claims: &Map<String, Value>, name: &str) -> Result<Option<i64>, TimeError> {
     let Some(value) = claims.get(name) else {
         return Ok(None);
@@ -456,8 +459,9 @@ fn seconds(claims: &Map<String, Value>, name: &str) -> Result<Option<i64>, TimeE
         return Ok(None);
     }
     let whole = number.floor();
-    // Go counts seconds from the year 1 in 64 bits. A time beyond that range overflows into the distant past,
-    // so the token counts as expired.
+    // Go counts seconds from the year 1 in 64 bits. A time of expiry beyond that range overflows there into
+    // the distant past, so a token with such an `exp` counts as expired. A token with such an `nbf` never
+    // becomes valid.
     if whole.abs() < 9.22e18 {
         return Ok(Some(whole as i64));
     }

@@ -1,4 +1,4 @@
-//! Keyed hashes, which are stored in place of passwords and tokens.
+//! Computes keyed hashes, which are stored in place of passwords and tokens.
 
 use std::fmt;
 use std::hash::{BuildHasherDefault, Hash, Hasher};
@@ -12,8 +12,8 @@ pub type Entropy<'a> = dyn FnMut(&mut [u8]) + 'a;
 /// Returns a source of the operating system's random bytes.
 ///
 /// # Panics
-/// The returned function panics if the operating system cannot provide random bytes, because no secret is
-/// possible then.
+/// The returned function panics if the operating system cannot provide random bytes, because no secret can be
+/// created without them.
 pub fn system_entropy() -> impl FnMut(&mut [u8]) {
     use ring::rand::SecureRandom as _;
     let random = ring::rand::SystemRandom::new();
@@ -47,8 +47,8 @@ impl MacKey {
     }
 }
 
-/// The first 128 bits of a keyed hash. Without the key it is impossible to find a value with a given tag, or
-/// to learn anything from the duration of a comparison.
+/// The first 128 bits of a keyed hash. Without the key it is infeasible to find a value with a given tag, and
+/// the duration of a comparison of tags reveals nothing about their values.
 #[derive(Clone, Copy, Eq, PartialOrd, Ord)]
 pub struct Tag(u128);
 
@@ -95,7 +95,7 @@ impl Hasher for Identity {
     }
 
     fn write(&mut self, bytes: &[u8]) {
-        // The trait requires this method, but tags and numbers are hashed with `write_u64`.
+        // The trait requires this method. It is not used: tags and numbers are hashed with `write_u64`.
         self.0 = bytes.iter().fold(self.0, |hash, byte| hash.rotate_left(8) ^ u64::from(*byte));
     }
 

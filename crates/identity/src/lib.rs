@@ -1,4 +1,4 @@
-//! Authentication of clients: passwords and tokens.
+//! Authenticates clients: checks their passwords, and creates and checks their tokens.
 //!
 //! * [`passwords`]: bcrypt compatible with Go's, [`passwords::Verified`] (a cache of verified passwords) and
 //!   [`passwords::WorkQueue`] (passwords that wait to be hashed, in a fair order).
@@ -8,9 +8,9 @@
 //!   that a log may show.
 //!
 //! The crate opens no file and no socket, starts no thread and reads no clock: key files are passed as bytes,
-//! time as [`Now`], and randomness as [`Entropy`]; only signatures that need randomness (PS, ES) get it from
-//! the operating system. The crate does not know users and roles: the caller stores passwords and
-//! permissions. Calls that the caller has to make:
+//! time as [`Now`], and randomness as [`Entropy`]; only signing with the methods PS and ES, and checking the
+//! point of an elliptic-curve key, take randomness from the operating system. The crate does not know users
+//! and roles: the caller stores passwords and permissions. Calls that the caller has to make:
 //!
 //! | when | what |
 //! |---|---|

@@ -1,5 +1,5 @@
-//! Passwords: bcrypt compatible with Go's `golang.org/x/crypto/bcrypt`, a cache of verified passwords, and
-//! the queue of passwords that have to be hashed.
+//! Hashes and checks passwords: bcrypt compatible with Go's `golang.org/x/crypto/bcrypt`, a cache of verified
+//! passwords, and the queue of passwords that have to be hashed.
 
 mod verified;
 mod work_queue;
@@ -17,14 +17,14 @@ use zeroize::Zeroizing;
 
 use crate::keyed::{Entropy, equal};
 
-/// Minimum cost of a hash.
+/// Minimum bcrypt cost, which is the base-2 logarithm of the number of rounds.
 pub const COST_MIN: u8 = 4;
-/// Maximum cost of a hash.
+/// Maximum bcrypt cost, which is the base-2 logarithm of the number of rounds.
 pub const COST_MAX: u8 = 31;
-/// Cost that is used if no cost or an invalid cost is given.
+/// Bcrypt cost that is used if no cost or an invalid cost is given.
 pub const COST_DEFAULT: u8 = 10;
-/// Number of bytes of a password that count. A longer password cannot be set. When a longer password is
-/// checked, the bytes after these are ignored.
+/// Maximum length of a new password in bytes. When a longer password is checked, only its first 72 bytes are
+/// compared.
 pub const PASSWORD_BYTES_MAX: usize = 72;
 
 /// The alphabet of bcrypt; as in Go, unused bits of the last letter are ignored.
@@ -37,7 +37,8 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Cost(u8);
 
-/// Error for a cost outside of 4 to 31. etcd warns with this text and uses the default.
+/// Error for a cost outside of 4 to 31. Its message is the one with which etcd warns before it uses the
+/// default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InvalidCost {
     /// The given cost.
@@ -62,7 +63,7 @@ impl fmt::Display for InvalidCost {
 impl std::error::Error for InvalidCost {}
 
 impl Cost {
-    /// Cost that is used if no cost or an invalid cost is given.
+    /// Bcrypt cost that is used if no cost or an invalid cost is given.
     pub const DEFAULT: Cost = Cost(COST_DEFAULT);
     /// Lowest cost, at which hashes are very cheap and protect little; for tests and simulations.
     pub const LOWEST: Cost = Cost(COST_MIN);
@@ -70,8 +71,8 @@ impl Cost {
     /// Creates the cost from the value of `--bcrypt-cost`.
     ///
     /// # Errors
-    /// Returns an error if the cost is below 4 or above 31. etcd then starts with [`Cost::DEFAULT`] and
-    /// warns; the caller should do the same.
+    /// Returns an error if the cost is below 4 or above 31. In that case etcd warns and starts with
+    /// [`Cost::DEFAULT`]; the caller should do the same.
     pub fn new(given: u64) -> Result<Cost, InvalidCost> {
         u8::try_from(given)
             .ok()
@@ -98,7 +99,7 @@ impl fmt::Display for TooLong {
 
 impl std::error::Error for TooLong {}
 
-/// Reason why a password does not match a stored hash. The texts are Go's; they are never sent to clients.
+/// Reason why a password does not match a stored hash. The messages are Go's; they are never sent to clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unequal {
     /// The stored hash belongs to another password.
@@ -199,7 +200,8 @@ impl Hashing {
     }
 
     /// Returns the costs of additional decoy hashes, so that all hashes together take as many rounds as one
-    /// new hash: 2^c + 2^c + 2^(c + 1) + … + 2^(C - 1) = 2^C.
+    /// new hash. For a checked hash of cost c and new hashes of cost C: 2^c + 2^c + 2^(c + 1) + … + 2^(C - 1)
+    /// = 2^C.
     fn decoys(&self, checked: Option<Cost>) -> Range<u8> {
         match checked {
             Some(checked) => checked.0..self.cost.0,
@@ -251,7 +253,7 @@ impl StoredHash<'_> {
         }
         let rest = if stored[2] == b'$' { &stored[3..] } else { &stored[4..] };
         let (cost, rest) = rest.split_at(2);
-        // Go accepts a sign, too.
+        // As in Go, the first of the two characters may be a sign.
         let cost = match cost {
             [sign @ (b'+' | b'-'), digit @ b'0'..=b'9'] => {
                 i32::from(digit - b'0') * if *sign == b'-' { -1 } else { 1 }

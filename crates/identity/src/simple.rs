@@ -1,4 +1,4 @@
-//! Simple tokens: random letters that every member stores.
+//! Implements simple tokens: random letters, of which every member stores a keyed hash.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -13,9 +13,9 @@ use crate::holder::{Holder, Life, idle_ns};
 use crate::keyed::{Entropy, MacKey, Tag};
 use crate::{Epoch, Now, Refused};
 
-/// Letters of which a token's prefix consists.
+/// Letters that a token's prefix may contain.
 const LETTERS: &[u8; 52] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
-/// Length of a token's prefix.
+/// Number of letters of a token's prefix.
 pub const PREFIX_LETTERS: usize = 16;
 /// Maximum length of a token in bytes: prefix, dot and the largest index.
 const TOKEN_BYTES_MAX: usize = PREFIX_LETTERS + 1 + 20;
@@ -42,7 +42,7 @@ pub fn number(index: Index, is_before_3_5: bool) -> Index {
     if is_before_3_5 { index } else { Index(index.0.saturating_sub(1)) }
 }
 
-/// Returns the text of a token, as sent to the client.
+/// Returns a token as the string that is sent to the client.
 pub fn text(prefix: &str, number: Index) -> String {
     format!("{prefix}.{number}")
 }
@@ -54,7 +54,7 @@ pub struct Settings {
     pub ttl: Duration,
     /// Maximum number of tokens per user; the least recently used one is removed first.
     pub tokens_per_user_max: usize,
-    /// Maximum number of tokens; the least recently used one is removed first. One takes about 350 bytes.
+    /// Maximum number of tokens; the least recently used one is removed first. A token takes about 350 bytes.
     pub tokens_max: usize,
 }
 
@@ -99,7 +99,7 @@ impl Used for Arc<Holder> {
     }
 }
 
-/// Result of [`Store::expire`].
+/// Result of [`Store::expire`]: how many tokens were removed, and when the next one may expire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Expired {
     /// Number of tokens that were removed.
@@ -108,8 +108,8 @@ pub struct Expired {
     pub next: Option<Instant>,
 }
 
-/// Number of entries checked for expiry with each new token; two, so that tokens are removed faster than they
-/// are added.
+/// Number of entries that are checked for expiry with each new token. It is two, so that tokens are removed
+/// faster than they are added.
 const EXPIRED_PER_TOKEN: usize = 2;
 
 impl Store {
@@ -128,13 +128,13 @@ impl Store {
         }
     }
 
-    /// Enables the store, when authentication was enabled.
+    /// Enables the store. Must be called when authentication was enabled; before, no token is created.
     pub fn enable(&self) {
         self.write(|state| state.enabled = true);
     }
 
-    /// Invalidates all tokens, when authentication was disabled; no token is created until the store is
-    /// enabled again.
+    /// Invalidates all tokens. Must be called when authentication was disabled; no token is created until the
+    /// store is enabled again.
     pub fn disable(&self) {
         let before = self.write(|state| {
             self.generation.fetch_add(1, Ordering::AcqRel);
@@ -183,8 +183,8 @@ impl Store {
         });
     }
 
-    /// Invalidates all tokens of a user, when the user was deleted or its password was changed. Takes up to
-    /// 10 ms for 50,000 tokens.
+    /// Invalidates all tokens of a user. Must be called when the user was deleted or its password was
+    /// changed. Takes up to 10 ms for 50,000 tokens.
     pub fn forget(&self, user: &str) {
         self.write(|state| {
             let Some(tokens) = state.users.remove(user) else { return };
@@ -195,17 +195,18 @@ impl Store {
         });
     }
 
-    /// Returns the user of this token and renews the token. Both versions of [`number`] are accepted, because
-    /// members of a cluster may have used different rules. `applied` is the index that this member has
-    /// applied and published, read before the call.
+    /// Returns the user of this token and renews the token. The number in the token may follow either rule of
+    /// [`number`], because members of a cluster may use different rules. `applied` is the index that this
+    /// member has applied and published, read before the call.
     ///
     /// # Errors
-    /// Returns an error if the token is not in this store, or may belong to an entry that this member has not
-    /// applied.
+    /// Returns [`Refused::NotYet`] if the token is not in this store but may belong to an entry that this
+    /// member has not applied. Returns [`Refused::Invalid`] if the token is otherwise unknown, has expired,
+    /// or does not have the form of a simple token.
     pub fn check(&self, token: &[u8], applied: Index, now: Now) -> Result<Arc<Holder>, Refused> {
         let (prefix, number) = parts_of(token).ok_or(Refused::Invalid)?;
-        // The token may have been numbered by the rule up to etcd 3.4 or by the rule from 3.5 on, so two
-        // entries may have created it.
+        // The token may have been numbered by the rule up to etcd 3.4 or by the rule from 3.5 on, so one of
+        // two entries may have created it.
         let entries = [number, Index(number.0.saturating_add(1))];
         let found = entries.into_iter().find_map(|index| {
             let tag = self.key.tag(text(prefix, index).as_bytes());
@@ -233,7 +234,7 @@ impl Store {
         })
     }
 
-    /// Returns the number of tokens, including expired ones that were not removed yet.
+    /// Returns the number of tokens, including expired ones that have not been removed yet.
     pub fn len(&self) -> usize {
         self.state.read().unwrap_or_else(PoisonError::into_inner).tokens.len()
     }
@@ -265,7 +266,8 @@ impl State {
         }
     }
 
-    /// Called when a token was removed from `tokens`: also removes the token from the list of its user.
+    /// Completes the removal of a token that was removed from `tokens`: marks its holder as void, and removes
+    /// the token from the list of its user.
     fn leave(&mut self, tag: Tag, holder: &Holder) {
         holder.void.store(true, Ordering::Release);
         if let Some(of_user) = self.users.get_mut(&holder.user) {

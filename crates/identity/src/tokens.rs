@@ -1,4 +1,4 @@
-//! The kinds of tokens that `--auth-token` can select, behind one interface.
+//! Defines [`Tokens`], one interface for the kinds of tokens that `--auth-token` can select.
 
 use std::fmt;
 use std::time::Instant;
@@ -41,7 +41,7 @@ impl TokenKind {
 /// Creates and checks tokens. Shared by all threads.
 #[derive(Debug)]
 pub enum Tokens {
-    /// No tokens.
+    /// Clients cannot get tokens, and every token is refused.
     None,
     /// Simple tokens.
     Simple(Box<Store>),
@@ -60,8 +60,8 @@ pub enum Refused {
     /// is applied or the call's deadline is reached, and then checks the token again. The wait must be
     /// bounded, because the index in a token may be forged.
     NotYet(Index),
-    /// The signature of the JSON Web Token was not checked yet. [`Tokens::check`] checks it, which takes up
-    /// to half a millisecond and should run on a thread that serves no clients.
+    /// The signature of the JSON Web Token has not been checked yet. [`Tokens::check`] checks it, which takes
+    /// up to half a millisecond and should run on a thread that serves no clients.
     Unverified,
 }
 
@@ -90,7 +90,8 @@ impl Tokens {
     /// `settings` apply to simple tokens. `now` must not be later than the time of any later call.
     ///
     /// # Errors
-    /// Returns an error if the keys do not match the method or each other.
+    /// Returns an error if a key is missing or cannot be read, or if the keys do not match the method or each
+    /// other.
     pub fn new(
         kind: &TokenKind,
         settings: Settings,
@@ -110,7 +111,7 @@ impl Tokens {
         })
     }
 
-    /// Must be called when authentication was enabled.
+    /// Must be called when authentication was enabled. Simple tokens are created only after this call.
     pub fn enable(&self) {
         if let Tokens::Simple(store) = self {
             store.enable();
@@ -155,7 +156,7 @@ impl Tokens {
     /// entries.
     ///
     /// # Errors
-    /// Returns an error if tokens are disabled, or there is only a public key.
+    /// Returns an error if tokens are disabled, if only a public key is configured, or if signing fails.
     pub fn issue(
         &self,
         user: &str,
@@ -185,10 +186,12 @@ impl Tokens {
         Ok(Session::new(token, holder))
     }
 
-    /// Replaces the keys in use by those in the given files; returns false if tokens are not JSON Web Tokens.
+    /// Replaces the keys in use with those in the given files. Returns false, and does nothing, if tokens are
+    /// not JSON Web Tokens.
     ///
     /// # Errors
-    /// Returns an error if the keys do not match the method. The keys in use then stay.
+    /// Returns an error if a key is missing or cannot be read, or if the keys do not match the method or each
+    /// other. In that case the keys in use stay.
     pub fn replace_keys(
         &self,
         method: jwt::Method,
@@ -222,7 +225,8 @@ impl Tokens {
         Ok(Session::new(token, holder))
     }
 
-    /// Frees memory of invalid tokens, a bounded amount with each call. One call per second is enough.
+    /// Frees the memory of expired or unused tokens. A call checks a bounded number of simple tokens, or all
+    /// remembered JSON Web Tokens. One call per second is enough.
     pub fn expire(&self, now: Instant) {
         match self {
             Tokens::None => {}
@@ -232,5 +236,5 @@ impl Tokens {
     }
 }
 
-/// Number of simple tokens that one call checks. The check takes less than 1 ms.
+/// Number of simple tokens that one call of [`Tokens::expire`] checks, which takes less than 1 ms.
 const EXPIRED_PER_CALL: usize = 2000;

@@ -1,4 +1,4 @@
-//! Compaction: logically atomic, physically in slices.
+//! Compacts the store: old revisions become unreadable in one step, and their versions are removed in slices.
 //!
 //! A compaction at C keeps all versions above C and, for each key, its newest version at or below C, unless
 //! that version is a tombstone. As in etcd since 3.5.16, a tombstone whose main revision is C itself stays
@@ -14,7 +14,7 @@ use crate::store::Store;
 use crate::version::Version;
 use crate::view::RevisionError;
 
-/// Result of a slice of compaction.
+/// Result of one slice of the removal of versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CompactProgress {
     /// Number of versions removed by this slice.
@@ -57,8 +57,8 @@ impl Store {
         let mut count = 0;
         while count < budget {
             let Some(slot) = self.next_removable(through) else { break };
-            // SAFETY: the record was in the trees until this removal, and is not freed before a later
-            // publication.
+            // SAFETY: the record was in the trees until this removal. It is only retired below, and is freed
+            // by a later publication or call of `Store::reclaim`.
             let version: Version<'_> = unsafe { slot.version() };
             removed(version);
             if version.is_tombstone() && version.superseded() == Revision(0) {

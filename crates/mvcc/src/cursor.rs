@@ -1,4 +1,4 @@
-//! A position in a frozen tree, from which a reader walks in both directions.
+//! Implements the cursor: a position in a frozen tree, from which a reader walks in both directions.
 
 use crate::node::{Inner, Leaf, Node, Order, Slot, prefetch_leaf};
 use crate::tree::Stack;
@@ -19,7 +19,7 @@ impl<K: Order> Clone for Cursor<'_, K> {
     }
 }
 
-/// Number of entries after the current one whose records are prefetched.
+/// Number of entries by which prefetching of records is ahead of the walk.
 const PREFETCH: usize = 8;
 
 impl<'t, K: Order> Cursor<'t, K> {

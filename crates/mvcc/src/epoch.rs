@@ -1,5 +1,5 @@
-//! Allocated objects: counting, retiring and freeing them, and freeing everything when the store is dropped.
-//! The module `epochs` decides when retired objects are freed.
+//! Counts, retires and frees allocated objects, and frees all of them when the store is dropped. The module
+//! `epochs` decides when retired objects are freed.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -40,8 +40,8 @@ impl Census {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    // Only one thread writes at any time, so a load and a store are enough and avoid the cost of an atomic
-    // addition.
+    // A load and a separate store are cheaper than an atomic addition. They cannot lose a change, because
+    // only one thread writes at any time.
     fn change(counter: &AtomicU64, by: i64) {
         counter.store(counter.load(Ordering::Relaxed).wrapping_add_signed(by), Ordering::Relaxed);
     }
@@ -86,7 +86,7 @@ impl Retired {
     }
 
     /// # Safety
-    /// The target is unreachable, and was retired once.
+    /// Nothing can reach the target any more, and it is freed only by this call.
     pub(crate) unsafe fn free(self, census: &Census) {
         let tag = self.0.addr() & 7;
         let pointer = self.0.map_addr(|address| address & !7);
@@ -129,7 +129,7 @@ impl Garbage for Retired {
     }
 }
 
-/// State of reclamation, owned by the writer.
+/// State of reclamation (the retired objects and the pins of views), owned by the writer.
 pub(crate) type Epochs = epochs::Epochs<Retired>;
 
 impl Epochs {
@@ -140,7 +140,7 @@ impl Epochs {
     /// Retires a node that left the trees; frees it immediately if no view can have seen it.
     ///
     /// # Safety
-    /// The node is no longer part of the writer's trees, and is retired once.
+    /// The node is no longer part of the writer's trees, and this function is called once for it.
     pub(crate) unsafe fn retire_node(&mut self, node: NodePtr, kind: Kind) {
         let retired = Retired::new(node, kind);
         // SAFETY: promised by the caller; a node of this batch was never published.

@@ -1,9 +1,8 @@
-//! Reclamation: objects that the writer removed from the trees are freed when no view can reach them any
-//! more.
+//! Frees objects that the writer removed from the trees, once no view can reach them any more.
 //!
 //! Every retired object gets the next position in one queue. A view pins the position that the queue had
 //! reached when the view was published, because the view may still see objects retired later. So everything
-//! before the pin of the oldest living view can be freed; it is freed in bounded portions.
+//! before the pin of the oldest living view can be freed; it is freed in batches of bounded size.
 //!
 //! The `interleaving` crate also compiles this file, with its own `crate::sync`, and runs it under a model of
 //! memory.
@@ -14,11 +13,11 @@ use crate::sync::Arc;
 
 /// An object that was removed from the trees.
 pub(crate) trait Garbage: Copy {
-    /// Record of allocations, updated when an object is freed.
+    /// Counters of allocations, updated when an object is freed.
     type Ledger;
 
     /// # Safety
-    /// The object is unreachable, and was retired once.
+    /// Nothing can reach the object any more, and it is freed only by this call.
     unsafe fn free(self, ledger: &Self::Ledger);
 }
 
@@ -27,7 +26,7 @@ const CHUNK: usize = 1000;
 /// A queue stored in chunks. Growth never moves the items, so no push takes long.
 pub(crate) struct Chunks<T> {
     chunks: VecDeque<Vec<T>>,
-    /// Number of items of the first chunk that were already popped.
+    /// Number of items that were already popped from the first chunk.
     taken: usize,
     spare: Option<Vec<T>>,
     len: usize,
@@ -77,20 +76,20 @@ impl<T: Copy> Chunks<T> {
 #[derive(Debug)]
 pub(crate) struct Pin;
 
-/// State of reclamation, owned by the writer.
+/// State of reclamation (the retired objects and the pins of views), owned by the writer.
 pub(crate) struct Epochs<G: Garbage> {
     /// Number of the batch being written. Nodes created in this batch are not published yet, so only the
     /// writer can reach them.
     batch: u64,
     garbage: Chunks<G>,
-    /// Position after the newest garbage; positions count from the start of the process.
+    /// Position after the newest garbage; positions count from the creation of the store.
     end: u64,
     /// `end` at the last publication.
     end_published: u64,
     /// Pins of published views, oldest first, each with the value of `end` at publication. Some of these
     /// views may already be dropped.
     pins: VecDeque<(Arc<Pin>, u64)>,
-    /// Length of `pins` at which pins of dropped views are removed from the list again.
+    /// Length that `pins` must reach before pins of dropped views are next removed from the whole list.
     pins_swept: usize,
     ledger: G::Ledger,
 }
@@ -99,7 +98,7 @@ pub(crate) struct Epochs<G: Garbage> {
 /// retired.
 const FREES_EXTRA: u64 = 64;
 
-/// Number of pins of dropped views that may stay in the list, in addition to the number of living pins.
+/// The list of pins is swept when it is twice as long as after the last sweep, plus this number.
 const PINS_UNSWEPT: usize = 64;
 
 impl<G: Garbage> Epochs<G> {
@@ -138,8 +137,8 @@ impl<G: Garbage> Epochs<G> {
         self.end += 1;
     }
 
-    /// Ends the batch. Frees a bounded portion of the garbage. Returns the pin for the view of everything
-    /// written so far.
+    /// Ends the batch: frees a bounded number of retired objects, and returns the pin for the view that is
+    /// being published.
     pub(crate) fn publish(&mut self) -> Arc<Pin> {
         let made = self.end - self.end_published;
         self.end_published = self.end;
@@ -175,8 +174,8 @@ impl<G: Garbage> Epochs<G> {
         free - free.min(budget)
     }
 
-    /// Removes and returns one object that was not freed yet. Called by the last owner, which frees all of
-    /// them.
+    /// Removes and returns one object that has not been freed yet. The last owner calls it until no object is
+    /// left, and frees each of them.
     pub(crate) fn pop(&mut self) -> Option<G> {
         self.garbage.pop()
     }

@@ -1,11 +1,11 @@
-//! Selection of the versions that HashKV covers.
+//! Selects the versions that HashKV covers, as etcd does.
 //!
 //! Let C be the compact revision and R the requested revision. etcd hashes, in the order of revisions, all
 //! versions with C < main <= R, and in addition the versions at or below C that a compaction at R would keep:
 //! a version that is the newest of its key at R and no tombstone. If a compaction at R would keep nothing at
-//! all, etcd does not filter the versions at or below C. It then hashes all versions that its last compaction
-//! left: for each key the newest version at C, unless it is a tombstone. A tombstone at C itself is never
-//! hashed. None of this depends on the progress of physical compaction.
+//! all, etcd does not filter the versions at or below C. In that case it hashes all versions that its last
+//! compaction left: for each key the newest version at C, unless it is a tombstone. A tombstone at C itself
+//! is never hashed. None of this depends on the progress of physical compaction.
 //!
 //! A compaction at R computes the same hash, with the compact revision before this compaction as C, and with
 //! one difference: a tombstone at R itself counts as a version that the compaction keeps. A hash at a
@@ -25,8 +25,8 @@ pub struct HashWalk {
     rev: Revision,
     /// Compact revision for which the hash is computed (C).
     compacted: Revision,
-    /// True for the hash of a compaction at `rev`. The compact revision of the snapshot is then `rev` or
-    /// later.
+    /// True for the hash of a compaction at `rev`. In that case the compact revision of the snapshot is at
+    /// least `rev`.
     of_compaction: bool,
     stage: Stage,
 }
@@ -146,7 +146,7 @@ impl HashWalk {
         let mut cursor = range.seek(snapshot);
         while let Some(newest) = cursor.version() {
             if *left == 0 {
-                // The walk stopped before this key was visited, so the next slice has to continue after the
+                // The budget ran out before this key was visited, so the next step has to continue after the
                 // previous key.
                 cursor.retreat(false);
                 let last = cursor.version().map(|version| Box::from(version.key()));

@@ -1,29 +1,32 @@
-//! The multi-version index: it stores which versions of which keys exist, and where their values are in the
-//! log.
+//! Implements the multi-version index: which versions of which keys exist, and where in the log the value of
+//! each version is stored.
 //!
 //! One thread writes ([`Store`], [`Writer`]); it publishes immutable views ([`View`]) that any number of
 //! threads read without blocking and without blocking the writer. Two copy-on-write B+trees contain pointers
 //! to immutable version records. One tree is ordered by key and counts live keys; the other is ordered by
 //! revision.
 //!
-//! The crate knows nothing about the content of values, files, time, randomness or requests. Of leases it
-//! knows only the ids.
+//! The crate reads no values, opens no files, and uses neither time nor randomness. Of a lease it stores only
+//! the id.
 //!
 //! Invariants, and the tests that check them (`tests/it`):
 //! * a view does not change, whatever is written or compacted later (`model`, `threads`);
-//! * a later view read as of a moment shows the same as the view of that moment (`moments`);
+//! * a later view that is read as of the [`Moment`] of an earlier view shows the state of that earlier view
+//!   (`moments`);
 //! * a transaction raises the revision by exactly one if it changed anything (`model`);
-//! * a key written a million times is searched in O(log n) (`version`, a unit test);
+//! * a version of a key is found in O(log n), even if the key was written a million times (`version`, a unit
+//!   test);
 //! * nothing that a view can see is freed, and everything else is freed in the end (`leaks`, `threads`);
 //! * the progress of physical compaction does not affect what can be read, counted, hashed and loaded again
 //!   (`model`, `load`).
 //!
-//! Start reading with [`Store`], [`View`] and [`Moment`]. A key of one version takes its own length and at
-//! most 75 bytes (`leaks`). `cargo run --release -p mainstay-mvcc --example measure_index` prints the cost of
-//! operations.
+//! Start reading with [`Store`], [`View`] and [`Moment`]. A key with a single version takes at most 75 bytes
+//! of memory in addition to its own length (tested in `leaks`). `cargo run --release -p mainstay-mvcc
+//! --example measure_index` prints the cost of operations.
 //!
 //! Unsafe code is in `version` (record layout), `node`, `tree` (nodes), `epoch` and `epochs` (reclamation);
-//! each unsafe block elsewhere only gives a pointer the lifetime of the snapshot that keeps the target alive.
+//! unsafe blocks elsewhere give a pointer the lifetime of the owner that keeps its target alive, and `load`
+//! also frees the objects of a load that failed.
 
 mod compaction;
 mod cursor;

@@ -1,9 +1,9 @@
-//! Builds a store from a saved image in bulk, without searching and splitting.
+//! Builds a store from a saved image in bulk, without searching the trees and without splitting nodes.
 //!
-//! The tree `keys` is built while the versions arrive, in key order. The tree `revisions` is built at the
-//! end, from a table that has one place per main revision and from a sorted list. The list has the versions
-//! without a place: all changes of a transaction but the first, and every version if there are far fewer
-//! versions than revisions, because the table would then be larger than a list. The versions come from a file
+//! The tree `keys` is built while the versions arrive, in key order. The tree `revisions` is built at the end
+//! from two sources: a table with one entry per main revision, which has the first change of each
+//! transaction, and a sorted list, which has all other changes. If there are far fewer versions than
+//! revisions, the table would waste memory, and the list has all versions. The versions come from a file
 //! whose content is not trusted, so everything that would break an invariant of the index is an error.
 
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::version::{self, Content, KEY_BYTES_MAX, Value, Version};
 /// A version of a saved image. A `version` of 0 is a tombstone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadedVersion<'k> {
-    /// The key.
+    /// Key of which this is a version.
     pub key: &'k [u8],
     /// Main revision of the change.
     pub main: Revision,
@@ -49,7 +49,7 @@ impl<'k> From<Version<'k>> for LoadedVersion<'k> {
     }
 }
 
-/// An error in an image.
+/// Reason why an image is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoadError {
     /// The keys are not in ascending order, or the revisions of one key are not in ascending order.
@@ -59,7 +59,8 @@ pub enum LoadError {
     /// No sequence of puts and deletions results in the version numbers of this key: a tombstone after a
     /// tombstone, a first version after a live one, a later version after a tombstone, or negative numbers.
     InvalidHistory,
-    /// A revision is below 1 or above the current revision, or the compact revision is out of bounds.
+    /// A version's main revision is below 1 or above the current revision of the image, or the current or the
+    /// compact revision of the image is out of bounds.
     RevisionOutOfBounds,
     /// Two versions have the same main and sub-revision.
     RevisionTwice,
@@ -86,12 +87,13 @@ pub struct Loader {
     // and `records`, and frees them if loading fails.
     store: Store,
     keys: TreeBuilder<ByKey>,
-    /// First change of each main revision below `places_max`; grows as needed.
+    /// First change of each main revision below `places_max`, at the index of the revision; grows as needed.
     placed: Vec<Slot>,
     places_max: usize,
     /// Changes that arrived last and are in neither `placed` nor `records` yet.
     fresh: Vec<(ChangeId, Slot)>,
-    /// Changes that have no place in `placed`.
+    /// Changes that have no entry in `placed`: main revisions from `places_max` on, and all but the first
+    /// change of a transaction.
     records: Vec<(Revision, Slot)>,
     /// Superseded versions, each with the id of its successor.
     superseded: Vec<(ChangeId, Slot)>,
@@ -107,9 +109,9 @@ const REVISION_MAX: Revision = Revision(i64::MAX / 2);
 /// Highest version number allowed in an image.
 const VERSION_MAX: i64 = REVISION_MAX.0;
 
-/// Number of changes that are placed together. Neighbours by key may be far from each other by revision, so
-/// most places cause a cache miss. Placing many changes in one tight loop lets the processor overlap these
-/// misses.
+/// Number of changes that are written to the table together. Changes arrive in key order, so successive
+/// changes usually belong to distant entries of the table, and most writes cause a cache miss. Writing many
+/// changes in one tight loop lets the processor overlap these misses.
 const PLACED_TOGETHER: usize = 1024;
 
 /// Maximum number of versions for which memory is reserved in advance. Without this bound, a wrong number in
@@ -117,12 +119,13 @@ const PLACED_TOGETHER: usize = 1024;
 const RESERVED_MAX: usize = 1 << 24;
 
 impl Loader {
-    /// Starts loading; `versions` is the expected number of versions, `current` their current revision.
+    /// Starts loading an image; `versions` is the expected number of its versions, `current` is its current
+    /// revision.
     pub fn new(versions: u64, current: Revision) -> Loader {
         let versions = usize::try_from(versions).map_or(RESERVED_MAX, |n| n.min(RESERVED_MAX));
         let places = usize::try_from(current.0).unwrap_or(usize::MAX).saturating_add(1);
-        // A place takes half as much memory as a record of the list, so the table pays off if at least half
-        // of its places are used.
+        // An entry of the table takes half as much memory as an entry of the list, so the table is smaller if
+        // at least half of its entries are used.
         let places_max = if places / 2 <= versions { places } else { 0 };
         Loader {
             store: Store::new(),
@@ -150,7 +153,7 @@ impl Loader {
         if loaded.main < Revision::FIRST || loaded.main > REVISION_MAX {
             return Err(LoadError::RevisionOutOfBounds);
         }
-        // SAFETY: the loader owns the record and frees nothing while it exists.
+        // SAFETY: the loader owns the record, and frees its records only when it is dropped.
         let newest: Option<Version<'_>> = self.newest.map(|slot| unsafe { slot.version() });
         let mut previous = None;
         if let Some(newest) = newest {
@@ -182,7 +185,7 @@ impl Loader {
             lease: loaded.lease,
             value: loaded.value,
         };
-        // No record of the key's history is freed while loading, so no link leads to a freed record.
+        // Nothing is freed while loading, so records may be linked as if nothing were compacted.
         let record = version::create(loaded.key, &content, previous, Revision::NEVER_COMPACTED);
         // SAFETY: the record was just created, and the loader owns it.
         let version: Version<'_> = unsafe { Version::from_record(record) };
@@ -203,7 +206,8 @@ impl Loader {
         Ok(())
     }
 
-    /// Moves the changes in `fresh` to their places, or to the list if they have no free place.
+    /// Moves the changes in `fresh` to the table `placed`, or to the list `records` if they have no free
+    /// entry in the table.
     fn place(&mut self) {
         let within = |id: ChangeId| {
             usize::try_from(id.main.0).ok().filter(|place| id.sub == 0 && *place < self.places_max)
@@ -234,8 +238,8 @@ impl Loader {
         let sub = |slot: Slot| unsafe { slot.version() }.sub();
         sort_by_change(&mut self.records, sub);
         let twice = |pair: &[(Revision, Slot)]| pair[0].0 == pair[1].0 && sub(pair[0].1) == sub(pair[1].1);
-        // Returns true for a record whose place is occupied by another version, that is, for a second version
-        // with the same main and sub-revision.
+        // Returns true for a record of the list that should be in the table, because its sub-revision is 0.
+        // Another version with the same main and sub-revision occupies its entry.
         let taken =
             |&(main, slot): &(Revision, Slot)| sub(slot) == 0 && (main.0 as usize) < self.placed.len();
         if self.records.windows(2).any(twice) || self.records.iter().any(taken) {
@@ -270,7 +274,7 @@ impl Loader {
         }
         records.iter().for_each(|&(main, slot)| in_order(main, slot));
         self.store.revisions = revisions.finish(&self.store.epochs);
-        // The store owns the records from here on.
+        // The store owns the records from here on, so the loader must not free them when it is dropped.
         (self.placed, self.records) = (Vec::new(), Vec::new());
         self.superseded.sort_unstable_by_key(|&(by, _)| by);
         for &(_, slot) in &self.superseded {
@@ -307,7 +311,8 @@ fn sort_by_revision<T: Copy>(records: &mut [(Revision, T)], bits: u32) {
     let shift = bits.saturating_sub(DIGIT_BITS);
     let digits = 1_usize << (bits - shift);
     let digit = |main: Revision| (main.0 >> shift) as usize % digits;
-    // End position of each digit's records, and position of the next one to place.
+    // For each digit, the end position of its bucket, and the next position of the bucket that is not sorted
+    // yet.
     let (mut ends, mut next) = ([0; 1 << DIGIT_BITS], [0; 1 << DIGIT_BITS]);
     records.iter().for_each(|(main, _)| ends[digit(*main)] += 1);
     let mut before = 0;
@@ -318,7 +323,7 @@ fn sort_by_revision<T: Copy>(records: &mut [(Revision, T)], bits: u32) {
     }
     for at in 0..digits {
         while next[at] < ends[at] {
-            // Every record that a swap puts elsewhere is then in its final bucket.
+            // The record moves to its bucket, and the record that it is swapped with is examined next.
             let of = digit(records[next[at]].0);
             records.swap(next[at], next[of]);
             next[of] += 1;
@@ -371,7 +376,7 @@ struct TreeBuilder<K: Order> {
     len: u64,
 }
 
-/// Number of children of a new inner node where the builder has a choice. Leaves free entries for later
+/// Maximum number of children that the builder gives an inner node. Some entries stay free for later
 /// insertions.
 const INNER_FILL: usize = INNER - INNER / 8;
 
@@ -386,7 +391,7 @@ impl<K: Order> TreeBuilder<K> {
         }
     }
 
-    /// Appends an entry. Its record is alive and must be above all earlier entries. `known` is a search key
+    /// Appends an entry, whose record must be alive and above all earlier entries. `known` is a search key
     /// with the same head as the record's key, and saves reading the record.
     fn push(&mut self, slot: Slot, known: Option<K::Query<'static>>, epochs: &Epochs) {
         // SAFETY: the caller owns the record.
@@ -458,13 +463,14 @@ impl<K: Order> TreeBuilder<K> {
         tree
     }
 
-    /// Frees the nodes of an unfinished tree, but not the records. Only leaves exist then, because inner
-    /// nodes are built only by `finish`, which consumes the builder.
+    /// Frees the nodes of an unfinished tree, but not the records. An unfinished tree has only leaves,
+    /// because `finish` builds the inner nodes and also completes the tree.
     fn discard(&mut self, epochs: &Epochs) {
         if self.built.is_empty() {
             return;
         }
-        // Every leaf but the first has a separator before it, and so does the leaf that is being filled.
+        // Every leaf but the first has a separator before it, and so does the leaf that is being filled. All
+        // these separators are freed.
         let mut separators = vec![self.separator];
         separators.extend(self.built.iter().skip(1).map(|leaf| leaf.separator));
         for separator in separators {

@@ -1,4 +1,4 @@
-//! Nodes of the copy-on-write B+tree, and the two orders in which trees are sorted.
+//! Implements the nodes of the copy-on-write B+tree, and the two orders in which trees are sorted.
 //!
 //! Every entry of a node has a *head*: four bytes of its key, taken after a prefix that all keys of the node
 //! share. A search compares heads, which are contiguous in memory, and reads a record only if its head equals
@@ -16,8 +16,8 @@ use numbers::ChangeId;
 use crate::epoch::{Census, Epochs, Kind, Retired};
 use crate::version::{Header, Version, prefetch};
 
-/// Maximum number of entries of a leaf. A leaf then has 768 bytes, which is a size class of common
-/// allocators.
+/// Maximum number of entries of a leaf. With this number, a leaf has 768 bytes, which is a size class of
+/// common allocators.
 pub(crate) const LEAF: usize = 62;
 /// Maximum number of children of an inner node.
 pub(crate) const INNER: usize = 31;
@@ -63,7 +63,7 @@ pub(crate) trait Order: Sized + 'static {
     type Separator: Copy;
     /// Number of entries that stay in the left leaf when an append splits the rightmost leaf.
     const APPEND_KEEP: usize;
-    /// Tag for retired inner nodes of this order, which tells the reclaimer their type.
+    /// Kind of retired inner nodes of this order, by which the reclaimer knows their type.
     const INNER_KIND: Kind;
 
     fn query(version: Version<'_>) -> Self::Query<'_>;
@@ -119,7 +119,7 @@ impl KeySeparator {
     }
 
     /// # Safety
-    /// No reference to the separator exists or will be created. Returns the number of freed bytes.
+    /// No reference to the separator exists or will be created. (The result is the number of freed bytes.)
     pub(crate) unsafe fn free(self) -> usize {
         // SAFETY: promised by the caller; the layout is that of `create`.
         unsafe {
@@ -187,7 +187,7 @@ impl Order for ByKey {
     }
 }
 
-/// Returns the length of the common prefix.
+/// Returns the length of the common prefix of two keys.
 fn common(a: &[u8], b: &[u8]) -> usize {
     a.iter().zip(b).take_while(|(x, y)| x == y).count()
 }
@@ -198,7 +198,8 @@ pub(crate) struct ByRevision;
 impl Order for ByRevision {
     type Query<'q> = ChangeId;
     type Separator = ChangeId;
-    // New revisions are always appended, never inserted in the middle, so a full leaf needs no free entries.
+    // New revisions are always appended, never inserted in the middle, so a full leaf needs no space for
+    // later insertions.
     const APPEND_KEEP: usize = LEAF;
     const INNER_KIND: Kind = Kind::RevisionInner;
 
@@ -324,11 +325,11 @@ pub(crate) fn prefetch_leaf(leaf: NodePtr) {
     }
 }
 
-/// Returns the index range of `heads` whose entries equal `head`. Compares with all heads without branches:
-/// the cache misses of a cold node then overlap, while the cache misses of a binary search would follow each
+/// Returns the index range of `heads` whose entries equal `head`. Compares with all heads, without branches,
+/// so that the cache misses of a cold node overlap. The cache misses of a binary search would follow each
 /// other.
 fn ties(heads: &[u32], head: u32) -> (usize, usize) {
-    // Summed in the width of a head, so that the compiler vectorizes the loop.
+    // Summed as `u32`, the type of a head, so that the compiler vectorizes the loop.
     let low: u32 = heads.iter().map(|&other| u32::from(other < head)).sum();
     let high: u32 = heads.iter().map(|&other| u32::from(other <= head)).sum();
     (low as usize, high as usize)
@@ -349,7 +350,8 @@ impl Leaf {
     }
 
     pub(crate) fn version(&self, at: usize) -> Version<'_> {
-        // SAFETY: the first `len` slots of a live node hold records that live as long as the node is reachable.
+        // SAFETY: the first `len` slots of a live node hold records that live as long as the node is
+        // reachable.
         unsafe { self.slots()[at].version() }
     }
 
@@ -357,7 +359,8 @@ impl Leaf {
         K::query(self.version(at))
     }
 
-    /// Returns the position of the entry, or the position at which it would be inserted.
+    /// Returns the position of the entry that equals `query`, or as `Err` the position at which it would be
+    /// inserted.
     pub(crate) fn find<K: Order>(&self, query: K::Query<'_>) -> Result<usize, usize> {
         let (mut low, mut high) = ties(&self.heads[..self.len()], K::head(query, self.node.prefix));
         if low < high && high == self.len() {
@@ -403,7 +406,8 @@ impl Leaf {
         slot
     }
 
-    /// Moves all entries from position `at` on to the end of `other`, or to its front if `to_front` is true.
+    /// Moves the entry at position `at` and all entries after it to the end of `other`, or to the front of
+    /// `other` if `to_front` is true.
     pub(crate) fn move_tail(&mut self, at: usize, other: &mut Leaf, to_front: bool) {
         let (len, room) = (self.len(), other.len());
         let moved = len - at;
@@ -534,9 +538,9 @@ impl<K: Order> Inner<K> {
         old
     }
 
-    /// Moves the children from position `at` on to the end of `other`, where `joint` becomes the separator
-    /// before the moved children. Returns the separator that preceded them in this node. The caller has to
-    /// recompute the heads of the moved children with `set_prefix`.
+    /// Moves the child at position `at` and all children after it to the end of `other`, where `joint`
+    /// becomes the separator before the moved children. Returns the separator that preceded the moved
+    /// children in this node. The caller has to recompute the heads of the moved children with `set_prefix`.
     pub(crate) fn move_tail(&mut self, at: usize, other: &mut Inner<K>, joint: K::Separator) -> K::Separator {
         let (len, room) = (self.len(), other.len());
         let moved = len - at;

@@ -1,4 +1,4 @@
-//! Key ranges, and iterators over a range of a snapshot.
+//! Defines key ranges, and iterators over a range of a snapshot.
 
 use numbers::{ChangeId, Revision};
 
@@ -68,7 +68,7 @@ impl<'k> KeyRange<'k> {
         if within { KeyRange { end: End::Before(key), ..self } } else { self }
     }
 
-    /// Returns the key at which the range starts, and false if this key itself is not part of the range.
+    /// Returns the key at which the range starts, and true if this key itself belongs to the range.
     pub fn start(&self) -> (&'k [u8], bool) {
         (self.start, !self.start_excluded)
     }
@@ -113,7 +113,8 @@ impl<'k> KeyRange<'k> {
     }
 }
 
-/// Iterator over the live versions of a range at one revision, in key order from both ends.
+/// Iterator over the live versions of a range at one revision, in key order. It can be advanced from both
+/// ends.
 pub struct Range<'a> {
     front: Cursor<'a, ByKey>,
     back: Cursor<'a, ByKey>,
@@ -173,9 +174,10 @@ impl<'a> Range<'a> {
         Range::walk(front, back, mode)
     }
 
-    /// Sets the number of keys, live or not, that an ascending walk may visit before it stops. The limit is
-    /// needed because at an older revision any number of dead keys may precede a live key.
-    /// [`Range::stopped_at`] returns the key after which to continue.
+    /// Sets the number of keys that an ascending walk may visit before it stops. At the current revision only
+    /// live keys count. At an older revision every key counts, because any number of keys that did not exist
+    /// at that revision may precede a live key. [`Range::stopped_at`] returns the key after which to
+    /// continue.
     pub fn set_looks(&mut self, looks: u64) {
         self.looks = looks;
     }
@@ -191,7 +193,7 @@ impl<'a> Range<'a> {
         self.stopped.map(Version::key)
     }
 
-    /// Counts a visit of a key.
+    /// Counts the visit of a key against the limit, and records the key if the limit is reached.
     fn looked(&mut self, version: Version<'a>) {
         self.looks -= 1;
         if self.looks == 0 {

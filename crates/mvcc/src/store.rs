@@ -1,4 +1,5 @@
-//! The store, which is the state that a single writer changes, and the write transactions.
+//! Implements [`Store`], which contains all versions of all keys and has a single writer, and [`Writer`], its
+//! write transaction.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,8 +22,8 @@ static STORES: AtomicU64 = AtomicU64::new(0);
 ///
 /// [`Store::publish`] asserts the order of the revisions: removed through <= compacted <= current, and
 /// current revision of the previous view <= current. With a current revision of 9, a compaction at 7 makes
-/// revisions below 7 unreadable at once; versions needed only by those revisions are removed later, in
-/// slices. Before that, `removed through` can be 5, for example, if all versions that a compaction at 5
+/// revisions below 7 unreadable immediately. The versions that only those revisions need are removed later,
+/// in slices. Until then, `removed through` can be 5, for example, if all versions that a compaction at 5
 /// removes have been removed. None of the three revisions ever decreases.
 pub struct Store {
     pub(crate) keys: Tree<ByKey>,
@@ -45,8 +46,8 @@ pub struct Store {
     estate: Arc<Estate>,
 }
 
-// SAFETY: the store owns everything that its pointers lead to, shares it only with views, which read, and
-// nothing is bound to a thread.
+// SAFETY: the store owns everything that its pointers lead to and shares it only with views, which only read.
+// Nothing in it is bound to a thread.
 unsafe impl Send for Store {}
 
 /// Statistics of a store. Bytes are those requested from the allocator for versions, nodes and separators,
@@ -59,14 +60,14 @@ pub struct Stats {
     pub keys: u64,
     /// Number of versions, including tombstones.
     pub versions: u64,
-    /// Allocated bytes.
+    /// Bytes requested from the allocator for versions, nodes and separators, including garbage.
     pub bytes: u64,
     /// Number of versions, nodes and separators that are retired and not freed yet.
     pub garbage: usize,
-    /// Number of published views that may still be held. It can include dropped views, which are noticed at a
-    /// later publication.
+    /// Number of published views that may still be held. A dropped view is counted until a later publication
+    /// notices the drop.
     pub views: usize,
-    /// Number of superseded versions and tombstones that a future compaction will remove.
+    /// Number of superseded versions and tombstones that the current compaction or a later one can remove.
     pub removable: usize,
 }
 
@@ -119,8 +120,8 @@ impl Store {
         }
     }
 
-    /// Publishes the current state as a view, and frees a bounded portion of the garbage that no view can see
-    /// any more. The caller calls it once per applied batch, and never while a transaction is suspended.
+    /// Publishes the current state as a view, and frees a bounded number of retired objects that no view can
+    /// see any more. The caller calls it once per applied batch, and never while a transaction is suspended.
     pub fn publish(&mut self) -> Arc<View> {
         assert!(!self.is_suspended(), "a transaction is published whole");
         let state = self.state();
@@ -221,7 +222,7 @@ pub struct Change<'w> {
     pub previous: Option<Version<'w>>,
 }
 
-/// Result of a part of a deletion.
+/// Result of a deletion that may have stopped early.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeletedSome {
     /// Number of deleted keys.
@@ -230,9 +231,9 @@ pub struct DeletedSome {
     pub stopped_at: Option<Box<[u8]>>,
 }
 
-/// A write transaction. Its changes are visible at once through [`Writer::snapshot`], and to readers with the
-/// next publication. A transaction cannot be rolled back, so the caller first checks everything that can
-/// fail.
+/// A write transaction. Its changes are visible through [`Writer::snapshot`] immediately, and to readers
+/// after the next publication. A transaction cannot be rolled back, so the caller first checks everything
+/// that can fail.
 pub struct Writer<'s> {
     store: &'s mut Store,
     changes: u32,
@@ -261,8 +262,8 @@ impl Writer<'_> {
     /// Writes a key. The version number of the key becomes 1 more than that of its live predecessor, or 1 if
     /// there is no live predecessor.
     ///
-    /// etcd rejects requests that put a key twice, and most requests that put a key after deleting it. The
-    /// store itself accepts both and handles them correctly.
+    /// etcd rejects transactions that put a key twice, and most transactions that put a key after deleting
+    /// it. The store itself accepts both and handles them correctly.
     pub fn put(&mut self, key: &[u8], value: Value, lease: LeaseId) -> Change<'_> {
         self.write(key, Some((value, lease)))
     }
@@ -304,8 +305,8 @@ impl Writer<'_> {
             let Some(next) = cursor.version().filter(|version| range.is_before_end(version.key())) else {
                 return DeletedSome { count, stopped_at: None };
             };
-            // SAFETY: the record stays alive: the deletion below only supersedes it, and nothing is freed
-            // before the next publication, which needs the store that this writer borrows.
+            // SAFETY: the record stays alive: the deletion below only supersedes it, and records are freed
+            // only by a publication or by `Store::reclaim`, which need the store that this writer borrows.
             let key = unsafe { Version::from_record(next.record()) }.key();
             let goes_on = visit(self.write(key, None));
             count += 1;

@@ -1,7 +1,8 @@
-//! The copy-on-write B+tree: operations of the writer.
+//! Implements the writer's operations on the copy-on-write B+tree.
 //!
-//! The writer changes nodes of its current batch in place and copies all others first, so that the tree below
-//! a published root does not change. Copied nodes are retired, not freed: see `epoch`.
+//! The writer changes nodes that it created in the current batch in place. It copies every other node before
+//! the first change, so that the tree below a published root never changes. Copied nodes are retired, not
+//! freed: see `epoch`.
 
 use std::marker::PhantomData;
 
@@ -83,7 +84,8 @@ pub(crate) fn allocate<T>(node: T, epochs: &Epochs) -> NodePtr {
     Box::into_raw(Box::new(node)).cast::<NodeHead>()
 }
 
-/// Returns a node that the writer may change: the node itself, or a copy that replaces it.
+/// Returns a node that the writer may change: the node itself if it was created in the current batch,
+/// otherwise a copy. If it is a copy, the original is retired.
 ///
 /// # Safety
 /// The node belongs to the writer's tree of order `K`; the caller stores the returned node in its place.
@@ -98,8 +100,8 @@ unsafe fn writable<K: Order>(node: NodePtr, epochs: &mut Epochs) -> NodePtr {
         unsafe { copy.as_mut_ptr().copy_from_nonoverlapping(node.cast::<T>(), 1) };
         Box::into_raw(copy).cast::<NodeHead>()
     }
-    // SAFETY: promised by the caller. The level tells the type of the node, and the old node leaves the tree,
-    // so it may be retired.
+    // SAFETY: promised by the caller. The level tells the type of the node. The caller replaces the old node
+    // by the copy, so the old node leaves the tree and may be retired.
     unsafe {
         if (*node).epoch == epochs.batch() {
             return node;
@@ -119,7 +121,8 @@ unsafe fn writable<K: Order>(node: NodePtr, epochs: &mut Epochs) -> NodePtr {
 ///
 /// # Safety
 /// `node` is alive. The result is valid until the end of the writer's operation, since separators that leave
-/// the tree are retired and nothing is freed before the next publication.
+/// the tree are only retired; retired objects are freed by a publication or by `Store::reclaim`, never during
+/// an operation.
 unsafe fn fence<'f, K: Order>(node: *const Inner<K>, at: usize) -> Option<K::Query<'f>> {
     // SAFETY: promised by the caller.
     unsafe { (at > 0 && at < (*node).len()).then(|| K::separator_query((*node).separators[at])) }
@@ -140,8 +143,8 @@ impl<K: Order> Tree<K> {
         Cursor::find(self.node(), query)
     }
 
-    /// Sets the slot at `query`'s position to the result of `make`, which receives the current slot. The
-    /// record of the new slot must compare equal to `query`.
+    /// Sets the entry at `query` to the result of `make`, which receives the current entry, if there is one.
+    /// The record of the new entry must compare equal to `query`.
     pub(crate) fn upsert(
         &mut self,
         query: K::Query<'_>,
@@ -226,11 +229,12 @@ impl<K: Order> Tree<K> {
         }
     }
 
-    /// Returns the parent of the node at the end of `path`. A root gets a new parent, which is added to the
-    /// path.
+    /// Returns the parent of `node`, which is the last entry of `path`. If `node` is the root, creates a new
+    /// root above it, adds the new root to `path`, and returns it.
     ///
     /// # Safety
-    /// `path` leads from the root to `node`, all writable.
+    /// `path` contains the ancestors of `node`, root first. `node` and its ancestors are writable nodes of
+    /// the writer's tree.
     unsafe fn parent_of(
         &mut self,
         node: NodePtr,
@@ -322,12 +326,14 @@ unsafe fn split_inner<K: Order>(parent: *mut Inner<K>, at: usize, fences: Fences
 }
 
 /// Makes space in the full leaf `at` of `parent` by moving entries to its emptier neighbour, if that
-/// neighbour has enough space. Returns the position of the left one of the two leaves. With this step leaves
-/// are four fifths full after insertions in random order, instead of two thirds, and fuller after ascending
-/// insertions in many places.
+/// neighbour has enough space. Returns the position of the left leaf of the pair, or `None` if the leaf has
+/// to be split. Without this step, leaves would be only two thirds full after insertions in random order;
+/// with it they are four fifths full. They are also fuller after insertions that ascend at many positions of
+/// the tree.
 ///
 /// # Safety
-/// As for `split_inner`, except that `fences` are the fences of the parent.
+/// `parent` and its child `at` are writable nodes of the writer's tree, and `fences` are the fences of
+/// `parent`.
 unsafe fn spill<K: Order>(
     parent: *mut Inner<K>,
     at: usize,
@@ -386,7 +392,8 @@ unsafe fn even_out_leaves<K: Order>(
             (&mut *left, came_left, shared::<K>((low, middle))),
             (&mut *right, came_right, shared::<K>((middle, high))),
         ] {
-            // A prefix that could become longer is kept: lengthening it would read all records.
+            // A prefix that is too long for the new fences must be shortened. One that could be longer stays
+            // as it is, because recomputing all heads would read all records.
             if leaf.node.prefix > prefix {
                 leaf.set_prefix::<K>(prefix);
             } else if !same_prefix {

@@ -1,4 +1,5 @@
-//! Version records, which are immutable (one per change of a key), and the handle with which they are read.
+//! Implements version records, which are immutable (one per change of a key), and the handle with which they
+//! are read.
 //!
 //! ```text
 //!                                                   handle points here
@@ -27,10 +28,10 @@
 //! distance  -  1  1  3  1  1  3  7  1   1   3   1   1   3   7  15
 //! ```
 //!
-//! A new record jumps over two jumps of equal distance, if such a pair starts at its predecessor. For example
-//! 15 covers the two jumps of distance 3 that start at 14 and 11. The search for revision 5 from record 16
-//! follows the jump pointer of a record if it does not lead below 5, and otherwise goes to the predecessor:
-//! 16, 15, 8, 7, 6, 5. These are five steps instead of eleven.
+//! A new record jumps over two jumps of equal distance, if such a pair starts at its predecessor. For
+//! example, the jump of record 15 covers the two jumps of distance 3 that start at records 14 and 11. The
+//! search for revision 5 from record 16 follows the jump pointer of a record if it does not lead below 5, and
+//! otherwise goes to the predecessor: 16, 15, 8, 7, 6, 5. These are five steps instead of eleven.
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::marker::PhantomData;
@@ -52,21 +53,23 @@ fn unpack(raw: u64) -> Location {
 /// a value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Value {
-    /// Location of the bytes.
+    /// Location in the log of the bytes of the value.
     pub location: Location,
-    /// Length in bytes.
+    /// Length of the value in bytes.
     pub len: u32,
-    /// Checksum of the bytes, as the caller computed it.
+    /// CRC-32C of the bytes of the value, as the caller computed it.
     pub crc: u32,
 }
 
-/// Maximum length of a key in bytes; a log entry has no space for a longer one.
+/// Maximum length of a key in bytes. The length must fit into the lower 30 bits of `Header::key_len`. A
+/// loader refuses longer keys; a put asserts the limit, because no log entry can contain a longer key.
 pub const KEY_BYTES_MAX: usize = (1 << EXTRA_SHIFT) - 1;
 
-/// The top bits of [`Header::key_len`] encode which parts precede the header.
+/// Position in [`Header::key_len`] of the bits that encode which parts precede the header.
 const EXTRA_SHIFT: u32 = 30;
 
-/// Codes for the parts before the header, other than a lease.
+/// Codes for the parts that precede the header, besides a lease. Each code includes the parts of all lower
+/// codes: a record with `EXTRA_PREV` has a `History` and a `Prev` part.
 const EXTRA_NONE: u32 = 0;
 const EXTRA_HISTORY: u32 = 1;
 const EXTRA_PREV: u32 = 2;
@@ -110,7 +113,7 @@ struct Prev {
 struct Jump {
     record: NonNull<Header>,
     main: i64,
-    /// Number of versions from the predecessor back to `record`, including both.
+    /// Number of versions that the jump goes back; a jump to the predecessor would have distance 1.
     distance: u64,
 }
 
@@ -134,8 +137,8 @@ fn layout(before: usize, key_len: usize) -> Layout {
         .expect("the key length is bounded")
 }
 
-/// One version of a key, written by one change. A copyable handle, valid as long as the snapshot, view or
-/// writer that it came from.
+/// A copyable handle to one version of a key, written by one change. It is valid as long as the snapshot,
+/// view or writer that it came from.
 #[derive(Clone, Copy)]
 pub struct Version<'a> {
     record: NonNull<Header>,
@@ -190,7 +193,7 @@ impl<'a> Version<'a> {
     /// Reads the part that starts `before` bytes before the header.
     ///
     /// # Safety
-    /// `create` wrote a `T` there.
+    /// `create` wrote a `T` at that place.
     unsafe fn part<T: Copy>(self, before: usize) -> T {
         // SAFETY: promised by the caller; a part never changes, is in the allocation of the record, and is
         // aligned because all sizes are multiples of eight.
@@ -224,7 +227,7 @@ impl<'a> Version<'a> {
         self.header().key_len as usize & KEY_BYTES_MAX
     }
 
-    /// The key.
+    /// Returns the key.
     pub fn key(self) -> &'a [u8] {
         // SAFETY: `create` wrote `key_len` bytes after the header; they never change.
         unsafe { std::slice::from_raw_parts(self.record.add(1).cast::<u8>().as_ptr(), self.key_len()) }
@@ -279,14 +282,14 @@ impl<'a> Version<'a> {
         self.header().value_crc
     }
 
-    /// Returns the current location of the value. A background thread may move the value at any time, so read
-    /// the location once per access, and read it again if the log segment is gone.
+    /// Returns the current location of the value. A background thread may relocate the value within the log
+    /// at any time, so read the location once per access, and read it again if the log segment is gone.
     pub fn location(self) -> Location {
         unpack(self.header().location.load(Ordering::Acquire))
     }
 
-    /// Stores the new location of a moved value. Readers of every view see the new location; the old copy
-    /// must stay readable for readers that have loaded the old location.
+    /// Stores the new location of a value that was relocated within the log. Readers of every view see the
+    /// new location; the old copy must stay readable for readers that have loaded the old location.
     pub fn set_location(self, location: Location) {
         self.header().location.store(pack(location), Ordering::Release);
     }
@@ -320,7 +323,9 @@ impl<'a> Version<'a> {
         Some(version)
     }
 
-    /// Makes one step towards an older version in the search for `rev`. `self` must be above `rev`.
+    /// Makes one step towards an older version in the search for `rev`. `self` must be above `rev`. Returns
+    /// `None` if no live version at `rev` exists: `self` has no predecessor, or its predecessor is a
+    /// tombstone at or below `rev`.
     fn step_down(self, rev: Revision) -> Option<Version<'a>> {
         let prev = self.prev()?;
         let jump = self.jump(prev);
@@ -337,13 +342,13 @@ impl<'a> Version<'a> {
         };
         // SAFETY: a record with a main revision above `rev` is above the compact revision and so not freed; a
         // record at or below `rev` is read only if it is the newest there and not a tombstone, and compaction
-        // keeps such a record, too.
+        // also keeps such a record.
         Some(unsafe { Version::from_record(next) })
     }
 
-    /// Returns the newest version at `rev` like [`Version::at`]. In addition it returns a deletion that a
-    /// later put follows, as long as a snapshot with the compact revision `compacted` still contains the
-    /// deletion.
+    /// Returns the newest version at `rev`, like [`Version::at`]. If that version is a deletion that a later
+    /// put follows, `at` returns `None`; this function returns the deletion, provided that a snapshot with
+    /// the compact revision `compacted` still contains it.
     pub(crate) fn held_at(self, rev: Revision, compacted: Revision) -> Option<Version<'a>> {
         let mut version = self;
         while version.main() > rev {
@@ -370,10 +375,10 @@ impl<'a> Version<'a> {
         if !held {
             return None;
         }
-        // SAFETY: the predecessor of a first version is a tombstone, and tombstones at or above the compact
-        // revision are not freed. Any other version is above the compact revision here, so its predecessor is
-        // either above the compact revision, too, or the newest version at or below it, and not a tombstone;
-        // compaction keeps both.
+        // SAFETY: `held` is true, so the predecessor is not freed. If `self` has version 1, the predecessor
+        // is a tombstone at or above the compact revision, and compaction keeps it. Otherwise `self` is above
+        // the compact revision, and its predecessor is not a tombstone. That predecessor is above the compact
+        // revision, or it is the newest version at or below it. Compaction keeps it in both cases.
         Some(unsafe { Version::from_record(prev.record) })
     }
 
@@ -390,7 +395,7 @@ impl<'a> Version<'a> {
     /// Asks the processor to prefetch the record into its cache.
     pub(crate) fn prefetch(self) {
         prefetch(self.record.as_ptr().cast::<u8>());
-        // The key may be in the next cache line.
+        // The key follows the header and may be in the next cache line.
         prefetch(self.record.as_ptr().wrapping_add(1).cast::<u8>());
     }
 
@@ -432,8 +437,8 @@ pub(crate) struct Content {
 }
 
 /// Allocates a record. If the record follows another one of the same key, links it to `prev` and marks `prev`
-/// as superseded. `compacted` is the compact revision; records below it may be freed, so the new record must
-/// not get links to them from `prev`.
+/// as superseded. `compacted` is the compact revision. Records at or below it may be freed, so this function
+/// does not read them to compute the jump pointer; only `prev` must be alive.
 pub(crate) fn create(
     key: &[u8],
     content: &Content,
@@ -494,8 +499,8 @@ fn links_to(prev: Version<'_>, compacted: Revision) -> (Prev, Jump) {
     let direct = (to, Jump { record: to.record, main: to.main, distance: 1 });
     let Some(below) = prev.prev().map(|below| prev.jump(below)) else { return direct };
     if below.main <= compacted.0 {
-        // The jump target may be freed, and no search goes below the compact revision. So the jump pointers
-        // start again at `prev`.
+        // The jump target may be freed, so it must not be read below. A longer jump is not needed either,
+        // because no search goes below the compact revision. So the new record jumps only to `prev`.
         return direct;
     }
     // SAFETY: the target is above the compact revision, and such a version is never freed.

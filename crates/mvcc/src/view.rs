@@ -1,4 +1,4 @@
-//! Reading of the store: snapshots, and the views that keep the data of snapshots alive.
+//! Reads the store: snapshots, and the views that keep the data of snapshots alive.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ impl std::fmt::Display for RevisionError {
 
 impl std::error::Error for RevisionError {}
 
-/// Tree roots and revisions of a snapshot.
+/// The state that a snapshot reads: the roots of the trees, the revisions, and the counts.
 #[derive(Clone, Copy)]
 pub(crate) struct State {
     pub(crate) keys: NodePtr,
@@ -46,13 +46,13 @@ pub(crate) struct State {
     pub(crate) newest: Revision,
 }
 
-/// A right to read the state of one published [`View`], with its revisions and counts, in later views of the
-/// same store.
+/// A handle to the state of one published [`View`], with its revisions and counts. Later views of the same
+/// store can be read as of a moment.
 ///
 /// A long reader holds a moment instead of a view, because a view would keep all memory that writes free in
-/// the meantime. It reads slice by slice, each slice from the newest view, see [`View::snapshot_at`]. This
-/// works as long as no version that the moment needs is physically removed: the caller of
-/// [`crate::Store::compact_step`] must respect [`Moment::keeps`].
+/// the meantime. It reads in short slices of work, each from the view that is the newest at that time, see
+/// [`View::snapshot_at`]. This works as long as no version that the moment needs is physically removed: the
+/// caller of [`crate::Store::compact_step`] must respect [`Moment::keeps`].
 ///
 /// # Example
 ///
@@ -77,7 +77,7 @@ pub struct Moment {
     compacted: Revision,
     live: u64,
     versions: u64,
-    /// Highest compact revision up to which versions may be physically removed.
+    /// Highest compact revision up to which versions may be physically removed while the moment is read.
     keeps: Revision,
     /// Number of versions removed before the moment, if no version may be removed while the moment is read;
     /// otherwise `None`.
@@ -118,15 +118,15 @@ impl Moment {
         Moment { keeps: self.keeps.min(compact_revision), ..self }
     }
 
-    /// Returns a moment that keeps only the versions that can be read at the moment.
+    /// Returns the same moment, which now keeps only the versions that can be read at it.
     #[must_use]
     pub fn keeping_readable(self) -> Moment {
         Moment { keeps: self.compacted, removals: None, ..self }
     }
 }
 
-/// The whole store at one revision, for reading. A snapshot is a cheap handle, obtained from a [`View`], the
-/// store or a writer.
+/// One state of the whole store, which can be read at its current revision and at older revisions. A snapshot
+/// is a cheap handle, obtained from a [`View`], the store or a writer.
 ///
 /// In all methods with a revision `rev`, 0 or less means the current revision. These methods return
 /// `Compacted` for a revision below the compact revision, and `FutureRevision` for a revision above the
@@ -138,10 +138,10 @@ pub struct Snapshot<'a> {
 }
 
 // SAFETY: everything reachable from a snapshot is immutable for its lifetime, except for two atomic words per
-// record.
+// record, so any thread may read it.
 unsafe impl Send for Snapshot<'_> {}
 // SAFETY: everything reachable from a snapshot is immutable for its lifetime, except for two atomic words per
-// record.
+// record, so several threads may read it.
 unsafe impl Sync for Snapshot<'_> {}
 
 impl<'a> Snapshot<'a> {
@@ -182,7 +182,8 @@ impl<'a> Snapshot<'a> {
         self.state.versions
     }
 
-    /// Returns the revision that a request for `rev` reads.
+    /// Returns the revision that a request for `rev` reads: the current revision if `rev` is 0 or less,
+    /// otherwise `rev`.
     pub fn resolve(&self, rev: Revision) -> Result<Revision, RevisionError> {
         if rev <= Revision::CURRENT {
             Ok(self.state.current)
@@ -293,21 +294,21 @@ impl<'a> Snapshot<'a> {
     /// that may already have a part of that state. Which tombstones below the compact revision still exist
     /// depends on the progress of removal.
     ///
-    /// Very many puts may have to be skipped until they are removed; [`Changes::look`] bounds the length of
-    /// one step.
+    /// A call of `next` skips all unreadable puts before the next result. There can be millions of them until
+    /// compaction has removed them. [`Changes::look`] visits only one version per call.
     pub fn written_after(&self, change: ChangeId) -> Changes<'a> {
         let cursor = Cursor::seek(self.revisions(), change, true);
         Changes { cursor, through: self.state.current, compacted: self.state.compacted }
     }
 
-    /// Returns the versions that physically exist from `from` on.
+    /// Returns the versions that physically exist, from the change `from` to the revision `through`.
     pub(crate) fn stored(&self, from: ChangeId, through: Revision) -> Changes<'a> {
         let cursor = Cursor::seek(self.revisions(), from, false);
         Changes { cursor, through: through.min(self.state.current), compacted: Revision::MIN }
     }
 
-    /// Returns the version written by a change, which may be a tombstone, if it still exists. A mover of
-    /// values uses this to check whether a value is still needed.
+    /// Returns the version written by a change, which may be a tombstone, if it still exists. The code that
+    /// relocates values within the log calls it to check whether a value is still needed.
     pub fn version_at(&self, change: ChangeId) -> Option<Version<'a>> {
         let slot = Cursor::<ByRevision>::find(self.revisions(), change)?;
         // SAFETY: slots of a snapshot's trees hold records that are alive for `'a`.
@@ -348,8 +349,8 @@ pub struct Looked<'a> {
 }
 
 impl<'a> Changes<'a> {
-    /// Advances by one stored version, even if that version is not returned. For callers whose steps must be
-    /// short even if a compaction has left millions of versions to remove.
+    /// Advances by one stored version, even if that version is not returned. It is meant for callers whose
+    /// steps must be short, even if millions of versions wait to be removed after a compaction.
     pub fn look(&mut self) -> Option<Looked<'a>> {
         let version = self.cursor.version().filter(|version| version.main() <= self.through)?;
         self.cursor.advance(false);
@@ -405,7 +406,7 @@ impl<'a> Iterator for Histories<'a> {
 /// Progress of physical removal when a view was published.
 #[derive(Clone, Copy)]
 pub(crate) struct Removed {
-    /// Number of the store among all stores that the process has created.
+    /// Serial number of the store among all stores that this process has created.
     pub(crate) store: u64,
     /// Revision through which removal has gone: a compaction at this revision would remove every version
     /// removed so far.
@@ -451,8 +452,8 @@ impl View {
     }
 
     /// Returns the compact revision up to which versions have been physically removed: a compaction at this
-    /// revision would remove every version that has been removed so far. The result is never above the compact
-    /// revision of the store.
+    /// revision would remove every version that has been removed so far. The result is never above the
+    /// compact revision of the store.
     pub fn removed_through(&self) -> Revision {
         self.removed.through
     }
@@ -464,7 +465,7 @@ impl View {
     }
 
     /// Returns the state at `moment`, read in this later view of the same store. Every read returns the same
-    /// as it did at the moment, except for the locations of values that were moved.
+    /// as it did at the moment, except for the locations of values that were relocated within the log.
     ///
     /// Walks skip the versions written after the moment. Counting keys at the moment's current revision is a
     /// walk, too.

@@ -1,4 +1,5 @@
-//! Lines of the audit log: who made a call, for which keys, users or members, and how the call ended.
+//! Builds the lines of the audit log: who made a call, for which keys, users or members, and how the call
+//! ended.
 //!
 //! A shard collects the data of a line ([`Call`]), and the log's own thread writes it (`Line`). Lines contain
 //! no values, passwords or tokens. The shard removes passwords and tokens from a request before it queues the
@@ -20,7 +21,7 @@ use stdx::calendar::format_rfc3339;
 use stdx::log_text::write_text;
 use telemetry::audit::{AuditLog, Entry};
 
-/// Maximum number of bytes of a key, a name or an error text that are shown.
+/// Maximum number of bytes of a key, a name or an error message that a line shows.
 const TEXT_BYTES_MAX: usize = 256;
 /// Maximum number of comparisons and ranges of one transaction that a line shows. Also the maximum number of
 /// URLs of one member.
@@ -28,25 +29,25 @@ const LISTED_MAX: usize = 64;
 /// Maximum number of puts and deletions of one transaction that a line shows: as many as a transaction may
 /// have by default.
 const WRITES_LISTED_MAX: usize = 128;
-/// Maximum number of operations of a refused transaction that are shown. It applies twice: to the writes, and
-/// to the ranges and comparisons together.
+/// Maximum number of writes of a refused transaction that a line shows; also the maximum number of its ranges
+/// and comparisons together.
 const REFUSED_LISTED_MAX: usize = 4;
-/// Maximum length in bytes of a request that is decoded for its line in the audit log. The value of a put
-/// does not count.
+/// Maximum length in bytes, without the value of a put, of a request that is decoded for its line in the
+/// audit log.
 const LISTABLE_BYTES_MAX: usize = 4 << 20;
 /// Maximum length in bytes of a refused request that is decoded for its line in the audit log.
 const REFUSED_LISTABLE_BYTES_MAX: usize = 64 << 10;
 /// Maximum number of comparisons and operations of a transaction that is decoded for its line in the audit
 /// log. It is many times the number that an accepted transaction may have, unless `--max-txn-ops` was raised.
 const LISTABLE_ELEMENTS_MAX: usize = 64 << 10;
-/// Number of bytes kept from the beginning of a response: enough for its header and a number field that
-/// follows the header.
+/// Number of bytes from the beginning of a response that are kept for its line in the audit log: enough for
+/// the header and the number field that follows the header in some responses.
 pub(crate) const ANSWER_BYTES: usize = 64;
-/// Maximum length in bytes of a request that is copied for its line. A line that refers to the received bytes
-/// instead would keep a whole read buffer of the connection in memory.
+/// Maximum length in bytes of a request that is copied for its line. A longer request is not copied: the line
+/// refers to the received bytes, which keeps a whole read buffer of the connection in memory.
 const COPIED_BYTES_MAX: usize = 4096;
 
-/// Handle of a shard to the audit log.
+/// Handle with which a shard writes to the audit log.
 #[derive(Clone)]
 pub struct Auditor {
     /// The log that receives the lines.
@@ -70,8 +71,8 @@ pub struct Who {
     pub is_stranger: bool,
 }
 
-/// A call in progress. Its line is written when the call is answered, or when the record is dropped because
-/// the client disconnected.
+/// Record of a call in progress. Its line in the audit log is written when the call is answered, or when the
+/// record is dropped because the client disconnected.
 pub struct Call {
     auditor: Auditor,
     line: Option<Line>,
@@ -97,7 +98,7 @@ impl Auditor {
 const CANCELED: Status = Status::new(Code::Canceled, "context canceled");
 
 impl Call {
-    /// Adds the request of a stream, once it has arrived.
+    /// Adds to the record the request of a stream, once the request has arrived.
     pub fn asks(&mut self, message: &Bytes) {
         if let Some(line) = &mut self.line {
             line.message = Asked::of(line.rpc, message);
@@ -181,7 +182,7 @@ impl Entry for RefusedHandshake {
     }
 }
 
-/// Request of a call, in the form that is kept for its line in the audit log.
+/// Request of a call, as it is kept for the call's line in the audit log.
 enum Asked {
     /// The request is not known, or the call was refused before it was decoded.
     Unknown,
@@ -215,11 +216,12 @@ impl Asked {
     }
 }
 
-/// Bytes that are no valid request. They replace a request that cannot be decoded, because it may contain
-/// secrets.
+/// A stand-in for a request that cannot be decoded. The request itself is not queued, because it may contain
+/// secrets; these bytes cannot be decoded either, so the line says so.
 const UNDECODABLE: &[u8] = &[0];
 
-/// Returns the request without secrets, which must not be queued, and without large values.
+/// Returns the request as it is queued for its line. Secrets are removed, because they must not be queued.
+/// Large values are removed to save memory.
 fn kept(rpc: Rpc, message: &Bytes) -> Bytes {
     fn without<M: Message + Default>(message: &Bytes, clear: impl FnOnce(&mut M)) -> Bytes {
         let Ok(mut request) = M::decode(message.clone()) else { return Bytes::from_static(UNDECODABLE) };
@@ -321,8 +323,9 @@ impl Line {
         self.reads || !is_read(self.rpc) || self.result.as_ref().is_err_and(is_refusal)
     }
 
-    /// Returns true if the line goes to the file of refused calls, because anyone can cause any number of
-    /// such lines.
+    /// Returns true if the line goes to the separate file of refused calls: the call certainly had no effect,
+    /// or it is a read or failed call of an unauthenticated caller. Anyone can cause any number of such
+    /// lines, and they must not displace the lines of other calls.
     fn is_refused(&self) -> bool {
         self.who.is_stranger && (self.result.is_err() || is_read(self.rpc))
             || self.result.as_ref().is_err_and(is_without_effect)
@@ -366,8 +369,8 @@ impl Entry for Line {
             }
         }
         fields.out.push('}');
-        // Only here is the request decoded, which shows whether the transaction may write. A transaction that
-        // only reads is logged like other reads, so its line is removed if reads are not logged.
+        // The line is removed again if the transaction turns out to be a read and reads are not logged. This
+        // is known only now, because the request was decoded only for this line.
         if !changes && !self.reads && !self.result.as_ref().is_err_and(is_refusal) {
             out.truncate(before);
         }
@@ -403,8 +406,8 @@ impl Line {
                 let request: pb::DeleteRangeRequest = decoded(message)?;
                 fields.range(&request.key, &request.range_end);
             }
-            // Decoded by the state machine's decoder, which accepts deeper nesting than the decoder of
-            // messages.
+            // The decoder of the state machine is used, because it accepts transactions that are nested
+            // deeper than prost's limit.
             Rpc::KvTxn => {
                 let txn = match machine::request::txn(message.clone(), LISTABLE_ELEMENTS_MAX) {
                     Ok((txn, _)) => txn,
@@ -545,7 +548,7 @@ fn beginning(mut answer: &[u8]) -> Option<(pb::ResponseHeader, Option<u64>)> {
     Some((header, second))
 }
 
-/// Returns the part of a text that is shown.
+/// Returns the beginning of a text, of at most [`TEXT_BYTES_MAX`] bytes.
 fn beginning_of(text: &str) -> &str {
     let mut end = text.len().min(TEXT_BYTES_MAX);
     while !text.is_char_boundary(end) {

@@ -62,7 +62,7 @@ pub fn put(
 ///
 /// # Errors
 ///
-/// Returns an error if apply did not do the read but left it for later; then `services::answers` makes the
+/// Returns an error if apply left the read to be done later. In that case `services::answers` makes the
 /// response.
 fn known(read: &Read) -> Result<(&[StoredKeyValue], bool, i64), ReadError> {
     match read {

@@ -1,4 +1,4 @@
-//! Forwards requests that only the leader can answer, over HTTP on the leader's peer URL, as etcd's members do.
+//! Forwards requests that only the leader can answer, over HTTP to its peer URL, as members of etcd do.
 
 use std::time::Duration;
 
@@ -19,17 +19,18 @@ use replica::shared::Shared;
 /// Pause before a request to the leader is retried.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Error text of an etcd leader for most refusals to promote a learner. It does not tell the reason.
+/// Body of the response with which an etcd leader refuses most requests to promote a learner. It does not
+/// contain the reason.
 const ETCDS_REFUSAL: &[u8] = b"Internal Server Error";
 
-/// Error for a caller that presented only a certificate, if the leader requires a token.
+/// Error for a caller that presented a certificate but no token, if the leader requires a token.
 const LEADER_WANTS_TOKEN: Status = Status::new(
     Code::FailedPrecondition,
     "mainstay: the leader requires a token, but the caller identified itself with a certificate only: call the leader directly, or use a token",
 );
 
-/// Posts a request to the leader, and retries until the leader answers or the request times out. If
-/// `is_final` returns true for a response, the request is not retried, whatever the status of the response.
+/// Posts a request to the leader, and retries until the leader gives a usable answer or the request times
+/// out. If `is_final` returns true for a response, that response is returned, whatever its status.
 async fn ask_leader(
     shared: &Shared,
     path: &str,
@@ -57,8 +58,8 @@ async fn ask_leader(
             && let Some(peers) = shared.cluster.peers()
         {
             let answered = peers.request(Target::Member(leader), request.clone(), left).await;
-            // A member that no longer leads, or a leader that does not know the lease yet, answers with 500
-            // or 408.
+            // A member that no longer leads, or a leader that does not know the lease yet, answers with
+            // status 500 or 408. The request is then sent again.
             if let Ok(response) = answered
                 && (is_final(&response)
                     || !matches!(
@@ -125,7 +126,7 @@ pub async fn time_to_live(
     }
 }
 
-/// Reasons for which a leader may refuse to promote a learner and which a retry does not change.
+/// Final refusals of a leader to promote a learner: a retry would get the same refusal.
 const FINAL: [Status; 5] = [
     error::INVALID_AUTH_TOKEN,
     error::USER_EMPTY,
@@ -140,7 +141,8 @@ fn refusal(response: &Response<Bytes>) -> Option<Status> {
     let text = text.trim();
     match response.status() {
         StatusCode::NOT_FOUND => Some(error::MEMBER_NOT_FOUND),
-        // Members of etcd and of Mainstay start these texts differently.
+        // The ends of these messages are compared, because members of etcd and of Mainstay begin them
+        // differently.
         StatusCode::PRECONDITION_FAILED if text.ends_with("in sync with leader") => {
             Some(error::LEARNER_NOT_READY)
         }
@@ -157,9 +159,9 @@ fn refusal(response: &Response<Bytes>) -> Option<Status> {
 ///
 /// # Errors
 ///
-/// Returns the leader's refusal. If a refusal has no reason (etcd gives none), the request is retried. But if
-/// authentication is enabled and the caller has no token, it is not: the error then says that the leader
-/// requires a token.
+/// Returns the leader's refusal. A refusal without a reason, such as etcd's, is retried until the request
+/// times out, with one exception: if authentication is enabled and the caller has no token, the error says
+/// that the leader requires a token.
 pub async fn promote(shared: &Shared, id: u64, token: Option<HeaderValue>) -> Result<Vec<Member>, Status> {
     let path = format!("/members/promote/{id}");
     let lacks_token = token.is_none() && shared.state.load().auth.is_enabled();

@@ -1,5 +1,5 @@
-//! The JSON gateway: calls in JSON under `/v3/`, answered as etcd's gateway answers them. A request becomes
-//! the same call that a gRPC client makes, within this process, without a connection to itself.
+//! Answers calls in JSON under `/v3/` as etcd's gateway does. A request becomes the same call that a gRPC
+//! client makes, within this process, without a connection to itself.
 //!
 //! This module does not handle sockets. The crate `gateway` defines the JSON format.
 //!
@@ -37,14 +37,15 @@ const METADATA_CONTENT_TYPE: HeaderName = HeaderName::from_static("grpc-metadata
 /// Headers with this prefix are metadata of the call.
 const METADATA_PREFIX: &str = "grpc-metadata-";
 
-/// Error for a response of this server that cannot be decoded.
+/// Error for a response of this server that cannot be converted to JSON.
 const UNREADABLE: Status = Status::new(Code::Internal, "mainstay: an answer could not be encoded as JSON");
 
-/// Number of bytes of a large response, or of the responses of a stream, that are written at a time.
+/// Approximate size in bytes of the chunks in which a large response, or the responses of a stream, are
+/// written.
 const PIECE_BYTES: usize = 64 * 1024;
 
-/// Number of bytes of a large response that are read before other calls run. That many bytes may be read even
-/// if no JSON can be written yet, because a large value is written only as a whole.
+/// Number of bytes of a large response that are read before other calls run. That many bytes may be read
+/// before any JSON is written, because a large value is written only as a whole.
 const TURN_BYTES: usize = 4 * PIECE_BYTES;
 
 /// Answers a request for a path under `/v3/`.
@@ -83,14 +84,15 @@ pub(crate) async fn answer(
         let next = move |body| requests(request, body, bytes_max, elements_max, long_turns);
         return call.stream(services, exchange, counters, account, next).await;
     }
-    // Checked before any part of the body is held in memory. Checked again below, when the size of the body
-    // is known.
+    // The memory limits are checked before any part of the body is held in memory, and again below, when the
+    // size of the decoded message is known.
     if let Err(status) = exchange.check() {
         return refused(&status);
     }
     exchange.body.allow(json_bytes_max(bytes_max, elements_max));
     let body = match exchange.body.gather().await {
-        // Go parses the body as a form to find the method, which leaves no body.
+        // The body is dropped, as in etcd: Go has read it there as a form, to look for the method, so nothing
+        // of it is left for the call.
         Ok(_) if overridden.is_some() => Bytes::new(),
         Ok(body) => body,
         Err(StatusCode::PAYLOAD_TOO_LARGE) => {
@@ -102,7 +104,7 @@ pub(crate) async fn answer(
     if is_long(body.len()) {
         exchange.long_turn().await;
     }
-    // The decoded message takes no more memory than the body itself.
+    // Reserves memory for the body and for the decoded message, which takes no more memory than the body.
     exchange.body.hold(2 * body.len());
     let decoded = gateway::decode(request, &body, elements_max);
     // If decoding fails, the body is read a second time to find the error.
@@ -136,12 +138,14 @@ pub(crate) async fn answer(
 const ELEMENT_JSON_BYTES: usize = 512;
 
 /// Returns the maximum size in bytes of a JSON body for a message of at most `message_bytes_max` bytes with
-/// at most `elements_max` list elements. Any such message fits, unless the client escapes much of its text.
-/// The reasons are: Keys and values are a third longer in base64. Most texts have the same length as in the
-/// message. Control characters, `<` and `>` as Go writes them, and characters that a client chooses to escape
-/// take six bytes each, so a text fits if at most a third of its characters are escaped. A field name is much
-/// longer than the one byte of a field's tag, but even an element that consists only of names is less than
-/// sixteen times as long as in the message.
+/// at most `elements_max` list elements. Any such message fits, unless the client escapes many characters:
+///
+/// * Keys and values are a third longer in base64.
+/// * Most strings have the same length as in the message. Control characters, `<` and `>` as Go writes them,
+///   and characters that a client chooses to escape take six bytes each. So a string fits if at most a third
+///   of its characters are escaped.
+/// * A field name is much longer than the one byte of a field's tag. But even an element that consists only
+///   of names is less than sixteen times as long as in the message.
 fn json_bytes_max(message_bytes_max: usize, elements_max: usize) -> usize {
     let names = elements_max.saturating_mul(ELEMENT_JSON_BYTES);
     message_bytes_max.saturating_mul(3).saturating_add(names).min(message_bytes_max.saturating_mul(16))
@@ -151,8 +155,9 @@ fn json_bytes_max(message_bytes_max: usize, elements_max: usize) -> usize {
 const CODED_WORK: usize = 4;
 
 /// Returns true if decoding `json_bytes` bytes of JSON, which happens in one step, exceeds the work left in
-/// the turn. Then the request waits for a long turn: many clients may send such bodies at the same time, and
-/// they are decoded before the user is identified.
+/// the turn. In that case the request has to wait for a long turn. Otherwise many clients, even
+/// unauthenticated ones, could make the shard decode large bodies one after the other, because bodies are
+/// decoded before the user is identified.
 fn is_long(json_bytes: usize) -> bool {
     json_bytes.saturating_mul(CODED_WORK) > accounting::work_left()
 }
@@ -208,7 +213,8 @@ impl Call {
                 let counted = Some(counted);
                 let mut pieces =
                     Pieces { source, held, left: len, len, encoder, json, counted, account, charge };
-                // An error status can be sent only before the first bytes.
+                // Makes the first bytes before the response begins, because an error status can be sent only
+                // before them.
                 match poll_fn(|cx| pieces.poll(cx)).await {
                     Some(Ok(first)) => {
                         let mut first = Some(first);
@@ -243,11 +249,11 @@ impl Call {
         let response = self.response;
         let first = match poll_fn(|cx| running.poll(cx)).await {
             Said::Message(message) => gateway::result_line(response, &message),
-            // Without a message the response is empty, as the call has no other result.
+            // A stream that ends without a message and without an error has an empty response.
             Said::Over(Ok(())) => return empty(StatusCode::OK),
             Said::Over(Err(status)) => {
                 let mut answer = refused(&status);
-                // etcd's responses to streams do not have this header.
+                // etcd's responses to streams do not have this header, so it is removed.
                 answer.headers_mut().remove(WWW_AUTHENTICATE);
                 *answer.body_mut() = ResponseBody::Whole(gateway::error_line(&status).into());
                 return answer;
@@ -293,17 +299,17 @@ struct Pieces {
     left: usize,
     len: usize,
     encoder: Option<RangeEncoder>,
-    /// JSON that is written and not taken yet.
+    /// JSON that is written and not yet returned to the caller.
     json: Vec<u8>,
     counted: Option<Counted>,
     account: Rc<Account>,
-    /// Charge for the source, the encoder, and the JSON that is not taken yet.
+    /// Reservation of memory for the source, the encoder, and the JSON that is not yet returned.
     charge: accounting::Held,
 }
 
 impl Pieces {
-    /// Returns the next JSON bytes; `None` at the end. The bytes stay charged until the next call of this
-    /// function or of [`Pieces::charge`].
+    /// Returns the next JSON bytes; `None` at the end. The memory for the bytes stays reserved until the next
+    /// call of this function or of [`Pieces::charge`].
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Status>>> {
         let account = Rc::clone(&self.account);
         let _turn = account.begin_turn();
@@ -319,7 +325,8 @@ impl Pieces {
                 return Poll::Pending;
             }
             let piece = match (self.source)(self.left.min(PIECE_BYTES), cx) {
-                // Before the first piece, `json` contains only the opening brace of the response.
+                // While nothing of the message is encoded, `json` contains only the opening brace of the
+                // response, which is not sent alone, so that the response can still become an error.
                 Poll::Pending if self.left == self.len || self.json.is_empty() => {
                     self.charge();
                     return Poll::Pending;
@@ -350,7 +357,7 @@ impl Pieces {
         Poll::Ready(Some(Ok(std::mem::take(&mut self.json).into())))
     }
 
-    /// Updates the charge to the bytes held now.
+    /// Sets the reservation to the number of bytes that are held now.
     fn charge(&mut self) {
         let encoder = self.encoder.as_ref().map_or(0, RangeEncoder::held_bytes);
         self.charge.set(self.held.get() + encoder + self.json.capacity());
@@ -363,8 +370,8 @@ impl Pieces {
     }
 }
 
-/// Returns the requests of a stream, which follow each other in the body. As in etcd, if a request cannot be
-/// decoded, no further requests follow, but the responses continue.
+/// Returns the requests of a stream, which follow each other in the body. As in etcd, a request that cannot
+/// be decoded ends the requests but not the responses.
 fn requests(
     message: &'static Message,
     mut body: RequestBody,
@@ -373,7 +380,7 @@ fn requests(
     mut long_turns: impl FnMut(&mut Context<'_>) -> Poll<()> + 'static,
 ) -> NextMessage {
     let (mut values, mut is_end) = (Values::default(), false);
-    // A value that waits for a long turn.
+    // A JSON value that may be decoded only in a long turn.
     let mut waiting: Option<Vec<u8>> = None;
     Box::new(move |cx| {
         loop {
@@ -396,8 +403,8 @@ fn requests(
             };
             match next {
                 Next::Value(value) => {
-                    // Charges the JSON value, and an estimate for the message decoded from it: twice the
-                    // length of the value.
+                    // Reserves memory for the JSON value and the message decoded from it. The message is
+                    // estimated at twice the length of the value.
                     body.hold(values.capacity() + 2 * value.len());
                     let decoded = gateway::decode_value(message, &value, elements_max);
                     accounting::note_work(0, (CODED_WORK * value.len()) as u64);
@@ -405,7 +412,7 @@ fn requests(
                         return Poll::Ready(Ok(None));
                     };
                     drop(value);
-                    // The decoded message stays charged until the next message is requested.
+                    // The memory for the decoded message stays reserved until the next message is requested.
                     body.hold(values.capacity() + request.len());
                     return Poll::Ready(check_len(request.len(), bytes_max).map(|()| Some(request.into())));
                 }
@@ -450,15 +457,16 @@ struct Headed {
 /// Returns an error if the timeout, or metadata in base64, cannot be parsed.
 fn headed(rpc: Rpc, exchange: &Exchange, arrived: Instant) -> Result<Headed, Status> {
     let given = &exchange.head.headers;
-    // The common name of the client's certificate is not used: a gateway may present its own certificate for
-    // many users.
+    // The common name of the client's certificate is not used: the client may be a gateway that presents its
+    // own certificate for many users.
     let mut head = Head::new(rpc as u16, exchange.origin.peer, arrived);
     let timeout = match given.get("grpc-timeout").filter(|value| !value.is_empty()) {
         None => None,
         Some(value) => value.to_str().ok().and_then(read_timeout).ok_or_else(|| {
             match std::str::from_utf8(value.as_bytes()) {
                 Ok(value) => Status::with(Code::InvalidArgument, format!("invalid grpc-timeout: {value}")),
-                // A text that is not UTF-8 cannot be part of an error message.
+                // The error message must be UTF-8, so it cannot contain this value; grpc-gateway fails with
+                // this error.
                 Err(_) => Status::new(Code::Internal, "failed to marshal error message"),
             }
         })?,
@@ -496,13 +504,14 @@ fn headed(rpc: Rpc, exchange: &Exchange, arrived: Instant) -> Result<Headed, Sta
     Ok(Headed { head, timeout, unsent })
 }
 
-/// Checks that a value is base64. The value is not used, because no binary metadata has a meaning for a member.
+/// Checks that a value is base64. The value itself is not used: no binary metadata has a meaning for a
+/// member.
 fn check_binary(name: &HeaderName, value: &HeaderValue) -> Result<(), Status> {
     let engine = match value.len() % 4 {
         0 => &base64::engine::general_purpose::STANDARD,
         _ => &base64::engine::general_purpose::STANDARD_NO_PAD,
     };
-    // Go's decoder ignores unused bits of the last character.
+    // As in Go's decoder, unused bits of the last character do not matter.
     let at = match engine.decode(value.as_bytes()) {
         Ok(_) | Err(DecodeError::InvalidLastSymbol { .. }) => return Ok(()),
         Err(DecodeError::InvalidByte(at, _)) => at,
@@ -619,7 +628,7 @@ mod tests {
     }
 
     /// Writes a response as JSON. Returns the maximum bytes that one poll read from the source, and the
-    /// maximum charge.
+    /// maximum reservation.
     fn taken(rpc: Rpc, message: Bytes) -> (usize, usize) {
         let (_, response) = descriptor::of(rpc).expect("it has messages");
         let account = accounting::Budget::new(64 << 20).open([127, 0, 0, 1].into());

@@ -1,7 +1,7 @@
-//! gRPC-Web: calls from browsers, which do not support HTTP/2 trailers. The messages and the final status are
-//! frames ([`frames`]) in the bodies of a plain request and its response, over HTTP/1 or HTTP/2, in binary
-//! (`application/grpc-web`) or in base64 (`application/grpc-web-text`). A request becomes the same call that
-//! a gRPC client makes, within this process.
+//! Answers calls in gRPC-Web, from browsers, which do not support HTTP/2 trailers. The messages and the final
+//! status are frames ([`frames`]) in the bodies of a plain request and its response, over HTTP/1 or HTTP/2,
+//! in binary (`application/grpc-web`) or in base64 (`application/grpc-web-text`). A request becomes the same
+//! call that a gRPC client makes, within this process.
 //!
 //! The HTTP status is 200 whatever the status of the call. A body contains all requests of a stream, since
 //! browsers cannot stream a request body; the responses of a stream are sent one by one.
@@ -32,10 +32,10 @@ use self::frames::{Form, Writer, decoded, next_message, only};
 use crate::local_call::{Counted, LATE, Running, Said, answered_in_time, check_sent_len, read_timeout};
 use crate::services::Services;
 
-/// Number of bytes of a large response that are taken at a time.
+/// Maximum number of bytes of a large response that are taken from its source at a time.
 const PIECE_BYTES: usize = 64 * 1024;
 
-/// Error for a response whose pieces have fewer bytes than announced.
+/// Error for a response whose pieces have fewer bytes in total than its announced length.
 const CUT: Status = Status::new(Code::Internal, "mainstay: an answer ended early");
 
 /// Answers a request for which [`Form::is_asked`] is true.
@@ -52,7 +52,7 @@ pub(crate) async fn answer(services: Rc<Services>, exchange: Exchange) -> Respon
     }
 }
 
-/// Reason why a request has no call, or a call no response.
+/// Reason why a request cannot be made a call, or a call gets no response message.
 enum Refused {
     Http(StatusCode),
     Call(Status),
@@ -88,20 +88,21 @@ async fn call(
     let mut body = match form {
         Form::Bytes => body,
         Form::Base64 => {
-            // Decoding happens in one step and takes as long as copying.
+            // Decoding happens in one step, and its cost is counted as one unit of work per byte.
             if body.len() > accounting::work_left() {
                 exchange.long_turn().await;
             }
             accounting::note_work(0, body.len() as u64);
             let bytes = decoded(&body)?;
-            // The text is freed now: its memory is no longer charged, and the call may wait for a long time.
+            // The base64 text is freed now, because the reservation below replaces the one for this text, and
+            // the call may wait for a long time.
             drop(body);
             bytes
         }
     };
     exchange.body.hold(body.len());
-    // Checked again now that the body is held: many calls may have passed the first check before their bodies
-    // arrived.
+    // The memory limits are checked again now that the body is in memory: many calls may have passed the
+    // first check before their bodies arrived.
     exchange.check()?;
     let bytes_max = exchange.message_bytes_max();
     exchange.keep(|| services.connected(&exchange.origin));
@@ -118,7 +119,7 @@ async fn call(
     let late = timeout.map(|timeout| services.sleep(timeout));
     let next = move |gathered| -> NextMessage {
         Box::new(move |_| {
-            // Keeps the charge for the body until the call ends.
+            // Keeps the reservation of memory for the body until the call ends.
             let _charge = &gathered;
             Poll::Ready(next_message(&mut body, bytes_max))
         })
@@ -192,7 +193,8 @@ async fn unary(
             writer.begin_message(len);
             let mut pieces =
                 Pieces { source, held, left: len, len, writer, counted: Some(counted), account, charge };
-            // An error status can be sent only before the first bytes.
+            // Makes the first bytes before the response begins, because an error status can be sent only
+            // before them.
             let mut first = match poll_fn(|cx| pieces.poll(cx)).await {
                 Some(first) => Some(first?),
                 None => return Err(CUT.into()),
@@ -219,7 +221,8 @@ struct Pieces {
     /// Counters of the call; taken when the response is complete.
     counted: Option<Counted>,
     account: Rc<Account>,
-    /// Charge for the bytes that the source holds and for the bytes returned last, which may wait to be sent.
+    /// Reservation of memory for the bytes that the source holds and for the bytes returned last, which may
+    /// wait to be sent.
     charge: accounting::Held,
 }
 

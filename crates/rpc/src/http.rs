@@ -1,4 +1,5 @@
-//! Answers to plain HTTP requests on the client and metrics listeners: health, version, metrics.
+//! Answers plain HTTP requests on the client and metrics listeners: health, version, metrics and diagnosis
+//! pages.
 //!
 //! Statuses, headers and bodies are those of etcd 3.7. Everything is answered from the newest published
 //! state. Only health checks wait: until the cluster has confirmed that this state is new enough for a
@@ -41,7 +42,8 @@ pub use scrape::{FrontCounters, scrape};
 
 const PLAIN: &str = "text/plain; charset=utf-8";
 const JSON: &str = "application/json";
-/// etcd's response to a client whose certificate names a user, because a gateway cannot use that name.
+/// etcd's response when the client's certificate contains a common name: the gateway refuses the request,
+/// because it could not use that name as the user.
 const NAMED: &str =
     "CommonName of client sending a request against gateway will be ignored and not used as expected";
 
@@ -52,17 +54,17 @@ struct Asked<'a> {
     logger: &'a Logger,
     state: &'a Published,
     query: Query<'a>,
-    /// Result of waiting for a linearizable read, if the page needs one.
+    /// Result of the confirmation that the state is new enough; `None` if the request needs no confirmation.
     confirmed: Option<&'a Confirmed>,
 }
 
-/// Result of the check that the published state is new enough for a linearizable read. It is stored in the
+/// Result of the check that the published state is new enough for a linearizable read. It is attached to the
 /// request.
 #[derive(Clone, Debug)]
 struct Confirmed(Result<(), Status>);
 
 /// If the request needs a linearizable read and this member cannot answer it locally, asks the cluster for a
-/// confirmation, and stores the result in the request.
+/// confirmation, and attaches the result to the request.
 pub async fn confirm(shared: &Shared, request: &mut Request<Bytes>) {
     let Target::Path(path) = target::of(request) else { return };
     let reads = path == "/health" || path == "/readyz" || path == "/readyz/linearizable_read";
@@ -118,8 +120,8 @@ pub(crate) fn for_call(
     Some(Ok(form))
 }
 
-/// Returns the unescaped path under which the gateway looks up a method. An escaped slash separates parts of
-/// the path, too.
+/// Returns the unescaped path under which the gateway looks up a method. Unlike in [`target::unescape_path`],
+/// an escaped slash also separates parts of the path.
 fn gateway_path(raw: &str, unescaped: String) -> String {
     if raw.contains("%00") { unescaped } else { unescaped.replace('\0', "/") }
 }
@@ -128,7 +130,7 @@ fn gateway_path(raw: &str, unescaped: String) -> String {
 /// them.
 const TEXT_WORK: usize = 8;
 
-/// Returns true for the pages that are made in one step that takes long: metrics and diagnosis pages.
+/// Returns true for pages that are made in one long step: metrics and diagnosis pages.
 pub(crate) fn is_long(path: &str) -> bool {
     let unescaped = path.contains('%').then(|| target::unescape_path(path)).flatten();
     let path = unescaped.as_deref().unwrap_or(path);
@@ -143,7 +145,7 @@ pub(crate) fn gateway_rpc(path: &str) -> Option<Rpc> {
     gateway::route(&gateway_path(path, target::unescape_path(path)?))
 }
 
-/// Returns the token of a request for a page that shows more to root than to others.
+/// Returns the token of a request, if the request is for a page that shows more to root than to others.
 pub(crate) fn token_of_root(request: &Request<Bytes>) -> Option<&HeaderValue> {
     let Target::Path(path) = target::of(request) else { return None };
     let is_one = names_keys(&path);
@@ -165,7 +167,7 @@ pub(crate) fn of_status(status: StatusCode) -> Response<Bytes> {
     reply(status, &[], Bytes::new())
 }
 
-/// Response to clients of API version 2: etcd's text for an unknown path, with an explanation.
+/// Response to clients of API version 2: etcd's message for an unknown path, with an explanation.
 const V2_IS_GONE: &str = "404 page not found: API version 2 is not served here, nor by etcd from 3.6 on; `mainstay utl import \
                           --migrate-v2` moves its keys from a data directory of etcd 3.4 or 3.5 to version 3";
 
@@ -201,14 +203,14 @@ pub fn answer(
                 let query = request.uri().query().map(|query| format!("?{query}")).unwrap_or_default();
                 redirect(request, &format!("/v3/{query}"))
             }
-            // COMPAT-173: the text also names the command that migrates keys of API version 2.
+            // COMPAT-173: the message also names the command that migrates keys of API version 2.
             path if path == "/v2" || path.starts_with("/v2/") => refused(StatusCode::NOT_FOUND, V2_IS_GONE),
             path => common(path, (shared, values, counters), logger, request),
         },
     };
     if !is_diagnosis {
-        // Diagnosis pages contain names of keys, addresses of clients and the command line, so no page of
-        // another origin may read them.
+        // Adds the CORS headers to all other pages. Diagnosis pages contain names of keys, addresses of
+        // clients and the command line, so a browser must not let pages of another origin read them.
         browsers::allow(&shared.clients.browsers, request, response.headers_mut());
     }
     response
@@ -242,7 +244,7 @@ fn common(
     request: &Request<Bytes>,
 ) -> Response<Bytes> {
     if path == "/metrics" {
-        // etcd answers every HTTP method here.
+        // As in etcd, every HTTP method is answered here.
         let text = scrape(shared, counters, diagnosis::refusal(shared, request).is_none());
         accounting::note_work(0, (TEXT_WORK * text.len()) as u64);
         return reply(StatusCode::OK, &[(CONTENT_TYPE, metrics::CONTENT_TYPE)], text.into());
@@ -283,14 +285,15 @@ fn common(
 pub fn version(shared: &Shared, request: &Request<Bytes>) -> Response<Bytes> {
     only_get(request, || {
         let state = shared.state.load();
-        // As in etcd, the storage version is "unknown" until the members have agreed on a cluster version, and
-        // equals it afterwards.
+        // As in etcd, the storage version is "unknown" until the members have agreed on a cluster version.
+        // From then on it is derived from the cluster version.
         let (cluster, storage) = match state.members.cluster_version.as_str() {
             "" => ("not_decided", "unknown"),
             decided => (decided, state.members.storage_version().unwrap_or("unknown")),
         };
         let [server, cluster, storage] = [shared.member.api_version, cluster, storage].map(Value::from);
-        // Releases before 3.6 have no storage version.
+        // As in etcd 3.5, a member that reports a 3.5 version leaves out the storage version, which 3.6
+        // introduced.
         let storage = match shared.member.api_version.starts_with("3.5.") {
             true => String::new(),
             false => format!(r#","storage":{storage}"#),
@@ -325,8 +328,8 @@ fn redirect(request: &Request<Bytes>, location: &str) -> Response<Bytes> {
     response
 }
 
-/// Returns the response to a request that Go's server refuses, because of its request line or, if `why` is
-/// given, because of a header.
+/// Returns the response to a request that Go's server would refuse. `why` is the reason if a header is wrong;
+/// `None` if the request line is wrong.
 fn bad_request(why: Option<&'static str>) -> Response<Bytes> {
     let headers = [(CONTENT_TYPE, PLAIN), (CONNECTION, "close")];
     let text = why.map_or("400 Bad Request".to_owned(), |why| format!("400 Bad Request: {why}"));

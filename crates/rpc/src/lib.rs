@@ -1,9 +1,11 @@
-//! Answers requests of clients, on each shard.
+//! Answers the requests of clients. Each shard (a server thread with its own event loop) runs its own
+//! instance of these services.
 //!
 //! * [`services`] answers calls. [`watch`] is one of the services, with the data that the watches of a shard
 //!   share.
 //! * [`http`] answers requests for health, version, metrics and diagnosis pages.
-//! * `gateway` answers calls in JSON, and [`grpc_web`] those in gRPC-Web; `local_call` is shared by both.
+//! * `gateway` answers calls in JSON, and [`grpc_web`] those in gRPC-Web. Both pass the calls on through
+//!   `local_call`.
 //! * `audit` builds the lines of the audit log.
 //! * `encode` encodes responses that may contain many keys; [`forwarding`] sends requests that only the
 //!   leader can answer to the leader.

@@ -1,5 +1,5 @@
-//! Calls that the gateways make in this process on behalf of clients without gRPC: code that JSON and
-//! gRPC-Web share.
+//! Makes calls within this process on behalf of clients that do not speak gRPC: the code that the JSON
+//! gateway and gRPC-Web share.
 
 use std::future::Future as _;
 use std::pin::Pin;
@@ -68,7 +68,7 @@ impl Running {
             } else if let Poll::Ready(result) = self.future.as_mut().poll(cx) {
                 result
             } else {
-                // The call may have sent a message before it began to wait.
+                // The call may have sent a message before it began to wait, so the messages are polled again.
                 return self.local.poll_message(cx).map(Said::Message);
             };
             let code = result.as_ref().err().map_or(Code::Ok, |status| status.code);
@@ -107,8 +107,8 @@ impl Drop for Counted {
 }
 
 /// Parses a timeout as grpc-gateway does: a number, which may be negative, and a unit. The number is
-/// multiplied by the unit in 64 bits, and may overflow. Returns `None` if the text is invalid, and
-/// `Some(None)` for no timeout.
+/// multiplied by the unit in 64 bits, and may overflow. Returns `None` if the string is invalid, and
+/// `Some(None)` if it means no timeout.
 pub(crate) fn read_timeout(text: &str) -> Option<Option<Duration>> {
     let (unit_at, unit) = text.char_indices().next_back()?;
     let nanoseconds: i64 = match unit {

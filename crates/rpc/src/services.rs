@@ -1,8 +1,8 @@
-//! Services of one shard: they take calls and return responses.
+//! Answers the gRPC calls that arrive at one shard (a server thread with its own event loop).
 //!
-//! Reads are answered here, from the newest published state, without another thread. Writes are checked here,
-//! sent to the core, and answered after the core replies. Nothing here blocks: values that are not in the
-//! page cache are fetched by other threads (`values`, `readers`), and the call continues when they arrive.
+//! Reads are answered on this thread, from the newest published state. Writes are checked here, sent to the
+//! core, and answered after the core replies. Nothing here blocks the thread: values that are not in the page
+//! cache are fetched by other threads (`values`, `readers`), and the call continues when they arrive.
 
 mod answers;
 mod auth;
@@ -79,26 +79,30 @@ pub struct Services {
     values: Rc<LogValues>,
     hub: Rc<Hub>,
     rpcs: FoldMap<&'static str, Rpc>,
-    /// Counters of the client API version that was seen last. Calls of one client often follow each other.
+    /// Counters of the client API version that was seen last, cached because calls of one client often follow
+    /// each other.
     client: RefCell<(String, ClientRequests)>,
     range_time: [Histogram; 2],
     request_times: RefCell<FoldMap<(&'static str, bool), Histogram>>,
     /// Statistics of the clients that this shard has seen, cached so that calls do not wait for the lock that
     /// all shards share.
     callers: RefCell<HashMap<IpAddr, Arc<Caller>>>,
-    /// Statistics of the client that was seen last. Calls of one client often follow each other.
+    /// Statistics of the client that was seen last, cached because calls of one client often follow each
+    /// other.
     caller: RefCell<Option<(IpAddr, Arc<Caller>)>>,
-    /// True if the time of every call is measured.
+    /// True if the time of every call is added to the metrics of its method, which `--metrics extensive`
+    /// enables.
     timed: bool,
-    /// Cached tokens and rights of users.
+    /// Cached tokens of connections and cached rights of users.
     known: RefCell<Known>,
-    /// Slots for callers without a user that wait until this member knows the newest users.
+    /// Slots for calls without a user, which they hold while they wait until this member is confirmed to be
+    /// up to date.
     strangers: Strangers,
-    /// Slots for logins that wait until this member knows the newest users. They are separate, so that other
-    /// callers without a user cannot block logins.
+    /// Slots for logins, which they hold while they wait for the same confirmation. Logins have their own
+    /// slots, so that other calls without a user cannot block them.
     logins: Strangers,
-    /// Slots for calls with tokens that this member does not know yet. They are separate from calls without a
-    /// token, because the token may be valid.
+    /// Slots for calls whose token this member does not know yet. They are separate from the slots for calls
+    /// without a token, because an unknown token may be valid.
     unknown_tokens: Strangers,
     /// The audit log, if it is enabled.
     audit: Option<Auditor>,
@@ -225,8 +229,8 @@ impl Services {
                     leading.leader_lost();
                 }
                 leading.end_if_quarantined();
-                // A session may have been withdrawn without a new published state, so the watches are checked
-                // here too.
+                // The session of a token may have been withdrawn without a new published state, so the
+                // watches are checked here too.
                 leading.advance();
             }
         });
@@ -256,8 +260,8 @@ impl Services {
         services
     }
 
-    /// Answers a unary call that did not arrive through a front, as [`front::Service::unary`] would. The
-    /// handler runs as far as it can before this function returns.
+    /// Answers a unary call that was made inside this process and not received by the `front` crate, as
+    /// [`front::Service::unary`] would. The handler is polled once before this function returns.
     pub fn call(self: &Rc<Self>, head: Head, message: Bytes) -> Unary {
         let mut answer = front::Service::unary(Rc::clone(self), head, message);
         if let Unary::Later(later) = &mut answer
@@ -268,8 +272,8 @@ impl Services {
         answer
     }
 
-    /// Serves a watch stream that did not arrive through a front, as [`front::Service::stream`] would.
-    /// `closed` resolves when the server stops.
+    /// Serves a watch stream that was opened inside this process and not received by the `front` crate, as
+    /// [`front::Service::stream`] would. `closed` resolves when the server stops.
     pub fn watch(
         self: &Rc<Self>,
         head: &Head,
@@ -307,11 +311,11 @@ impl Services {
         Box::pin(async move { services.renew(id, &principal).await })
     }
 
-    /// Counts one expensive call of this client and user.
+    /// Counts one expensive call against the rate limits of this user and this client address.
     ///
     /// # Errors
     ///
-    /// Returns an error if the client has used up its rate of expensive calls.
+    /// Returns an error if the rate limit on expensive calls is exceeded.
     fn expensive(&self, principal: &Principal, client: IpAddr) -> Result<(), Status> {
         self.expense(principal, client, |_| 1)
     }
@@ -391,7 +395,8 @@ impl Services {
         *self.caller.borrow_mut() = Some((address, caller));
     }
 
-    /// Caches the statistics of a client.
+    /// Returns the statistics of a client from the table that all shards share, and caches them on this
+    /// shard.
     fn meet(&self, peer: SocketAddr) -> Arc<Caller> {
         let caller = self.caller_of(peer);
         let mut callers = self.callers.borrow_mut();
@@ -417,12 +422,13 @@ impl Services {
     }
 
     /// Makes the checks that apply to every call, before its message is decoded. Returns true if
-    /// authentication is enabled, so that the call needs a user.
+    /// authentication is enabled.
     ///
     /// # Errors
     ///
-    /// Returns etcd's error if this member is a learner, if the call requires a leader and there is none, or
-    /// if the CORRUPT alarm names this member.
+    /// Returns etcd's error if the client's API version is invalid, if this member is a learner and does not
+    /// answer the method, if the call requires a leader and there is none, or if the CORRUPT alarm names this
+    /// member and the method is about data.
     fn admit(&self, rpc: Rpc, head: &Head, stream: bool) -> Result<bool, Status> {
         self.count_client(head, stream)?;
         self.count_caller(head.peer);
@@ -476,14 +482,15 @@ impl Services {
     /// Writes a call that was not admitted to the audit log, if there is one.
     fn audit_refused(&self, rpc: Rpc, head: &Head, message: Option<&Bytes>, status: &Status) {
         let Some(audit) = &self.audit else { return };
-        // The log does not wait for the identification of the caller.
+        // The call is already refused, so its record is written without waiting for a token to be verified.
+        // If the caller cannot be identified immediately, the record contains no user.
         let principal = self.identify(head).map_err(|_| status.clone());
         let call = self.begin_audit(audit, rpc, head, &principal, message);
         call.ended(&Err(status.clone()));
     }
 
-    /// Adds the time since `admitted` to the metrics of a call that was admitted then. Called only with
-    /// `--metrics extensive`.
+    /// Adds the time since `admitted`, when the call passed [`Services::admit`], to the metrics of the call's
+    /// method. Called only with `--metrics extensive`.
     fn timed(&self, rpc: Rpc, admitted: Instant) {
         if let Some(method) = self.shared.diagnostics.metrics.grpc.methods().get(rpc as usize) {
             method.took(self.now().saturating_duration_since(admitted));
@@ -515,8 +522,8 @@ impl Services {
         }
     }
 
-    /// Waits until the newest published state is new enough for a linearizable read of a stream. A
-    /// serializable read does not wait.
+    /// Waits until this member's published state is new enough for a linearizable read. Does not wait if the
+    /// read is serializable, or if this member can answer linearizable reads locally.
     async fn wait_readable(&self, serializable: bool) -> Result<(), Status> {
         if serializable || self.shared.state.load().reads_local {
             return Ok(());
@@ -524,21 +531,22 @@ impl Services {
         self.wait_confirmed(self.now()).await.map(|_| ())
     }
 
-    /// Does the same as [`Services::wait_readable`] on behalf of `principal`. A caller without a user takes a
-    /// slot while it waits.
+    /// Waits as [`Services::wait_readable`] does, on behalf of `principal`. A caller without a user holds one
+    /// of the limited slots while it waits.
     async fn wait_readable_for(&self, principal: &Principal, serializable: bool) -> Result<(), Status> {
         let _place = if serializable { None } else { self.place_of(principal)? };
         self.wait_readable(serializable).await
     }
 
-    /// Refuses a write of `cost` bytes if the NOSPACE alarm is raised. If the write would exceed the quota,
-    /// refuses it and raises the alarm.
+    /// Refuses a write of `cost` bytes that would exceed the quota, and raises the NOSPACE alarm in that
+    /// case. A member that is the only voter also refuses writes while the NOSPACE alarm is raised.
     fn check_quota(&self, cost: u64) -> Result<(), Status> {
         let state = self.shared.state.load();
-        // The only voter of a cluster knows the newest alarms. Another member may not have applied yet that
-        // an alarm was disarmed, so there the write is checked only when it is applied.
+        // Only a sole voter (`reads_local`) certainly knows the current alarms. Any other member has possibly
+        // not applied the entry that disarmed the alarm, and would refuse the write wrongly. On such a
+        // member, the alarms are checked only when the write is applied.
         if state.reads_local && state.alarms.any(AlarmType::Nospace as i32) {
-            // If both alarms are raised, etcd's writes fail with the error of the CORRUPT alarm.
+            // If both alarms are raised, etcd refuses writes with the error of the CORRUPT alarm.
             let corrupt = state.alarms.any(AlarmType::Corrupt as i32);
             return Err(if corrupt { error::CORRUPT } else { error::NO_SPACE });
         }
@@ -566,11 +574,12 @@ fn is_for_learners(rpc: Rpc) -> bool {
     )
 }
 
-/// Returns true for the methods that a member refuses while the CORRUPT alarm names it; an etcd member
-/// continues to answer reads, although its state is known to be wrong (COMPAT-20). Leases are renewed at the
-/// leader, and calls that an operator needs for diagnosis and repair are answered. Writes are refused when
-/// they are applied, at the same entry on all members; otherwise a member that lags behind the disarming
-/// would refuse a write wrongly.
+/// Returns true for the methods that a member refuses while the CORRUPT alarm names it, because its data is
+/// known to be wrong. An etcd member continues to answer reads in that case (COMPAT-20).
+///
+/// Other methods are not refused here. Leases are renewed at the leader, and an operator needs calls for
+/// diagnosis and repair. Puts and deletes are refused when they are applied, at the same entry on all
+/// members: a member that has not applied the disarming of the alarm yet would refuse them wrongly here.
 fn is_about_data(rpc: Rpc) -> bool {
     matches!(
         rpc,

@@ -1,4 +1,4 @@
-//! The part of DER that reading keys needs.
+//! Decodes the subset of DER that keys and certificates use.
 
 /// A cursor over the elements of a DER encoding.
 #[derive(Clone, Copy)]
@@ -19,7 +19,7 @@ impl<'a> Der<'a> {
         self.0.is_empty()
     }
 
-    /// Returns the tag of the next element.
+    /// Returns the tag byte of the next element, without taking the element; `None` at the end.
     pub fn peek(self) -> Option<u8> {
         self.0.first().copied()
     }
@@ -27,7 +27,7 @@ impl<'a> Der<'a> {
     /// Takes the next element of any type; returns its tag and contents.
     pub fn any(&mut self) -> Option<(u8, &'a [u8])> {
         let (&tag, rest) = self.0.split_first()?;
-        // Tags of more than one byte do not occur in keys.
+        // Tags of more than one byte do not occur in keys and are refused.
         if tag & 0x1f == 0x1f {
             return None;
         }
@@ -53,7 +53,7 @@ impl<'a> Der<'a> {
         self.any().map(|(_, contents)| contents)
     }
 
-    /// Takes a sequence.
+    /// Takes the next element if it is a sequence; returns a cursor over its elements.
     pub fn sequence(&mut self) -> Option<Der<'a>> {
         self.take(SEQUENCE).map(Der)
     }
@@ -68,13 +68,13 @@ impl<'a> Der<'a> {
         Some(&bytes[zeros..])
     }
 
-    /// Takes a bit string of whole bytes.
+    /// Takes a bit string of whole bytes; returns the bytes. `None` if the next element is something else.
     pub fn bits(&mut self) -> Option<&'a [u8]> {
         self.take(BIT_STRING)?.strip_prefix(&[0])
     }
 }
 
-/// Decodes a sequence that must take all of `bytes`.
+/// Returns a cursor over the elements of a sequence; `None` if `bytes` is not exactly one sequence.
 pub(super) fn only_sequence(bytes: &[u8]) -> Option<Der<'_>> {
     let mut der = Der(bytes);
     let sequence = der.sequence()?;

@@ -1,4 +1,4 @@
-//! The keys of a signing method.
+//! Reads the keys of a signing method, and signs and verifies with them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,27 +16,30 @@ use super::der::{self, Der, only_sequence};
 use super::method::{Family, Method};
 use super::pem::{self, Block};
 
-/// Error returned when keys are refused. The texts of the first seven variants are those of etcd and of the
-/// library it uses.
+/// Error returned when keys are refused. The messages of the first seven variants, up to
+/// [`KeyError::WrongCurve`], are those of etcd and of the library it uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyError {
-    /// A key that the method needs was not given.
+    /// The key that the configured signing method needs was not given: a secret, or a public or private key.
     Missing,
     /// The private key matches none of the public keys.
     Mismatch,
     /// The file has no PEM block.
     NotPem,
-    /// The file has a private key of another kind than the method's.
+    /// The file has a private key, but not of the kind (RSA, ECDSA or Ed25519) that the configured signing
+    /// method needs.
     WrongPrivate(Method),
-    /// The file has a private key of another kind than the method's, in that kind's own format.
+    /// The file has a private key in the format PKCS#1 or SEC1, which does not hold keys of the kind that the
+    /// configured signing method needs.
     WrongFormat(KeyFormat),
-    /// The file has a public key of another kind than the method's.
+    /// The file has a public key, but not of the kind (RSA, ECDSA or Ed25519) that the configured signing
+    /// method needs.
     WrongPublic(Method),
-    /// The key is on another curve than the method's.
+    /// The key is not on the elliptic curve of the configured signing method.
     WrongCurve(Method),
-    /// The block contains no readable private key.
+    /// The PEM block contains no private key, or one that cannot be decoded.
     BadPrivate,
-    /// The block contains no readable public key.
+    /// The PEM block contains no public key, or one that cannot be decoded.
     BadPublic,
     /// An RSA key has this number of bits, which is not supported. Public keys must have 2048 to 8192 bits,
     /// private keys 2048 to 4096.
@@ -105,8 +108,8 @@ struct Verifying {
     key: Verifier,
     /// Hash of the key, to compare it with another key.
     id: [u8; 32],
-    /// 0 while the key is in use; incremented when it is removed. Shared with the holder of each token that this
-    /// key has verified, which becomes invalid by that.
+    /// 0 while the key is in use; incremented when the key is removed. Shared with the holder of each token
+    /// that this key has verified, so that removing the key makes these tokens invalid.
     gone: Arc<AtomicU64>,
 }
 
@@ -130,7 +133,8 @@ enum Verifier {
     Hmac(hmac::Key),
 }
 
-/// Maximum number of public keys in a file: an invalid token is checked with each of them.
+/// Maximum number of public keys in a file. The number is limited because an invalid token is checked with
+/// each key.
 pub const PUBLIC_KEYS_MAX: usize = 16;
 
 impl Keys {
@@ -144,7 +148,7 @@ impl Keys {
     /// # Errors
     /// See [`KeyError`].
     pub fn read(method: Method, public: Option<&[u8]>, private: Option<&[u8]>) -> Result<Keys, KeyError> {
-        // An empty file counts as none, as in etcd.
+        // As in etcd, an empty file counts as no file.
         let public = public.filter(|file| !file.is_empty());
         let private = private.filter(|file| !file.is_empty());
         if let Family::Hmac = method.family() {
@@ -258,7 +262,8 @@ impl Signer {
     }
 
     /// Returns true if the public key verifies a signature of this key. The check is needed because the
-    /// library accepts RSA keys whose numbers do not belong together, and then fails for each token.
+    /// library accepts an RSA key whose numbers do not belong together, and signing would then fail for each
+    /// token.
     fn works(&self, method: Method) -> bool {
         let message = b"a message that is no token";
         let Some(signature) = self.sign(method, message) else { return false };
@@ -309,7 +314,8 @@ fn curve_of(method: Method) -> &'static [u8] {
 
 fn read_public(method: Method, file: &[u8]) -> Result<Vec<PublicKey>, KeyError> {
     let blocks = pem::blocks(file);
-    // OpenSSL writes a block with the curve before an elliptic-curve key.
+    // OpenSSL writes a block with the name of the curve before an elliptic-curve key. It contains no key, so
+    // it is skipped.
     let keys: Vec<&Block<'_>> = blocks.iter().filter(|block| block.label != "EC PARAMETERS").collect();
     match keys.len() {
         0 => Err(KeyError::NotPem),
@@ -318,7 +324,8 @@ fn read_public(method: Method, file: &[u8]) -> Result<Vec<PublicKey>, KeyError> 
     }
 }
 
-/// Decodes the public key in a block, whatever its label: SPKI, a certificate or an RSAPublicKey.
+/// Decodes the public key in a PEM block: SPKI, a certificate or an RSAPublicKey. The label of the block is
+/// ignored.
 fn public_of(method: Method, block: &Block<'_>) -> Result<PublicKey, KeyError> {
     let spki = only_sequence(&block.bytes).and_then(read_spki).or_else(|| spki_of_certificate(&block.bytes));
     let Some((algorithm, key)) = spki else {
@@ -492,8 +499,8 @@ fn fixed(digits: &[u8], size: usize) -> Option<Vec<u8>> {
     Some(fixed)
 }
 
-/// Decodes the private key in a block, whatever its label: PKCS#1, SEC1 or PKCS#8. The format is `None` for
-/// PKCS#8.
+/// Decodes the private key in a PEM block, given the decoded bytes of the block: PKCS#1, SEC1 or PKCS#8. The
+/// returned format is `None` for PKCS#8.
 fn private_of(bytes: &[u8]) -> Option<(Option<KeyFormat>, Private<'_>)> {
     let mut key = only_sequence(bytes)?;
     let version = key.unsigned()?;
@@ -522,7 +529,7 @@ fn private_of(bytes: &[u8]) -> Option<(Option<KeyFormat>, Private<'_>)> {
     }
 }
 
-/// Decodes an ECPrivateKey after its version.
+/// Decodes the fields of an ECPrivateKey that follow its version.
 fn read_sec1<'a>(mut key: Der<'a>, known_curve: Option<&'a [u8]>) -> Option<Private<'a>> {
     let scalar = key.take(der::OCTET_STRING)?;
     let mut curve = known_curve;
@@ -544,7 +551,7 @@ impl Method {
             Method::Ps512 => &signature::RSA_PSS_2048_8192_SHA512,
             Method::Es256 => &signature::ECDSA_P256_SHA256_FIXED,
             Method::Es384 => &signature::ECDSA_P384_SHA384_FIXED,
-            // HMAC methods have no public keys and never get here.
+            // The HMAC methods have no public keys, so this function is never called for them.
             Method::EdDsa | Method::Hs256 | Method::Hs384 | Method::Hs512 => &signature::ED25519,
         }
     }

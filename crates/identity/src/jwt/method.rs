@@ -1,4 +1,4 @@
-//! The signing methods.
+//! Defines the signing methods of JSON Web Tokens.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! The options of `--auth-token` for JSON Web Tokens.
+//! Parses the options of `--auth-token` for JSON Web Tokens.
 
 use std::fmt;
 
@@ -19,17 +19,19 @@ pub struct JwtOptions {
     pub unknown: Vec<String>,
 }
 
-/// Error returned when `--auth-token` is refused. Its text is the text with which etcd exits;
-/// [`OptionError::logged`] returns the message that etcd logs before.
+/// Error returned when `--auth-token` is refused. Its message is the one with which etcd exits;
+/// [`OptionError::logged`] returns the message that etcd logs before it exits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OptionError {
-    /// An option is not of the form `name=value`, or is given twice. Contains the given text.
+    /// An option is not of the form `name=value`, or is given twice. Contains the whole value of
+    /// `--auth-token`.
     Malformed(String),
     /// The kind is neither `simple` nor `jwt`.
     UnknownKind(String),
-    /// `ttl` is not a duration. Contains Go's error text.
+    /// `ttl` is not a duration. Contains Go's error message.
     Ttl(String),
-    /// A key file cannot be read. Contains the error text of the operating system, which the caller fills in.
+    /// A key file cannot be read. Contains the error message of the operating system, which the caller fills
+    /// in.
     Unreadable(String),
     /// `sign-method` is missing or unknown.
     Method,
@@ -64,7 +66,8 @@ impl std::error::Error for OptionError {}
 /// Options by name, in the order in which they were given.
 pub(crate) type Given<'a> = Vec<(&'a str, &'a str)>;
 
-/// Splits `kind,name=value,…`. As in etcd, repeated names are refused: several public keys go into one file.
+/// Splits `kind,name=value,…`. As in etcd, repeated names are refused. To use several public keys, put them
+/// into one file.
 pub(crate) fn split(text: &str) -> Result<(&str, Given<'_>), OptionError> {
     let malformed = || OptionError::Malformed(text.to_owned());
     let mut parts = text.split(',');

@@ -1,10 +1,10 @@
-//! PEM files: blocks of base64 between lines of BEGIN and END.
+//! Reads PEM files: blocks of base64 between lines of BEGIN and END.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use zeroize::Zeroizing;
 
-/// Maximum size of a PEM file in bytes.
+/// Maximum size of a PEM file in bytes. A larger file counts as a file without blocks.
 const FILE_BYTES_MAX: usize = 1 << 20;
 
 /// A PEM block: the label of its BEGIN line, and its decoded contents.
@@ -32,7 +32,8 @@ pub(super) fn blocks(file: &[u8]) -> Vec<Block<'_>> {
                 found.push(Block { label, bytes: Zeroizing::new(bytes) });
             }
         } else if let Some((_, letters)) = &mut begun {
-            // A line with a colon is a header, as in encrypted keys; base64 has no colons.
+            // A line with a colon is a header, as in encrypted keys, and is skipped; base64 contains no
+            // colons.
             if !line.contains(&b':') {
                 letters.extend(line.iter().filter(|letter| !letter.is_ascii_whitespace()));
             }

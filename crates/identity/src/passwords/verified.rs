@@ -1,4 +1,4 @@
-//! The cache of verified passwords.
+//! Caches verified passwords.
 
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use crate::aging::{Aging, Used};
 use crate::keyed::{Entropy, MacKey, Tag};
 
 /// Cache of passwords that were verified recently. With it, a client that authenticates before each of its
-/// calls costs one bcrypt computation in total, not one per call. Shared by all threads.
+/// calls does not cause a bcrypt computation per call, but usually only one. Shared by all threads.
 ///
 /// It stores keyed hashes of user, stored hash and password, never a password; the key is drawn at the start
 /// of the process. Changing a password changes the stored hash and therefore the lookup key, so old entries
@@ -29,11 +29,11 @@ pub struct Verified {
     parts: [Mutex<Aging<Known>>; PARTS],
 }
 
-/// Number of parts, each with its own lock, to reduce contention.
+/// Number of parts of the cache. Each part has its own lock, which reduces contention.
 const PARTS: usize = 16;
 
-/// Number of entries checked for expiry at each insertion; two, so that entries are removed faster than they
-/// are added.
+/// Number of entries that are checked for expiry at each insertion. It is two, so that entries are removed
+/// faster than they are added.
 const EXPIRED_PER_INSERTION: usize = 2;
 
 struct Known {
@@ -48,8 +48,8 @@ impl Used for Known {
     }
 }
 
-/// Keyed hash of a user, its stored hash and a password: identifies a claim to be verified, and reveals
-/// nothing about it.
+/// Keyed hash of a user, its stored hash and a password. It identifies one check of a password in the cache
+/// and in the work queue, and reveals nothing about the password.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Proof {
     pub(super) tag: Tag,
@@ -60,7 +60,7 @@ pub struct Proof {
 impl Verified {
     /// Default time after which an unused entry is removed.
     pub const IDLE_DEFAULT: Duration = Duration::from_secs(10);
-    /// Default maximum number of entries. One takes about 100 bytes.
+    /// Default maximum number of entries. An entry takes about 100 bytes.
     pub const ENTRIES_MAX_DEFAULT: usize = 16_384;
 
     /// Creates the cache and draws its key. `now` must not be later than the time of any later call.
@@ -122,8 +122,8 @@ impl Verified {
         true
     }
 
-    /// Remembers that this proof was verified. If there are too many entries, the least recently used one is
-    /// removed.
+    /// Remembers that the password of this proof was verified and is correct. If the cache has too many
+    /// entries, removes the least recently used one.
     pub fn remember(&self, proof: &Proof, now: Instant) {
         let now_ns = self.epoch.ns(now);
         let mut part = self.part(proof.tag);
@@ -136,7 +136,8 @@ impl Verified {
         }
     }
 
-    /// Removes all entries of a user. Checks all entries, because users are changed rarely.
+    /// Removes all entries of a user. Scans the whole cache, which is acceptable because users are changed
+    /// rarely.
     pub fn forget(&self, user: &str) {
         let user = self.key.tag(user.as_bytes());
         for part in &self.parts {
@@ -156,8 +157,8 @@ impl Verified {
         }
     }
 
-    /// Removes entries that were not used for the idle time. One call per second is enough; without calls,
-    /// entries stay until others are inserted.
+    /// Removes entries that were not used for the idle time. One call per second is enough. Without calls,
+    /// unused entries are removed only when others are inserted.
     pub fn expire(&self, now: Instant) {
         let since_ns = self.epoch.ns(now).saturating_sub(self.idle_ns);
         for part in &self.parts {
@@ -179,7 +180,8 @@ impl Verified {
     }
 
     fn part(&self, tag: Tag) -> MutexGuard<'_, Aging<Known>> {
-        // The high bits choose the part, because the map uses the low bits of the same number.
+        // The high bits choose the part, because the map inside the part uses the low bits of the same
+        // number.
         let part = (tag.short() >> 60) as usize % PARTS;
         self.parts[part].lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,4 +1,4 @@
-//! The queue of passwords that wait for bcrypt.
+//! Orders the passwords that wait to be hashed with bcrypt, so that no client can block others.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -14,14 +14,15 @@ use crate::keyed::{Entropy, Secret, Tag};
 /// needs to answer one request (the "asker").
 ///
 /// * Askers with the same proof share one piece of work while it waits or runs.
-/// * Turns alternate between the next address and the next user. A client that sends wrong passwords from one
-///   address, for one or many users, gets at most half of the turns and a share of the others. The same holds
-///   for many addresses that try one user. A user that no attacker tries waits for at most twice as many
-///   turns as there are users with waiting work, or as there are addresses, whichever is smaller. (A queue in
-///   order of arrival would let any client block all others; turns by address alone would let many addresses
-///   together do so.)
-/// * The number of askers per address is bounded. If the queue is full, the last asker of the address with
-///   the most askers is displaced by an asker of an address with fewer.
+/// * The queue serves the waiting addresses and the waiting users in two round-robin orders, and takes one
+///   turn from each order alternately. A client that sends wrong passwords from one address, for one or many
+///   users, gets at most half of the turns and a share of the others. The same holds for many addresses that
+///   try one user. A user that no attacker tries waits for at most twice as many turns as there are users
+///   with waiting work, or as there are addresses, whichever is smaller. (A queue in order of arrival would
+///   let any client block all others; turns by address alone would let many addresses together do so.)
+/// * The number of askers per address is bounded. If the queue is full, a new asker displaces the last
+///   waiting asker of the address with the most askers, provided that its own address has at least two askers
+///   fewer.
 ///
 /// [`take`]: WorkQueue::take
 /// [`finish`]: WorkQueue::finish
@@ -45,14 +46,14 @@ pub struct WorkQueue<A, W, T = Task> {
     next: u64,
 }
 
-/// The work to do.
+/// A password to check or to hash.
 #[derive(Clone, Debug)]
 pub enum Task {
     /// Check a password.
     Check {
         /// Stored hash of the user; `None` if the user does not exist.
         stored: Option<Secret>,
-        /// The part of the password that counts.
+        /// The password to check, cut to the 72 bytes that bcrypt uses.
         password: Secret,
     },
     /// Hash a new password.
@@ -133,7 +134,8 @@ impl Shareable for Task {
 
 /// A request to do a task.
 pub struct Ask<A, W, T = Task> {
-    /// The claim to verify; for a task that creates a hash only its user counts.
+    /// Identifies the check, so that askers with the same proof can share it. For a task that hashes a new
+    /// password, only the user in the proof matters.
     pub proof: Proof,
     /// The work to do.
     pub task: T,
@@ -147,7 +149,7 @@ pub struct Ask<A, W, T = Task> {
 #[derive(Debug)]
 pub struct Work<T = Task> {
     number: u64,
-    /// The claim to verify.
+    /// Identifies the check; if the password is correct, pass it to [`super::Verified::remember`].
     pub proof: Proof,
     /// The work to do.
     pub task: T,
@@ -167,13 +169,13 @@ pub struct Pushed<W> {
     pub ticket: Ticket,
     /// True if there is new work to take; false if the asker shares work that is already queued or running.
     pub new_work: bool,
-    /// The asker that was removed from the full queue to make space for this one. It came from another address,
-    /// and the caller must answer it as if the queue were full.
+    /// The asker that was removed from the full queue to make space for this one. It came from another
+    /// address, and the caller must answer it as if the queue were full.
     pub displaced: Option<W>,
 }
 
 /// Error returned when an asker is refused: its address has the maximum number of askers, or the queue is
-/// full and no address has more askers than this one. Contains the asker.
+/// full and the asker cannot displace another one. Contains the asker.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Busy<W>(pub W);
 
@@ -189,14 +191,14 @@ struct Job<A, W, T> {
 #[derive(Default)]
 struct Address {
     askers: usize,
-    /// Askers whose work was not taken yet, by ticket number, with their jobs.
+    /// Askers whose jobs have not been taken yet: the job number by ticket number.
     waiting: BTreeMap<u64, u64>,
     /// Position in the order of turns; `None` if nothing waits.
     turn: Option<u64>,
 }
 
 struct User {
-    /// Jobs of the user that were not taken yet.
+    /// Numbers of the user's jobs that have not been taken yet.
     waiting: BTreeSet<u64>,
     turn: u64,
 }
@@ -226,7 +228,7 @@ impl<A: Copy + Eq + Ord + Hash, W, T: Shareable> WorkQueue<A, W, T> {
         }
     }
 
-    /// Returns the number of askers that were not answered yet.
+    /// Returns the number of askers that have not been answered yet.
     pub fn askers(&self) -> usize {
         self.askers
     }
@@ -236,7 +238,7 @@ impl<A: Copy + Eq + Ord + Hash, W, T: Shareable> WorkQueue<A, W, T> {
         self.jobs.len() - self.running
     }
 
-    /// Returns the number of jobs that were taken and not finished.
+    /// Returns the number of jobs that have been taken and are not finished yet.
     pub fn running(&self) -> usize {
         self.running
     }
@@ -337,8 +339,8 @@ impl<A: Copy + Eq + Ord + Hash, W, T: Shareable> WorkQueue<A, W, T> {
         let abandoned = job.askers.is_empty();
         self.askers -= 1;
         if waits && abandoned {
-            // The asker was already removed from the job, so `stop_waiting` will not update the counts of its
-            // address.
+            // `stop_waiting` updates the addresses of the askers that the job still has. This asker has just
+            // been removed from the job, so its address must be updated here.
             self.let_address_go(address, ticket.number);
             self.stop_waiting(ticket.job);
             if let Some(job) = self.jobs.remove(&ticket.job)
@@ -353,8 +355,8 @@ impl<A: Copy + Eq + Ord + Hash, W, T: Shareable> WorkQueue<A, W, T> {
         Some(asker)
     }
 
-    /// Removes and returns the last waiting asker of the address with the most askers, if that address has
-    /// more than `than` askers and one of them waits.
+    /// Removes and returns the last waiting asker of the address with the most askers. Returns `None` if that
+    /// address has at most `than + 1` askers, or if threads are running the work of all of them.
     fn displace(&mut self, than: usize) -> Option<W> {
         let &(askers, address) = self.crowds.last()?;
         if askers <= than + 1 {

@@ -1,5 +1,5 @@
-//! Bodies of gRPC-Web: frames, in binary or in base64. This module only transforms bytes, without calls or
-//! sockets.
+//! Encodes and decodes the bodies of gRPC-Web: frames, in binary or in base64. This module only transforms
+//! bytes, without calls or sockets.
 //!
 //! ```text
 //! frame   = flags (1 byte: 0 a message, 0x80 the end) length (4 bytes, big endian) bytes
@@ -65,8 +65,8 @@ impl Form {
 ///
 /// # Errors
 ///
-/// Returns an error if the message is too large, compressed or truncated, or if a frame is not a message. The
-/// rest of the body then has no meaning.
+/// Returns an error if the message is too large, compressed or truncated, or if a frame is not a message.
+/// After an error, the rest of the body cannot be decoded.
 pub fn next_message(body: &mut Bytes, bytes_max: usize) -> Result<Option<Bytes>, Status> {
     if body.is_empty() {
         return Ok(None);
@@ -111,7 +111,8 @@ pub fn decoded(text: &[u8]) -> Result<Bytes, Status> {
     let mut out = Vec::with_capacity(text.len() / 4 * 3 + 3);
     let mut rest = text;
     while !rest.is_empty() {
-        // Padding ends the group of four characters that contains it.
+        // A piece ends with the group of four characters that contains its padding. Without padding, it is
+        // the rest of the text.
         let end = rest.iter().position(|byte| *byte == b'=').map_or(rest.len(), |at| (at / 4 + 1) * 4);
         let (piece, behind) = rest.split_at(end.min(rest.len()));
         STANDARD.decode_vec(piece, &mut out).map_err(|error| {
@@ -119,15 +120,17 @@ pub fn decoded(text: &[u8]) -> Result<Bytes, Status> {
         })?;
         rest = behind;
     }
-    // A text with much padding leaves unused capacity, which is not charged.
+    // A text with much padding is much shorter when decoded. The unused capacity is freed, because memory is
+    // reserved only for the length.
     out.shrink_to_fit();
     Ok(out.into())
 }
 
-/// Writes the frames of a response. Base64 is padded only where the client needs all bytes so far.
+/// Writes the frames of a response. Base64 is padded only in [`Writer::flush`], after which the client can
+/// decode all bytes so far.
 pub struct Writer {
     form: Form,
-    /// Bytes that are written and not taken yet.
+    /// Encoded bytes that have not been taken yet.
     out: BytesMut,
     /// Up to two bytes that do not fill a base64 group yet.
     rest: Vec<u8>,
@@ -163,7 +166,7 @@ impl Writer {
     /// Writes the header of a message of `len` bytes; the caller then writes the bytes.
     pub fn begin_message(&mut self, len: usize) {
         let mut prefix = [0; PREFIX_BYTES];
-        // No response is larger, see `check_sent_len`.
+        // The length fits into 32 bits: `check_sent_len` has refused longer responses.
         (&mut prefix[1..]).put_u32(u32::try_from(len).unwrap_or(u32::MAX));
         self.put(&prefix);
     }

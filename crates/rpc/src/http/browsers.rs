@@ -1,5 +1,5 @@
-//! Rules for requests that web pages send through a browser: the allowed hosts, and the pages that may read a
-//! response.
+//! Checks requests that web pages send through a browser: which hosts they may name, and which pages may read
+//! a response.
 
 use ::http::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN, HOST, ORIGIN,
@@ -22,7 +22,8 @@ pub(super) fn refusal(browsers: &Browsers, request: &Request<Bytes>) -> Option<R
     if is_tls || browsers.is_host_allowed(without_port(host)) {
         return None;
     }
-    // Go quotes the host here; a valid host contains no character that quoting would change.
+    // The host can be inserted as it is: Go quotes it, but a valid host contains no character that quoting
+    // would change.
     let host = without_port(host);
     let text = format!(
         "\netcd received your request, but the Host header was unrecognized.\n\n\
@@ -47,7 +48,8 @@ pub(super) fn allow(browsers: &Browsers, request: &Request<Bytes>, headers: &mut
             }
         }
     };
-    // Before a gRPC-Web call, whose metadata are headers, a browser sends a preflight request (COMPAT-185).
+    // Before a gRPC-Web call, a browser sends a preflight request that asks for the headers of the call,
+    // which carry its metadata (COMPAT-185).
     let asks_for_call = request.method() == Method::OPTIONS
         && api::METHODS.iter().any(|method| method.path == request.uri().path());
     let allowed = match asks_for_call {
@@ -62,7 +64,7 @@ pub(super) fn allow(browsers: &Browsers, request: &Request<Bytes>, headers: &mut
     headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
 }
 
-/// Returns the host of a request, with its port, as Go's server reads it; or Go's error text.
+/// Returns the host of a request, with its port, as Go's server reads it; or Go's error message.
 fn host(request: &Request<Bytes>) -> Result<&str, &'static str> {
     let mut given = request.headers().get_all(HOST).iter();
     let header = given.next();
@@ -87,7 +89,7 @@ fn host(request: &Request<Bytes>) -> Result<&str, &'static str> {
 
 const MALFORMED: &str = "malformed Host header";
 
-/// Returns a host without its port. A text that is not host and port is returned unchanged, as by Go's
+/// Returns a host without its port. A string that is not host and port is returned unchanged, as by Go's
 /// `net.SplitHostPort`.
 fn without_port(given: &str) -> &str {
     let Some((host, port)) = given.rsplit_once(':') else { return given };

@@ -1,4 +1,5 @@
-//! `/debug/mainstay`: active clients, expensive requests and disk stalls, for the doctor.
+//! Answers `/debug/mainstay`, which the command `mainstay doctor` reads: active clients, expensive requests
+//! and disk stalls.
 //!
 //! The page names keys and clients, so a browser must not let a page of another origin read it. The response
 //! has no CORS headers. Requests are refused if a browser marks them as coming from another origin, or if
@@ -21,7 +22,7 @@ use telemetry::heavy_hitters::{Measure, Subject};
 /// Path of the page.
 pub(super) const PATH: &str = "/debug/mainstay";
 
-/// Returns the reason for which a request is refused, or `None` if it is allowed.
+/// Returns the reason why a request for the page is refused, or `None` if it is allowed.
 pub(super) fn refusal(shared: &Shared, request: &Request<Bytes>) -> Option<&'static str> {
     let headers = request.headers();
     let host = match headers.get(HOST) {
@@ -76,9 +77,9 @@ pub(super) fn tells_names(shared: &Shared, request: &Request<Bytes>) -> bool {
     !shared.state.load().auth.is_enabled() || request.extensions().get::<ByRoot>().is_some()
 }
 
-/// Answers with the diagnosis as JSON. While authentication is enabled, lists with names of keys or users are
-/// left out unless root asks. They are not shown as empty lists, which would mean that there are no such keys
-/// or users. Keys are quoted as in Go and Rust, with bytes that are not text as `\xff`.
+/// Answers with the diagnosis as JSON. While authentication is enabled, only root gets the lists with names
+/// of keys or users. For others these lists are left out, since empty lists would mean that there are no such
+/// keys or users. Keys are quoted as in Go and Rust, with bytes that are not text as `\xff`.
 pub(super) fn answer(shared: &Shared, request: &Request<Bytes>) -> Response<Bytes> {
     let clock = &shared.member.clock;
     let names_keys = tells_names(shared, request);
@@ -205,7 +206,7 @@ fn quoted(key: &[u8]) -> String {
     format!("\"{}\"", key.escape_ascii())
 }
 
-/// Returns the address as text; `unix` for clients of Unix sockets, which have none.
+/// Returns the address as text; `unix` for clients of Unix sockets, which have no IP address.
 fn client(address: IpAddr) -> String {
     if address.is_unspecified() { "unix".to_owned() } else { address.to_string() }
 }

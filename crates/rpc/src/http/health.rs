@@ -1,5 +1,5 @@
-//! `/health`, and the probes `/livez` and `/readyz` with a path for each check. Failures are logged with
-//! etcd's texts.
+//! Answers `/health`, and the probes `/livez` and `/readyz`, which also have a path for each single check.
+//! Failures are logged with etcd's messages.
 
 use std::fmt;
 
@@ -56,7 +56,7 @@ pub(super) fn find(path: &str) -> Option<Probe> {
     Some(Probe { endpoint, only })
 }
 
-/// Reason why a check fails; displayed with etcd's text.
+/// Reason why a check fails; displayed as etcd's message.
 enum Fault {
     /// The CORRUPT alarm is raised.
     Corrupt,
@@ -183,7 +183,8 @@ impl Probe {
                     ("status-code", logging::Value::Uint(503)),
                 ],
             );
-            // A failure is reported in full even without `verbose`. The blank line at the end is as in etcd.
+            // After a failure, the whole report is sent, even without `verbose`. As in etcd, it ends with a
+            // blank line.
             report.push('\n');
             return plain(StatusCode::SERVICE_UNAVAILABLE, report);
         }
@@ -273,7 +274,7 @@ fn why_unhealthy(asked: &Asked<'_>) -> Option<String> {
     }
 }
 
-/// Logs a health request with another method than GET, for the probe at `path`, or for `/health` if `path` is
+/// Logs a health request whose method is not GET: for the probe at `path`, or for `/health` if `path` is
 /// `None`.
 pub(super) fn log_method(logger: &Logger, path: Option<&str>) {
     let status = ("status-code", logging::Value::Uint(405));

@@ -1,4 +1,4 @@
-//! Service of the listeners in `listen-metrics-urls`.
+//! Serves the listeners in `listen-metrics-urls`.
 
 use std::io;
 use std::rc::Rc;
@@ -15,8 +15,8 @@ use replica::shared::Shared;
 use storage::values::LogValues;
 use telemetry::logging::Logger;
 
-/// Serves `/metrics`, `/health`, `/livez` and `/readyz`, and no calls, for monitoring. Its addresses need not
-/// be reachable by clients.
+/// Serves `/metrics`, `/health`, `/livez` and `/readyz` for monitoring, and no calls. Clients need not be
+/// able to reach its addresses.
 pub struct MetricsListener {
     shared: Arc<Shared>,
     counters: FrontCounters,

@@ -1,5 +1,6 @@
-//! `/debug/pprof/`: profiles of this process in the format of `go tool pprof`, only with `--enable-pprof`. As
-//! in etcd, anyone who can reach the client port may request them. The crate `profiling` makes the pages.
+//! Answers `/debug/pprof/`, only with `--enable-pprof`: profiles of this process in the format of `go tool
+//! pprof`. As in etcd, anyone who can reach the client port may request them. The crate `profiling` makes the
+//! pages.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,7 +16,7 @@ use replica::shared::Shared;
 /// Common prefix of the paths of the pages.
 pub(super) const PREFIX: &str = pages::PREFIX;
 
-/// A finished page that took time to make. It is stored in the request.
+/// A finished page that took time to make. It is attached to the request.
 #[derive(Clone, Debug)]
 struct Collected(Response<Bytes>);
 
@@ -43,8 +44,8 @@ pub(super) fn answer(shared: &Shared, path: &str, request: &Request<Bytes>) -> R
     pages::answer(path, parameters, || owners(shared))
 }
 
-/// Returns the memory of each part of this member that counts its memory. Values of keys are not included,
-/// because they are in the log's files and in the page cache.
+/// Returns the memory of each component of this member that counts its memory. Values of keys are not
+/// included, because they are in the log's files and in the page cache.
 fn owners(shared: &Shared) -> Vec<Owner> {
     let memory = &shared.diagnostics.memory;
     let figure = |of: &AtomicU64| of.load(Ordering::Relaxed);

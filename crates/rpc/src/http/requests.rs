@@ -1,6 +1,6 @@
-//! `/debug/requests`: the latest slow requests, with the time of each stage. The page names clients and keys,
-//! so the rules of `/debug/mainstay` apply. While authentication is enabled, it names no keys unless root
-//! asks.
+//! Answers `/debug/requests` with the latest slow requests and the time of each stage. The page names clients
+//! and keys, so the rules of `/debug/mainstay` apply. While authentication is enabled, it shows keys only to
+//! root.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,4 @@
-//! Response to a scrape: copies metrics that are counted elsewhere, and writes all metrics.
+//! Answers a scrape: copies metrics that are counted elsewhere, and writes all metrics.
 
 mod peers;
 
@@ -15,7 +15,8 @@ use telemetry::metrics::{Distribution, MethodTotals, Metrics};
 /// Number of entries of each list of heavy hitters that become metrics.
 const HEAVY_MAX: usize = 10;
 
-/// Counters of all shards' fronts, set once the fronts run. Clones share the same counters.
+/// Counters of the connections and calls of all shards, set once the fronts run. Clones share the same
+/// counters.
 #[derive(Clone, Default)]
 pub struct FrontCounters(Arc<Mutex<Vec<Arc<ShardCounters>>>>);
 
@@ -26,12 +27,12 @@ impl FrontCounters {
     }
 }
 
-/// Returns all metrics in Prometheus' text format. Names of keys and clients are included only if
-/// `tells_names` is true and the option for them is set. The methods with which the metrics of `shared` were created
-/// must be in the order of the front's method ids.
+/// Returns all metrics in Prometheus' text format. Names of keys, users and clients are included only if
+/// `tells_names` is true and the option for them is set. The methods with which the metrics of `shared` were
+/// created must be in the order of the front's method ids.
 pub fn scrape(shared: &Shared, counters: &FrontCounters, tells_names: bool) -> String {
-    // The lock is held until the end. Otherwise a concurrent scrape that may not see names could write the
-    // names that this scrape copies.
+    // The lock is held until the metrics are written. Otherwise a concurrent scrape that must not contain
+    // names could write the names that this scrape has copied.
     let counters = counters.0.lock().unwrap_or_else(PoisonError::into_inner);
     copy_front(&shared.diagnostics.metrics, &counters);
     copy_log(&shared.diagnostics.metrics, shared.data.values.figures());
@@ -126,7 +127,7 @@ fn copy_state(shared: &Shared, state: &Published) {
     server.proposals_applied.set_u64(state.applied_index.0);
     server.auth_revision.set_u64(state.auth.revision());
     shared.diagnostics.metrics.network.set_members(id, state.members.by_id.keys().copied());
-    // etcd sets 0 if there is no limit.
+    // As in etcd, the metric is 0 if there is no limit.
     server.quota_backend_bytes.set_u64(shared.member.limits.quota_bytes.unwrap_or(0));
     let raised = state.alarms.list(0, 0);
     server.set_alarms(raised.iter().map(|raised| {

@@ -1,4 +1,4 @@
-//! Target of a request: its path and query, read as Go's server reads them.
+//! Reads the target of a request, its path and query, as Go's server reads it.
 
 use std::borrow::Cow;
 
@@ -34,8 +34,8 @@ pub(super) fn of(request: &Request<Bytes>) -> Target {
     Target::Path(path)
 }
 
-/// Unescapes a path; `None` if an escape is invalid. An escaped slash is no separator. It becomes a null
-/// character, which no served path contains.
+/// Unescapes a path; `None` if an escape is invalid. An escaped slash does not separate parts of the path: it
+/// becomes a null character, which occurs in no path that is served.
 pub(super) fn unescape_path(raw: &str) -> Option<String> {
     let parts: Option<Vec<String>> = raw
         .split('/')
@@ -80,7 +80,7 @@ fn unescape(text: &str, in_query: bool) -> Option<Cow<'_, [u8]>> {
     Some(Cow::Owned(out))
 }
 
-/// Returns a text escaped for HTML.
+/// Returns a string escaped for HTML.
 pub(super) fn escape_html(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -96,7 +96,7 @@ pub(super) fn escape_html(text: &str) -> String {
     out
 }
 
-/// Parameters of a query. Malformed ones are skipped, as in Go.
+/// Parameters of a query. Malformed parameters are skipped, as in Go.
 pub(super) struct Query<'a> {
     parameters: Vec<Parameter<'a>>,
 }

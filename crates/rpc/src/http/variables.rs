@@ -1,4 +1,4 @@
-//! `/debug/vars`: the variables of etcd's page that this process can provide.
+//! Answers `/debug/vars`, with those variables of etcd's page that this process can provide.
 
 use ::http::header::CONTENT_TYPE;
 use ::http::{Response, StatusCode};
@@ -9,7 +9,7 @@ use super::reply;
 use replica::shared::{Published, Shared};
 use telemetry::metrics::file_descriptor_limit;
 
-/// Answers with the variables and their names.
+/// Answers with a JSON object of the variables, by name.
 pub(super) fn answer(shared: &Shared) -> Response<Bytes> {
     // COMPAT-442: secrets in the command line are masked.
     let command_line: Vec<Value> = profiling::command_line().into_iter().map(Value::from).collect();

@@ -1,12 +1,12 @@
-//! Responses of writes and transactions that cannot be made at once, because they contain results of ranges
-//! at a point inside the transaction, or values that are not in memory.
+//! Makes those responses of writes and transactions that are not complete right after apply, because they
+//! contain results of ranges at a point inside the transaction, or values that are not in memory.
 //!
 //! For such a range, apply records only its request and its point in the transaction
 //! ([`machine::txn::Past`]). The shard of the client evaluates the range here, in the state directly after
 //! the transaction. Values that apply found but did not read are read here too, and no view is held while the
-//! disk is read. So only the member with the client makes the response, and the core makes no responses at
-//! all. As for a large Range, two walks visit the keys in slices: the first adds up lengths, and the second
-//! makes the response piece by piece as the client reads it.
+//! disk is read. So only the member that the client has called does this work, and it does the work on a
+//! shard and not in the core. As for a large Range, two walks visit the keys in slices: the first adds up
+//! lengths, and the second makes the response piece by piece as the client reads it.
 
 use std::future::poll_fn;
 use std::rc::Rc;
@@ -32,7 +32,7 @@ use crate::encode;
 use storage::values::unreadable;
 use storage::values::{Attempt, LogValues, made};
 
-/// Result of a read in a transaction, whose length is known.
+/// Result of a read in a transaction: its keys, their number, and the length of their encoding.
 struct Measured {
     /// Length of all encoded `kvs` fields of the read, in bytes.
     kvs: usize,
@@ -42,16 +42,19 @@ struct Measured {
 }
 
 enum Keys {
-    /// These versions, the last one first, by main and sub revision.
+    /// The versions with these main and sub revisions. The last one comes first, so that versions are removed
+    /// from the end once they are sent.
     Chosen(Vec<ChangeId>),
-    /// The next `left` keys, in key order, of the range as it was at that point of the transaction.
+    /// The next `left` keys after `behind`, in key order, of the range as it was at the point `past` of the
+    /// transaction.
     Walk { past: Box<Past>, left: u64, behind: Option<Vec<u8>> },
 }
 
 /// A part of a response.
 enum Part {
     Bytes(Bytes),
-    /// The `kvs` of a range, in the field with this number.
+    /// Key-value pairs that are still to be read and encoded: the number of their response field, their
+    /// projection, and their keys.
     Kvs(u8, Projection, Keys),
 }
 
@@ -66,7 +69,7 @@ impl Part {
     }
 }
 
-/// A response, or a part of one, as a list of parts, with its total length.
+/// A response under construction, or a piece of one: a list of parts, and their total length.
 #[derive(Default)]
 struct Rope {
     len: usize,
@@ -108,7 +111,8 @@ impl Rope {
     }
 }
 
-/// Progress of a walk over a range, with what it has found.
+/// Progress of a walk over a range: the keys that belong to the response, their encoded length, and the
+/// number of all keys found.
 #[derive(Clone, Copy, Default)]
 struct Looked {
     keys: u64,
@@ -122,7 +126,7 @@ struct Evaluation {
     values: Rc<LogValues>,
     /// Number of bytes that may still be gathered for sorting.
     gather: usize,
-    /// Charge for the gathered bytes, on the account of the client.
+    /// Reservation for the gathered bytes in the memory account of the client's connection.
     held: Option<Held>,
 }
 
@@ -132,10 +136,11 @@ impl Evaluation {
         Evaluation { state, values, gather: gathered_bytes_max(), held }
     }
 
-    /// Measures all reads, in the order of the response.
+    /// Computes the encoded lengths of the results of all reads, in the order of the response.
     async fn measure_all(&mut self, outcome: &TxnOutcome) -> Result<Vec<Measured>, Status> {
         let mut measured = Vec::new();
-        // Clients choose how deep transactions nest, so this async function does not recurse.
+        // Nested transactions are kept on a stack, because clients choose the depth, and an async function
+        // that calls itself would need a box per level.
         let mut open = vec![outcome.responses.iter()];
         while let Some(responses) = open.last_mut() {
             match responses.next() {
@@ -173,8 +178,9 @@ impl Evaluation {
         let mut looked = Looked::default();
         let mut behind: Option<Vec<u8>> = None;
         loop {
-            // `made` may run the slice twice. Both runs use these limits, whatever other work the turn does
-            // between them.
+            // Computed outside the closure: both limits depend on the work left in the turn, and `made`
+            // repeats the closure after it has fetched missing values. Every repetition must end at the same
+            // key.
             let (looks, read_max) = (keys_per_slice() as u64, read_at_once());
             let next = made(self.values.clone(), |values| {
                 let slice = slice(&self.state)?;
@@ -186,7 +192,8 @@ impl Evaluation {
                     && chooser.is_none()
                     && looked.keys >= take
                 {
-                    // The number of remaining keys is known and only the count is wanted, so the walk stops.
+                    // The response needs no more keys, only their count, and the number of the remaining keys
+                    // is known. So the walk stops here.
                     looked.count += left as i64;
                     return Ok((looked, seen, None));
                 }
@@ -261,7 +268,8 @@ impl Evaluation {
             Some(Part::Bytes(bytes)) => bytes.clone(),
             _ => Bytes::new(),
         };
-        // Memory of the parts is freed only when the whole response was sent.
+        // The number of kept bytes stays the same until the response ends, because the memory of the parts is
+        // freed only at that time.
         let kept = rest.parts.iter().map(Part::held_bytes).sum();
         pieces::answer(len, kept, &beginning, move |bytes_max, context| {
             let piece = ready!(rest.poll_next(bytes_max.min(BYTES_AT_ONCE), context))?;
@@ -277,8 +285,8 @@ struct Pieces {
     parts: Vec<Part>,
     /// The first key of the next part, if its value is large and was checked or partly sent.
     large: Option<LargeValue>,
-    /// Maximum number of keys that the pass may visit. It is chosen once per piece, and stays the same while
-    /// the values of the piece are being fetched.
+    /// Maximum number of keys that the current piece may visit. It is chosen once per piece, and stays the
+    /// same when the piece is made again after missing values were fetched.
     looks: Option<u64>,
 }
 
@@ -403,21 +411,21 @@ impl Pieces {
 struct Through {
     /// Number of parts that end with the piece.
     parts: usize,
-    /// Number of keys that the piece contains of the part after those.
+    /// Number of keys of the next part that the piece contains.
     keys: usize,
     behind: Option<Vec<u8>>,
-    /// The key after the first `keys` ones, if its value is large and the piece ends before or inside that
-    /// value.
+    /// The key of the next part after these `keys` keys, if its value is large and the piece ends before or
+    /// inside that value.
     large: Option<LargeValue>,
 }
 
 impl Through {
-    /// Notes that a piece ends before, inside or directly after the large value of `version`, and returns the
-    /// bytes of the piece.
+    /// Records that a piece ends before, inside or directly after the large value of `version`, and returns
+    /// the bytes of the piece.
     fn take(&mut self, part: large_value::Part, version: Version<'_>) -> Bytes {
         self.large = part.rest;
-        // The walk passes the key only after its last part; until then the version is found by the id in
-        // `large`.
+        // The key counts as sent only after the last part of its value. Until then, the next piece uses the
+        // id in `large` to look up the same version again.
         if self.large.is_none() {
             self.keys += 1;
             self.behind = Some(version.key().to_vec());
@@ -426,9 +434,11 @@ impl Through {
     }
 }
 
-/// Numbers of the fields `kvs` of a range's response, `prev_kv` of a put's and `prev_kvs` of a deletion's.
+/// Number of the response field with the key-value pairs of a range: `kvs`.
 const KVS: u8 = 2;
+/// Number of the response field with the previous key-value pair of a put: `prev_kv`.
 const PREV_KV: u8 = 2;
+/// Number of the response field with the previous key-value pairs of a deletion: `prev_kvs`.
 const PREV_KVS: u8 = 3;
 
 fn put_kv_field(
@@ -557,7 +567,7 @@ fn of_write(status: Status) -> Status {
     if status == error::COMPACTED || status == REPLACED {
         return WRITTEN;
     }
-    // With these codes a response fails if too many bytes would have to be gathered, or if a value is
+    // A response fails with these codes if too many bytes would have to be gathered, or if a value is
     // damaged. The code is replaced, because a client would conclude from it that the write was refused or
     // failed.
     let is_refusal = matches!(status.code, Code::ResourceExhausted | Code::Internal);

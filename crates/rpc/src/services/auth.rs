@@ -1,4 +1,4 @@
-//! Calls of the Auth service: changes and queries of users and roles, and logins.
+//! Answers the calls of the Auth service: changes and queries of users and roles, and logins.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -97,10 +97,12 @@ impl<R: Message> PasswordChange<R> {
     /// Proposes the change with the hash of its password. A password is never written to the log, and never
     /// hashed on a shard's thread.
     async fn propose(mut self, call: &mut Call) -> Result<Answer, Status> {
-        // A caller without the right to change users must not cause the cost of hashing either.
+        // Checked before the password is hashed, so that a caller without the right to change users cannot
+        // cause that work.
         call.as_root().await?;
         if let Some(password) = self.password.take() {
-            // COMPAT-193: only the hash is proposed, and members of etcd 3.4 do not know that field.
+            // COMPAT-193: only the hash is proposed, in a field that members of etcd 3.4 do not know. So the
+            // change is refused while the cluster may contain such a member.
             if call.shared().cluster.may_be_before_3_5(&call.services.state().members) {
                 return Err(error::NOT_CAPABLE);
             }
@@ -112,8 +114,8 @@ impl<R: Message> PasswordChange<R> {
                 .await?;
             drop(password);
             (self.set_hash)(&mut self.request, base64::engine::general_purpose::STANDARD.encode(hash));
-            // Hashing takes long: the caller may have lost its rights since, and apply does not know outdated
-            // tokens.
+            // The rights are checked again: hashing takes long, the caller may have lost its rights since,
+            // and apply cannot recognize outdated tokens.
             if call.services.state().auth.is_enabled() {
                 call.services.wait_readable(false).await?;
             }
@@ -139,7 +141,7 @@ pub(super) async fn user_add(call: &mut Call, message: Bytes) -> Result<Answer, 
 pub(super) async fn user_change_password(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
     let mut request: AuthUserChangePasswordRequest = decode(message)?;
     let password = std::mem::take(&mut request.password);
-    // As in etcd, a user with an empty password cannot log in.
+    // An empty password is not hashed: as in etcd, a user with an empty password cannot log in.
     let (user, password) = (request.name.clone(), (!password.is_empty()).then_some(password));
     let set_hash = |request: &mut AuthUserChangePasswordRequest, hash| request.hashed_password = hash;
     let (field, what) = (field::USER_CHANGE_PASSWORD, "AuthUserChangePassword");
@@ -157,7 +159,7 @@ async fn users_and_roles(call: &mut Call) -> Result<(Arc<Auth>, ResponseHeader),
     Ok((Arc::clone(&state.auth), header))
 }
 
-/// Returns the rights of the call's user with these users and roles.
+/// Returns the rights of the call's user according to these users and roles.
 fn gate(call: &Call, auth: &Auth) -> Result<Gate, Status> {
     Ok(call.services.gate_of(auth, call.principal()?))
 }
@@ -174,7 +176,7 @@ pub(super) async fn status(call: &mut Call, message: Bytes) -> Result<Answer, St
 pub(super) async fn user_get(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
     let AuthUserGetRequest { name } = decode(message)?;
     let (auth, header) = users_and_roles(call).await?;
-    // Users may read their own entry.
+    // Users who are not root may read only their own entry.
     if let Err(status) = gate(call, &auth)?.admin()
         && name != call.principal()?.name()
     {
@@ -199,7 +201,7 @@ pub(super) async fn user_list(call: &mut Call, message: Bytes) -> Result<Answer,
 pub(super) async fn role_get(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
     let AuthRoleGetRequest { role } = decode(message)?;
     let (auth, header) = users_and_roles(call).await?;
-    // Users may read the roles that are granted to them.
+    // Users who are not root may read only the roles that are granted to them.
     if let Err(status) = gate(call, &auth)?.admin()
         && !auth.has_role(call.principal()?.name(), &role)
     {
@@ -242,7 +244,7 @@ pub(super) async fn authenticate(call: &mut Call, message: Bytes) -> Result<Answ
     answered
 }
 
-/// Checks a password, replicates the new token to all members, and returns it.
+/// Checks the password of a login, proposes the login to all members, and returns the user's new token.
 async fn token_for(call: &mut Call, request: &AuthenticateRequest) -> Result<Answer, Status> {
     let AuthenticateRequest { name, password } = request;
     let (shared, address) = (Arc::clone(call.shared()), call.client());
@@ -258,7 +260,8 @@ async fn token_for(call: &mut Call, request: &AuthenticateRequest) -> Result<Ans
         let stored = match auth.password_hash(name) {
             Ok(stored) => Some(stored.as_ref()),
             Err(status) if status == error::AUTH_NOT_ENABLED => return Err(status),
-            // The password is hashed even so, since the time would tell whether the user exists.
+            // If the user does not exist, the password is hashed anyway. Otherwise the response time would
+            // show whether the user exists.
             Err(_) => None,
         };
         if !credentials.is_password(address, name, stored, password.as_bytes()).await? {
@@ -267,7 +270,8 @@ async fn token_for(call: &mut Call, request: &AuthenticateRequest) -> Result<Ans
         if let Some(answer) = call.services.issued_lately(name, auth.revision()) {
             return Ok(answer);
         }
-        // Most of this time was spent on checking the password.
+        // The whole time since the arrival counts as the auth stage: most of it was spent on checking the
+        // password.
         call.begun.auth = call.services.now().saturating_duration_since(call.begun.arrived);
         let prefix = credentials.draw_prefix();
         let asked = InternalAuthenticateRequest {
@@ -284,7 +288,8 @@ async fn token_for(call: &mut Call, request: &AuthenticateRequest) -> Result<Ans
             (state.auth.revision(), identity::simple::number(index, is_before_3_5))
         };
         if now != auth.revision() {
-            // The password may have changed after it was checked and before the entry was applied.
+            // The password may have been changed after it was checked and before the entry was applied, so it
+            // is checked again.
             continue;
         }
         let token = credentials.issue(address, name, &prefix, number, now).await?;
@@ -294,8 +299,8 @@ async fn token_for(call: &mut Call, request: &AuthenticateRequest) -> Result<Ans
 }
 
 impl Services {
-    /// Answers with a token that the user got a short time ago at this auth revision, if one exists. The
-    /// published state is held only for this look-up.
+    /// Returns a token that the user got a short time ago at this auth revision, if one exists. The published
+    /// state is held only for this look-up.
     fn issued_lately(&self, name: &str, auth_revision: u64) -> Option<Answer> {
         let state = self.state();
         if state.auth.revision() != auth_revision {
@@ -319,7 +324,7 @@ fn changed(header: ResponseHeader) -> Answer {
     whole(&AuthEnableResponse { header: Some(header) })
 }
 
-/// Returns a name as text for clients.
+/// Returns a name as text for clients. Invalid UTF-8 is replaced.
 fn text(name: &[u8]) -> String {
     String::from_utf8_lossy(name).into_owned()
 }

@@ -1,10 +1,10 @@
-//! State and flow of one unary call, from its arrival to its response.
+//! Carries one unary call from its arrival to its response.
 //!
 //! [`super::dispatch`] turns a request from the front into a [`Call`], a handler borrows the call, and
 //! [`Call::end`] reports the response to all observers: metrics, slow log, stages, audit log, heavy hitters
 //! and trace. A handler sends requests to the core, waits for confirmations and checks rights through its
-//! call, so the shard keeps no state of the call while other calls run. A step of a lock or an election is a
-//! call, too; it has no observers.
+//! call. So all state of a waiting call is in its [`Call`] and in the future of its handler. Each step of a
+//! lock or an election is also a [`Call`], but has no observers.
 
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
@@ -41,8 +41,8 @@ pub(super) struct Call {
     pub begun: Begun,
     /// User of the call, or the error with which its token was refused.
     principal: Result<Principal, Status>,
-    /// True for a step of a lock or an election. Such a step is not counted, because the whole call was
-    /// counted.
+    /// True for a step of a lock or an election. The rate limit on expensive calls does not count such a
+    /// step, because it has counted the whole call.
     is_step: bool,
     pub(super) path: Path,
     observers: Option<Box<Observers>>,
@@ -54,13 +54,14 @@ pub(super) enum Path {
     Unreported,
     /// The response comes from a request to the core.
     Core {
-        /// etcd's name for the request.
+        /// etcd's name for the request, such as `LeaseGrant`, for metrics and traces.
         what: &'static str,
         /// Time at which the request was sent to the core.
         asked: Instant,
         /// Revision of the core's reply; `None` until the reply arrives.
         revision: Option<Revision>,
-        /// True if the time of the request is counted already.
+        /// True if the time of the request was already added to the metrics, so that [`Call::end`] must not
+        /// add it again.
         is_counted: bool,
     },
     /// The response comes from a read of published state.
@@ -75,13 +76,13 @@ pub(super) struct ReadPath {
     pub confirmed: Option<Confirmed>,
     /// Time at which the response was complete, if that is known before the call ends.
     pub answered: Option<Instant>,
-    /// Time that each part of making the response took, if it was measured.
+    /// Durations of the stages of making the response, if they were measured.
     pub making: Option<Making>,
     /// etcd's name for a read that etcd counts among applied requests, such as `read-only range `; `None` for
     /// other reads.
     pub applied_as: Option<&'static str>,
-    /// Length of the request in bytes, and its text for the slow log. `None` if the slow log does not show
-    /// the request.
+    /// Length of the encoded request in bytes, and the request as text for the slow log. `None` if the slow
+    /// log does not show the request.
     pub shown: Option<(usize, String)>,
 }
 
@@ -98,7 +99,8 @@ struct Observers {
 /// Result of an entry that the core has applied.
 pub(super) struct Applied {
     pub outcome: Outcome,
-    /// State directly after the entry, if the response contains keys and values that are not in memory.
+    /// State directly after the entry; `Some` only if some keys or values of the response have to be read
+    /// from it.
     pub state: Option<Box<AsOf>>,
     pub header: ResponseHeader,
 }
@@ -168,7 +170,8 @@ impl Call {
         self.observers = Some(Box::new(Observers { audit, sample, trace, admitted }));
     }
 
-    /// Answers the call with `handler`. The handler runs, as far as it can, when the response is polled first.
+    /// Answers the call with `handler`. When the response is first polled, the handler runs until it has to
+    /// wait.
     pub fn run(
         self,
         handler: impl AsyncFnOnce(&mut Call, Bytes) -> Result<Answer, Status> + 'static,
@@ -189,7 +192,7 @@ impl Call {
         self.run(async |call, message| handler(call, asker, message).await, message)
     }
 
-    /// Answers the call as [`Call::run`] does, but in the future of the caller.
+    /// Answers the call as [`Call::run`] does, but as a future that the caller awaits, without a box.
     pub async fn answer(
         mut self,
         handler: impl AsyncFnOnce(&mut Call, Bytes) -> Result<Answer, Status>,
@@ -200,7 +203,9 @@ impl Call {
         answer
     }
 
-    /// Reports the response to all observers of the call and changes it to the form that the client receives.
+    /// Reports the response to all observers of the call, and removes the status code from the error of a
+    /// lock or an election, as etcd does ([`without_code`]). The audit log still gets the error with its
+    /// code.
     #[inline]
     pub fn end(&mut self, answer: &mut Result<Answer, Status>) {
         let stages = match self.path {
@@ -264,7 +269,7 @@ impl Call {
         self.principal.as_ref().map_err(Status::clone)
     }
 
-    /// Makes the rest of the call without a user.
+    /// Removes the user from the call, which from now on is treated as a call without a user.
     pub(super) fn go_on_as_nobody(&mut self) {
         self.principal = Ok(Principal::default());
     }
@@ -293,7 +298,8 @@ impl Call {
     ///
     /// # Errors
     ///
-    /// Returns an error if users or roles have changed since the user of the call was identified.
+    /// Returns an error if users or roles have changed since the user of the call was identified, or if the
+    /// call has no user and authentication is enabled now.
     pub(super) fn still(&self) -> Result<(), Status> {
         self.services.still(self.principal()?)
     }
@@ -320,8 +326,8 @@ impl Call {
     }
 
     /// Refuses a write that `may` does not allow. The check is repeated when the entry is applied, but a
-    /// write that would be refused then is not proposed: otherwise any client could fill disks with such
-    /// entries (COMPAT-422).
+    /// write that apply would refuse is not proposed: otherwise any client could fill disks with such entries
+    /// (COMPAT-422).
     ///
     /// A member may lag behind an acknowledged change of users, roles or authentication. So unless this
     /// member is certain to have the newest state, it refuses a write only after it has applied everything
@@ -341,7 +347,7 @@ impl Call {
         }
     }
 
-    /// Checks a write again that `may` has refused, after this member has caught up.
+    /// Repeats the check of a write that `may` has refused, after this member has caught up.
     async fn allowed_later(
         &self,
         refusal: Status,
@@ -356,13 +362,15 @@ impl Call {
     }
 
     /// Refuses a call whose user is not root. If authentication is enabled, the check waits until this member
-    /// has applied everything that was acknowledged before the call. The check therefore sees a role that was
-    /// revoked through another member, and a change of root's password, which makes older tokens void. Apply
-    /// cannot check that, because it does not know tokens.
+    /// has applied everything that was acknowledged before the call, unless this member is certain to have
+    /// the newest state. The check therefore sees a role that was revoked through another member, and a
+    /// change of root's password, which makes older tokens void. Apply cannot find out that a token is void,
+    /// because log entries contain the user but no token.
     ///
     /// A caller that is not root in the applied state is refused only after that wait, since this member may
-    /// lag behind a grant of the role. The caller is refused without waiting if too many unauthenticated
-    /// callers wait already, and also if no confirmation arrives.
+    /// lag behind a grant of the role. There are two exceptions. If too many unauthenticated callers wait
+    /// already, an unauthenticated caller is refused without waiting. If no confirmation arrives, the caller
+    /// is refused according to the applied state.
     ///
     /// # Errors
     ///
@@ -405,7 +413,7 @@ impl Call {
     }
 
     /// Waits until the leader has confirmed the commit index for a linearizable read and this member has
-    /// applied up to that index. Then `place` is released.
+    /// applied up to that index. After that, releases `place`, the slot of an unauthenticated caller.
     ///
     /// # Errors
     ///
@@ -418,7 +426,8 @@ impl Call {
     }
 
     /// Starts a read. Waits as [`Call::confirmed`] does, unless the read is serializable or this member
-    /// answers linearizable reads locally. The caller passes the result to [`Call::reads`] once the read is allowed.
+    /// answers linearizable reads locally. The caller passes the result to [`Call::reads`] once the read is
+    /// allowed.
     ///
     /// # Errors
     ///
@@ -436,18 +445,18 @@ impl Call {
         Ok(Box::new(ReadPath { began, confirmed, answered, making, applied_as, shown }))
     }
 
-    /// Makes [`Call::end`] report the time of a read. A refused read is not reported, because it caused no
-    /// load.
+    /// Makes [`Call::end`] report the time of a read. Handlers call this only after the read is allowed: a
+    /// refused read causes no load, and so is not reported.
     pub(super) fn reads(&mut self, read: Box<ReadPath>) {
         self.path = Path::Read(read);
     }
 
-    /// Counts the call as one expensive call of its client.
+    /// Counts the call as one expensive call against the rate limits of its user and its client address.
     ///
     /// # Errors
     ///
-    /// Returns an error if the client has used up its rate of expensive calls, or if the call's token was
-    /// refused.
+    /// Returns an error if the user or the client exceeds the rate limit for expensive calls, or if the
+    /// call's token was refused.
     pub(super) fn expensive(&self) -> Result<(), Status> {
         self.expense(|_| 1)
     }
@@ -528,7 +537,8 @@ impl Call {
         self.send_proposal(field, request, what, writer, false)
     }
 
-    /// Proposes a login. The core does not delay other commands in order to batch them with a login.
+    /// Proposes a login. Unlike with a write, the core does not make other commands wait to share a batch
+    /// with the login.
     ///
     /// # Errors
     ///
@@ -537,8 +547,8 @@ impl Call {
         let writer = Writer::Login(self.peer.port());
         let reply = self.send_proposal(field, request, "Authenticate", writer, false)?.await?;
         let applied = self.applied(reply);
-        // The time of this request ends here: after the reply, a login still signs its token and may have to
-        // propose another entry.
+        // Counts the time of this request now and not in `Call::end`: after this reply, a login still signs
+        // its token and may have to propose another entry, and that time is no part of this request.
         if let Path::Core { what, asked, is_counted, .. } = &mut self.path {
             *is_counted = true;
             self.services.took(what, applied.is_ok(), self.services.now().saturating_duration_since(*asked));
@@ -635,8 +645,8 @@ fn has_steps(rpc: Rpc) -> bool {
     )
 }
 
-/// Returns the error of a step in the form that clients of etcd's lock and election services get. etcd makes
-/// the steps through its client library, which drops the status code.
+/// Returns the error of a step as clients of etcd's lock and election services get it: an error of etcd gets
+/// the code `Unknown`, because etcd makes the steps through its client library, which drops the status code.
 pub(super) fn without_code(status: Status) -> Status {
     match error::CATALOGUE.iter().find(|known| known.message == status.message) {
         Some(_) => Status { code: Code::Unknown, ..status },

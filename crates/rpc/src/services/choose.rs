@@ -1,8 +1,8 @@
 //! Selects keys of a range that a request wants sorted or filtered by revision.
 //!
-//! Every key of the range has to be visited, but memory and time are limited: keys come in slices, keys
-//! beyond the limit are dropped early, and sorting yields to other calls regularly. If values of a slice are
-//! not in memory, they are fetched, and then the slice is repeated up to the same key.
+//! Every key of the range has to be visited, but memory and time are limited: keys are visited in slices,
+//! keys beyond the limit are dropped early, and sorting yields to other calls regularly. If values of a slice
+//! are not in memory, they are fetched, and then the slice is repeated up to the same key.
 
 use std::cmp::{Ordering, Reverse};
 use storage::values::unreadable;
@@ -19,7 +19,7 @@ use mvcc::Version;
 /// Maximum bytes of keys that one request may gather at a time; if it sorts by value, values count too
 /// (COMPAT-73).
 const GATHERED_BYTES_MAX: usize = 256 << 20;
-/// Divisor of the memory budget of all clients: a request may gather at most this part of the budget.
+/// A request may gather at most the memory budget of all clients divided by this number.
 const GATHERED_PART: usize = 4;
 
 /// Returns the maximum number of bytes that the current request may gather.
@@ -31,7 +31,7 @@ pub(super) fn gathered_bytes_max() -> usize {
 const ITEM_BYTES: usize = size_of::<Item>();
 /// Number of keys that are sorted before the sort yields to other calls.
 const SORTED_AT_ONCE: usize = 2048;
-/// Number of keys whose visit counts as much work as merging [`SORTED_AT_ONCE`] gathered keys.
+/// Work of merging [`SORTED_AT_ONCE`] gathered keys, as the number of key visits that cost the same.
 const SORTED_WORK: u64 = 512;
 /// Bytes of values that are read before a walk yields to other calls. The last value may exceed this number.
 pub(super) const READ_AT_ONCE: usize = 256 << 10;
@@ -49,7 +49,8 @@ const READ_AT_ONCE_MIN: usize = 4 << 10;
 /// value.
 const READ_WORK: usize = 512;
 
-/// Returns the number of bytes of values that the next slice may read, according to the work left in the turn.
+/// Returns the number of bytes of values that the next slice may read, which depends on the work left in the
+/// connection's turn.
 pub(super) fn read_at_once() -> usize {
     accounting::work_left().clamp(READ_AT_ONCE_MIN, READ_AT_ONCE)
 }
@@ -92,7 +93,7 @@ pub(super) struct Chooser {
     bytes: usize,
     bytes_max: usize,
     passed: u64,
-    /// Charge for the gathered keys and values, on the account of the client.
+    /// Reservation for the gathered keys and values in the memory account of the client's connection.
     held: Option<Held>,
     /// Largest number of items held so far.
     #[cfg(test)]
@@ -105,7 +106,8 @@ impl Chooser {
             Ok(0) | Err(_) => usize::MAX,
             Ok(limit) => limit,
         };
-        // The code runs in the turn of the client's connection, so the account of that connection is charged.
+        // This code runs in the turn of the client's connection, so `Account::of_turn` is the memory account
+        // of that connection.
         Chooser {
             request: request.clone(),
             target: SortTarget::try_from(request.sort_target).unwrap_or(SortTarget::Key),
@@ -203,7 +205,7 @@ impl Chooser {
     }
 
     /// Returns the selected keys, last one first, and true if the limit left some out. The locations of their
-    /// values may have changed.
+    /// values may have changed since the keys were visited.
     pub async fn finish(mut self) -> (Vec<StoredKeyValue>, bool) {
         let more = self.passed > self.limit as u64;
         let mut items = std::mem::take(&mut self.items);

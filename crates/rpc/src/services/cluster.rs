@@ -1,4 +1,4 @@
-//! Calls of the Cluster service: listing and changing members.
+//! Answers the calls of the Cluster service, which list and change members.
 
 use std::sync::Arc;
 
@@ -100,11 +100,11 @@ async fn change_members(
 ) -> Result<ResponseHeader, Status> {
     call.as_root().await?;
     match propose_change(call, change.clone(), what, ChangeAttempt::Tentative).await {
-        // This member checks a change against the state that it has applied. Its client may know a newer
-        // state, because another client may have changed the members. So the change is checked again after
-        // this member has caught up.
+        // This member has refused the change, but its applied state may be out of date: members may have been
+        // changed through another member. So it catches up, and then tries the change once more.
         Err(status) if MemberChange::is_of_members(&status) => {
-            // Only root reaches this point, so no slot for unauthenticated callers is taken.
+            // No slot for unauthenticated callers is needed: while authentication is enabled, only root gets
+            // here.
             call.confirmed(None).await?;
             propose_change(call, change, what, ChangeAttempt::Final).await
         }
@@ -136,7 +136,8 @@ pub(super) async fn member_add(call: &mut Call, message: Bytes) -> Result<Answer
     let now = i64::try_from(call.shared().member.clock.unix_seconds()).unwrap_or(i64::MAX);
     let mut id = identity::added_member_id(&peer_urls, now);
     // The id depends on the URLs and the time in seconds. If the same member was added and removed within
-    // this second, the id is taken by the removed member, and ids are never used again.
+    // this second, the removed member has this id, and ids are never used again. So the ids of the next
+    // seconds are tried.
     let removed = Arc::clone(&call.services.state().members);
     let removed = &removed.removed;
     for later in 1..=i64::try_from(removed.len()).unwrap_or(i64::MAX) {

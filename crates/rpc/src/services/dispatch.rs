@@ -1,9 +1,9 @@
-//! The gRPC service of a shard: the handler of each method, and the decision which plain HTTP requests are
-//! calls.
+//! Implements the gRPC service of a shard: selects the handler of each method, and decides which plain HTTP
+//! requests are calls.
 //!
 //! Calls arrive from the front, from the JSON gateway and from gRPC-Web. A unary call becomes a [`Call`], and
-//! [`dispatch`] selects its handler. Most handlers are `async` functions, which the front polls at once, in
-//! the same turn of the connection.
+//! [`dispatch`] selects its handler. Most handlers are `async` functions, which the front polls immediately,
+//! in the same turn of the connection.
 
 use std::any::Any;
 use std::net::SocketAddr;
@@ -77,7 +77,7 @@ fn dispatch(call: Call, head: &Head, message: Bytes) -> Unary {
         Rpc::ElectionProclaim => call.run_steps(election::proclaim, head, message),
         Rpc::ElectionLeader => call.run_steps(election::leader, head, message),
         Rpc::ElectionResign => call.run_steps(election::resign, head, message),
-        // The front passes streams to `front::Service::stream`, not here.
+        // The front passes streams to `front::Service::stream`, so these methods never get here.
         Rpc::KvRangeStream
         | Rpc::Watch
         | Rpc::LeaseKeepAlive
@@ -87,7 +87,8 @@ fn dispatch(call: Call, head: &Head, message: Bytes) -> Unary {
     }
 }
 
-/// Answers a Range. If that needs no other thread and little time, it is answered at once, without a future.
+/// Answers a Range. If that needs no other thread and little time, it is answered immediately, without a
+/// future.
 fn answer_range(mut call: Call, message: Bytes) -> Unary {
     let mut answer = match range::request(message) {
         Ok(request) => match range::at_once(&mut call, &request) {
@@ -183,7 +184,7 @@ fn stream_of(
 
 /// A watch stream. Streams stay open for days, so data that is needed only to begin the stream, such as the
 /// request head, is dropped before the stream is served. This is a hand-written future, because an `async`
-/// block would reserve memory for both phases at once.
+/// block would reserve memory for both phases at the same time.
 enum Watching<F> {
     Begins(LocalBoxFuture<F>),
     Served(F),
@@ -226,8 +227,8 @@ impl front::Service for Services {
     }
 
     fn connected(&self, from: &front::Origin) -> Option<Box<dyn Any>> {
-        // The client's figures are looked up again: after this shard cached them, they may have been evicted
-        // and started again from zero.
+        // The client's statistics are looked up again and not taken from this shard's cache: they may have
+        // been evicted from the shared table, and the table may contain new ones that start from zero.
         Some(Box::new((Connected::new(self.meet(from.peer)), self.known.borrow().connected(from.peer))))
     }
 
@@ -260,18 +261,19 @@ impl front::Service for Services {
         };
         let principal = match identified {
             Ok(principal) => Ok(principal),
-            // The call continues with the error as its user: some calls need no user, and others must fail
-            // with another error first.
+            // The call continues, with the error in place of its user: some calls need no user, and others
+            // must first fail with a different error.
             Err(Unidentified::Refused(status)) => Err(status),
-            // These calls need no user and are answered without one.
+            // These calls need no user, so they are answered without waiting for an identification.
             Err(Unidentified::NotYet | Unidentified::Unverified)
                 if matches!(rpc, Rpc::Authenticate | Rpc::HealthCheck | Rpc::HealthList) =>
             {
                 Ok(Principal::default())
             }
             Err(Unidentified::NotYet | Unidentified::Unverified) => {
-                // Another member may have issued the token. Therefore the call waits until this member has
-                // applied everything that was committed when the call arrived.
+                // The call waits until this member has applied everything that was committed when the call
+                // arrived, because another member may have issued the token, or until the token's signature
+                // is verified.
                 return Unary::Later(Box::pin(async move {
                     let asked = self.now();
                     let principal = self.identified(&head).await;

@@ -1,5 +1,5 @@
-//! Downgrades of the cluster: `Maintenance.Downgrade`. The leader carries out a downgrade that is under way
-//! (`consistency::monitor`).
+//! Answers `Maintenance.Downgrade`, which validates, begins or cancels a downgrade of the cluster. The leader
+//! then carries the downgrade out (`consistency::monitor`).
 
 use api::etcdserverpb::downgrade_request::DowngradeAction;
 use api::etcdserverpb::{DowngradeRequest, DowngradeResponse, ResponseHeader};
@@ -26,7 +26,7 @@ pub(super) async fn downgrade(call: &mut Call, message: Bytes) -> Result<Answer,
         DowngradeAction::Cancel => None,
         DowngradeAction::Validate | DowngradeAction::Enable => Some(target_version(&request.version)?),
     };
-    // This member must have applied every earlier request to downgrade.
+    // The checks below must see every earlier downgrade request, so this member catches up first.
     let read = call.readable(false).await?;
     let state = call.services.state();
     call.gate(&state)?.admin()?;
@@ -44,7 +44,7 @@ pub(super) async fn downgrade(call: &mut Call, message: Bytes) -> Result<Answer,
         (DowngradeAction::Enable, Some(target)) => {
             DowngradeInfoSetRequest { enabled: true, ver: target.to_string() }
         }
-        // As in etcd, cancelling is no error if no downgrade is under way.
+        // As in etcd, it is no error to cancel when no downgrade is under way.
         (DowngradeAction::Cancel, _) if is_under_way => DowngradeInfoSetRequest::default(),
         _ => {
             call.reads(read);
@@ -68,12 +68,12 @@ fn answer(header: ResponseHeader, cluster: Minor) -> Answer {
     whole(&DowngradeResponse { header: Some(header), version })
 }
 
-/// Parses `X.Y` or a semantic version, of which only the first two numbers are used.
+/// Parses `X.Y` or a semantic version. Only the first two numbers are used.
 fn target_version(text: &str) -> Result<Minor, Status> {
     semantic(text).or_else(|| semantic(&format!("{text}.0"))).ok_or(error::WRONG_DOWNGRADE_VERSION_FORMAT)
 }
 
-/// Parses a version like etcd's library for semantic versions, which allows leading zeros.
+/// Parses a version as etcd's library for semantic versions does, which allows leading zeros.
 fn semantic(text: &str) -> Option<Minor> {
     let (text, metadata) = text.split_once('+').unwrap_or((text, ""));
     let (numbers, release) = text.split_once('-').unwrap_or((text, ""));
@@ -83,11 +83,12 @@ fn semantic(text: &str) -> Option<Minor> {
     }
     let mut parts = numbers.splitn(3, '.').map(|part| {
         let is_number = !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
-        // etcd uses signed 64-bit numbers.
+        // As in etcd, a number that does not fit into a signed 64-bit integer is a syntax error.
         part.parse::<i64>().ok().filter(|_| is_number)
     });
     let (major, minor, _) = (parts.next()??, parts.next()??, parts.next()??);
-    // Larger numbers than any version has are valid syntax, but no valid target.
+    // A number above `u32::MAX` is valid syntax but no valid target. It may be replaced by `u32::MAX`,
+    // because no version has that number either.
     Some(Minor(u32::try_from(major).unwrap_or(u32::MAX), u32::try_from(minor).unwrap_or(u32::MAX)))
 }
 

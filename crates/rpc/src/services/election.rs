@@ -1,5 +1,5 @@
-//! Elections: `v3electionpb.Election`. The leader is the owner of the oldest key `name/<lease>`, as with a
-//! lock. The value of that key is what the leader proclaims.
+//! Answers the calls of `v3electionpb.Election`. The leader is the owner of the oldest key `name/<lease>`, as
+//! with a lock. The value of that key is what the leader proclaims.
 
 use std::rc::Rc;
 
@@ -221,7 +221,8 @@ async fn won(steps: &Steps, name: Bytes, lease: i64, value: Bytes) -> Result<Cam
     drop(value);
     let mut place = Place::new(steps, &key, (created, is_made));
     let waited = steps.turn(&line, &mut place).await;
-    // As in etcd, a candidate whose wait fails stays a candidate, unless its client disconnects.
+    // As in etcd, the candidate's key is kept even if the wait has failed. If the client disconnects during
+    // the wait, this line is not reached, and dropping `place` deletes the key.
     place.keep();
     waited?;
     let leader = Some(LeaderKey { name: line.name(), key, rev: created, lease });

@@ -1,9 +1,9 @@
-//! Notifies the open streams of a shard of the server's shutdown. [`Ending`] is notified once; each stream
-//! waits with an [`Ended`].
+//! Tells the open streams of a shard that the server is shutting down. There is one [`Ending`] per shard;
+//! each stream waits with an [`Ended`].
 //!
 //! A stream could wait for [`front::Closing`] itself. But then each stream would take a lock that all shards
-//! share when it starts to wait and when it ends, and it would hold a tenth of a KB more memory. The locks
-//! matter because a client may open a stream for each renewal of a lease.
+//! share when it starts to wait and when it ends, and it would hold about 100 bytes more. The locks matter
+//! because a client may open a stream for each renewal of a lease.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -25,7 +25,7 @@ impl Ending {
     /// Begins the shutdown: wakes all waiting streams.
     pub fn begin(&self) {
         self.has_begun.set(true);
-        // The entries stay until their streams are dropped.
+        // The wakers are cloned and not removed: each stream removes its own entry when it is dropped.
         let wakers: Vec<Waker> = self.waiting.borrow().iter().map(|(_, waker)| waker.clone()).collect();
         wakers.into_iter().for_each(Waker::wake);
     }
@@ -71,8 +71,8 @@ impl Future for Ended {
                 }
             }
         };
-        // Dropped after the borrow ends: dropping the last waker of a task may drop the task's streams, which
-        // borrow this table again.
+        // Dropped only after the borrow has ended: dropping the last waker of a task may drop the task's
+        // streams, which borrow this table again.
         drop(replaced);
         Poll::Pending
     }
@@ -88,8 +88,8 @@ impl Drop for Ended {
                 waiting.shrink_to_fit();
             }
             drop(waiting);
-            // Dropped after the borrow ends, because the waker may hold the last reference to a task whose
-            // streams borrow this table.
+            // Dropped only after the borrow has ended, because the waker may hold the last reference to a
+            // task whose streams borrow this table.
             drop(waker);
         }
     }

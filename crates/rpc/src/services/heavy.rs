@@ -34,7 +34,8 @@ fn key_of(rpc: Rpc, message: &Bytes) -> Option<Bytes> {
         Rpc::KvRange => Some(pb::RangeRequest::decode(message).ok()?.key),
         Rpc::KvDeleteRange => Some(pb::DeleteRangeRequest::decode(message).ok()?.key),
         Rpc::KvTxn => {
-            // Only the first element is decoded, because the number of elements was not checked yet.
+            // Only the first element is decoded, because the number of elements has not been checked yet and
+            // may be huge.
             let (list, first) = first_bytes(&message, &message)?;
             if list == 1 {
                 return Some(pb::Compare::decode(first).ok()?.key);
@@ -51,7 +52,7 @@ fn key_of(rpc: Rpc, message: &Bytes) -> Option<Bytes> {
     }
 }
 
-/// Returns the number and the contents of the first field of `part`, if it is a field with bytes.
+/// Returns the number and the contents of the first field of `part`, if that field is length-delimited.
 fn first_bytes(message: &Bytes, part: &[u8]) -> Option<(u32, Bytes)> {
     match Fields::of(part).next()? {
         (number, Value::Bytes(bytes)) => Some((number, message.slice_ref(bytes))),

@@ -1,5 +1,5 @@
-//! Handlers for puts, deletes, transactions and compactions, one per method. A handler decodes and checks a
-//! request, proposes it and encodes the response; the state machine applies it.
+//! Answers puts, deletes, transactions and compactions, with one handler per method. A handler decodes and
+//! checks a request, proposes it and encodes the response; the state machine applies it.
 
 use numbers::Term;
 use std::rc::Rc;
@@ -29,18 +29,19 @@ use crate::encode;
 use replica::long_reads::Reader;
 use storage::values::{Attempt, made};
 
-/// Number of keys that the comparisons of one transaction may visit (COMPAT-74).
+/// Maximum number of keys that the comparisons of one transaction may visit (COMPAT-74).
 const COMPARED_KEYS_MAX: u64 = 100_000;
-/// Bytes of values that the comparisons of one transaction may read: enough for a few of the largest values.
+/// Maximum bytes of values that the comparisons of one transaction may read: enough for a few of the largest
+/// values.
 const COMPARED_BYTES_MAX: u64 = 16 << 20;
 const TOO_MUCH_COMPARED: Status =
     Status::new(Code::ResourceExhausted, "mainstay: too much to compare in one transaction");
 
-/// Number of passes in which a read-only transaction is evaluated in the newest state. After them it is
-/// evaluated in a fixed state.
+/// Number of times that a read-only transaction is tried against the newest state, which may change between
+/// two tries. After that, it is evaluated against one fixed state.
 const CURRENT_PASSES_MAX: u32 = 8;
-/// Number of passes that check which compared values are needed. Later passes fetch all compared values
-/// without this check.
+/// Number of passes, from the first on, in which a compared value that was missing is looked up in memory
+/// again before it is fetched, because it may be in memory now. Later passes fetch it without that look-up.
 const PASSES_WITH_QUESTIONS: u32 = 3;
 /// Maximum number of slices in which the comparisons of a read-only transaction run, plus one slice per
 /// [`COMPARES_PER_SLICE`] comparisons. The limit is needed because the comparisons read an older moment: they
@@ -66,11 +67,13 @@ mod field {
     pub const COMPACTION: u32 = 7;
 }
 
-/// Number of comparisons and operations up to which the charge for a call covers the memory of a transaction.
+/// Maximum number of comparisons and operations of a transaction whose decoded form needs no reservation of
+/// memory, because the reservation for its call covers it.
 const FEW_ELEMENTS: usize = 16;
 
-/// Charges the connection of the current turn for the memory of a decoded transaction with this number of
-/// elements.
+/// Reserves memory for a decoded transaction with this number of elements, in the account of the connection
+/// whose turn it is. Returns `None` if no separate reservation is needed, or if the code runs outside of a
+/// connection's turn.
 fn charge_elements(elements: usize) -> Option<Held> {
     if elements <= FEW_ELEMENTS {
         return None;
@@ -115,8 +118,8 @@ pub(super) async fn delete_range(call: &mut Call, message: Bytes) -> Result<Answ
     let Outcome::DeleteRange(deleted) = applied.outcome else { return Err(error::STOPPED) };
     let header = ResponseHeader { revision: deleted.revision.0, ..applied.header };
     let services = &call.services;
-    // Encoding fails if apply left the previous keys to be read later; then the response is made piece by
-    // piece.
+    // Encoding fails if apply left the previous keys to be read later. In that case the response is made
+    // piece by piece below.
     let encode = |values: &Attempt| encode::delete_range(&header, &deleted, values);
     if let Some(answer) = services.at_once(encode::found_len(&deleted.previous), encode) {
         return Ok(answer);
@@ -196,7 +199,7 @@ async fn fetch_compared(services: &Services, compared: Compared) -> Result<(), S
     Ok(())
 }
 
-/// Answers a read-only transaction. `held` is the charge for the memory of `request`.
+/// Answers a read-only transaction. `held` is the reservation for the memory of `request`.
 async fn read_only_txn(call: &mut Call, request: TxnRequest, held: Option<Held>) -> Result<Answer, Status> {
     // Comparisons of callers without rights are not counted: the error would reveal how many keys exist.
     if may_txn(call, &request).is_ok() && call.services.compares_too_many(&request) {
@@ -284,7 +287,7 @@ impl Services {
 
     /// Returns the response that `encode` makes, if all its values are in memory. Returns `None` if a value
     /// has to be fetched, if encoding fails, or if the response, of about `bytes` bytes, is too large to be
-    /// made at once.
+    /// made in one step.
     fn at_once(
         &self,
         bytes: usize,
@@ -298,8 +301,8 @@ impl Services {
         values.is_complete().then_some(Answer::Whole(answer))
     }
 
-    /// Returns the response to a transaction if it can be made at once: it is small, all its values are in
-    /// memory, and no range is left to be read.
+    /// Returns the response to a transaction if it can be made in one step: it is small, all its values are
+    /// in memory, and no range is left to be read.
     fn txn_at_once(&self, header: &ResponseHeader, outcome: &TxnOutcome) -> Option<Answer> {
         if outcome.reads_later() {
             return None;
@@ -343,7 +346,8 @@ impl Services {
             drop((state, newest));
             values.fetched().await;
         };
-        // One slice does not suffice, or the compared values change all the time.
+        // One slice does not suffice, or the compared values change all the time. So the comparisons are now
+        // made in a fixed state.
         self.compared(state, term, request, values).await
     }
 
@@ -398,7 +402,7 @@ fn compare_some(
     let holds = comparing.step(snapshot, request, values, keys_max, bytes_max);
     planted::looked_at(Measure::Compared, usize::try_from(comparing.keys).unwrap_or(usize::MAX));
     if !values.is_complete() {
-        // The slice stopped at the first missing value; `look` requests the missing values of the whole slice.
+        // The slice stopped at its first missing value. `look` requests all missing values of the slice.
         from.look(snapshot, request, values, KEYS_PER_SLICE, READ_AT_ONCE);
     }
     accounting::note_work(comparing.keys, comparing.bytes - from.bytes);

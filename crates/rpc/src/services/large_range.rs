@@ -1,5 +1,5 @@
-//! Ranges with a large response: its length is computed in slices, and it is made piece by piece as the
-//! client reads it.
+//! Answers ranges with a large response. The length of the response is computed in slices, and the response
+//! is made piece by piece as the client reads it.
 
 use numbers::{ChangeId, Revision};
 use std::future::poll_fn;
@@ -32,8 +32,8 @@ use storage::values::{Attempt, made};
 /// revision, some of these keys may not exist at that revision.
 pub(super) const KEYS_PER_PIECE: u64 = 8192;
 
-/// Reserves memory for a piece of this many bytes, once: only while `out` has no more capacity than the
-/// header needs.
+/// Makes the capacity of `out` large enough for a piece of this many bytes. It is called before each key, but
+/// only the first call for a piece allocates.
 pub(super) fn reserve(out: &mut BytesMut, piece_bytes: usize) {
     if out.capacity() < piece_bytes {
         out.reserve(piece_bytes + 4096 - out.len());
@@ -64,7 +64,7 @@ pub(super) enum Keys {
     Chosen(Vec<ChangeId>),
 }
 
-/// State, header and limits of a long range that was begun.
+/// State, header and limits with which a long range is read.
 pub(super) struct Opened {
     pub state: AsOf,
     pub header: ResponseHeader,
@@ -81,19 +81,18 @@ pub(super) struct Opened {
 pub(super) struct Through {
     keys: u64,
     last: Option<Vec<u8>>,
-    /// The key after the first `keys` ones, if its value is large and the piece ends before or inside that
-    /// value.
+    /// The key after these `keys` keys, if its value is large and the piece ends before or inside that value.
     large: Option<LargeValue>,
     ended: bool,
 }
 
 impl Through {
-    /// Notes that a piece ends before, inside or directly after the large value of `version`, and returns the
-    /// bytes of the piece.
+    /// Records that a piece ends before, inside or directly after the large value of `version`, and returns
+    /// the bytes of the piece.
     pub(super) fn take(&mut self, part: Part, version: Version<'_>) -> Bytes {
         self.large = part.rest;
-        // The walk passes the key only after its last part; until then the version is found by the id in
-        // `large`.
+        // The key counts as sent only after the last part of its value. Until then, the next piece uses the
+        // id in `large` to look up the same version again.
         if self.large.is_none() {
             self.keys += 1;
             self.last = Some(version.key().to_vec());
@@ -103,8 +102,8 @@ impl Through {
 }
 
 impl Rest {
-    /// Returns the response with these keys from `state` at `revision`. `more` and `count` are the response's fields of
-    /// these names. `values` may already list values of the response as missing.
+    /// Returns the response with these keys from `state` at `revision`. `more` and `count` are the response's
+    /// fields of these names. `values` may already list values of the response as missing.
     pub(super) fn new(
         (state, revision): (AsOf, Revision),
         values: Attempt,
@@ -218,10 +217,11 @@ impl Rest {
         }
     }
 
-    /// Returns the response of `len` bytes, small enough to be made at once, and the time at which its values
-    /// arrived.
+    /// Returns the response of `len` bytes, which is small enough to be made in one step, and the time at
+    /// which its values arrived.
     pub(super) async fn whole(mut self, len: usize, clock: &Clock) -> (Result<Answer, Status>, Instant) {
-        // Fetches the values that were missing in the first attempt. Usually no others are missing.
+        // Fetches the values that were found missing when the keys were selected. Usually the response needs
+        // no others.
         self.values.fetched().await;
         let fetched = clock.now();
         let piece = poll_fn(|context| self.poll_piece(len, context)).await;
@@ -346,8 +346,9 @@ impl Services {
         let mut chooser = Chooser::new(&limited, gathered_bytes_max());
         let (mut count, mut behind): (i64, Option<Vec<u8>>) = (0, None);
         loop {
-            // `made` may run the slice twice. Both runs use these limits, whatever other work the turn does
-            // between them.
+            // Computed outside the closure: both limits depend on the work left in the turn, and `made`
+            // repeats the closure after it has fetched missing values. Every repetition must end at the same
+            // key.
             let (looks, read_max) = (keys_per_slice() as u64, read_at_once());
             let looked = made(self.values.clone(), |values| {
                 let slice = slice(state)?;

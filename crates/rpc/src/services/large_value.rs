@@ -1,23 +1,24 @@
-//! Values too large for one piece of a response. They are read from their log segment in parts, as the client
-//! reads the response, each part into a reused buffer. So the memory that a slow client, or one of thousands,
+//! Sends values that are too large for one piece of a response. Such a value is read from its log segment in
+//! parts, as the client reads the response, each part into a reused buffer. So the memory that a slow client
 //! makes the server hold does not depend on the size of the values, as long as they stay in the page cache.
 //!
-//! The checksum covers the whole value, so it is verified twice, for two purposes:
+//! The checksum covers the whole value, so no part can be verified alone. The value is verified twice:
 //!
-//! * The value is verified from its beginning to its end, part by part through one buffer, before the piece
-//!   that ends with the beginning of the value is sent. If a damaged value is found while no bytes of the
-//!   response were sent, the call fails with a status that names the file and the offset; once bytes were
-//!   sent, the call can only be reset. This check costs about a quarter of a response, so a shard remembers
-//!   which values it found intact.
-//! * The checksum of the parts is computed while they are sent, and the last part is sent only if the
-//!   checksum is correct. This check does not use remembered results, so a client never gets a complete
-//!   message with a wrong byte, whatever happened to the disk between two parts.
+//! * Before the piece that ends with the beginning of the value is sent, the value is read and verified from
+//!   its beginning to its end, part by part through one buffer. If a damaged value is found while no bytes of
+//!   the response were sent, the call fails with a status that names the file and the offset; once bytes were
+//!   sent, the call can only be reset. This check takes about a quarter of the time of a response, so a shard
+//!   remembers which values it found intact.
+//! * While the parts are sent, the checksum is computed again, and the last part is sent only if the checksum
+//!   is correct. This check does not use remembered results, so a client never gets a complete message with a
+//!   wrong byte, whatever happened to the disk between two parts.
 //!
-//! The readers, which have a common memory limit, fetch a value that is not in memory as a whole and verify
-//! it. The first part of the value is taken from the fetched bytes. Then the fetched bytes are dropped, and
-//! the rest is read from the page cache. If the value was evicted from the page cache in between, it is
-//! fetched a second time and held until the last part is taken, so the disk is read at most twice. On systems
-//! that cannot tell what is in the page cache, the value is already held after the first fetch.
+//! If a value is not in memory, the readers (the threads that read values from disk, with a common memory
+//! limit) fetch the whole value and verify it. The first part of the value is taken from the fetched bytes.
+//! Then the fetched bytes are dropped, and the rest is read from the page cache. If the value was evicted
+//! from the page cache in between, it is fetched a second time and held until the last part is taken, so the
+//! disk is read at most twice. On systems that cannot tell what is in the page cache, the value is already
+//! held after the first fetch.
 //!
 //! Each part is read from the state of the response, which is protected from compaction only for a limited
 //! time (COMPAT-80). So a response that was partly sent to a slow client is reset when a compaction has
@@ -159,7 +160,8 @@ impl LargeValue {
         let wanted = wanted.clamp(BUFFER_BYTES_MIN, BUFFER_BYTES_MAX);
         let (left, space) = (version.value_len() as usize - self.at, wanted - before.len());
         let mut buffer = Buffer::take(before.len() + space.min(left + AFTER_VALUE_BYTES_MAX));
-        // The fields after the value are sent together with its last byte.
+        // The fields after the value are sent together with its last byte. If they do not fit into this part,
+        // at least one byte of the value is left for the next part.
         let is_last = left + AFTER_VALUE_BYTES_MAX <= space;
         let bytes = if is_last { left } else { space.min(left - 1) };
         let end = before.len() + bytes;
@@ -186,7 +188,7 @@ impl LargeValue {
         Ok(Part { bytes: buffer.freeze(end + after.len()), rest: None })
     }
 
-    /// Returns the error for a value whose parts do not have the checksum that was written.
+    /// Returns the error for a value that, as read in parts, does not match its checksum.
     fn damaged(self, version: Version<'_>, values: &Attempt) -> Result<Part, Status> {
         let checked = read_where_it_is(version, |value| {
             values.distrust(value);
@@ -194,7 +196,7 @@ impl LargeValue {
         });
         match checked {
             Err(error) => Err(unreadable(&error)),
-            // The value has to be fetched for the check.
+            // The value is not in memory, so it is fetched and this part is made again.
             Ok(false) => Ok(Part { bytes: Bytes::new(), rest: Some(self) }),
             Ok(true) => {
                 let why = format!("the value of revision {} read differently in parts", version.main());
@@ -204,7 +206,8 @@ impl LargeValue {
     }
 }
 
-/// Freezes a piece that is shorter than its buffer. The result keeps at most twice its length in memory.
+/// Freezes a piece, which may be shorter than its buffer. The piece is copied if its buffer is at least twice
+/// as long, so that little unused memory is kept.
 fn fitted(bytes: BytesMut) -> Bytes {
     if bytes.len() <= bytes.capacity() / 2 { Bytes::copy_from_slice(&bytes) } else { bytes.freeze() }
 }

@@ -1,5 +1,5 @@
-//! Calls of the Lease service: grant, revoke, keep-alive, time to live, list. The core keeps the expiry
-//! times; `forwarding` asks the leader for times that only the leader knows.
+//! Answers the calls of the Lease service: grant, revoke, keep-alive, time to live, list. The core keeps the
+//! expiry times. `forwarding` asks the leader for times that only the leader knows.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet};
@@ -40,7 +40,7 @@ use replica::pending::PendingReply;
 use telemetry::callers::Caller;
 use telemetry::tracing::{Attribute, Within};
 
-/// Size in bytes of one piece of a long list.
+/// Size in bytes of each piece in which a long list of leases or keys is sent.
 const PIECE_BYTES: usize = 64 << 10;
 
 /// Field numbers of `InternalRaftRequest`.
@@ -49,16 +49,16 @@ mod field {
     pub const LEASE_REVOKE: u32 = 9;
 }
 
-/// Size in bytes of a lease in a list that is being sorted.
+/// Memory in bytes per lease while a list of leases is being sorted.
 const LISTED_BYTES: usize = size_of::<(Duration, LeaseId)>();
 
-/// Number of leases and keys checked against the rights of a user before other calls run.
+/// Number of leases and keys whose rights are checked before other calls run.
 const SEARCHED_AT_ONCE: usize = 512;
 
 /// Maximum number of distinct leases counted per stream. Exact counts above this number have no use in
 /// diagnosis.
 const RENEWED_MAX: usize = 10_000;
-/// Memory per renewed lease in bytes: its id, and its share of the hash table.
+/// Estimated memory per counted lease in bytes: its id and the overhead of the hash table.
 const RENEWED_BYTES: usize = 10;
 
 /// Maximum number of renewals that a stream answers in a row before it yields to other streams and calls.
@@ -75,7 +75,7 @@ struct Renewed {
 /// Leases that a stream renews in addition to its first one.
 struct Others {
     ids: HashSet<LeaseId>,
-    /// Charge for the memory of `ids`, on the account of the client.
+    /// Reservation for the memory of `ids` in the memory account of the client's connection.
     held: Held,
 }
 
@@ -111,7 +111,7 @@ impl Drop for Renewed {
 ///
 /// Most open streams are idle most of the time, so this struct holds only the memory that an idle stream
 /// needs. It is a hand-written future, because an `async` block reserves memory for everything that it holds
-/// at any `await`, and for captured variables twice. Data that is needed only while the stream waits for
+/// at any `await`, and stores captured variables twice. Data that is needed only while the stream waits for
 /// something other than its client is boxed.
 pub(super) struct Renewing {
     services: Rc<Services>,
@@ -148,7 +148,8 @@ impl Future for Renewing {
                 stream.answer(id, ttl)?;
                 continue;
             }
-            // A client with more requests would otherwise keep the stream running without a wait.
+            // Yields here: a client that always has more requests would otherwise keep the thread in this
+            // loop.
             if stream.at_once == RENEWED_AT_ONCE_MAX {
                 stream.at_once = 0;
                 after_others(cx);
@@ -158,7 +159,8 @@ impl Future for Renewing {
                 Poll::Pending => {
                     return Pin::new(&mut stream.ended).poll(cx).map(|()| Err(error::STOPPED));
                 }
-                // A client that always has more requests does not delay the shutdown.
+                // The shutdown is checked here too, because `ended` is polled only while no request is
+                // waiting. Otherwise a client that always has more requests would delay the shutdown.
                 Poll::Ready(_) if stream.ended.is_due() => return Poll::Ready(Err(error::STOPPED)),
                 Poll::Ready(message) => message?,
             };
@@ -177,7 +179,7 @@ impl Future for Renewing {
 }
 
 impl Renewing {
-    /// Starts a renewal that has to wait: for the identification of the user, for the core, or for the leader.
+    /// Starts a renewal that has to wait until the user is identified, or for the core or the leader.
     fn ask(&mut self, id: LeaseId) {
         let (services, asker, spans) = (Rc::clone(&self.services), self.asker.clone(), self.spans.clone());
         self.asked = Some(Box::pin(async move {
@@ -213,16 +215,17 @@ impl Renewing {
 /// Keys attached to a lease.
 type Keys = Arc<SharedMap<Bytes, ()>>;
 
-/// Returns a response of `len` bytes. `next` makes pieces of about [`PIECE_BYTES`], and an empty piece at the
-/// end. `next` holds `kept` bytes in memory until the end. `beginning` contains the first bytes of the
-/// response.
+/// Returns a response of `len` bytes that is sent in pieces. `next` makes pieces of about [`PIECE_BYTES`],
+/// and an empty piece at the end. `next` holds `kept` bytes in memory until the end. `beginning` contains the
+/// first bytes of the response.
 fn in_pieces(
     len: usize,
     kept: usize,
     beginning: &[u8],
     mut next: impl FnMut() -> Bytes + 'static,
 ) -> Result<Answer, Status> {
-    // Pieces are small, and `kept` bytes stay in memory until the end.
+    // Memory that stays reserved in the account of the client's connection until the end of the response: one
+    // piece, and the `kept` bytes.
     let kept = PIECE_BYTES + kept;
     pieces::answer(len, kept, beginning, move |_, _| {
         let piece = next();
@@ -267,7 +270,9 @@ async fn time_to_live_answer(mut response: LeaseTimeToLiveResponse, keys: Keys) 
         tokio::task::yield_now().await;
     }
     let mut behind: Option<Bytes> = None;
-    // The list shares memory with the state; a change of the state copies what it replaces.
+    // The whole list counts as kept memory (`len`), although at first it shares memory with the replicated
+    // state. When a change of the state copies a part of the list, the response may remain as the only owner
+    // of the old part.
     in_pieces(len, len, &beginning, move || {
         let mut out = BytesMut::with_capacity(PIECE_BYTES + 4096);
         out.extend(head.take());
@@ -322,10 +327,11 @@ async fn may_revoke(call: &Call, id: LeaseId) -> Result<(), Status> {
     if is_certain && services.may_change_any(principal) && !call.is_expense_bounded() {
         return Ok(());
     }
-    // Only the core knows which keys the revocation deletes.
+    // In all other cases, the rights on all keys of the lease are checked below. Only the core knows these
+    // keys.
     if !is_certain {
-        // Apply accepts a token of root that was issued before root's password changed, so this member must
-        // first know of the change.
+        // The caller's token may have been issued before root's password changed, and apply would accept it.
+        // So this member first catches up, to learn of such a change.
         services.wait_readable(false).await?;
         is_known = true;
     }
@@ -366,8 +372,8 @@ pub(super) async fn leases(call: &mut Call, message: Bytes) -> Result<Answer, St
     call.expensive()?;
     let services = &call.services;
     let began = services.now();
-    // The code runs in the turn of the client's connection. The connection is charged for the list while the
-    // list is sorted.
+    // Reserves memory for the list while it is sorted, in the account of the client's connection. This code
+    // runs in the turn of that connection.
     let held = Account::of_turn().map(|account| account.hold(0));
     let pending_reply = services.pending.ask(ClientRequest::Leases)?;
     let answered = match services.may_list_leases(call.principal()?).await {
@@ -379,9 +385,10 @@ pub(super) async fn leases(call: &mut Call, message: Bytes) -> Result<Answer, St
 }
 
 impl Services {
-    /// Asks the core of this member if this member leads, else the leader. The keys come from this member,
-    /// after it has caught up with the leader: a lease may have millions of keys, too many for a message
-    /// between members.
+    /// Returns the remaining time of a lease, and its keys if `keys` is true. Asks the core of this member
+    /// for the time if this member leads, otherwise the leader. The keys always come from this member, after
+    /// it has caught up with the leader: a lease may have millions of keys, too many for a message between
+    /// members.
     async fn time_to_live(&self, id: LeaseId, keys: bool) -> Result<(LeaseTimeToLiveResponse, Keys), Status> {
         if !self.leads() {
             let response = forwarding::time_to_live(&self.shared, id, false).await?;
@@ -429,8 +436,9 @@ impl Services {
         self.may_all(Right::Read, head.leases.iter().map(|(_, lease)| &lease.keys), principal).await
     }
 
-    /// Answers with the leases of one moment. If there are many, they are sorted here in slices, by their
-    /// remaining times, which the core also returns in slices.
+    /// Returns the leases of one moment, ordered by remaining time. If there are many, they are sorted here:
+    /// the core returns their remaining times in slices, and each slice is sorted before the next one is
+    /// requested.
     async fn leases(&self, pending_reply: PendingReply, mut held: Option<Held>) -> Result<Answer, Status> {
         let reply = pending_reply.await?;
         let header = self.shared.member.header(reply.revision, reply.raft_term);
@@ -444,7 +452,8 @@ impl Services {
             _ => return Err(error::STOPPED),
         };
         let mut len = header_len(&header);
-        // Each run is sorted with the soonest expiry last. The heap orders the runs by their next lease.
+        // The sorted slices (`runs`) are merged below. Each run has the soonest expiry at its end, and the
+        // heap orders the runs by the lease that each would return next.
         let mut runs = BinaryHeap::new();
         let mut behind = None;
         loop {
@@ -500,7 +509,8 @@ impl Services {
         outbound: Outbound,
         spans: Option<Within>,
     ) -> Renewing {
-        // Leases of this client may be close to expiry when the first renewal arrives.
+        // Keeps this shard from running turns of the core, which could block it: a lease of this client may
+        // be close to expiry when the first renewal arrives.
         self.pending.note_lease(self.shared.member.clock.now());
         Renewing {
             asker: Asker::of(head),
@@ -532,7 +542,8 @@ impl Services {
 
     /// Renews a lease for one request of a stream, with its own span and audit record.
     async fn renew_for(&self, asker: &Asker, id: LeaseId, spans: Option<&Within>) -> Result<Seconds, Status> {
-        // The user is identified with each request, as in etcd: this keeps a token in use valid.
+        // As in etcd, the user is identified with each request, because a token stays valid only while it is
+        // used.
         let principal = self.identified(asker).await;
         let mut call = self.begin_stream_audit(Rpc::LeaseKeepAlive, asker, &principal);
         call.iter_mut()
@@ -614,7 +625,7 @@ impl Services {
         self.whoever_leads(renew).await
     }
 
-    /// Renews a lease without another thread. Returns `None` if this is not possible.
+    /// Renews a lease on this thread, without asking the core. Returns `None` if this is not possible.
     fn renew_here(&self, id: LeaseId) -> Option<Seconds> {
         let now = self.shared.member.clock.now();
         self.pending.note_lease(now);
@@ -623,8 +634,8 @@ impl Services {
         Some(ttl)
     }
 
-    /// Repeats a request that only the leader can answer, as long as it fails because leadership is changing,
-    /// up to the request timeout.
+    /// Makes a request that only the leader can answer. Repeats it if it fails because the leadership is
+    /// changing, until the request timeout.
     async fn whoever_leads<T>(&self, ask: impl AsyncFn() -> Result<T, Status>) -> Result<T, Status> {
         let clock = &self.shared.member.clock;
         let deadline = clock.now() + self.shared.member.limits.request_timeout;

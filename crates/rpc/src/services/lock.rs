@@ -1,5 +1,5 @@
-//! Locks: `v3lockpb.Lock`. The owner of the oldest key `name/<lease>` holds the lock. A call that wants the
-//! lock creates such a key and waits until all older keys are gone.
+//! Answers the calls of `v3lockpb.Lock`. The owner of the oldest key `name/<lease>` holds the lock. A call
+//! that wants the lock creates such a key and waits until all older keys are gone.
 
 use api::etcdserverpb::response_op::Response;
 use api::etcdserverpb::{RangeRequest, ResponseHeader, TxnRequest, request_op::Request};
@@ -40,7 +40,7 @@ async fn locked(steps: &Steps, name: Bytes, lease: i64) -> Result<(Option<Respon
     let lease = steps.session(lease).await?;
     let (line, key) = Line::with_key(&name, lease);
     drop(name);
-    // etcd reads the oldest key here; only the number of other keys matters.
+    // etcd reads the oldest key here. Counting is enough, because only the number of other keys matters.
     let all = || op(Request::RequestRange(RangeRequest { count_only: true, limit: 1, ..line.all() }));
     let request = TxnRequest {
         compare: vec![is_created_at(&key, 0)],

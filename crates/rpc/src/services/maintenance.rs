@@ -1,4 +1,4 @@
-//! Calls of the Maintenance service (status, alarms, hashes, snapshots), and gRPC health checks.
+//! Answers the calls of the Maintenance service (status, alarms, hashes, snapshots), and gRPC health checks.
 
 use numbers::{MemberId, Revision};
 use std::collections::HashMap;
@@ -42,11 +42,12 @@ use storage::values::{Attempt, LogValues, made};
 const ALARM: u32 = 10;
 /// Number of versions that are hashed before other calls run.
 const HASHED_PER_SLICE: usize = 256;
-/// Number of versions that are measured for a snapshot before other calls run.
+/// Number of versions whose encoded size is added up, to plan a snapshot, before the task yields to other
+/// calls.
 const MEASURED_PER_SLICE: usize = 512;
 /// Bytes of a snapshot that are written before other calls run.
 const SNAPSHOT_SLICE_BYTES: usize = 64 << 10;
-/// Version of etcd whose file format snapshots have. Later versions can read it.
+/// Release of etcd whose file format snapshots have. Later releases can read it.
 const SNAPSHOT_RELEASE: Release = Release::V3_6;
 
 /// Answers a Status.
@@ -60,7 +61,7 @@ pub(super) async fn status(call: &mut Call, message: Bytes) -> Result<Answer, St
         errors.push(error::NO_LEADER.message.into_owned());
     }
     for alarm in state.alarms.list(0, 0) {
-        // The text form of the message in Go, as etcd prints it.
+        // As etcd prints it: the form of the message in Go's protobuf library.
         let kind = AlarmType::try_from(alarm.alarm).map_or("", |kind| kind.as_str_name());
         errors.push(format!("memberID:{} alarm:{kind}", alarm.member_id));
     }
@@ -116,7 +117,8 @@ pub(super) async fn alarm(call: &mut Call, message: Bytes) -> Result<Answer, Sta
             let Outcome::Alarms(alarms) = applied.outcome else { return Err(error::STOPPED) };
             (applied.header, alarms)
         }
-        // etcd's server crashes with a nil pointer here (COMPAT-2).
+        // For an unknown action, etcd's server crashes with a nil pointer (COMPAT-2); Mainstay returns an
+        // error.
         Err(_) => {
             let text = format!("etcdserver: unknown alarm action {}", request.action);
             return Err(Status::with(Code::InvalidArgument, text));
@@ -153,8 +155,8 @@ pub(super) async fn hash_kv(call: &mut Call, message: Bytes) -> Result<Answer, S
     call.root()?;
     call.expensive()?;
     let services = &call.services;
-    // The requested revision is looked up unchanged. etcd, too, looks it up before it replaces 0 by the
-    // current revision.
+    // The requested revision is looked up unchanged among the hashes of past compactions. Like etcd, this
+    // looks it up before 0 is replaced with the current revision.
     let Some(cached) = services.shared.data.compaction_hashes.at(revision) else {
         return hash_kv_now(services, revision).await;
     };
@@ -180,7 +182,7 @@ async fn hash_kv_now(services: &Services, revision: Revision) -> Result<Answer, 
 
 /// Answers a Hash with a hash of everything that this member holds. etcd's hash covers the pages of its
 /// database file, so it is comparable only between etcd members. The hash returned here is comparable only
-/// between members of this product (COMPAT-3).
+/// between Mainstay members (COMPAT-3).
 pub(super) async fn hash(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
     let HashRequest {} = decode(message)?;
     call.root()?;
@@ -218,8 +220,8 @@ impl Services {
         self.expensive(&principal, client)?;
         let reply = self.pending.ask(ClientRequest::Image)?.await?;
         let ReplyBody::Image(head, state) = reply.body else { return Err(error::STOPPED) };
-        // The rights are checked again with newer users, since the sent state may be newer than the state of
-        // the first check.
+        // The rights are checked again, with the newest users and roles, since the state to be sent may be
+        // newer than the state of the first check.
         self.gate(&self.state(), &principal).admin()?;
         let began = Instant::now();
         let database = EtcdDatabase::new(*state, &head, SNAPSHOT_RELEASE);
@@ -256,7 +258,7 @@ impl Services {
             };
             let mut piece = Bytes::from(piece);
             digest.update(&piece);
-            // The piece was written, and read again for the digest.
+            // The bytes count twice: they were written, and then read again for the digest.
             accounting::note_work(0, 2 * piece.len() as u64);
             while !piece.is_empty() {
                 let blob = piece.split_to(piece.len().min(SNAPSHOT_BLOB_BYTES));
@@ -306,8 +308,8 @@ async fn hash_versions(state: &AsOf, walk: HashWalk, values: &Rc<LogValues>) -> 
     let mut so_far = (walk, KvHash::default());
     let values = ReadAhead::of(values);
     loop {
-        // `made` may run the slice twice. Both runs use this limit, whatever other work the turn does between
-        // them.
+        // Computed outside the closure: the limit depends on the work left in the turn, and `made` repeats
+        // the closure after it has fetched missing values. Every repetition must end at the same version.
         let work_max = read_at_once();
         let slice = made(values.clone(), |values| hash_slice(state, so_far.clone(), work_max, values));
         let (walk, hash, done) = slice.await?;

@@ -1,4 +1,4 @@
-//! Large responses that are made piece by piece, as the client reads them.
+//! Builds large responses that are made piece by piece, as the client reads them.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -56,7 +56,8 @@ pub(super) fn answer(
             return Poll::Pending;
         }
         let piece = rest.split_to(rest.len().min(bytes_max));
-        // As long as a part of the piece is left, the whole piece stays in memory.
+        // While a part of the piece is left, the whole piece stays in memory, so all its bytes are counted as
+        // held.
         noted.set(kept + if rest.is_empty() { 0 } else { rest.len() + piece.len() });
         Poll::Ready(Ok(Some(piece)))
     };

@@ -1,9 +1,9 @@
-//! Identifies the user of a call, and the user's rights.
+//! Finds out which user makes a call, and what the user may do.
 //!
-//! While authentication is disabled, this costs only a check of a flag. Otherwise a call's token is looked up
-//! once, when the call arrives ([`Services::identify`]); without a token, the client's certificate may name
-//! the user. Writes carry the user into the log, where apply checks the rights ([`machine::auth`]). Reads are
-//! checked against the same state that answers them ([`Services::gate`]).
+//! While authentication is disabled, identifying the user costs only a check of a flag. Otherwise a call's
+//! token is looked up once, when the call arrives ([`Services::identify`]); without a token, the client's
+//! certificate may name the user. Writes carry the user into the log, where apply checks the rights
+//! ([`machine::auth`]). Reads are checked against the same state that answers them ([`Services::gate`]).
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::HashMap;
@@ -31,7 +31,7 @@ use crate::watch::Permit;
 
 /// Maximum number of connections whose last token a shard caches. When the cache is full, it is cleared.
 const SESSIONS_MAX: usize = 8192;
-/// Maximum length in bytes of a cached token.
+/// Maximum length in bytes of a cached token. A longer token is looked up again for each call.
 const KEPT_TOKEN_BYTES_MAX: usize = 1024;
 
 /// Metadata key that a JSON gateway adds to calls that it forwards (the `Accept` header of its client).
@@ -45,7 +45,7 @@ pub(super) struct Principal {
     revision: u64,
     /// True if the user presented a token.
     has_token: bool,
-    /// True if `revision` is from the token itself, so that it may be much older than the state.
+    /// True if `revision` comes from a JSON Web Token, and so may be much older than the applied state.
     is_dated: bool,
 }
 
@@ -57,7 +57,7 @@ impl Principal {
 
     /// Refuses a read if the auth revision of the state differs from the one at which the user was
     /// identified. The revision of a JSON Web Token is lower if users or roles changed since the token was
-    /// issued, and higher if this member lags. As in etcd, this is checked for every read of keys, even if it
+    /// issued, and higher if this member lags. As in etcd, every read of keys is checked, even a read that
     /// names no key.
     ///
     /// # Errors
@@ -108,7 +108,7 @@ impl Known {
     }
 }
 
-/// Reason why a call has no principal yet.
+/// Reason why the user of a call is not identified, or not yet.
 pub(super) enum Unidentified {
     /// The token may come from an entry that this member has not applied yet.
     NotYet,
@@ -122,8 +122,8 @@ pub(super) enum Unidentified {
 pub(super) trait Asks {
     /// Address of the client.
     fn peer(&self) -> SocketAddr;
-    /// Returns the metadata of the call, if it has entries of use here: the token, and whether a gateway
-    /// forwarded the call.
+    /// Returns the metadata of the call. May return `None` if it contains neither a token nor the header that
+    /// shows that a gateway forwarded the call.
     fn metadata(&self) -> Option<&Metadata>;
     /// Returns the common name of the client's certificate, see [`front::Origin::common_name`].
     fn common_name(&self) -> Option<&Arc<str>>;
@@ -194,13 +194,13 @@ impl Asks for Asker {
 }
 
 impl Services {
-    /// Returns the user of a call, or the reason why the user cannot be identified at once.
+    /// Returns the user of a call, or the reason why the user cannot be identified immediately.
     pub(super) fn identify(&self, asker: &impl Asks) -> Result<Principal, Unidentified> {
         self.identify_and(asker, |_| ()).map(|(principal, _)| principal)
     }
 
-    /// Does the same as [`Services::identify`], and also returns what `keep` takes from the session of the
-    /// token, if the call has a token.
+    /// Identifies the user as [`Services::identify`] does, and also returns the result of `keep` for the
+    /// session of the call's token. That result is `None` if there is no token or authentication is disabled.
     fn identify_and<T>(
         &self,
         asker: &impl Asks,
@@ -245,8 +245,8 @@ impl Services {
 
     /// Returns the user named in the client's certificate, for a call without a token; no user if there is no
     /// certificate. A gateway that speaks JSON to its clients presents its own certificate for all of them,
-    /// so calls that it forwards have no user. Calls of a gateway in this process have no user by certificate
-    /// either ([`Head::new`]).
+    /// so the certificate of a call that it forwards does not name the user, and the call has no user. Calls
+    /// of a gateway in this process have no user by certificate either ([`Head::new`]).
     fn by_certificate(&self, asker: &impl Asks, state: &Published) -> Principal {
         let Some(name) = asker.common_name() else { return Principal::default() };
         let revision = state.auth.revision();
@@ -264,7 +264,7 @@ impl Services {
         Principal { user: Some(Arc::clone(name)), revision, has_token: false, is_dated: false }
     }
 
-    /// Does the same as [`Services::identify`], but waits if the user cannot be identified at once. If
+    /// Identifies the user as [`Services::identify`] does, but waits if that cannot be done immediately. If
     /// another member may have issued the token, waits until this member has applied everything that was
     /// committed before the call.
     ///
@@ -275,8 +275,8 @@ impl Services {
         self.identified_and(asker, |_| ()).await.map(|(principal, _)| principal)
     }
 
-    /// Does the same as [`Services::identified`], and also returns what `keep` takes from the session of the
-    /// token, if the call has a token.
+    /// Identifies the user as [`Services::identified`] does, and also returns the result of `keep` for the
+    /// session of the call's token. That result is `None` if there is no token or authentication is disabled.
     async fn identified_and<T>(
         &self,
         asker: &impl Asks,
@@ -293,7 +293,7 @@ impl Services {
                 let place = self.unknown_tokens.enter()?;
                 self.wait_confirmed(self.now()).await?;
                 drop(place);
-                // If the token is still unknown, no member issued it.
+                // If the token is still unknown, no member has issued it, and it is refused.
                 self.identify_and(asker, keep).map_err(|_| error::INVALID_AUTH_TOKEN)
             }
             Unidentified::Unverified => {
@@ -304,9 +304,9 @@ impl Services {
         }
     }
 
-    /// Returns the session of a stream's token while authentication is disabled and the token is not needed.
-    /// It is kept so that, if authentication is enabled later, new watches of the stream need not wait for
-    /// the verification of a JWT signature.
+    /// Returns the session of the token of a stream that is opened while authentication is disabled. The
+    /// session is kept so that, if authentication is enabled later, new watches of the stream need not wait
+    /// for the verification of a JWT signature.
     async fn session_for_later(&self, asker: &Asker) -> Option<Session> {
         let token = presented(asker)?;
         let credentials = &self.shared.clients.credentials;
@@ -328,8 +328,8 @@ impl Services {
     /// Returns the rights of a user with these users and roles.
     pub(super) fn gate_of(&self, auth: &Auth, principal: &Principal) -> Gate {
         let gate = Gate::new(auth, principal.caller(), &mut self.known.borrow_mut().rights);
-        // The user's password may have changed while the call waited. A change of the password invalidates
-        // the user's simple tokens, but this call's token was looked up before the change.
+        // The token is checked again here, because it was looked up before the call waited. If the user's
+        // password was changed in the meantime, the user's simple tokens are no longer valid.
         let is_outdated = principal.has_token
             && self.shared.clients.credentials.is_outdated(principal.name(), principal.revision);
         if is_outdated { gate.outdated() } else { gate }
@@ -359,7 +359,8 @@ impl Services {
         if self.is_stranger(principal) { Err(error::USER_EMPTY) } else { Ok(()) }
     }
 
-    /// Returns true if authentication is enabled and the token belongs to root or to a user with the role root.
+    /// Returns true if authentication is enabled and the token belongs to root or to a user with the role
+    /// `root`.
     pub(super) async fn is_roots(&self, token: http::HeaderValue, peer: Option<SocketAddr>) -> bool {
         let Some(peer) = peer.filter(|_| self.shared.state.load().auth.is_enabled()) else { return false };
         let mut head = Head::new(Rpc::MaintenanceStatus as u16, peer, self.now());
@@ -372,12 +373,13 @@ impl Services {
         }
     }
 
-    /// Refuses a response that was read at an older auth revision, because a permission may have been revoked
-    /// since.
+    /// Refuses a response that was read for a caller whose rights may have changed since the caller was
+    /// identified: users or roles have changed, or authentication was enabled for a caller without a user.
     ///
     /// # Errors
     ///
-    /// Returns an error if users or roles changed since the principal was identified.
+    /// Returns an error if the auth revision changed, or if the principal has no user and authentication is
+    /// enabled.
     pub(super) fn still(&self, principal: &Principal) -> Result<(), Status> {
         let state = self.shared.state.load();
         if principal.revision == 0 {
@@ -387,8 +389,8 @@ impl Services {
     }
 }
 
-/// Rights of the user of a watch stream. If `WITHIN` is true, the stream was opened by another call inside
-/// the server, such as a lock; then the audit log records that call, and not its watches.
+/// Rights of the user of a watch stream. If `WITHIN` is true, another call inside the server, such as a lock,
+/// opened the stream. In that case the audit log records that call, and not its watches.
 pub(super) struct UserPermit<const WITHIN: bool> {
     services: Rc<Services>,
     /// Identity of the client that opened the stream, with its token.
@@ -430,7 +432,7 @@ impl<const WITHIN: bool> UserPermit<WITHIN> {
 
     /// Starts a verification of the token's signature in the background, for watches that are created later.
     fn verify_for_later(&self) {
-        // A client without a user has no token.
+        // Without credentials there is no token to verify.
         let Some(known) = &self.known else { return };
         let is_verifying = known.is_verifying.get_or_init(Rc::default);
         if is_verifying.replace(true) {

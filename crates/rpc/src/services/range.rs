@@ -1,10 +1,10 @@
-//! Ranges, read from the newest published state. A small range whose values are in memory is answered at
-//! once.
+//! Answers ranges, from the newest published state. A small range whose values are in memory is answered
+//! immediately.
 //!
-//! A large response takes two walks over its keys (`large_range`): the first adds up its length, and the second makes it
-//! piece by piece as the client reads. Both walks yield to other calls regularly. Between two pieces they hold at most one
-//! piece in memory, and no view ([`AsOf`](machine::AsOf)). Values that are not in memory are fetched for a whole piece
-//! together, while other calls run.
+//! A large response takes two walks over its keys (`large_range`): the first adds up its length, and the
+//! second makes it piece by piece as the client reads. Both walks yield to other calls regularly. Between two
+//! pieces they hold at most one piece in memory, and no view ([`AsOf`](machine::AsOf)). Values that are not
+//! in memory are fetched for a whole piece together, while other calls run.
 
 use numbers::Revision;
 use std::net::IpAddr;
@@ -39,29 +39,29 @@ use replica::shared::Published;
 use storage::values::Attempt;
 use telemetry::slow_requests;
 
-/// Maximum number of keys in a response that is made at once.
+/// Maximum number of keys in a response that is made in one step.
 const KEYS_AT_ONCE: u64 = 128;
-/// Maximum number of keys that are sorted by value at once. The limit is low because each value has to be read.
+/// Maximum number of keys that are sorted by value in one step. It is low because each value has to be read.
 const VALUES_SORTED_AT_ONCE: u64 = 4;
 /// Estimated size of a range, before it is read.
 struct Size {
-    /// True if the range may select more keys than can be answered at once.
+    /// True if the range may select more keys than a response that is made in one step may have.
     is_large: bool,
     /// Number of keys in the range, if it was counted.
     counted: Option<u64>,
 }
 
-/// Result of the attempt to answer a Range at once.
+/// Result of the attempt to answer a Range immediately.
 pub(super) enum Attempted {
     Answered(Answer),
-    /// The read needs a confirmation. If the caller is unauthenticated, the slot is the one in which it
-    /// waits.
+    /// The read needs a confirmation. The slot is the one that an unauthenticated caller holds while it
+    /// waits; `None` for other callers.
     Unconfirmed(Timing, Option<Place>),
-    /// The response cannot be made at once.
+    /// The response cannot be made in one step.
     Unmade(Box<Unmade>),
 }
 
-/// A Range whose response cannot be made at once.
+/// A Range whose response cannot be made in one step.
 pub(super) struct Unmade {
     timing: Timing,
     work: Work,
@@ -101,7 +101,7 @@ pub(super) fn request(message: Bytes) -> Result<RangeRequest, Status> {
     Ok(request)
 }
 
-/// Answers a Range if that needs no other thread and little time.
+/// Answers a Range immediately if that needs no other thread and little time.
 ///
 /// # Errors
 ///
@@ -121,12 +121,12 @@ pub(super) fn at_once(call: &mut Call, request: &RangeRequest) -> Result<Attempt
             Err(unmade) => Attempted::Unmade(unmade),
         });
     }
-    // While authentication is disabled, a range skips the check of its user.
+    // While authentication is disabled, the caller needs no slot, and an error of its token is ignored.
     let place = if state.auth.is_enabled() { call.services.place_of(call.principal()?)? } else { None };
     Ok(Attempted::Unconfirmed(timing, place))
 }
 
-/// Answers a Range that was not answered at once.
+/// Answers a Range that could not be answered immediately.
 pub(super) async fn go_on(
     call: &mut Call,
     request: RangeRequest,
@@ -159,7 +159,7 @@ pub(super) async fn range(call: &mut Call, message: Bytes) -> Result<Answer, Sta
 }
 
 /// Answers from `state`, if the user has the right to read the range and if that takes little time. `state`
-/// is the newest state, except for a serializable read, for which it may be older.
+/// is new enough for a linearizable read, unless the read is serializable.
 fn from_state(
     call: &mut Call,
     request: &RangeRequest,
@@ -206,7 +206,7 @@ fn from_state(
     unmade(Work::Fetch(rest, len))
 }
 
-/// Makes a response that cannot be made at once.
+/// Makes a response that cannot be made in one step.
 async fn make(call: &mut Call, request: RangeRequest, unmade: Unmade) -> Result<Answer, Status> {
     let Unmade { timing, work } = unmade;
     let services = Rc::clone(&call.services);
@@ -313,8 +313,8 @@ impl Services {
         }
     }
 
-    /// Returns whether a request may select more keys than can be answered at once. The result contains the
-    /// number of keys if they were counted.
+    /// Estimates whether a request may select more keys than can be answered in one step. The result contains
+    /// the number of keys if they were counted.
     fn size(&self, request: &RangeRequest, state: &Published) -> Result<Size, Status> {
         let uncounted = |is_large| Ok(Size { is_large, counted: None });
         let range = KeyRange::of_request(&request.key, &request.range_end);
@@ -323,7 +323,8 @@ impl Services {
         }
         let snapshot = state.view.snapshot();
         if request.revision > 0 && Revision(request.revision) != snapshot.current_revision() {
-            // Counting at an older revision would walk the range.
+            // Counting at an older revision would walk the range. The number of all versions in the store is
+            // used instead, as an upper bound.
             snapshot.resolve(Revision(request.revision)).map_err(range::refused)?;
             return uncounted(snapshot.versions() > KEYS_AT_ONCE);
         }
@@ -352,8 +353,8 @@ impl Services {
         Ok((selection, header_len(header) + kvs + numbers))
     }
 
-    /// Returns a response with few keys; `None` if their values are too large for a response that is made at
-    /// once.
+    /// Returns a response with few keys; `None` if their values are too large for a response that is made in
+    /// one step.
     fn small_range(
         &self,
         request: &RangeRequest,
@@ -391,9 +392,9 @@ impl Services {
         Ok(Some(Answer::Whole(out.freeze())))
     }
 
-    /// Returns a response with few keys that cannot be made at once, and its length in bytes. The response is
-    /// not sorted by values. `values` may already list values of the response as missing. Returns `None` if
-    /// the range may be large in the newest state.
+    /// Returns a response with few keys that cannot be made in one step, and its length in bytes. The
+    /// response is not sorted by values. `values` may already list values of the response as missing. Returns
+    /// `None` if the range may be large in the newest state.
     fn chosen(&self, request: &RangeRequest, values: Attempt) -> Result<Option<(Rest, usize)>, Status> {
         let (state, published) = self.shared.read_long(Reader::Range);
         let Size { is_large: false, counted } = self.size(request, &published)? else { return Ok(None) };
@@ -402,7 +403,7 @@ impl Services {
         let header = self.header(revision, &published);
         let (Selection { versions, more, count }, len) =
             self.select(&snapshot, request, &header, counted, &values)?;
-        // The versions are stored last first, so that versions are removed from the end.
+        // The last version comes first, so that versions are removed from the end once they are sent.
         let keys = Keys::Chosen(versions.into_iter().rev().map(|v| v.id()).collect());
         let projection = range::projection(request);
         let rest = Rest::new((state, revision), values, (header, projection), keys, (more, count));

@@ -1,4 +1,5 @@
-//! Streamed ranges (`RangeStream`): pieces that clients merge.
+//! Answers streamed ranges (`RangeStream`): each message contains a piece of the range, and clients merge
+//! them.
 
 use numbers::ChangeId;
 use std::net::IpAddr;

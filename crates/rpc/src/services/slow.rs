@@ -1,4 +1,4 @@
-//! Reports of slow requests, with the time of each stage: in the log, and in the list of slow requests.
+//! Reports slow requests, with the time of each stage, in the log and in the list of slow requests.
 
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
@@ -16,11 +16,11 @@ use super::Services;
 use super::call::{Call, ReadPath};
 use super::stages::{Making, Told, read_stages};
 
-/// Maximum number of bytes of a key that are shown.
+/// Maximum number of bytes of a key that a report shows.
 const KEY_BYTES: usize = 128;
 
 impl Call {
-    /// Reports the stages of an answered request to the core, and the request itself if it was slow.
+    /// Reports the stages of a request that the core has answered, and the request itself if it was slow.
     #[cold]
     pub(super) fn report_core(
         &self,
@@ -36,7 +36,8 @@ impl Call {
         self.services.passed(&self.begun, || Told { stages, proposed: Some((asked, answered)) })
     }
 
-    /// Reports a request to the core that got no reply in time, if it was slow.
+    /// Reports a request to which the core has not replied, if the request took longer than the limit for
+    /// slow requests.
     #[cold]
     pub(super) fn report_timeout(&self, answer: &Result<Answer, Status>) -> Option<Told> {
         let took = self.services.now().saturating_duration_since(self.begun.arrived);
@@ -74,8 +75,8 @@ impl Call {
     }
 
     /// Logs a slow request in etcd's form and adds it to the list of slow requests. The second parameter is
-    /// the length of the request in bytes and its text; the length is -1 and the text empty if they are not
-    /// known.
+    /// the length of the request in bytes and the request as a string; the length is -1 and the string is
+    /// empty if they are not known.
     fn slow(
         &self,
         took: Duration,
@@ -122,8 +123,8 @@ impl Call {
 }
 
 impl Services {
-    /// Logs a read whose response took long to make, in etcd's form. `content` is the text of the request, if
-    /// it is known.
+    /// Logs a read whose response took long to make, in etcd's form. `content` is the request as a string;
+    /// empty if it is not known.
     fn slow_apply_of_read(
         &self,
         prefix: &str,

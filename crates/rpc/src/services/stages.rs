@@ -1,4 +1,4 @@
-//! Times of the stages of a call: measured while the call runs, reported when it ends.
+//! Measures the stages of a call while it runs, and reports their times when it ends.
 //!
 //! A call that is neither sampled nor traced pays almost nothing for this, because it needs no extra clock
 //! reads. The clock is read anyway: once per turn of a connection; when a call goes to the core or reads the
@@ -77,12 +77,13 @@ impl Confirmed {
     }
 }
 
-/// Times of the parts of making a read's response.
+/// Times of making a read's response: of finding the keys, reading the values and encoding.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Making {
-    /// Time of all parts together.
+    /// Total time of making the response.
     Whole(Duration),
-    /// Time of finding the keys. The other parts are done later, as the client reads the response.
+    /// Time of finding the keys. The values are read and the response is encoded later, as the client reads
+    /// it.
     Index(Duration),
     /// Times of finding the keys, of reading the values, and of encoding the response.
     Parts { index: Duration, values: Duration, encode: Duration },
@@ -100,8 +101,8 @@ impl Making {
     }
 }
 
-/// Measures the parts of a response that is made at once. Used only for samples, because it reads the clock
-/// twice per value.
+/// Measures how long finding the keys, reading the values and encoding take, for a response that is made in
+/// one step. Used only for sampled calls, because it reads the clock twice per value.
 pub(super) struct Meter {
     clock: Clock,
     began: Instant,
@@ -120,12 +121,12 @@ impl Meter {
         Measured { meter: self, values }
     }
 
-    /// Notes that the keys are found.
+    /// Records that all keys were found.
     pub fn found(&self) {
         self.found.set(Some((self.clock.now(), self.values.get())));
     }
 
-    /// Returns the times of the parts, when the response is complete.
+    /// Returns the times, once the response is complete.
     pub fn made(&self) -> Making {
         let (ended, values) = (self.clock.now(), self.values.get());
         let (found, sorted_by) = self.found.get().unwrap_or((ended, values));
@@ -155,7 +156,7 @@ impl Values for Measured<'_> {
 
 /// Stage times that are reported for a measured call.
 pub(super) struct Told {
-    /// Stages from the arrival of the call on.
+    /// Stages of the call since its arrival.
     pub stages: StageTimes,
     /// For a write, the times at which it was sent to the core and at which it was answered.
     pub proposed: Option<(Instant, Instant)>,
@@ -196,7 +197,8 @@ impl Services {
     }
 }
 
-/// Returns the stages of a read. `began` is the time at which the read began, if it needed no confirmation.
+/// Returns the stages of a read. `began` is the time at which a read without confirmation read the state; it
+/// is not used for other reads.
 pub(super) fn read_stages(
     begun: &Begun,
     began: Instant,

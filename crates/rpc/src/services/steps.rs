@@ -1,6 +1,6 @@
-//! Calls that consist of other calls: the locks and elections of `lock` and `election`. etcd serves them
-//! through its own client inside the server. Each step is a call on behalf of the same client. A step is
-//! checked, proposed and counted like any other call.
+//! Makes calls that consist of other calls: the locks and elections of `lock` and `election`. etcd makes
+//! these steps through its own client inside the server. Here, each step is a call on behalf of the client,
+//! and is checked, proposed and counted like any other call.
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future as _, poll_fn};
@@ -41,9 +41,10 @@ pub(super) struct Steps {
     /// Client of the call. It is identified again for each step, since a step may run long after the previous
     /// one.
     asker: Asker,
-    /// Account of the call's connection, charged for its watches. `None` outside of a front.
+    /// Memory account of the call's connection, in which memory for the call's watches is reserved. `None` if
+    /// the call did not arrive over a connection.
     pub account: Option<Rc<Account>>,
-    /// True once a step may have written.
+    /// True after a step that may have written.
     has_written: Cell<bool>,
 }
 
@@ -87,9 +88,9 @@ impl Steps {
     }
 
     /// Returns the error of a call whose step failed with `status`. If no earlier step has written, the error
-    /// keeps its status code, by which the audit log recognizes a refused call. After a write the call no
-    /// longer counts as refused, so the code is removed. For the client, [`Call::end`] removes the code in
-    /// any case.
+    /// keeps its status code, by which the audit log recognizes that the call was refused. After a write, the
+    /// call was partly carried out and is not recorded as refused, so the code is removed here. For the
+    /// client, [`Call::end`] removes the code in both cases.
     pub fn failed(&self, status: Status) -> Status {
         if self.has_written.get() { without_code(status) } else { status }
     }
@@ -113,9 +114,9 @@ impl Steps {
         Ok(granted.id)
     }
 
-    /// Starts to delete the first of these keys, if each of these keys still has the given create revision.
-    /// The request is sent even if the returned future is dropped. Returns `None` if no request can be sent,
-    /// or if there is nothing to wait for.
+    /// Starts to delete the first of these keys, on the condition that each of the keys still has the given
+    /// create revision. The request is sent even if the returned future is dropped. Returns `None` if no
+    /// request can be sent, or if there is nothing to wait for.
     fn begin_release(&self, keys: &[(&Bytes, i64)]) -> Option<LocalBoxFuture<Result<Answer, Status>>> {
         let (key, _) = keys.first()?;
         let principal = self.services.identify(&self.asker).ok()?;
@@ -129,15 +130,16 @@ impl Steps {
             failure: Vec::new(),
         };
         let mut deleted = Box::pin(step.answer(kv::txn, request.encode_to_vec().into()));
-        // The first poll sends the request. A caller that waits for the reply polls again, with a waker.
+        // This poll sends the request, even if the future is dropped afterwards. A caller that waits for the
+        // reply polls again, with a waker.
         match deleted.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Pending => Some(deleted),
             Poll::Ready(_) => None,
         }
     }
 
-    /// Watches these keys from revision `from` on. The connection of the call is charged for the watch and
-    /// its responses.
+    /// Watches these keys, starting at revision `from`. Memory for the watch and its responses is reserved in
+    /// the account of the call's connection.
     pub fn changes(&self, keys: Keys, from: i64, needs_leader: bool) -> Changes {
         let services = &self.services;
         let Keys { key, range_end, deletions_only } = keys;
@@ -163,8 +165,9 @@ impl Steps {
         Changes::of(stream, arrived)
     }
 
-    /// Waits until no key of the line is older than the key of `place`. The call watches only the key
-    /// directly before its own key, so the deletion of a key wakes only one waiting call.
+    /// Waits until no key of the line (all keys of the lock or election) is older than the key of `place`.
+    /// The call watches only the key directly before its own key, so the deletion of a key wakes only one
+    /// waiting call.
     pub async fn turn(&self, line: &Line, place: &mut Place<'_>) -> Result<(), Status> {
         loop {
             let before = RangeRequest {
@@ -172,13 +175,13 @@ impl Steps {
                 sort_order: SortOrder::Descend as i32,
                 limit: 1,
                 keys_only: true,
-                // A serializable read is enough: this member has applied the transaction that created or
-                // found the key, so it knows all older keys.
+                // A serializable read needs no round to the leader and is new enough: this member has applied
+                // the transaction that created or found the key, so it knows all older keys.
                 serializable: true,
                 ..line.all()
             };
             let found = self.range(&before).await?;
-            // Frees memory before the wait.
+            // The request is dropped here, because a call may wait for hours.
             drop(before);
             let Some(last) = found.kvs.into_iter().next() else { return Ok(()) };
             let revision = found.header.unwrap_or_default().revision;
@@ -226,8 +229,8 @@ pub(super) struct Keys {
     pub deletions_only: bool,
 }
 
-/// Keys of all callers that wait for a lock or campaign in an election: `name/<lease>`. The owner of the
-/// oldest key holds the lock or leads.
+/// The waiting line of one lock or election: the keys `name/<lease>` of all its callers. The owner of the
+/// oldest key holds the lock or is the leader.
 pub(super) struct Line {
     /// The name with a trailing slash.
     prefix: Bytes,
@@ -238,8 +241,8 @@ impl Line {
         Line { prefix: [name, b"/"].concat().into() }
     }
 
-    /// Returns the line of this name, and the key of a lease in it. The key ends with the lease id in Go's
-    /// hexadecimal format. The line and the key share their bytes, because a call holds both as long as it
+    /// Returns the line of this name, and the key in it for this lease. The key ends with the lease id in
+    /// Go's hexadecimal format. The line and the key share one buffer, because a call holds both while it
     /// waits.
     pub fn with_key(name: &[u8], lease: i64) -> (Line, Bytes) {
         let sign = if lease < 0 { "-" } else { "" };
@@ -253,7 +256,7 @@ impl Line {
         self.prefix.slice(..self.prefix.len() - 1)
     }
 
-    /// Returns the range of keys with the prefix.
+    /// Returns the range of all keys of the line.
     pub fn range(&self) -> Range<Bytes> {
         let mut end = BytesMut::from(&self.prefix[..]);
         if let Some(last) = end.last_mut() {
@@ -279,24 +282,26 @@ impl Line {
     }
 }
 
-/// A key that waits in a line. The key is deleted when this value is dropped, unless [`Place::keep`] was
-/// called. The front drops the call, and with it this value, when the client disconnects.
+/// Guard of a caller's key in a line. The key is deleted when the guard is dropped, unless [`Place::keep`]
+/// was called. The front drops the call, and the guard with it, when the client disconnects.
 ///
-/// A key that existed before the call may be known to the client as the holder's key, from an earlier call.
-/// Such a key is deleted only while another key is before it (COMPAT-153).
+/// A key that existed before the call may already hold the lock for an earlier call of the client. Such a key
+/// is deleted only if another key is still before it, so that it cannot be the holder's (COMPAT-153).
 pub(super) struct Place<'a> {
     steps: &'a Steps,
     key: &'a Bytes,
     created: i64,
     /// True if this call created the key.
     is_made: bool,
-    /// The key that is waited for and its create revision; set only if this call did not create its own key.
+    /// The key directly before the caller's key, and its create revision. Set only if this call did not
+    /// create the caller's key.
     before: Option<(Bytes, i64)>,
     is_kept: bool,
 }
 
 impl<'a> Place<'a> {
-    /// Returns the place of a key that was created at this revision, by this call or earlier.
+    /// Returns the guard of a key that this call (`is_made`) or an earlier call created at revision
+    /// `created`.
     pub fn new(steps: &'a Steps, key: &'a Bytes, (created, is_made): (i64, bool)) -> Place<'a> {
         Place { steps, key, created, is_made, before: None, is_kept: false }
     }
@@ -310,7 +315,7 @@ impl<'a> Place<'a> {
     pub async fn leave(mut self) {
         self.is_kept = true;
         if let Some(deleted) = self.begin() {
-            // The result does not matter: if the deletion failed, the key goes when its lease expires.
+            // The result is not needed: if the deletion failed, the key is deleted when its lease expires.
             drop(deleted.await);
         }
     }
@@ -385,7 +390,8 @@ impl Requests for Once {
     }
 }
 
-/// Takes one response at a time. The task that removes the response polls the stream again.
+/// Response stream that holds one response at a time. The task that removes the response polls the stream
+/// again, so no waker is stored.
 struct Sink {
     arrived: Rc<RefCell<Option<Bytes>>>,
     account: Option<Rc<Account>>,

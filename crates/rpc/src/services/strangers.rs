@@ -3,17 +3,18 @@
 //!
 //! A member may lag behind the entry that disables authentication or that makes a token known. So it refuses
 //! an unauthenticated caller only after the leader has confirmed that this member knows the newest state,
-//! which may take as long as a request may take. etcd waits too: for an entry, or for its ReadIndex. Anyone
-//! can be an unauthenticated caller, and a shard can have only a limited number of requests to the core.
-//! Without a separate limit, unauthenticated callers could use up all these requests.
+//! which may take up to the request timeout. etcd also waits: for the entry that creates the token, or for
+//! ReadIndex. Anyone can be an unauthenticated caller, and a shard can have only a limited number of requests
+//! to the core. Without a separate limit, unauthenticated callers could use up all these requests.
 
 use std::cell::Cell;
 use std::rc::Rc;
 
 use api::{Status, error};
 
-/// Maximum number of unauthenticated callers of one kind that wait on a shard: a small part of the shard's
-/// requests to the core ([`replica::inbox::OPEN_REQUESTS_PER_SHARD_MAX`]).
+/// Maximum number of unauthenticated callers of one kind that wait on a shard. It is a small fraction of the
+/// requests that a shard may have open at the core ([`replica::inbox::OPEN_REQUESTS_PER_SHARD_MAX`]), so most
+/// of those requests remain for other callers.
 const STRANGERS_MAX: usize = 4096;
 
 /// Number of unauthenticated callers of one kind that wait for a confirmation on a shard. The kinds are

@@ -1,5 +1,6 @@
-//! Trace spans of calls: the call itself as in etcd's gRPC library, the operation as in etcd, and stages of
-//! this server inside it.
+//! Makes the trace spans of a call: one for the call, like the span of otelgrpc, with which etcd traces its
+//! gRPC server; inside it one for the operation, as etcd makes it; and inside that one, a span for each stage
+//! of this server.
 
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
@@ -20,7 +21,7 @@ use super::stages::Told;
 
 type Attributes = Vec<(&'static str, Attribute)>;
 
-/// A traced call. If it is dropped before its end, it was cancelled.
+/// A traced call. If it is dropped before [`Trace::end`], its span says that the call was cancelled.
 pub(super) struct Trace {
     tracer: Arc<Tracer>,
     rpc: Rpc,
@@ -29,8 +30,8 @@ pub(super) struct Trace {
     began: Instant,
     wall: SystemTime,
     now: Box<dyn Fn() -> Instant>,
-    /// Span of the operation inside the call: its context, name and attributes. `None` for calls that etcd
-    /// has no such span for.
+    /// Span of the operation inside the call: its context, name and attributes. `None` for calls for which
+    /// etcd makes no such span.
     inner: Option<(SpanContext, &'static str, Attributes)>,
     is_ended: bool,
 }
@@ -150,7 +151,7 @@ impl Drop for Trace {
     }
 }
 
-/// Returns true for codes that the gRPC library treats as a fault of the server.
+/// Returns true for the codes with which otelgrpc marks the span of a server as failed.
 fn is_servers_fault(code: Code) -> bool {
     matches!(
         code,
@@ -163,7 +164,7 @@ fn is_servers_fault(code: Code) -> bool {
     )
 }
 
-/// Returns the name of a code as the specification spells it, such as `OUT_OF_RANGE`.
+/// Returns the name of a code as the gRPC specification spells it, such as `OUT_OF_RANGE`.
 fn spelled(code: Code) -> String {
     match code {
         Code::Ok => "OK".to_owned(),

@@ -1,5 +1,5 @@
-//! Walks over the keys of a range in slices, between which other calls run. Ranges, transactions and
-//! snapshots use this module.
+//! Provides limits, errors and helper functions for walks over the keys of a range. A walk runs in slices,
+//! between which other calls run. Ranges, transactions and maintenance calls make such walks.
 
 use numbers::LeaseId;
 use storage::values::unreadable;
@@ -14,13 +14,14 @@ use machine::range::Failure;
 use machine::{AsOf, Overtaken, Slice};
 use mvcc::{KeyRange, Version};
 
-/// Maximum size in bytes of a response that is made at once.
+/// Maximum size in bytes of a response that is made in one step. A larger response is made piece by piece.
 pub(crate) const BYTES_AT_ONCE: usize = 128 << 10;
 
 /// Maximum number of keys that a walk visits before it yields to other calls.
 pub(super) const KEYS_PER_SLICE: usize = 512;
 
-/// Number of keys that a slice visits even if little work is left in the connection's turn.
+/// Minimum number of keys that a slice visits, even if the connection has nearly used up the work of its
+/// turn.
 pub(super) const KEYS_PER_SLICE_MIN: usize = 32;
 
 /// Number of the field `kvs` of `RangeResponse`.
@@ -53,15 +54,15 @@ pub(super) fn kv_field_len(version: Version<'_>, projection: Projection) -> usiz
     field_len(kv_len(version, projection))
 }
 
-/// Returns the number of keys that the next slice of a walk visits: as many as the work left in the turn
-/// allows. The limit matters because all connections may start a slice at the same time, each before it has
-/// to queue for a long turn.
+/// Returns the number of keys that the next slice of a walk visits: as many as the work that is left in the
+/// connection's turn allows, between a minimum and a maximum. Without the maximum, many connections could
+/// each start a long slice at the same time, before they have to queue for a long turn.
 pub(super) fn keys_per_slice() -> usize {
     (accounting::work_left() / accounting::KEY_BYTES).clamp(KEYS_PER_SLICE_MIN, KEYS_PER_SLICE)
 }
 
-/// Counts a walk as work of the connection's turn: the keys that it visited out of its limit `looks`, and
-/// `bytes` bytes of values.
+/// Counts a walk as work of the connection's turn: the keys that it has visited, and `bytes` bytes of values.
+/// `looks` is the limit on visited keys with which the walk began.
 pub(super) fn note_walk(walk: &mvcc::Range<'_>, looks: u64, bytes: usize) {
     accounting::note_work(looks - walk.looks_left(), bytes as u64);
 }

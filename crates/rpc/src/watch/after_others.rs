@@ -1,4 +1,4 @@
-//! Yielding: a task that still has work lets the other tasks of its thread run first.
+//! Lets a task that still has work yield to the other tasks of its thread.
 
 use std::future::Future as _;
 use std::pin::pin;

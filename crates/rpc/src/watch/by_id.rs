@@ -1,4 +1,5 @@
-//! Map of a stream's watches by id: [`ById`]. A single watch, the usual case, is stored without an allocation.
+//! Stores a stream's watches by id: [`ById`]. A single watch, the usual case, is stored without an
+//! allocation.
 
 use std::collections::BTreeMap;
 use std::ops::RangeBounds;
@@ -9,8 +10,8 @@ pub(super) enum ById<T> {
     #[default]
     None,
     One(i64, T),
-    /// Two or more items. They are in a tree, so that look-ups and changes stay cheap however many watches, and
-    /// whichever ids, the client chooses.
+    /// Two or more items. They are in a tree, so that look-ups and changes stay cheap however many watches,
+    /// and whichever ids, the client chooses.
     #[expect(clippy::box_collection, reason = "few streams have more than one watch")]
     Many(Box<BTreeMap<i64, T>>),
 }

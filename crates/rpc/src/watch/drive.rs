@@ -1,5 +1,5 @@
-//! The task of one watch stream: it reads the client's requests, queues the stream for reading history, and
-//! sends responses. [`Hub::stream`] and [`Hub::serve`] create it.
+//! Runs the task of one watch stream. The task reads the client's requests, queues the stream for reading
+//! history, and sends responses. [`Hub::stream`] and [`Hub::serve`] create it.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -25,13 +25,13 @@ use super::queued::{Body, Queued};
 /// Maximum number of requests that a stream answers in one poll before other tasks run.
 const REQUESTS_PER_POLL_MAX: usize = 128;
 
-/// Source of a stream's requests: the front, or a test.
+/// Source of a stream's requests, for example a client's stream in the `front` crate.
 pub trait Requests: Unpin + 'static {
     /// See [`Inbound::poll_next`].
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Status>>;
 }
 
-/// Sink for a stream's responses: the front, or a test.
+/// Sink for a stream's responses, for example a client's stream in the `front` crate.
 pub trait Responses: Unpin + 'static {
     /// See [`Outbound::open`].
     fn open(&mut self) -> Result<(), Status>;
@@ -102,9 +102,9 @@ impl Hub {
         run(Rc::clone(self), head.requires_leader, client, inbound, outbound, closed)
     }
 
-    /// Serves a stream as [`Hub::stream`] does, but one that does not come from the front. `closed` resolves
-    /// when the server stops. `client` contains the client's statistics, its permit, and the span of the
-    /// stream if the stream is traced: the span of each watch is inside it.
+    /// Serves a stream as [`Hub::stream`] does, if the stream was not received by the `front` crate. `closed`
+    /// resolves when the server stops. `client` contains the client's statistics, its permit, and the span of
+    /// the stream if the stream is traced: the span of each watch is inside it.
     pub fn serve(
         self: &Rc<Self>,
         needs_leader: bool,
@@ -127,7 +127,7 @@ fn run<R: Requests, W: Responses, C: Future<Output = ()> + Unpin + 'static>(
     mut responses: W,
     mut closed: C,
 ) -> impl Future<Output = Result<(), Status>> + Unpin + use<R, W, C> {
-    // Some clients wait for the head before they send their first request.
+    // The response head is sent now, because some clients wait for it before they send their first request.
     let opened = match needs_leader && !hub.has_leader() {
         true => Err(error::NO_LEADER),
         false => responses.open(),
@@ -145,7 +145,7 @@ fn run<R: Requests, W: Responses, C: Future<Output = ()> + Unpin + 'static>(
 
 struct Drive<R, W> {
     place: Registration,
-    /// `None` once the client has closed its side.
+    /// `None` once the client has closed its sending side.
     requests: Option<R>,
     responses: W,
     /// Timer of periodic progress; set when a watch of the stream asks for progress.
@@ -182,7 +182,7 @@ impl<R: Requests, W: Responses> Drive<R, W> {
         Poll::Pending
     }
 
-    /// Answers requests. Returns true if more requests may have arrived and no waker will report them.
+    /// Answers requests. Returns true if more requests may have arrived, for which no waker is registered.
     fn read(&mut self, cx: &mut Context<'_>) -> Result<bool, Status> {
         for _ in 0..REQUESTS_PER_POLL_MAX {
             if self.place.stream.is_half_sent() {
@@ -266,7 +266,8 @@ impl<R: Requests, W: Responses> Drive<R, W> {
                 Err(TrySend::Full(body)) => {
                     let left = body.responses();
                     debug_assert!((1..=responses).contains(&left), "{left} of {responses} are left");
-                    // All responses of the batch have the same number of events.
+                    // All responses of the batch have the same number of events, so the events can be divided
+                    // by responses.
                     let events_left = events / responses * left;
                     stream.put_back(Queued { body, events: events_left });
                     if left == responses {

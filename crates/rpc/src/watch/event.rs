@@ -1,4 +1,4 @@
-//! One event of a watch response: its length in bytes, and its encoding as a response field.
+//! Computes the length of one event of a watch response, and encodes the event as a response field.
 
 use api::wire::{field_len, number_tag, put_field_head};
 use bytes::{BufMut as _, BytesMut};
@@ -8,8 +8,9 @@ use mvcc::{Snapshot, Version};
 
 use super::response;
 
-/// Number of the event's field `kv`; the next constant is that of `prev_kv`.
+/// Number of the event's field `kv`.
 const KV: u8 = 2;
+/// Number of the event's field `prev_kv`.
 const PREVIOUS: u8 = 3;
 /// Encoded field `type` of a deletion. The type of a put is 0, which protobuf leaves out.
 const DELETE: [u8; 2] = [number_tag(1), 1];

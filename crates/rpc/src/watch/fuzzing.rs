@@ -1,22 +1,22 @@
-//! Access to the index of watches for fuzzing, without a hub.
+//! Gives fuzz targets access to the index of watches, without a hub.
 
 use std::ops::ControlFlow;
 
 use super::index::{Index, Keys};
 
-/// Index of numbers by the keys that they watch.
+/// Index of watches in which each watch is only a number.
 #[derive(Default)]
 pub struct Watched(Index<u64>);
 
 impl Watched {
-    /// Adds a number that is not in the index yet, for the keys of a request. Returns false if the request
-    /// covers no keys.
+    /// Adds a watch with a number that is not in the index yet, for the keys of a request. Returns false if
+    /// the request covers no keys.
     pub fn insert(&mut self, key: &[u8], range_end: &[u8], number: u64) -> bool {
         let keys = Keys::of_request(key, range_end);
         keys.map(|keys| self.0.insert(&keys, number, number)).is_some()
     }
 
-    /// Removes a number that watches these keys. Returns false if it is not in the index.
+    /// Removes the watch with this number and these keys. Returns false if it is not in the index.
     pub fn remove(&mut self, key: &[u8], range_end: &[u8], number: u64) -> bool {
         Keys::of_request(key, range_end).is_some_and(|keys| self.0.remove(&keys, number).is_some())
     }

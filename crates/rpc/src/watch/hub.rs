@@ -1,6 +1,7 @@
-//! All watches of one shard: [`Hub`]. [`Hub::advance`] takes a newly published state and delivers its
-//! changes; [`Hub::poll_work`] delivers the rest in later turns. Delivery of new changes is in
-//! `hub/synced.rs`, reading of history in `hub/catch_up.rs`; progress and requests have their own files.
+//! Manages all watches of one shard with a [`Hub`]. [`Hub::advance`] takes a newly published state and
+//! delivers its changes, as many as fit into one turn of the shard; [`Hub::poll_work`] delivers the rest in
+//! later turns. Delivery of new changes is in `hub/synced.rs`, reading of history in `hub/catch_up.rs`;
+//! progress and requests have their own files.
 
 mod catch_up;
 mod line;
@@ -65,12 +66,12 @@ pub struct Hub {
     /// Streams that wait to send a progress notification, by the revision that the hub must reach first.
     waiting: RefCell<BTreeMap<ProgressDue, Rc<Stream>>>,
     serial: Cell<u64>,
-    /// Revisions whose delivery to the synced watches takes several turns, while it is in progress.
+    /// Delivery of revisions to the synced watches that takes several turns, while it is in progress.
     under_way: RefCell<Option<UnderWay>>,
     /// The newest hold, which keeps history readable for the watches that became unsynced last.
     hold: RefCell<Weak<Hold>>,
-    /// Responses to revisions of many changes that streams are making now. Other streams that need the same
-    /// response wait for them.
+    /// Responses with the events of a revision of many changes, which streams are making now. Other streams
+    /// that need the same response wait for it.
     claimed: RefCell<Vec<Weak<Claim>>>,
     /// Hashes watched keys. The random state prevents clients from choosing keys with equal hashes.
     hasher: RandomState,
@@ -80,12 +81,12 @@ pub struct Hub {
     portion: Cell<Portion>,
     /// Ended streams whose watches are still in the index; the watches are removed in slices.
     ended: RefCell<VecDeque<Rc<Stream>>>,
-    /// Users and roles against which all watches were checked last.
+    /// Identifies the users and roles against which all watches were checked last.
     reviewed: Cell<Reviewed>,
     /// Check of all watches against changed users and roles, while it is in progress.
     reviewing: RefCell<Option<Round>>,
-    /// Newest state whose changes may be delivered, while the published state is newer and may not be
-    /// delivered yet.
+    /// Newest state whose changes may be delivered. Set only while the published state is newer and must not
+    /// be delivered before all watches are checked against its users and roles.
     cleared: RefCell<Option<Arc<Published>>>,
     /// Number of watches and ended streams that may still be removed before the next turn of
     /// [`Hub::poll_work`].
@@ -96,12 +97,12 @@ pub struct Hub {
     is_told_later: Cell<bool>,
     /// Waker of the task that continues work left for later turns; `None` while that task is awake.
     worker: Cell<Option<Waker>>,
-    /// Maximum number of changes that one turn has walked, and maximum number of times that one turn has
+    /// Maximum number of changes that any turn has walked, and maximum number of times that any turn has
     /// checked a watch against a change.
     #[cfg(test)]
     work_max: Cell<(usize, usize)>,
     /// Number of changes walked, and number of times that a watch was checked against a change, summed over
-    /// all turns since these figures were last read.
+    /// all turns since this field was last read.
     #[cfg(test)]
     work_done: Cell<(usize, usize)>,
 }
@@ -113,8 +114,8 @@ const QUEUED_FREED_AS_ONE: usize = 16;
 /// Maximum number of watches of a stream that read history together, or get progress, before other calls run.
 const TOGETHER_MAX: usize = 256;
 
-/// Maximum work of one turn of the hub: some milliseconds for synced watches, and as much again for all
-/// watches that read history. The shard checks its sockets between two turns.
+/// Maximum work of one turn of the hub. It takes some milliseconds for synced watches, and as much again for
+/// all watches that read history. The shard checks its sockets between two turns.
 const PORTION: Portion = Portion { changes: 16 << 10, watches: 1024, looks: 16 << 10, bytes: 8 << 20 };
 
 /// Counts of the responses that were sent in one turn.
@@ -154,7 +155,7 @@ impl Drop for Registration {
 
 impl Drop for Hub {
     fn drop(&mut self) {
-        // Breaks the reference cycles between streams and watches that were not removed yet.
+        // Breaks the reference cycles between streams and watches that have not been removed yet.
         for stream in self.ended.get_mut().drain(..) {
             stream.set_long(None);
             stream.watches.take();
@@ -199,12 +200,13 @@ impl Hub {
         })
     }
 
-    /// Takes the newest published state and delivers the changes since the last one. If they are too many for
-    /// one turn, [`Hub::poll_work`] delivers the rest. Called whenever the shard is woken; costs almost
-    /// nothing if there are no changes.
+    /// Takes the newest published state and delivers the changes since the state that it took last. If they
+    /// are too many for one turn, [`Hub::poll_work`] delivers the rest. Called whenever the shard is woken;
+    /// costs almost nothing if there are no changes.
     pub fn advance(&self) {
         // If work is already left for later turns, [`Hub::poll_work`] will do it, and this call does nothing.
-        // Otherwise hundreds of requests could each do a portion of work between two turns.
+        // Otherwise hundreds of requests could each do a whole turn's work before the shard checks its
+        // sockets again.
         if self.is_told_later.get() {
             return;
         }
@@ -228,7 +230,7 @@ impl Hub {
         self.reaped_left.set(MOVED_AT_ONCE);
         let reaped_all = self.reap();
         // Runs after the synced watches were served, so streams that read history delay synced watches by one
-        // portion at most. A stream that wants to read another slice gets its turn after the shard has
+        // turn's work at most. A stream that wants to read another slice gets its turn after the shard has
         // checked its sockets.
         let none_reads = self.read_some();
         self.publish_pending();
@@ -272,20 +274,21 @@ impl Hub {
         self.streams.borrow().values().map(|stream| stream.queued_bytes()).max().unwrap_or(0)
     }
 
-    /// Returns the maximum number of bytes that any stream holds of responses to a revision of many changes
-    /// that it is still reading.
+    /// Returns the maximum number of bytes that any stream holds of unfinished responses with the events of a
+    /// revision of many changes.
     #[cfg(test)]
     pub(super) fn long_bytes_max(&self) -> usize {
         self.streams.borrow().values().map(|stream| stream.long_bytes()).max().unwrap_or(0)
     }
 
-    /// Returns the number of streams that hold fetched values, which are charged to their clients.
+    /// Returns the number of streams that hold fetched values.
     #[cfg(test)]
     pub(super) fn laden_streams(&self) -> usize {
         self.streams.borrow().values().filter(|stream| stream.fetched_bytes() > 0).count()
     }
 
-    /// Returns the number of streams that have begun a response to a revision of many changes.
+    /// Returns the number of streams that have begun a response with the events of a revision of many
+    /// changes.
     #[cfg(test)]
     pub(super) fn long_streams(&self) -> usize {
         self.streams.borrow().values().filter(|stream| stream.long_bytes() > 0).count()
@@ -340,7 +343,8 @@ impl Hub {
         self.shared.member.clock.sleep(time)
     }
 
-    /// Returns the minimum time in which the cluster notices that its leader is lost.
+    /// Returns the election timeout. A cluster takes at least this long to notice that it has lost its
+    /// leader.
     pub fn election_timeout(&self) -> Duration {
         self.shared.member.limits.election_timeout
     }
@@ -362,7 +366,8 @@ impl Hub {
         }
     }
 
-    /// Updates the gauge of pending events by the events that were queued or sent since the last call.
+    /// Applies to the gauge of pending events the change since the last call: events queued minus events
+    /// sent.
     pub(super) fn publish_pending(&self) {
         self.pending_events.publish();
     }
@@ -389,9 +394,11 @@ impl Hub {
     }
 
     /// Removes a stream from the hub. A client may have any number of watches on a stream and may end many
-    /// streams at once by closing its connection, so watches beyond one slice are removed in later turns.
+    /// streams at the same time by closing its connection, so only a bounded number of watches is removed
+    /// now, and the others in later turns.
     fn close(&self, stream: &Rc<Stream>) {
-        // Ended streams get no events, so their watches may stay in the index until they are removed.
+        // The stream is ended first. An ended stream gets no events, so its watches may stay in the index
+        // until they are removed.
         stream.end(error::WATCH_CANCELED);
         stream.give_up_claim();
         stream.drop_fetched();
@@ -405,7 +412,7 @@ impl Hub {
     }
 
     /// Removes watches of ended streams, as many as this turn may still remove, and drops the streams that
-    /// have none left. Returns true if no ended stream is left.
+    /// have no watches left. Returns true if no ended stream is left.
     fn reap(&self) -> bool {
         let mut left = self.reaped_left.get();
         while left > 0 {
@@ -435,7 +442,8 @@ impl Hub {
         self.serial.get()
     }
 
-    /// Notes that synced watches have received all changes up to a published revision.
+    /// Raises the hub's revision to this published revision. Called when the synced watches have received all
+    /// changes up to it, or have become unsynced.
     fn reach(&self, revision: Revision) {
         let before = self.revision.replace(revision);
         assert!(before <= revision, "watches that were told of {before} are told of {revision}");

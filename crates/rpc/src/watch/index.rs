@@ -230,10 +230,10 @@ const NIL: u32 = u32::MAX;
 /// A treap (Seidel and Aragon, "Randomized search trees", 1996) ordered by range. Each node stores the
 /// greatest end in its subtree.
 ///
-/// The expected depth is O(log n) as long as nobody can predict the priorities, so these are hashes with a
-/// random key of this tree. The visited items and their order do not depend on the priorities, so the
-/// behaviour is the same in every run. Nodes lie in one array and no function is recursive, so even a deep
-/// tree would not exhaust the stack.
+/// The expected depth is O(log n) as long as clients cannot predict the priorities, so each priority is a
+/// hash with a random key of this tree. The visited items and their order do not depend on the priorities, so
+/// the behaviour is the same in every run. Nodes lie in one array and no function is recursive, so even a
+/// deep tree would not exhaust the stack.
 #[derive(Debug)]
 struct Tree<T> {
     nodes: Slab<Node<T>>,
@@ -241,11 +241,12 @@ struct Tree<T> {
     priorities: RandomState,
     /// Number of nodes created so far; the next priority is the hash of this number.
     made: u64,
-    /// Nodes from the root to the position of a change. The field only reuses the memory.
+    /// Nodes from the root to the position of a change. Empty between changes; kept to reuse its memory.
     path: Vec<u32>,
-    /// Nodes whose children a change replaced, parents first. The field only reuses the memory.
+    /// Nodes whose children a change replaced, parents first. Empty between changes; kept to reuse its
+    /// memory.
     touched: Vec<u32>,
-    /// Nodes to which a visit returns. The field only reuses the memory.
+    /// Nodes to which a visit returns. Unused between visits; kept to reuse its memory.
     stack: RefCell<Vec<u32>>,
 }
 

@@ -1,10 +1,9 @@
-//! A revision with more changes than the shard walks over in one turn, being delivered to watches of one
-//! stream.
+//! Delivers a revision with more changes than the shard walks over in one turn to watches of one stream.
 //!
-//! The shard walks over one portion of the changes per turn, and keeps the responses until the last change. A
-//! response contains all events of the revision, unless the client asked for fragments; a fragment is sent as
-//! soon as it is full. All changes are walked twice: first to compute the length of each response, so that
-//! the second walk can write each response into one buffer of exactly that length.
+//! The shard walks over a limited number of the changes per turn, and keeps the responses until the last
+//! change. A response contains all events of the revision, unless the client asked for fragments; a fragment
+//! is sent as soon as it is full. All changes are walked twice: first to compute the length of each response,
+//! so that the second walk can write each response into one buffer of exactly that length.
 //!
 //! If several streams need exactly the same response, the first of them makes it, and the others wait and
 //! share its bytes.
@@ -36,9 +35,10 @@ pub(super) struct Long {
     is_measured: bool,
     /// The watches that read the revision together.
     pub parts: Vec<Part>,
-    /// True if the client has been sent a fragment of the revision, so that nothing else may be sent before the last one.
+    /// True if the client has been sent a fragment of the revision, but not the last one. Nothing else may be
+    /// sent in between.
     pub is_half_sent: bool,
-    /// Claim on the response, if it is being made here and other streams may wait for it.
+    /// Set while this stream makes a response for which other streams may wait.
     pub claim: Option<Rc<Claim>>,
     /// Response that another stream has finished and given to this stream.
     pub given: Option<Rc<Given>>,
@@ -68,7 +68,8 @@ pub(super) struct Same {
 /// Availability of the previous values in a response with `prev_kv`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Previous {
-    /// True if the previous values were readable when the response was begun.
+    /// True if the revision is above the compact revision of the snapshot that is read, so that the snapshot
+    /// contains the previous values.
     are_there: bool,
     /// True if a hold keeps the previous values until the response is complete, whatever is compacted.
     are_held: bool,
@@ -228,9 +229,9 @@ impl Long {
     /// Returns the watch of this read if another stream's response can be used for it, because all inputs of
     /// both responses are equal.
     pub fn takes(&self, given: &Given) -> Option<Rc<Watch>> {
-        // The comparison uses the previous values of `given` as if they were this stream's. This is correct:
-        // both streams saw the same previous values when this stream began to wait, and a waiting stream
-        // reads nothing.
+        // The availability of previous values is taken from `given`, not determined again for this stream,
+        // and so always compares as equal. This is correct: it was equal for both streams when this stream
+        // began to wait, and a waiting stream reads nothing.
         let previous = given.same.previous.unwrap_or(Previous { are_there: false, are_held: false });
         (self.same(previous).as_ref() == Some(&given.same)).then(|| Rc::clone(&self.parts[0].watch))
     }
@@ -255,7 +256,8 @@ impl Long {
         index
     }
 
-    /// Walks over a portion of the revision to compute the lengths of the responses.
+    /// Walks over the next changes of the revision, as many as one turn may, to compute the lengths of the
+    /// responses.
     fn measure(
         &mut self,
         snapshot: Snapshot<'_>,
@@ -294,9 +296,10 @@ impl Long {
         Ok(turn)
     }
 
-    /// Drops some of the watches from this read if the responses of all of them together are large. So a
-    /// client with many watches on one stream gets these responses in several parts. The dropped watches read
-    /// the revision later, also in groups of at most the reduced number, so that this is decided only once.
+    /// Drops watches from this read if the responses of all its watches together exceed [`QUEUE_BYTES_MAX`].
+    /// So a client with many watches on one stream gets these responses in several groups. The dropped
+    /// watches read the revision later. The reduced number is stored as the maximum for their groups too, so
+    /// that each of them need not reduce it again.
     fn leave_some_for_later(&mut self) {
         let len = |parts: &[Part]| parts.iter().flat_map(|part| &part.lens).sum::<usize>();
         let watches = self.parts.len();
@@ -310,7 +313,8 @@ impl Long {
         }
     }
 
-    /// Reads a portion of the revision, and encodes its events into the responses.
+    /// Reads the next changes of the revision, as many as one turn may, and encodes its events into the
+    /// responses.
     pub fn read(
         &mut self,
         snapshot: Snapshot<'_>,
@@ -323,8 +327,8 @@ impl Long {
             return self.measure(snapshot, portion, fragment_bytes_max);
         }
         let (index, from) = (self.index(), self.sub);
-        // First change with a missing value. Later changes of the portion are only checked for missing
-        // values, so that all are fetched together.
+        // First change with a missing value. From that change on, this turn encodes nothing into the
+        // responses and only looks for further missing values, so that all of them are fetched together.
         let mut absent = None;
         let mut turn = Turn { is_whole: true, advanced: false, walked: 0, looks: 0, bytes: 0 };
         let (mut wanted_by, mut plain, mut full) = (Vec::new(), BytesMut::new(), BytesMut::new());
@@ -376,16 +380,16 @@ impl Long {
 
     /// Queues finished fragments of a revision that was not read to its end.
     pub fn send_some(&mut self, header: &ResponseHeader) {
-        // A client must not receive fragments of two watches mixed, so fragments are sent early only if there
-        // is a single watch.
+        // A client must not receive interleaved fragments of two watches, so fragments are sent before the
+        // revision is complete only if there is a single watch.
         if let [part] = &mut self.parts[..] {
             self.is_half_sent |= part.send(header, false);
         }
     }
 
     /// Queues the only response of a revision that was read to its end, and returns its bytes and number of
-    /// events for the streams that wait for it. The bytes are charged once, until the last stream has dropped
-    /// them.
+    /// events for the streams that wait for it. Memory for the bytes is reserved only once, until the last
+    /// stream has dropped them.
     pub fn shared(&mut self, header: &ResponseHeader) -> Option<(Bytes, u32)> {
         let [part] = &mut self.parts[..] else { return None };
         let (bytes, events) = part.pieces.pop()?;

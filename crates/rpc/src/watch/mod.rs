@@ -1,17 +1,20 @@
-//! Watches: the changes that clients receive, with one [`Hub`] per shard.
+//! Delivers the changes of keys to the clients that watch them. Each shard has one [`Hub`].
 //!
 //! The core publishes a state and wakes the shards. A hub walks the changes since its last state once, finds
-//! the matching watches, and puts encoded responses into the queues of their streams. A watch that has
-//! received everything up to the hub's revision is *synced*. A watch that begins in the past, or whose
-//! stream's queue is full, is *unsynced*: its stream reads history for it, slice by slice at its own pace,
-//! until the watch has caught up. Streams that read history wait in a queue: in one turn of the shard, all of
-//! them together do no more work than the synced watches. Streams that hold fetched values come first, and
-//! streams with a watch that was synced before do not wait for all others. However many watches a change
-//! matches, one turn of the shard delivers it to a bounded number of them. Until all matching watches have
-//! received the change, the hub's revision stays, no progress is reported, and other calls run between two
-//! turns. A revision with very many changes is walked in several turns: the matching watches become unsynced,
-//! and their streams read the revision in the same way, keeping the response under construction until its
-//! last change.
+//! the matching watches, and puts encoded responses into the queues of their streams.
+//!
+//! A watch that has received everything up to the hub's revision is *synced*. A watch that begins in the
+//! past, or whose stream's queue is full, is *unsynced*: its stream reads history for it, slice by slice at
+//! its own pace, until the watch has caught up. Streams that read history wait in a queue: in one turn of the
+//! shard, all of them together may do no more work than the delivery to the synced watches may do. Streams
+//! that hold fetched values come first, and streams with a watch that was synced before do not have to wait
+//! for all streams that arrived before them.
+//!
+//! However many watches a change matches, one turn of the shard delivers it to a bounded number of them.
+//! Until all matching watches have received the change, the hub's revision does not rise and no progress is
+//! reported. Other calls run between two turns. A revision with very many changes is walked in several turns:
+//! the matching watches become unsynced, and their streams read the revision in the same way, keeping the
+//! response under construction until its last change.
 //!
 //! This module does not handle other shards, the creation of states, or users.
 //!
@@ -23,9 +26,10 @@
 //!   next, for a minute (`held::a_revision_that_is_being_read_is_read_to_its_end_though_it_was_compacted`);
 //! - a stream holds at most [`QUEUE_BYTES_MAX`] of responses or one response, and it holds no view between
 //!   two polls (`a_slow_stream_holds_little_and_delays_nobody`);
-//! - no turn checks more watches, or walks more changes, than its portion, whatever clients watch and write
-//!   (`many_watches_of_one_key_are_told_in_turns`, `a_revision_of_very_many_changes_is_told_in_turns`); the
-//!   same holds for all streams that read history together (`turns::streams_that_are_behind_take_turns`);
+//! - no turn checks more watches, or walks more changes, than its limit (`Portion`), whatever clients watch
+//!   and write (`many_watches_of_one_key_are_told_in_turns`,
+//!   `a_revision_of_very_many_changes_is_told_in_turns`); the same holds for all streams that read history
+//!   together (`turns::streams_that_are_behind_take_turns`);
 //! - everything runs on one thread, and no task is woken while a cell is borrowed.
 
 mod after_others;

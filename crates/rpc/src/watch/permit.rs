@@ -1,4 +1,4 @@
-//! Rights of a stream's user to watch keys.
+//! Defines how the watch code checks which keys the user of a stream may watch.
 
 use api::Status;
 use machine::auth::Auth;
@@ -19,7 +19,7 @@ pub trait Permit {
     ///
     /// # Errors
     ///
-    /// Returns an error if the user has used up the rate at which it may request old changes.
+    /// Returns an error if the user exceeds the rate limit on requests for old changes.
     fn begins(&self, start: Revision, now: Revision) -> Result<(), Status>;
 
     /// Checks that an existing watch may continue with these users and roles. Adds to `joined` the number of
@@ -54,7 +54,7 @@ impl Permit for Anyone {
     }
 }
 
-/// Returns the text of a refusal in the form that etcd's client library expects.
+/// Returns a refusal as a string in the form that etcd's client library expects.
 pub(super) fn reason(refusal: &Status) -> String {
     format!("rpc error: code = {} desc = {}", refusal.code.name(), refusal.message)
 }

@@ -1,7 +1,7 @@
 //! Limits of work: the maximum work of a slice or turn ([`Portion`]), and the work that was done ([`Done`]).
 
-/// Maximum work of one slice. A slice contains whole revisions only. If the first revision alone exceeds the
-/// portion, the caller serves fewer watches at a time, or lets the watches read that revision in parts.
+/// Maximum work of one slice. A slice contains whole revisions only. If the first revision alone exceeds this
+/// limit, the caller serves fewer watches at a time, or lets the watches read that revision in parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Portion {
     /// Maximum number of changes walked over, whether they match a watch or not.

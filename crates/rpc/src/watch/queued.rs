@@ -11,21 +11,22 @@ pub(super) const QUEUED_BYTES: usize = 128;
 
 /// Maximum length in bytes of a short response. Each stream has its own copy of a short response, in one
 /// buffer with other short responses of the stream. Sharing a short response between streams would cost more
-/// than copying it, and a copy takes little memory compared with [`QUEUED_BYTES`].
+/// than copying it, and each stream would still need [`QUEUED_BYTES`] for it.
 pub(super) const SHORT_BYTES: usize = 512;
 
 /// Bytes of the waiting responses.
 pub(super) enum Body {
     /// A response that only this stream sends.
     One(Bytes),
-    /// A response that several streams send. Its bytes are charged to the front's budget already.
+    /// A response that several streams send. Memory for its bytes has already been reserved by
+    /// `Stream::share`.
     Shared(Bytes),
     /// Responses of at most [`SHORT_BYTES`], with the same number of events each.
     Short(Messages),
 }
 
 impl Body {
-    /// Number of responses.
+    /// Returns the number of responses.
     pub fn responses(&self) -> u32 {
         match self {
             Body::One(_) | Body::Shared(_) => 1,
@@ -51,7 +52,7 @@ pub(super) struct Queued {
 }
 
 impl Queued {
-    /// A response without events.
+    /// Returns an entry for a response without events.
     pub fn control(response: &WatchResponse) -> Queued {
         Queued { body: Body::One(response::control(response)), events: 0 }
     }
@@ -62,7 +63,8 @@ impl Queued {
         Queued { body: Body::Shared(bytes), events }
     }
 
-    /// Returns the number of bytes charged to the client while the response waits.
+    /// Returns the number of bytes to reserve in the memory account of the client's connection while the
+    /// response waits.
     pub fn charged_bytes(&self) -> usize {
         match &self.body {
             Body::One(bytes) => QUEUED_BYTES + bytes.len(),

@@ -47,7 +47,8 @@ pub(super) fn events<'a>(
     out.freeze()
 }
 
-/// Number of bytes that are enough for the part of any response before its events.
+/// Bytes that are reserved before the events of a response: enough for its header, watch id and `fragment`
+/// field.
 pub(super) const HEAD_ROOM: usize = 64;
 
 /// Returns a response whose events are in `out`, after [`HEAD_ROOM`] bytes of any content. The result takes

@@ -1,6 +1,6 @@
-//! A slice of changes that is delivered to watches. Each event is encoded at most once per form for all
-//! watches: [`Slice::gather`] collects events, [`Slice::hand_out`] queues responses. This module does not
-//! know which watches are synced.
+//! Delivers a slice of consecutive changes to watches. [`Slice::gather`] collects events, and
+//! [`Slice::hand_out`] queues responses. Each event is encoded at most twice for all watches together: with
+//! and without the previous key-value pair. This module does not know which watches are synced.
 
 use std::ops::{ControlFlow, Range};
 use std::rc::Rc;
@@ -34,10 +34,10 @@ pub(super) const SLICE_BYTES_MAX: usize = 1 << 20;
 pub(super) enum Gathered {
     /// The slice contains everything through this revision.
     Through(Revision),
-    /// The slice is empty: its first revision, which this variant names, matches more watches than the
-    /// portion allows.
+    /// The slice is empty: its first revision, which this variant names, matches more watches than the work
+    /// limit allows.
     TooMuch(Revision),
-    /// The slice is empty: its first revision, which this variant names, has more changes than the portion
+    /// The slice is empty: its first revision, which this variant names, has more changes than the work limit
     /// allows, even for a single watch.
     TooLong(Revision),
 }
@@ -71,7 +71,8 @@ struct Made {
     parts: Vec<(Bytes, u32)>,
 }
 
-/// A short response is never cut into fragments.
+/// A short response is never cut into fragments, because the limit for a fragment is above
+/// [`GRPC_OVERHEAD_BYTES`].
 const _: () = assert!(SHORT_BYTES < GRPC_OVERHEAD_BYTES);
 
 /// The beginning of a short response, before its events: the header, which is the same for all watches, and
@@ -102,7 +103,7 @@ enum Short {
     Told,
     /// The queue is full, or a value is not in memory; the watch has to read the changes later.
     LeftBehind,
-    /// The response is not short, or its events are not adjacent in the arena.
+    /// The response is too long for this client or not short, or its events are not adjacent in the arena.
     Not,
 }
 
@@ -212,7 +213,8 @@ impl<'a> Slice<'a> {
         (slice, Gathered::Through(current))
     }
 
-    /// Removes the events from number `begins` on.
+    /// Removes the event with number `begins` and all later events, from the slice and from the matched
+    /// events of the watches.
     fn leave_out(&mut self, begins: usize) {
         self.events.truncate(begins);
         self.touched.retain(|watch| {
@@ -238,7 +240,8 @@ impl<'a> Slice<'a> {
     /// is full or some of their values are not in memory.
     pub fn hand_out(mut self, header: &ResponseHeader, fragment_bytes_max: usize) -> Vec<Rc<Watch>> {
         let mut left_behind = Vec::new();
-        // Short responses have the same header for all watches, and each watch gets its own copy.
+        // One buffer is used for the heads of all short responses: they differ only in the watch id, and each
+        // stream's queue gets a copy.
         let mut head = ShortHead::new(header);
         for watch in std::mem::take(&mut self.touched) {
             let matched = watch.matched.take();
@@ -294,11 +297,12 @@ impl<'a> Slice<'a> {
         if !watch.stream.has_room(len) {
             return Ok(Short::LeftBehind);
         }
-        // The events of the first watch become adjacent in the arena, because they are encoded in order; for
-        // a later watch other events may lie between them.
+        // The events of the first watch become adjacent in the arena, because they are encoded in order. For
+        // a later watch, other events may lie between them. In that case `hand_to` makes its response.
         let (mut fields, mut is_one_piece, mut is_whole) = (0..0, true, true);
         for number in matched.iter() {
-            // The loop continues after a missing value, so that all missing values are fetched together.
+            // For a value that is not in memory, `encode` returns `None` and records it as missing. The loop
+            // continues, so that all missing values are fetched together.
             match self.encode(number, form)? {
                 None => is_whole = false,
                 Some((start, end)) if fields.is_empty() => fields = start..end,
@@ -337,7 +341,8 @@ impl<'a> Slice<'a> {
             let head_len = response::head_len(header, watch.id);
             let (len, bytes_max) = (lens.iter().sum::<usize>(), watch.stream.revision_bytes_max());
             if len > bytes_max {
-                // Checked before any part of the response is made.
+                // Checked before any fragment is queued, because a response must be sent completely or not at
+                // all.
                 watch.stream.end(too_long(len, bytes_max));
                 return Ok(true);
             }
@@ -346,7 +351,8 @@ impl<'a> Slice<'a> {
             }
             let mut spans = Vec::with_capacity(matched.len());
             for number in matched.iter() {
-                // The loop continues after a missing value, so that all missing values are fetched together.
+                // For a value that is not in memory, `encode` returns `None` and records it as missing. The
+                // loop continues, so that all missing values are fetched together.
                 spans.extend(self.encode(number, form)?);
             }
             if spans.len() < matched.len() {
@@ -425,7 +431,8 @@ pub(super) fn cannot_read(error: &ReadError) -> Status {
     Status::with(Code::Internal, format!("etcdserver: cannot read an event's value: {error}"))
 }
 
-/// Returns the status that a stream ends with when the events of one revision exceed a response.
+/// Returns the status that a stream ends with when the events of one revision exceed the maximum length of a
+/// response.
 pub(super) fn too_long(len: usize, bytes_max: usize) -> Status {
     let text = format!("grpc: trying to send message larger than max ({len} vs. {bytes_max})");
     Status::with(Code::ResourceExhausted, text)

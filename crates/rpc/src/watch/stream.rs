@@ -1,5 +1,6 @@
-//! One watch stream of a client: its watches ([`Watch`]) and its queue of responses ([`Stream`]). The stream
-//! does not read history itself; the hub reads it in the stream's turns.
+//! Holds the state of one watch stream of a client: its watches ([`Watch`]) and its queue of responses
+//! ([`Stream`]). The stream does not read history itself; the hub reads history for it, in the stream's
+//! turns.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -26,8 +27,8 @@ use telemetry::callers::Caller;
 use telemetry::metrics::Gauge;
 use telemetry::tracing::{OpenSpan, Within};
 
-/// Bytes of queued responses at which the watches of a stream become unsynced. A single larger response may
-/// exceed this.
+/// Maximum bytes of responses in the queue of a stream. A watch whose next response does not fit becomes
+/// unsynced. A single larger response fits if the queue is empty.
 pub const QUEUE_BYTES_MAX: usize = 1 << 20;
 
 /// Memory in bytes that a watch takes in its stream and in an index, without its keys.
@@ -35,7 +36,7 @@ const WATCH_BYTES: usize = 1024;
 /// Capacity of a stream's queue, in responses, that is kept while the queue is empty.
 const QUEUE_PLACES_KEPT: usize = 4;
 
-/// One watch.
+/// A watch of a client, and its progress.
 pub(super) struct Watch {
     /// Number of the watch, unique among all watches of the hub.
     pub serial: u64,
@@ -47,8 +48,8 @@ pub(super) struct Watch {
     pub keys: Keys,
     /// Hash of `keys` that no client can predict.
     pub keys_hash: u64,
-    /// Start revision that the client asked for; otherwise the newest revision when the watch was created,
-    /// which the watch does not receive.
+    /// Start revision that the client asked for. If the client gave none, the newest revision when the watch
+    /// was created, whose changes the watch does not receive.
     pub start: Revision,
     /// True if events carry the previous key-value pair (`prev_kv`).
     pub previous: bool,
@@ -60,23 +61,24 @@ pub(super) struct Watch {
     pub fragment: bool,
     /// True if the client wants periodic progress notifications.
     pub progress: bool,
-    /// The watch has received all changes below this revision. For a synced watch, the hub's revision may be
-    /// further.
+    /// The watch has received all changes below this revision. A synced watch has also received all changes
+    /// through the hub's revision, even if that is higher.
     pub next: Cell<Revision>,
     /// True if the watch is in the hub's index of synced watches; false if it is among its stream's unsynced
     /// watches.
     pub synced: Cell<bool>,
-    /// True if the watch was cancelled because its next history was compacted. It is in no index, and stays
-    /// in the stream until the client cancels it.
+    /// True if the watch was cancelled because history that it still had to read was compacted. It is in no
+    /// index, and stays in the stream until the client cancels it.
     pub compacted: Cell<bool>,
     /// True if the watch is counted in [`Rare::ahead`], because it starts above the hub's revision.
     pub ahead: Cell<bool>,
-    /// True if the watch received no event since the last periodic progress notification.
+    /// True if the watch has received no event since the last round of periodic progress notifications.
     pub quiet: Cell<bool>,
     /// True if the response of the current slice could not be queued for the watch. Used only while a slice
     /// is delivered.
     pub left_behind: Cell<bool>,
-    /// True if the watch is chosen to receive the revisions of a broadcast next. Used only within one turn.
+    /// True if the watch is one of those to which the current turn delivers the revisions of a broadcast.
+    /// Used only within one turn.
     pub chosen: Cell<bool>,
     /// Hold that keeps history readable for the watch; set if the watch was synced and became unsynced.
     pub hold: Cell<Option<Rc<Hold>>>,
@@ -94,7 +96,7 @@ impl Drop for Watch {
 
 impl Watch {
     /// Returns a snapshot in which the watch can read its next history even if that was compacted. `None` if
-    /// the watch has no hold, or if the hold was overtaken by a removal.
+    /// the watch has no hold, or if that history may have been removed despite the hold.
     pub fn held<'a>(&self, view: &'a View) -> Option<Snapshot<'a>> {
         let hold = self.hold.take()?;
         let held = hold.snapshot(view, self.next.get());
@@ -102,7 +104,7 @@ impl Watch {
         held
     }
 
-    /// Sets or clears the hold of this watch.
+    /// Sets or clears the hold of this watch, and updates the stream's count of watches with a hold.
     pub fn set_hold(&self, hold: Option<Rc<Hold>>) {
         let holds = usize::from(hold.is_some());
         let held = usize::from(self.hold.replace(hold).is_some());
@@ -112,8 +114,8 @@ impl Watch {
         }
     }
 
-    /// Returns true if the watch receives this change of one of its keys: the change passes the filters and
-    /// the start revision.
+    /// Returns true if the watch receives this change of one of its keys: the filters let the change pass,
+    /// and the watch has not received the revision of the change yet.
     pub fn wants(&self, version: Version<'_>) -> bool {
         let left_out = if version.is_tombstone() { self.no_delete } else { self.no_put };
         !left_out && version.main() >= self.next.get()
@@ -126,8 +128,8 @@ const TOGETHER_BYTES_MAX: usize = 16 << 10;
 /// Initial capacity in bytes of the buffer for short responses that are sent together.
 const SHORT_ROOM_BYTES: usize = 1024;
 
-/// Counter of the events that wait in the streams of a hub. All shards share the gauge, so it is updated once
-/// per turn and not per event.
+/// Counter of the events that wait in the streams of a hub. All shards share one gauge of the metrics, so the
+/// hub updates the gauge once per turn and not once per event.
 pub(super) struct PendingEvents {
     gauge: Gauge,
     /// Change of the count since the gauge was updated last.
@@ -143,7 +145,7 @@ impl PendingEvents {
         self.untold.set(self.untold.get() + events);
     }
 
-    /// Updates the gauge.
+    /// Adds to the gauge the change of the count since the last call.
     pub fn publish(&self) {
         let untold = self.untold.take();
         if untold != 0 {
@@ -152,8 +154,8 @@ impl PendingEvents {
     }
 }
 
-/// Numbers of the events of a slice that match one watch, in ascending order. A single number, the usual
-/// case, is stored without an allocation.
+/// Indexes of the events of a slice that match one watch, in ascending order. A single index, the usual case,
+/// is stored without an allocation.
 #[derive(Default, PartialEq, Eq)]
 pub(super) struct Matched {
     first: Option<u32>,
@@ -165,17 +167,17 @@ pub(super) struct Matched {
 }
 
 impl Matched {
-    /// Returns true if there are no numbers.
+    /// Returns true if there are no indexes.
     pub fn is_empty(&self) -> bool {
         self.first.is_none()
     }
 
-    /// Returns the count of numbers.
+    /// Returns the number of indexes.
     pub fn len(&self) -> usize {
         usize::from(self.first.is_some()) + self.rest.as_ref().map_or(0, |rest| rest.len())
     }
 
-    /// Appends a number.
+    /// Appends an index.
     pub fn push(&mut self, number: u32) {
         if self.first.is_none() {
             self.first = Some(number);
@@ -184,7 +186,7 @@ impl Matched {
         }
     }
 
-    /// Removes the numbers from `from` on.
+    /// Removes all indexes that are not below `from`.
     pub fn truncate(&mut self, from: usize) {
         let is_kept = |number: &u32| (*number as usize) < from;
         if let Some(rest) = &mut self.rest {
@@ -228,7 +230,7 @@ impl ReadsNext {
     }
 }
 
-/// Maximum number of watches that read together, for reads that begin in this range of revisions.
+/// Maximum number of watches that read history together, for reads that begin in this range of revisions.
 #[derive(Clone, Copy, Default)]
 struct Together {
     /// First revision of the range.
@@ -252,7 +254,8 @@ pub(super) struct Rare {
     /// Newest revision that a watch of the stream has received as history; it may be above the hub's
     /// revision.
     pub told_through: Cell<Revision>,
-    /// Id of the first watch that is still to be notified in the current round of periodic progress.
+    /// Id of the first watch that is still to be notified in the current round of periodic progress; `None`
+    /// between two rounds.
     pub ticks_from: Cell<Option<i64>>,
     /// Revision that the hub must reach before this stream sends progress, if the stream waits for that in
     /// the hub.
@@ -262,11 +265,12 @@ pub(super) struct Rare {
     pub ahead: RefCell<BTreeMap<Revision, usize>>,
     /// Position in the queue of streams that wait to read history, if the stream waits.
     pub place: Cell<Option<Place>>,
-    /// True if another stream is making the response that this one waits for.
+    /// True while this stream waits for a response that another stream is making.
     pub waits_for_another: Cell<bool>,
     /// Unsynced watches, ordered by the revision that they read next.
     unsynced: RefCell<BTreeMap<ReadsNext, Rc<Watch>>>,
-    /// Read attempt whose missing values are being fetched for the stream's history.
+    /// Values for the stream's next slice of history. The values that were not in memory are being fetched,
+    /// or have arrived.
     fetching: RefCell<Option<Box<Attempt>>>,
     /// Revision from which the history in `fetching` begins.
     fetching_from: Cell<Revision>,
@@ -298,16 +302,17 @@ pub(super) struct Stream {
     /// True if any watch of the stream has asked for periodic progress.
     pub wants_ticks: Cell<bool>,
     queue: RefCell<VecDeque<Queued>>,
-    /// Bytes of the queued responses. At most [`QUEUE_BYTES_MAX`], or the length of a single response; the
-    /// length of a gRPC message fits 32 bits.
+    /// Bytes of the queued responses: at most [`QUEUE_BYTES_MAX`] or the length of a single larger response,
+    /// plus responses without events, which are short. A `u32` suffices, because the length of a gRPC message
+    /// fits into 32 bits.
     queued_bytes: Cell<u32>,
     waker: Cell<Option<Waker>>,
     /// Boxed and created only when needed, because most streams do not need it.
     rare: OnceCell<Box<Rare>>,
     end: OnceCell<Box<Status>>,
     pending_events: Rc<PendingEvents>,
-    /// Charge for the watches and the queued responses; `None` for a stream that did not come through the
-    /// front.
+    /// Reservation for the watches and the queued responses in the memory account of the client's connection;
+    /// `None` for a stream that was not opened over such a connection.
     held: Cell<Option<Held>>,
 }
 
@@ -397,9 +402,9 @@ impl Stream {
         rare.unsynced.borrow().values().take(watches_max).cloned().collect()
     }
 
-    /// Returns true if the stream may read a slice of history now: a watch is unsynced, and all queued
-    /// responses have been passed to the front. When the queue becomes empty again, the stream's task checks
-    /// this again.
+    /// Returns true if the stream may read a slice of history now: a watch is unsynced, all queued responses
+    /// have been passed to the front, and the stream neither waits for another stream's response nor is
+    /// ending. The stream's task calls this again when the queue has become empty.
     pub fn may_read(&self) -> bool {
         self.is_drained() && !self.is_synced() && !self.waits_for_another() && !self.has_ended()
     }
@@ -415,7 +420,8 @@ impl Stream {
         if (first..=through).contains(&from) { watches } else { usize::MAX }
     }
 
-    /// Limits the number of watches that read together to `watches`, for reads that begin at `from` through `through`.
+    /// Limits the number of watches that read together, for reads that begin at any revision from `from` to
+    /// `through`.
     pub fn read_fewer_together(&self, from: Revision, through: Revision, watches: usize) {
         self.rare().together_max.set(Together { from, through, watches });
     }
@@ -435,8 +441,8 @@ impl Stream {
         })
     }
 
-    /// Sets the revision of many changes that some watches are reading; `None` if there is none. Other
-    /// watches of the stream read on after it.
+    /// Sets the revision of many changes that some watches are reading; `None` if there is none. The other
+    /// unsynced watches of the stream wait until that revision has been read.
     pub fn set_long(&self, long: Option<Long>) {
         let bytes = long.as_ref().map_or(0, Long::bytes);
         if long.is_none() {
@@ -450,9 +456,9 @@ impl Stream {
         self.charge(bytes, rare.long_bytes.replace(bytes));
     }
 
-    /// Gives this stream a response that it waits for and that another stream has made. The response is not
-    /// charged to this stream before its turn. Returns false if this stream may not take the response soon,
-    /// because its queue is not empty or the stream is ending.
+    /// Gives this stream a response that it waits for and that another stream has made. Memory for the
+    /// response is not reserved for this stream before its turn. Returns false if this stream cannot take the
+    /// response in its next turn, because its queue is not empty or the stream is ending.
     pub fn give(&self, given: &Rc<Given>) -> bool {
         if !self.is_drained() || self.ending().is_some() {
             return false;
@@ -464,7 +470,8 @@ impl Stream {
         true
     }
 
-    /// Ends the charge for the responses to a revision of many changes.
+    /// Ends the reservation of memory for the unfinished responses with the events of a revision of many
+    /// changes.
     pub fn release_long(&self) {
         if let Some(rare) = self.rare_if_any() {
             self.charge(0, rare.long_bytes.replace(0));
@@ -479,13 +486,13 @@ impl Stream {
         drop(claim);
     }
 
-    /// Takes the revision of many changes that [`Stream::set_long`] has set. It stays charged until
-    /// [`Stream::set_long`] or [`Stream::release_long`] is called.
+    /// Takes the revision of many changes that [`Stream::set_long`] has set. The memory for its responses
+    /// stays reserved until [`Stream::set_long`] or [`Stream::release_long`] is called.
     pub fn take_long(&self) -> Option<Long> {
         self.rare_if_any()?.long.borrow_mut().take()
     }
 
-    /// Returns the bytes charged for the responses to a revision of many changes.
+    /// Returns the bytes reserved for the responses with the events of a revision of many changes.
     #[cfg(test)]
     pub fn long_bytes(&self) -> usize {
         self.rare_if_any().map_or(0, |rare| rare.long_bytes.get())
@@ -512,12 +519,14 @@ impl Stream {
         may_be.then(|| wanted.max(ahead).max(told))
     }
 
-    /// Charges the client for a watch of these keys, until the watch is removed.
+    /// Reserves memory for a watch of these keys in the account of the client's connection, until the watch
+    /// is removed.
     pub fn hold_watch(&self, keys: &Keys) {
         self.charge(WATCH_BYTES + keys.bytes(), 0);
     }
 
-    /// Charges bytes that this stream and other streams may queue: once in total, not once per stream.
+    /// Reserves memory for bytes that this stream and other streams may queue. The bytes count once in total,
+    /// not once per stream, until the returned `Bytes` and all its clones are dropped.
     pub fn share(&self, bytes: Bytes) -> Bytes {
         match self.account() {
             Some(account) => account.share(bytes),
@@ -525,7 +534,8 @@ impl Stream {
         }
     }
 
-    /// Returns the maximum number of bytes that the events of one revision may take for one watch.
+    /// Returns the maximum number of bytes that the events of one revision may take for one watch. A stream
+    /// that would have to send more ends with an error.
     pub fn revision_bytes_max(&self) -> usize {
         let budget = self.account().map_or(usize::MAX, |account| account.budget().bytes_max() / 4);
         budget.min(i32::MAX as usize)
@@ -538,8 +548,8 @@ impl Stream {
         }
     }
 
-    /// Returns the account that the watches and the queue are charged to; `None` for a stream that did not
-    /// come through the front.
+    /// Returns the memory account of the client's connection, in which memory for the watches and the queue
+    /// is reserved; `None` for a stream that was not opened over such a connection.
     fn account(&self) -> Option<Rc<Account>> {
         let held = self.held.take()?;
         let account = Rc::clone(held.account());
@@ -558,7 +568,7 @@ impl Stream {
         self.queue.borrow().len()
     }
 
-    /// Returns true if nothing waits to be sent.
+    /// Returns true if no response is queued.
     pub fn is_drained(&self) -> bool {
         self.queue.borrow().is_empty()
     }
@@ -569,12 +579,14 @@ impl Stream {
         self.queued_bytes.get() as usize
     }
 
-    /// Queues a response. The caller has checked [`Stream::has_room`].
+    /// Queues a response. For a response with events, the caller has checked [`Stream::has_room`], or the
+    /// queue is empty. Short responses without events are queued without that check.
     pub fn push(&self, queued: Queued) {
         self.note_queued(&queued);
         let mut queue = self.queue.borrow_mut();
         if queue.capacity() == 0 {
-            // Most streams never queue more than one response at a time.
+            // Most streams never queue more than one response at a time, so the queue starts with space for
+            // one.
             queue.reserve_exact(1);
         }
         queue.push_back(queued);
@@ -644,7 +656,7 @@ impl Stream {
         Some(queued)
     }
 
-    /// Puts a response that could not be sent back at the front of the queue.
+    /// Puts a response at the front of the queue again, because it could not be sent.
     pub fn put_back(&self, queued: Queued) {
         self.queued_bytes.set(self.queued_bytes.get() + queued.body.bytes() as u32);
         self.charge(queued.charged_bytes(), 0);
@@ -652,24 +664,24 @@ impl Stream {
         self.queue.borrow_mut().push_front(queued);
     }
 
-    /// Makes the stream end with this status. If called more than once, the first status counts.
+    /// Makes the stream end with this status. If it is called more than once, the first status is used.
     pub fn end(&self, status: Status) {
         self.end.get_or_init(|| Box::new(status));
         self.wake();
     }
 
-    /// Returns true if the stream is to end.
+    /// Returns true if [`Stream::end`] was called.
     pub fn has_ended(&self) -> bool {
         self.end.get().is_some()
     }
 
-    /// Returns the status with which the stream is to end, if it is to end.
+    /// Returns the status that was given to [`Stream::end`], if it was called.
     pub fn ending(&self) -> Option<Status> {
         self.end.get().map(|status| Status::clone(status))
     }
 
-    /// Takes the read attempt that was begun for history from this revision on, with its fetched values. If
-    /// there is none, returns a new one from `begin`.
+    /// Takes the [`Attempt`] that was kept by [`Stream::fetch`], with its fetched values, if it was begun for
+    /// history from this revision on. Otherwise returns a new one from `begin`.
     pub fn attempt(&self, from: Revision, begin: impl FnOnce() -> Attempt) -> Attempt {
         let rare = self.rare();
         let begun = rare.fetching.borrow_mut().take();
@@ -678,13 +690,15 @@ impl Stream {
         begun.filter(|_| before == from).map_or_else(begin, |begun| *begun)
     }
 
-    /// Starts to fetch the values that this attempt found missing.
+    /// Keeps this attempt, so that [`Stream::poll_fetched`] fetches the values that the attempt found
+    /// missing.
     pub fn fetch(&self, attempt: Attempt) {
         self.charge_fetched(attempt.arrived_bytes());
         *self.rare().fetching.borrow_mut() = Some(Box::new(attempt));
     }
 
-    /// Resolves when no values are being fetched.
+    /// Resolves when no values are being fetched. If the stream has no unsynced watches, it needs no values,
+    /// and drops them first.
     pub fn poll_fetched(&self, context: &mut Context<'_>) -> Poll<()> {
         if self.is_synced() {
             self.drop_fetched();
@@ -694,8 +708,9 @@ impl Stream {
         let Some(attempt) = fetching.as_mut() else { return Poll::Ready(()) };
         let polled = attempt.poll_fetched(context);
         if polled.is_ready() && self.account().is_some() {
-            // The values may be held for as long as the client reads nothing, so they are charged to the
-            // client instead of to the readers.
+            // A client that reads nothing can make the stream hold these values for a long time. So memory
+            // for them is reserved in the account of the client's connection, and no longer in that of the
+            // threads that fetch values.
             attempt.drop_charges();
         }
         self.charge_fetched(attempt.arrived_bytes());

@@ -1,4 +1,4 @@
-//! Copies what the peer crate counts about the other members into their metrics.
+//! Copies the counts of the peer crate about other members into the metrics.
 
 use peer::{Figures, Histogram, SnapshotFigures};
 use telemetry::metrics::{Distribution, NetworkMetrics};
@@ -51,8 +51,8 @@ fn copy_histogram(to: &Distribution, from: &Histogram) {
         return;
     }
     let mut counts: Vec<u64> = from.buckets.iter().map(|(_, count)| *count).collect();
-    // The counts are read one after the other, without a lock, so their sum may lag behind the total by a
-    // sample.
+    // The counts of the buckets are read one after the other, without a lock, so their sum may be lower than
+    // the total by some samples. These go into the last bucket.
     counts.push(from.count.saturating_sub(counts.iter().sum()));
     to.raise_to(&counts, from.sum);
 }

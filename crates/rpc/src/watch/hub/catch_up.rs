@@ -1,4 +1,4 @@
-//! Reading of history for unsynced watches, in the turns of their streams.
+//! Reads history for unsynced watches, in the turns of their streams.
 //!
 //! # Example: catching up, and the hand-over to the synced watches
 //!
@@ -35,16 +35,17 @@ use crate::watch::stream::{Stream, Watch};
 use replica::shared::Published;
 use storage::values::Attempt;
 
-/// Maximum number of entries of [`Hub::claimed`]. If there are more, the oldest entry is dropped; this
-/// happens only if the streams of a shard make very many different responses at a time.
+/// Maximum number of entries of [`Hub::claimed`]. If there are more, the oldest entry is dropped: its stream
+/// completes the response, but no further stream can wait for it. That happens only if the streams of a shard
+/// make very many different responses at the same time.
 const CLAIMED_MAX: usize = 64;
 
 impl Hub {
     /// Reads history for the waiting streams, one after the other, until the work of one turn is used up.
     /// Returns true if no stream waited.
     pub(in crate::watch) fn read_some(&self) -> bool {
-        // Users or roles may have changed since the last check. Changes of the newest state are delivered
-        // only after the next turn has checked the watches again.
+        // Reads from the newest state that may be delivered. If users or roles have changed since the watches
+        // were checked, this is not the newest state until the watches are checked again.
         let Some(state) = self.readable(&self.shared.state.load_full()) else { return false };
         let whole = self.portion.get();
         let (mut left, mut none_reads) = (Some(whole), true);
@@ -59,8 +60,7 @@ impl Hub {
                 continue;
             }
             let Some(done) = self.catch_up(&stream, &state, portion, portion == whole) else {
-                // The stream needs more than the rest of this turn's portion, so it goes first in the next
-                // turn.
+                // The stream needs more work than is left in this turn, so it goes first in the next turn.
                 self.readers.borrow_mut().enter_first(&stream);
                 break;
             };
@@ -79,7 +79,8 @@ impl Hub {
     /// Makes a synced watch unsynced, to read the undelivered changes from `next` on as history. A hold keeps
     /// that history readable even if it is compacted.
     pub(super) fn leave_behind(&self, watch: &Rc<Watch>, next: Revision) {
-        // A hold that was overtaken by a removal protects nothing.
+        // A hold whose history was removed despite the hold protects nothing. In that case a new hold is
+        // created.
         let keeps = |hold: &Rc<Hold>| hold.snapshot(&self.shared.state.load().view, next).is_some();
         let held = self.hold.borrow().upgrade().filter(|hold| hold.from == next && keeps(hold));
         let hold = held.unwrap_or_else(|| {
@@ -87,8 +88,8 @@ impl Hub {
             *self.hold.borrow_mut() = Rc::downgrade(&hold);
             hold
         });
-        // If the history may have been removed already, the hold would not help the watch, but would delay
-        // the removal of other versions.
+        // If the history may have been removed already, the watch gets no hold: it would not help the watch,
+        // but would delay the removal of other versions.
         watch.set_hold(keeps(&hold).then_some(hold));
         self.fall_behind(watch, next);
     }
@@ -106,8 +107,8 @@ impl Hub {
     }
 
     /// Reads one slice of history for the unsynced watches of a stream that have the oldest next revisions.
-    /// `whole` is true if `portion` is the work of a complete turn. Returns `None` if `portion` is only the
-    /// rest of a turn and the slice needs more.
+    /// `portion` limits the work; `whole` is true if it is the limit of a complete turn. Returns `None` if
+    /// `portion` is only the rest of a turn and is too small for the first revision of the slice.
     fn catch_up(
         &self,
         stream: &Rc<Stream>,
@@ -132,9 +133,10 @@ impl Hub {
         let idle = Done { told: 1, looks: at_once, ..Done::default() };
         let Some(first) = together.first() else { return Some(idle) };
         let from = first.next.get();
-        // The first watch reads the oldest revision, so the others need nothing that it cannot read. A hold
-        // may be needed for the previous values of the first change; any watch that reads from the same
-        // revision may have that hold.
+        // All watches of the slice are served from one snapshot, which only has to suffice for the first
+        // watch, because that watch reads the oldest revision. The snapshot of a hold is preferred, because
+        // it may be the only one with the previous values of the first change. Any watch that reads from the
+        // same revision may have that hold.
         let mut beside = together.iter().take_while(|watch| watch.next.get() == from);
         let held = beside.find_map(|watch| watch.held(&state.view));
         let (snapshot, changes) = match (held, snapshot.changes(from, current)) {
@@ -145,8 +147,8 @@ impl Hub {
         together.truncate(stream.together_max(from));
         let header = self.header(state, current);
         let mut values = stream.attempt(from, || Attempt::new(self.values.clone()));
-        // Values that were written since the last attempt are usually in the page cache, so the attempt
-        // checks again.
+        // Makes the attempt look for values in memory again before it fetches them: values that were written
+        // since the last slice are usually in the page cache.
         values.ask_again();
         let mut group = Index::default();
         for watch in &together {
@@ -156,8 +158,8 @@ impl Hub {
         let (slice, gathered) = Slice::gather(snapshot, &values, changes, &group, newest, portion);
         let done = slice.done();
         self.note_work(done.walked, done.looks);
-        // The watches among which the slice was chosen count as checked watches. A stream that got no event
-        // counts as one served watch, so that many such streams use up the turn.
+        // The unsynced watches among which `together` was chosen count as checked watches. A stream that got
+        // no event counts as one served watch, so that many such streams use up the turn.
         let done = Done { told: done.told.max(1), looks: done.looks + at_once, ..done };
         let through = match gathered {
             Gathered::Through(through) => through,
@@ -168,12 +170,12 @@ impl Hub {
                     return None;
                 }
                 match gathered {
-                    // The next turn reads for fewer watches.
+                    // Makes the next turn read for fewer watches.
                     Gathered::TooMuch(revision) if together.len() > 1 => {
                         stream.read_fewer_together(from, revision, together.len() / 2);
                         stream.fetch(values);
                     }
-                    // This revision is read in parts, one per turn.
+                    // Makes the next turns read this revision in parts, one part per turn.
                     Gathered::TooMuch(revision) | Gathered::TooLong(revision) => {
                         together.retain(|watch| watch.next.get() <= revision);
                         stream.set_long(Some(Long::new(revision, together)));
@@ -195,7 +197,8 @@ impl Hub {
         }
         if !values.is_complete() {
             if advanced {
-                // The next slice needs other values.
+                // The fetched values were used for this slice and are dropped here. The next slice needs
+                // other values.
                 values.forget();
             }
             stream.fetch(values);
@@ -203,8 +206,8 @@ impl Hub {
         Some(done)
     }
 
-    /// Notes that an unsynced watch has read all changes through this revision, and makes it synced if it has
-    /// caught up. Returns true if the watch advanced.
+    /// Records that an unsynced watch has read all changes through this revision, and makes it synced if it
+    /// has caught up. Returns true if the watch advanced.
     fn has_read(&self, stream: &Stream, watch: &Rc<Watch>, through: Revision) -> bool {
         assert!(stream.catches_up(watch), "a watch is where it says");
         let next = watch.next.get().max(through + 1);
@@ -222,7 +225,7 @@ impl Hub {
         advanced
     }
 
-    /// Reads a portion of a revision of many changes, for the watches of a stream that read this revision.
+    /// Reads some changes of a revision of many changes, for the watches of a stream that read this revision.
     fn read_long(&self, stream: &Rc<Stream>, state: &Published, portion: Portion, mut long: Long) -> Done {
         let snapshot = state.view.snapshot();
         let (revision, current) = (long.revision, snapshot.current_revision());
@@ -242,7 +245,7 @@ impl Hub {
         }
         if revision < compacted {
             // The revision was compacted while its responses were being made, so watches without a hold
-            // cannot finish them.
+            // cannot finish them and are cancelled.
             let parts = std::mem::take(&mut long.parts);
             let (held, lost) = parts.into_iter().partition(|part| part.watch.held(&state.view).is_some());
             long.parts = held;
@@ -254,8 +257,8 @@ impl Hub {
                 return idle;
             }
         }
-        // Watches with a hold read the state that the hold protects, so that compactions do not change the
-        // events during the read.
+        // If a watch has a hold, the state that the hold protects is read, so that compactions do not change
+        // the events during the read.
         let held = long.parts.iter().find_map(|part| part.watch.held(&state.view));
         let previous = match held {
             Some(snapshot) => Previous::of(snapshot, revision, true),
@@ -297,7 +300,8 @@ impl Hub {
         let done =
             Done { walked: turn.walked, told: 1, looks: turn.looks + long.parts.len(), bytes: turn.bytes };
         let header = self.header(state, current);
-        // Bytes that move to the queue are charged as queued bytes from now on.
+        // Ends the reservation for the unfinished responses: finished bytes move to the queue, which reserves
+        // memory for them, and `set_long` below reserves memory again for those that are still unfinished.
         stream.release_long();
         if turn.is_whole {
             if let Some(claim) = long.claim.take() {
@@ -314,7 +318,8 @@ impl Hub {
         stream.set_long(Some(long));
         if !values.is_complete() {
             if turn.advanced {
-                // The fetched values were read in this turn.
+                // The fetched values were used in this turn and are dropped here. The next turn needs other
+                // values.
                 values.forget();
             }
             stream.fetch(values);

@@ -1,4 +1,4 @@
-//! The queue of streams that wait for their turn to read history.
+//! Orders the streams that wait for their turn to read history.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -23,8 +23,8 @@ pub(super) struct Line {
 }
 
 /// Number of consecutive turns of streams of class [`Class::Laden`] after which one other stream gets its
-/// turn. The limit is needed because reading fetched values may cause further fetches, so a stream of this
-/// class could go first for ever.
+/// turn. The limit is needed because reading fetched values may cause further fetches: streams of this class
+/// could otherwise keep all other streams waiting.
 const LADEN_MAX: usize = 16;
 
 impl Line {

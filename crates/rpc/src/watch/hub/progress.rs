@@ -1,4 +1,4 @@
-//! Progress notifications: requested by clients, and periodic.
+//! Sends progress notifications: those that clients request, and periodic ones.
 
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -47,13 +47,14 @@ impl Hub {
         self.say_progress(stream);
     }
 
-    /// Sends a progress notification if it is due. Otherwise registers the stream to send it when the hub
-    /// reaches the required revision. A stream that has to wait for something else first, such as a cancel
-    /// request of its client, calls this function again by itself.
+    /// Sends a progress notification if it is due. If the only obstacle is that the hub has not reached the
+    /// required revision, registers the stream, so that the notification is sent when the hub reaches it. A
+    /// stream that first has to wait for something else, such as a cancel request of its client, calls this
+    /// function again itself.
     fn say_progress(&self, stream: &Rc<Stream>) {
         let mut due = stream.progress_due();
-        // While revisions are being delivered over several turns, some watches of the stream may have
-        // received them and others not.
+        // While revisions are being delivered over several turns, no progress is sent: some watches of the
+        // stream may have received these revisions and others not.
         if due.is_some_and(|due| due <= self.revision.get()) && !self.is_under_way() {
             stream.rare().progress_wanted.set(None);
             self.push_progress(stream, NO_WATCH);
@@ -110,7 +111,8 @@ impl Hub {
                 break;
             }
             // A watch that has read history, or has received a revision whose delivery to others is still in
-            // progress, may be ahead of the hub's revision, so a notification would go back.
+            // progress, may be ahead of the hub's revision. A notification would then contain a lower
+            // revision than the watch's last response.
             let is_further = watch.next.get() > self.revision.get() + 1;
             if watch.progress
                 && watch.quiet.replace(true)
@@ -125,8 +127,8 @@ impl Hub {
     }
 
     fn push_progress(&self, stream: &Stream, watch_id: i64) {
-        // The stream is ending, so events may be missing in it. A client resumes after the revision of the
-        // last notification, so a notification now would make the client skip these events.
+        // Events may be missing in a stream that is ending. A client resumes after the revision of the last
+        // notification, so a notification now would make the client skip these events.
         if stream.ending().is_some() {
             return;
         }

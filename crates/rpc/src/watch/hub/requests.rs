@@ -1,4 +1,4 @@
-//! Requests of watch clients: creating and cancelling watches, and asking for progress.
+//! Answers the requests of watch clients: to create and cancel watches, and to report progress.
 
 use std::cell::Cell;
 use std::hash::BuildHasher as _;
@@ -38,15 +38,16 @@ impl Hub {
                 stream.rare().progress_wanted.set((!stream.watches.borrow().is_empty()).then_some(wanted));
                 self.tell_progress(stream);
             }
-            // etcd ignores unknown requests.
+            // As in etcd, an unknown request is ignored.
             None => {}
         }
         Ok(())
     }
 
     fn create(&self, stream: &Rc<Stream>, request: &WatchCreateRequest) {
-        // The watch is counted before the state is read. Then either the core sees the count and wakes this
-        // shard for the next state, or this shard sees that state itself.
+        // The watch is counted before the state is read, so that no state is missed. For every state that the
+        // core publishes, either the core sees the count and wakes this shard, or it published the state
+        // before the watch was counted, and this shard reads that state below.
         self.shared.core.attendance.watch_begins(self.shard);
         self.advance();
         let header = self.present_header();
@@ -132,7 +133,8 @@ impl Hub {
         })
     }
 
-    /// Adds a watch to its stream and to the index of its group. The caller has counted the watch already.
+    /// Adds a watch to its stream, and to the synced watches of the hub or the unsynced watches of the
+    /// stream. The caller has already counted the watch.
     fn begin(&self, watch: Watch) {
         let watch = Rc::new(watch);
         let stream = &watch.stream;
@@ -153,7 +155,7 @@ impl Hub {
         stream.watches.borrow_mut().insert(watch.id, Rc::clone(&watch));
     }
 
-    /// Removes a watch from its index and from the counts.
+    /// Removes a watch from the synced or unsynced watches and from the counts.
     pub(super) fn forget(&self, watch: &Watch) {
         if watch.compacted.get() {
             let waiting = &watch.stream.rare().compacted;
@@ -174,14 +176,14 @@ impl Hub {
         watch.stream.caller.watches.fetch_sub(1, Relaxed);
     }
 
-    /// Adds `watches` to the count of slow watches, for watches of a stream that became unsynced; negative if
-    /// they caught up.
+    /// Adds `watches` to the count of slow watches. The number is positive for watches of the stream that
+    /// became unsynced, and negative for watches that caught up.
     pub(super) fn count_slow(&self, stream: &Stream, watches: i64) {
         self.shared.diagnostics.metrics.mvcc.slow_watchers.add(watches);
         stream.caller.slow_watches.fetch_add(watches, Relaxed);
     }
 
-    /// Removes a watch from its index, so that it receives nothing more.
+    /// Removes a watch from the synced or unsynced watches, so that it receives nothing more.
     pub(super) fn rest(&self, watch: &Watch) {
         let removed = if watch.synced.get() {
             self.synced.borrow_mut().remove(&watch.keys, watch.serial).is_some()

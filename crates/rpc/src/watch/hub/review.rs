@@ -1,11 +1,11 @@
-//! After users or roles change, or a key that signs tokens is removed, every watch is checked again: a watch
-//! receives no change that was made after its user lost the permission.
+//! Checks every watch again after users or roles change, or after a key that signs tokens is removed. So a
+//! watch receives no change that was made after its user lost the permission.
 //!
 //! A round checks all watches, a bounded number in each turn, always against the newest users and roles.
 //! After the round, the state that was published when the round began may be delivered: every watch was
 //! checked against the users and roles of that state, or against newer ones. If users or roles changed during
 //! the round, later states wait for the next round. So even if users or roles change faster than a round
-//! takes, events are delayed by two rounds at most, and never for ever.
+//! takes, events are delayed by two rounds at most.
 //!
 //! # Example: 3000 watches, 1024 in a turn
 //!
@@ -33,7 +33,7 @@ use crate::watch::permit;
 use crate::watch::queued::Queued;
 use crate::watch::stream::Stream;
 
-/// Versions of users, roles and sessions against which all watches were checked.
+/// Identifies the users, roles and sessions against which all watches were checked.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Reviewed {
     is_enabled: bool,
@@ -43,7 +43,8 @@ pub(super) struct Reviewed {
 }
 
 impl Reviewed {
-    /// Returns the versions of a published state, after `withdrawals` withdrawals of sessions.
+    /// Returns the value for the users and roles of a published state, after `withdrawals` withdrawals of
+    /// sessions.
     pub fn by(state: &Published, withdrawals: u64) -> Reviewed {
         Reviewed { is_enabled: state.auth.is_enabled(), auth_revision: state.auth.revision(), withdrawals }
     }
@@ -55,8 +56,10 @@ pub(super) struct Round {
     /// State that was published when the round began. It may be delivered after the round.
     begun: Arc<Published>,
     withdrawals: u64,
-    /// Serial number of the newest stream or watch when the round began. Streams created later were checked
-    /// against a newer state.
+    /// Highest serial number that was in use when the round began; streams and watches share one counter. The
+    /// round checks only streams with serial numbers up to this one. Streams and watches created later need
+    /// no check in this round, because a watch is checked at its creation, against a state at least as new as
+    /// `begun`.
     last: u64,
     /// Stream and watch that were checked last; the round continues after them.
     behind: (u64, i64),
@@ -103,7 +106,8 @@ impl Hub {
         while left > 0 {
             let (serial, behind) = round.behind;
             if serial > round.last {
-                // `last` was the serial number of this stream and all its watches are checked.
+                // The stream that was checked last has the serial number `last`, and all its watches are
+                // checked. No other stream is left for this round.
                 return true;
             }
             let next = self
@@ -115,7 +119,7 @@ impl Hub {
             let Some((found, stream)) = next else { return true };
             let behind = if found == serial { behind } else { i64::MIN };
             let mut refused: Vec<(i64, Status)> = Vec::new();
-            // A stream without watches counts as work, too.
+            // A stream without watches counts as work, too, because there may be many of them.
             left -= 1;
             let mut last = None;
             for (id, watch) in stream.watches.borrow().range((Bound::Excluded(behind), Bound::Unbounded)) {

@@ -1,5 +1,5 @@
-//! Delivery of new changes to synced watches. It is spread over several turns if the changes match many
-//! watches or a revision has many changes.
+//! Delivers new changes to synced watches. The delivery is spread over several turns if the changes match
+//! many watches or a revision has many changes.
 
 use std::ops::ControlFlow;
 use std::rc::Rc;
@@ -28,16 +28,17 @@ pub(super) enum UnderWay {
     /// through their streams.
     Walk(Walk),
     /// Revisions up to `through` may have been removed before this shard saw them. All synced watches are
-    /// made to read history, and those whose history was removed are then cancelled. Done for the streams
-    /// before `stream`, and for the watches of `stream` before `watch`.
+    /// made to read history; the watches whose history was removed are cancelled when they try to read it.
+    /// Done for the streams before `stream`, and for the watches of `stream` before `watch`.
     Overtaken { through: Revision, stream: u64, watch: i64 },
 }
 
 /// Progress of a walk over the changes of one revision.
 pub(super) struct Walk {
     revision: Revision,
-    /// Sub revision of the change at which the walk stands, and the last watch visited for that change's key.
+    /// Sub revision of the change that the walk has reached.
     sub: u32,
+    /// Last watch that was visited for the key of that change.
     behind: Option<Place>,
 }
 
@@ -47,24 +48,25 @@ impl Walk {
     }
 }
 
-/// Progress of a delivery of a few revisions that match many watches. Watches that have received them have a
-/// higher [`Watch::next`].
+/// Progress of a delivery of a few revisions that match many watches. Watches that have received these
+/// revisions have a [`Watch::next`] above `through`.
 pub(super) struct Broadcast {
     from: Revision,
     through: Revision,
     /// Number of changes in these revisions; each turn may walk over all of them.
     changes: usize,
-    /// Change at which the delivery stands, and the last watch visited for that change's key.
+    /// Change that the delivery has reached.
     at: ChangeId,
+    /// Last watch that was visited for the key of that change.
     behind: Option<Place>,
-    /// Number of watches that get the changes together in one turn, and the maximum of that number.
+    /// Number of watches that get the changes together in one turn; at most `together_max`.
     together: usize,
     together_max: usize,
 }
 
-/// Maximum number of changes in one broadcast, and maximum number of their bytes (next constant). The last
-/// revision may exceed both.
+/// Number of changes in one broadcast after which no further revision is added to it.
 const BROADCAST_CHANGES: usize = 64;
+/// Number of bytes in one broadcast after which no further revision is added to it.
 const BROADCAST_BYTES: usize = 64 << 10;
 
 impl Hub {
@@ -82,11 +84,12 @@ impl Hub {
         }
     }
 
-    /// Delivers a portion of the new changes; returns true if nothing is left.
+    /// Delivers as many of the new changes as one turn may; returns true if nothing is left.
     pub(super) fn turn(&self) -> bool {
         let newest = self.shared.state.load_full();
         let Some(state) = self.review(&newest) else { return false };
-        // If the state is not the newest, some watches must be checked before the rest is delivered.
+        // If `state` is not the newest, later changes are delivered only after all watches have been checked
+        // again, so this call cannot return true.
         let is_newest = Arc::ptr_eq(&state, &newest);
         let current = state.view.snapshot().current_revision();
         if current <= self.revision.get() {
@@ -142,8 +145,8 @@ impl Hub {
         let done = slice.done();
         let through = match gathered {
             Gathered::Through(through) => through,
-            // An earlier slice used part of the portion, so this revision is tried again with a full portion
-            // in the next turn.
+            // An earlier slice has used some of this turn's work limit, so this revision is tried again in
+            // the next turn, with the whole limit.
             _ if portion != self.portion.get() => return (done, false),
             Gathered::TooMuch(_) => {
                 *self.under_way.borrow_mut() = Some(self.broadcast_from(snapshot, from));
@@ -162,11 +165,13 @@ impl Hub {
         (done, true)
     }
 
-    /// Returns the delivery of the next revisions, which match many watches.
+    /// Returns the delivery of the next revisions, which match many watches: a broadcast, or a walk if the
+    /// first of these revisions has too many changes for a broadcast.
     fn broadcast_from(&self, snapshot: Snapshot<'_>, from: Revision) -> UnderWay {
         let portion = self.portion.get();
         let (mut changes, mut bytes, mut through) = (0, 0, from);
-        // Changes, bytes and last revision at the end of the revision before the current one.
+        // Totals at the end of the last complete revision: number of changes, number of bytes, and the
+        // revision itself.
         let mut whole = None;
         for version in snapshot.written(from, Revision::MAX) {
             if changes > 0 && version.main() > through {
@@ -182,9 +187,10 @@ impl Hub {
             }
             (changes, bytes, through) = (changes + 1, bytes + event_len(version), version.main());
         }
-        // At most as many watches as `portion.bytes` allows if each of them receives all changes. If there
-        // are very many changes, even a turn for a single watch is long, so the other limit is raised to an
-        // eighth of the number of changes.
+        // As many watches as `portion.bytes` allows if each of them receives all changes, but at most
+        // `portion.watches`. If there are very many changes, every turn is long, even one for a single watch,
+        // because it walks over all of them. So the maximum is raised to an eighth of the number of changes,
+        // which makes the turns fewer.
         let together = (portion.bytes / bytes.max(1)).clamp(1, portion.watches.max(changes / 8));
         let at = ChangeId::first_of(from);
         UnderWay::Broadcast(Broadcast {
@@ -251,8 +257,8 @@ impl Hub {
         let looks_max = self.portion.get().looks + broadcast.changes;
         let (at, through) = (broadcast.at, broadcast.through);
         let begun = (broadcast.at, broadcast.behind.clone());
-        // A watch that is found at a change matches none of the earlier changes, so the walk need not start
-        // over.
+        // The walk begins at `at` and not at the first change of the broadcast: all watches that match an
+        // earlier change were visited already, so the watches chosen below need none of the earlier changes.
         let changes = || snapshot.written_from(at, through);
         let (mut walked, mut looks, mut chosen, mut stopped) = (0, 0, Vec::new(), false);
         for version in changes() {
@@ -299,7 +305,7 @@ impl Hub {
                 watch.left_behind.set(true);
             }
             if gathering.bytes < portion.bytes / 4 && gathering.looks < portion.looks / 4 {
-                // This turn used little of its portion, so the next turn serves twice as many watches.
+                // This turn used little of its work limit, so the next turn serves twice as many watches.
                 broadcast.together = (2 * broadcast.together).min(broadcast.together_max);
             }
         } else {
@@ -311,8 +317,8 @@ impl Hub {
                 *self.under_way.borrow_mut() = Some(UnderWay::Broadcast(broadcast));
                 return Done { told: 0, ..done };
             }
-            // The revisions exceed the portion even for one watch, so the stream of this watch reads them in
-            // parts.
+            // The revisions exceed the work limit of a turn even for one watch, so the stream of this watch
+            // reads them over several turns.
             chosen.iter().for_each(|watch| watch.left_behind.set(true));
         }
         for watch in chosen {
