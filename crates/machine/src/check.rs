@@ -1,7 +1,7 @@
-//! Checks of a request before it is proposed: is it valid, and how much would it cost?
+//! Checks that a request is valid before it is proposed, and estimates how much it costs.
 //!
 //! The checks are made in etcd's order, so that a request with two faults gets the same error as from etcd:
-//! that of the first failing check.
+//! the error of the first check that fails.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound::{Excluded, Included};
@@ -14,8 +14,8 @@ use api::etcdserverpb::{DeleteRangeRequest, PutRequest, RangeRequest, RequestOp,
 use mvcc::{KeyRange, Snapshot};
 use numbers::Revision;
 
-/// Maximum depth of nested transactions. It is limited to protect the stack (COMPAT-1). etcd limits the depth
-/// only through max-txn-ops and the message size.
+/// Maximum depth of nested transactions. Deeper transactions are refused to protect the stack (COMPAT-1).
+/// etcd limits the depth only through max-txn-ops and the message size.
 const TXN_DEPTH_MAX: usize = 64;
 
 /// Maximum number of elements of a transaction, in all lists and branches together, as a multiple of
@@ -254,7 +254,7 @@ pub fn txn_is_serializable(request: &TxnRequest) -> bool {
 }
 
 /// Maximum number of keys of a cheap range, and of changes that a cheap watch reads. Kubernetes lists 500
-/// keys at a time.
+/// keys at a time, so its lists are cheap.
 const FEW_KEYS: i64 = 1000;
 
 /// Returns true if a lease has so many keys, a role so many permissions, or a user so many roles, that a call
@@ -263,9 +263,9 @@ pub fn is_many(count: usize) -> bool {
     count > FEW_KEYS as usize
 }
 
-/// Returns true if a range may visit many keys; `current` is the current revision. A limit does not make a
-/// range cheap if all keys are visited before any is selected, or at an older revision, where the keys after
-/// the limit are counted one by one.
+/// Returns true if a range may visit many keys; `current` is the current revision. A range with a limit is
+/// also expensive in two cases: if all keys must be visited before any is selected, and at an older revision,
+/// where the keys after the limit are counted one by one.
 pub fn range_is_expensive(request: &RangeRequest, current: Revision) -> bool {
     let is_old = request.revision > 0 && request.revision != current.0;
     let is_limited = (1..=FEW_KEYS).contains(&request.limit) && crate::range::is_natural(request);
@@ -283,7 +283,8 @@ pub fn txn_expense(request: &TxnRequest, current: Revision) -> u64 {
             match &op.request {
                 Some(Request::RequestRange(range)) if range_is_expensive(range, current) => calls += 1,
                 Some(Request::RequestRange(range)) if !range.range_end.is_empty() => {
-                    // A range that only counts is cheap even with a large limit.
+                    // The limit is clamped, because a range that only counts is cheap even with a large
+                    // limit.
                     keys += u64::try_from(range.limit.clamp(1, FEW_KEYS)).unwrap_or(1);
                 }
                 Some(Request::RequestDeleteRange(delete)) if !delete.range_end.is_empty() => calls += 1,
@@ -301,13 +302,13 @@ pub fn watch_is_expensive(start: Revision, current: Revision) -> bool {
     start.0 > 0 && current.0.saturating_sub(start.0) >= FEW_KEYS
 }
 
-/// Returns the number of bytes by which a put is counted against the quota.
+/// Returns the number of bytes that a put counts against the quota.
 pub fn put_cost(request: &PutRequest) -> u64 {
     256 + request.key.len() as u64 + request.value.len() as u64
 }
 
-/// Returns the number of bytes by which a transaction is counted against the quota: those of its more
-/// expensive branch.
+/// Returns the number of bytes that a transaction counts against the quota: those of its more expensive
+/// branch.
 pub fn txn_cost(request: &TxnRequest) -> u64 {
     let branch = |ops: &[RequestOp]| -> u64 {
         ops.iter()
@@ -321,11 +322,10 @@ pub fn txn_cost(request: &TxnRequest) -> u64 {
     branch(&request.success).max(branch(&request.failure))
 }
 
-/// Number of bytes by which a lease is counted against the quota: its memory, including its deadline on the
-/// leader.
+/// Number of bytes that a lease counts against the quota: its memory
 pub const LEASE_COST: u64 = 128;
-/// Number of bytes by which a key attached to a lease is counted against the quota, in addition to the length
-/// of the key.
+/// Number of bytes that attaching a key to a lease counts against the quota, in addition to the length of the
+/// key.
 pub const ATTACHED_COST: u64 = 64;
 
 #[cfg(test)]

@@ -45,8 +45,8 @@
 //!
 //! Numbers without a note are LEB128 varints. Keys are in ascending order, and the versions of a key are
 //! ordered from old to new. Every block can be decoded alone, because its first entry contains the whole key.
-//! That key may also be the last key of the previous block, if the history of the key continues. The only
-//! version of a key of 24 bytes takes about 20 bytes plus the part of the key that it does not share with the
+//! That key may also be the last key of the previous block, if the history of the key continues. A key of 24
+//! bytes with a single version takes about 20 bytes plus the part of the key that it does not share with the
 //! key before it.
 //!
 //! A merge drops the versions that the compact revision of the newest run made unreadable: for each key, all

@@ -1,7 +1,7 @@
 //! Key-value pairs on their way to a client: metadata from the index, and the encoded bytes of an
 //! `mvccpb.KeyValue`.
 //!
-//! HashKV hashes this encoding, so it is the same on every member: ascending field numbers, zero fields
+//! HashKV hashes this encoding, so it must be the same on every member: ascending field numbers, zero fields
 //! omitted, shortest varints.
 
 use api::wire::{bytes_len, number_len, put_bytes, put_field_head, put_number};
@@ -249,11 +249,11 @@ pub fn put_kv_after_value(version: Version<'_>, projection: Projection, out: &mu
 /// Maximum length in bytes of the part of a `KeyValue` after its value, which is a tag and a varint.
 pub const AFTER_VALUE_BYTES_MAX: usize = 11;
 
-/// Appends the value of a version. It succeeds even if the value is moved at the same time.
+/// Appends the value of a version. The read succeeds even if the value is moved at the same time.
 ///
 /// # Errors
 ///
-/// Returns an error if the disk fails.
+/// Returns the same errors as [`read_where_it_is`].
 pub fn read_version(version: Version<'_>, values: &dyn Values, out: &mut BytesMut) -> Result<(), ReadError> {
     read_where_it_is(version, |value| values.read_into(value, out))
 }
@@ -269,8 +269,8 @@ pub fn read_where_it_is<T>(
     version: Version<'_>,
     mut read: impl FnMut(Value) -> Result<T, ReadError>,
 ) -> Result<T, ReadError> {
-    // Moves are rare, and the new location is published before the old copy is deleted. So the second attempt
-    // succeeds, unless the value has moved again.
+    // Moves are rare, and the new location is published before the old copy is deleted. So the second read
+    // normally succeeds, and more reads are needed only if the value has moved again.
     for _ in 0..8 {
         match read(version.value()) {
             Err(ReadError::Moved) => {}

@@ -1,6 +1,6 @@
-//! The state machine, whose `apply` is deterministic. [`Machine::apply`] takes a committed entry as a
-//! [`Command`] and returns its effect as [`Applied`]; `dispatch` calls one function per kind of request. The
-//! module does not depend on raft, clocks, files or clients; the caller passes in a reader of values.
+//! The deterministic state machine, which applies committed log entries. [`Machine::apply`] takes an entry as
+//! a [`Command`] and returns its effect as [`Applied`]; `dispatch` calls one function per kind of request.
+//! The module does not depend on raft, clocks, files or clients; the caller passes in a reader of values.
 
 use std::collections::BTreeMap;
 
@@ -33,8 +33,8 @@ use crate::sliced::{Budget, Unfinished, Work};
 use crate::state_hash::{Effect, StateHash, StatePoint, StateTrail};
 use crate::txn::{self, Deleted, OpOutcome, Past, Path, Ranged, Read, TxnOutcome};
 
-/// Options of a member that affect applying. An option is used only for entries that do not contain its value
-/// themselves.
+/// Options of this member that affect how entries are applied. An option is used only for an entry that does
+/// not contain the value of the option itself.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
     /// Maximum number of learners at the same time; etcd's `--max-learners`. It is used for a learner that
@@ -150,7 +150,8 @@ impl Outcome {
     }
 }
 
-// // Moves of up to 128 bytes are compiled without a call of memcpy.
+// An `Applied` is moved often. Moves of up to 128 bytes are compiled without a call of memcpy, so it must not
+// be larger.
 const _: () = assert!(size_of::<Applied>() <= 128);
 
 /// A change of state other than keys and values, for callers that keep their own record of such state.
@@ -312,8 +313,8 @@ impl Machine {
         }
     }
 
-    /// Returns the bytes in use, which the space quota limits: all versions that are not compacted, and the
-    /// leases with their keys.
+    /// Returns the bytes in use, which the space quota limits: all versions that compaction has not
+    /// physically removed, and the leases with their keys.
     pub fn in_use_bytes(&self) -> u64 {
         self.bytes_before().unwrap_or_else(|| self.in_use_bytes + self.leases.bytes())
     }
@@ -391,8 +392,8 @@ impl Machine {
     /// depends on a value that is not in memory ([`crate::ReadError::NotAtHand`]). In these cases the entry
     /// changes nothing yet, and the result is `None`; the caller continues with [`Machine::go_on`].
     ///
-    /// `left` is the remaining cost of this step; one unit is about one key, one operation or one KiB of
-    /// compared values. The cost of the entry is subtracted from it. With `u64::MAX` no entry is too
+    /// `left` is the cost that this step may still spend; one unit is about one key, one operation or one KiB
+    /// of compared values. The cost of the entry is subtracted from it. With `u64::MAX` no entry is too
     /// expensive.
     ///
     /// # Errors
@@ -412,8 +413,8 @@ impl Machine {
         }
         let mut request = InternalRaftRequest::default();
         if let Err(why) = request::command(&mut request, command.data) {
-            // Whether an entry can be decoded depends only on its bytes, so no member applies this entry, and
-            // no request of this program waits for it.
+            // Decoding depends only on the bytes of the entry, so every member skips this entry. No request
+            // of this process waits for it, so `waits` is not asked.
             self.hash.entry_done(self.applied_index, self.store.current_revision());
             let outcome = Err(undecodable(&why));
             return Ok(Some(Applied { request_id: 0, op: UNDECODABLE, outcome, change: None }));
@@ -442,7 +443,7 @@ impl Machine {
             Ok(outcome) => Ok(outcome),
             Err(Failure::Refused(status)) => Err(status),
             // A comparison of the transaction needs the value. Comparisons are evaluated before any change,
-            // so nothing has changed yet.
+            // so nothing has changed yet, and the transaction can begin again once the value is in memory.
             Err(Failure::NotAtHand) => {
                 (self.applied_index, self.applied_term) = before;
                 self.keep(command, request, (request_id, answer), Work::txn());
@@ -618,7 +619,7 @@ impl Machine {
         Ok(Outcome::Put { revision, previous })
     }
 
-    /// Returns the writer of the store and the accounting that an entry updates with it.
+    /// Returns a writer of the store, and the accounting that must be updated with each write.
     pub(crate) fn writing(&mut self) -> (Writer<'_>, Accounting<'_>) {
         let accounting = Accounting {
             leases: &mut self.leases,
@@ -839,7 +840,7 @@ fn takes_space(request: &InternalRaftRequest) -> bool {
         || request.txn.as_ref().is_some_and(|txn| check::txn_cost(txn) > 0)
 }
 
-/// [`Applied::op`] of an entry that does not decode as a request.
+/// Value of [`Applied::op`] for an entry that does not decode as a request.
 pub const UNDECODABLE: &str = "Undecodable";
 
 fn undecodable(why: &request::Undecodable) -> Status {
@@ -936,8 +937,8 @@ fn present<'a>(snapshot: &Snapshot<'a>, key: &[u8]) -> Option<Version<'a>> {
     snapshot.get(key, Revision::CURRENT).ok().flatten()
 }
 
-/// Evaluates a range inside a transaction. Returns an empty result if `answer` is false, because no request
-/// waits.
+/// Evaluates a range inside a transaction. If `answer` is false, returns an empty result without reading,
+/// because no request waits for the result.
 pub(crate) fn write_range(
     writer: &Writer<'_>,
     answer: bool,
@@ -1014,8 +1015,8 @@ impl Deletion {
     pub fn end(&mut self, delete: &DeleteRangeRequest) -> Deleted {
         let previous = match self.previous.take() {
             Some(first) if self.deleted == 1 => Read::Known { found: vec![first], more: false, count: 1 },
-            // If there are several deleted pairs, they are read later, from the state before the first
-            // deletion.
+            // Several deleted pairs are not collected here: they are read after apply, from the state before
+            // the first deletion.
             Some(_) => {
                 let (key, range_end) = (delete.key.clone(), delete.range_end.clone());
                 Read::Past(Box::new(Past {

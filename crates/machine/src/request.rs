@@ -1,10 +1,11 @@
 //! Decodes requests of clients and requests in log entries.
 //!
 //! prost decodes at most 100 nested levels of messages and unknown groups, counted from the outermost
-//! message. In an entry, a client's request is one level deeper than in the client's message. And etcd, which
-//! does not count levels, may have committed a request that is much deeper. So a message that prost refuses
-//! because of its depth is decoded here, level by level: [`command`] accepts every request that [`txn`], or
-//! prost for messages without nested ones, accepts.
+//! message. This limit is too low for entries in two cases. In an entry, a client's request is one level
+//! deeper than in the client's message. And a member that runs etcd, which does not count levels, may have
+//! proposed a much deeper request. So a message that prost refuses because of its depth is decoded here,
+//! level by level. [`command`] accepts every request that was accepted from a client, by [`txn`] or, for
+//! messages without nested ones, by prost.
 //!
 //! Decoding depends only on the bytes of the entry: if one member cannot decode an entry, no member can.
 
@@ -19,8 +20,8 @@ use planted::Bug;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 use prost::{DecodeError, Message};
 
-/// Maximum depth of nested transactions in an entry. With etcd's default of max-txn-ops, the depth is at most
-/// half of it. Clients cannot send deeper transactions, see [`crate::check::txn`].
+/// Maximum depth of nested transactions in an entry. etcd with its default of 128 for max-txn-ops allows at
+/// most half of this depth. Mainstay refuses such deep transactions of clients, see [`crate::check::txn`].
 pub const TXN_DEPTH_MAX: usize = 256;
 /// Depth of nested transactions up to which prost never refuses a message because of its depth.
 const PROST_DEPTH: usize = 100;
@@ -72,8 +73,8 @@ pub fn command(request: &mut InternalRaftRequest, data: &Bytes) -> Result<(), Un
     }
 }
 
-/// Decodes the data of an entry that prost has refused with the error `refused`, perhaps because of its
-/// depth.
+/// Decodes the data of an entry that prost has refused with the error `refused`, which may have been caused
+/// by the depth or by another fault.
 #[cold]
 fn deep_command(data: Bytes, refused: DecodeError) -> Result<InternalRaftRequest, Undecodable> {
     let mut deep = Deep::default();
@@ -117,7 +118,7 @@ const LEASE_GRANT: u32 = 8;
 const LEASE_REVOKE: u32 = 9;
 const ALARM: u32 = 10;
 
-/// Grant or end of a lease by an entry.
+/// A grant or revocation of a lease by an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseChange {
     /// The entry grants the lease, if no lease has this id.
@@ -191,8 +192,8 @@ struct Deep {
 }
 
 impl Deep {
-    /// Returns the message. If prost refused it for another reason than its depth, returns prost's error
-    /// `refused` instead.
+    /// Returns the decoded message, if its depth can be the reason why prost refused it; otherwise returns
+    /// prost's error `refused`.
     fn unless_shallow<M>(&self, message: M, refused: DecodeError) -> Result<M, Undecodable> {
         if self.depth < PROST_DEPTH { Err(refused.into()) } else { Ok(message) }
     }

@@ -1,5 +1,6 @@
-//! Entries whose cost exceeds one step are applied slice by slice, and the caller does other work between two
-//! slices. [`Machine::begin`] begins such an entry, and [`Machine::go_on`] applies the next slice.
+//! Applies expensive entries slice by slice, so that the caller can do other work between two slices.
+//! [`Machine::begin`] begins an entry, and if its cost exceeds one step, [`Machine::go_on`] applies the next
+//! slice.
 //!
 //! The entry stays atomic. Its changes are in the store above the current revision, where no reader looks,
 //! and no view can be published before the entry is complete. [`Machine::applied_index`], the state hash, the
@@ -49,7 +50,7 @@ use crate::txn::{self, LookedAt, OpOutcome, TxnOutcome};
 
 /// Maximum number of further keys whose values are fetched together with a missing value.
 const LOOKED_AT_KEYS: usize = 512;
-/// Maximum bytes of the values that are fetched together; one value may exceed it.
+/// Maximum total size, in bytes, of the values that are fetched together; the last value may exceed it.
 const LOOKED_AT_BYTES: usize = 256 << 10;
 
 /// Progress of applying an entry.
@@ -63,7 +64,7 @@ pub enum Progress {
     Waits,
 }
 
-/// Remaining cost of a slice. One unit is about a microsecond.
+/// Cost that a slice may still spend. One unit is about a microsecond.
 #[derive(Debug)]
 pub(crate) struct Budget(u64);
 
@@ -179,7 +180,8 @@ fn comparison_cost(snapshot: &Snapshot<'_>, compare: &Compare, left: u64) -> u64
         return 1 + if is_single { 1 } else { snapshot.count(range, Revision::CURRENT).unwrap_or(0) };
     }
     if compare.range_end.is_empty() && !txn::compares_by_order(compare) {
-        // The value is read only if its length equals the length of the value in the request.
+        // An equality comparison reads the value only if the lengths are equal. So the cost is limited by the
+        // length of the value in the request, and is not counted exactly.
         return 2;
     }
     let mut cost = 1;
@@ -230,9 +232,9 @@ impl Machine {
     }
 
     /// Returns the keys that a user must be allowed to write in order to renew a lease, and the number of
-    /// puts of the present entry that were visited. Also valid while an entry is partly applied: the keys are
-    /// those attached now and those that the rest of the entry may attach. After the entry the lease has no
-    /// other keys, so the result is not too small.
+    /// puts of the unfinished entry that were visited. The result is valid even while an entry is partly
+    /// applied: it contains the keys attached now and those that the entry may attach. After the entry, the
+    /// lease has no other keys, so no key is missing from the result.
     pub fn keys_to_renew(&self, id: LeaseId) -> (SharedMap<Bytes, ()>, u64) {
         let mut keys = self.leases.get(id).map(|lease| lease.keys.clone()).unwrap_or_default();
         let mut puts = 0;
@@ -269,7 +271,7 @@ impl Machine {
         self.unfinished.as_ref()?.before.as_ref()
     }
 
-    /// Stores an entry for [`Machine::go_on`].
+    /// Stores an entry, to be applied by [`Machine::go_on`].
     pub(crate) fn keep(
         &mut self,
         command: Command<'_>,
@@ -429,8 +431,8 @@ pub(crate) struct Txn {
     met: usize,
     /// Position in each open transaction, from the outermost to the innermost.
     levels: Vec<Level>,
-    /// Number of comparisons of the next transaction that were found to hold, and the progress of the
-    /// comparison after these.
+    /// Progress of the comparisons of the next transaction: the number of comparisons that were found to
+    /// hold, and how far the following comparison got.
     compared: LookedAt,
     /// True if the current comparison has found a key.
     found: bool,
@@ -481,8 +483,8 @@ impl Txn {
 
     /// Calls `visit` with the puts of all chosen branches.
     fn each_put<'t>(&self, request: &'t TxnRequest, mut visit: impl FnMut(&'t PutRequest)) {
-        // Branches were chosen in the order in which transactions are visited: each transaction before the
-        // transactions inside and after it.
+        // `chosen` is in the order in which transactions are visited: each transaction before those nested in
+        // it and those after it. This loop visits them in the same order.
         let mut chosen = self.chosen.iter();
         let mut open = Vec::new();
         let branch = |txn: &'t TxnRequest, succeeded: Option<&bool>| {
@@ -539,7 +541,7 @@ impl Txn {
             self.chosen.push(succeeded);
             self.levels.push(Level { succeeded, at: 0 });
             open.push(txn);
-            // Continue with the next nested transaction.
+            // Move to the next nested transaction of the chosen branches; leave a level that has none left.
             while let (Some(txn), Some(level)) = (open.last(), self.levels.last_mut()) {
                 let rest = txn::branch(txn, level.succeeded).get(level.at..).unwrap_or_default();
                 if let Some(nested) =
@@ -670,7 +672,7 @@ impl Txn {
         Ok(true)
     }
 
-    /// Executes the operations. Returns `None` as long as some are left.
+    /// Executes the operations. Returns `None` if some are left for the next slice.
     fn run(
         &mut self,
         request: &TxnRequest,

@@ -1,6 +1,6 @@
-//! Transactions. Comparisons are evaluated, branches chosen and all operations checked before anything
-//! changes. [`read_only`] evaluates a transaction that only reads. `sliced` applies transactions that write,
-//! with functions of this module. This module does not decide when values are fetched.
+//! Evaluates transactions: the comparisons, the choice of branches, and the checks of all operations, which
+//! precede every change. [`read_only`] evaluates a transaction that only reads; `sliced` applies transactions
+//! that write, with functions of this module. The callers decide when values are fetched into memory.
 
 use api::Status;
 use api::error;
@@ -205,8 +205,9 @@ pub(crate) fn choose(
 /// read in slices before the transaction is proposed, so that they are in memory when it is applied.
 pub struct Compared(Vec<Compare>);
 
-/// Number of index keys that a slice may visit per key that it may find. Without this limit, a slice at an
-/// older revision could visit any number of keys that do not exist at that revision.
+/// Number of keys in the index that a slice may visit for each key that it may find. Keys that do not exist
+/// at the revision of the slice are visited, but not found. Without this limit, a slice could visit any
+/// number of them.
 const LOOKS_FOR_A_KEY: u64 = 4;
 
 /// Reads and discards the values that comparisons depend on, so that they are fetched into memory. Stops
@@ -393,7 +394,7 @@ pub(crate) fn holds_for(
                 None => [].as_slice().cmp(theirs),
             }
         }
-        // etcd treats an unknown target as equal.
+        // For an unknown target, etcd behaves as if both sides were equal.
         Err(_) => Ordering::Equal,
     };
     Ok(match CompareResult::try_from(compare.result) {
@@ -401,7 +402,7 @@ pub(crate) fn holds_for(
         Ok(CompareResult::NotEqual) => ordering.is_ne(),
         Ok(CompareResult::Greater) => ordering.is_gt(),
         Ok(CompareResult::Less) => ordering.is_lt(),
-        // etcd treats an unknown relation as true.
+        // For an unknown relation, etcd behaves as if the comparison held.
         Err(_) => true,
     })
 }
@@ -428,8 +429,8 @@ pub(crate) fn compared_bytes(version: Version<'_>, compare: &Compare) -> u64 {
 }
 
 /// Compares a version's value with `theirs`, as precisely as the relation needs. Values with different
-/// lengths or checksums are not equal, so the value is read only if length and checksum match or the order
-/// matters. So a value that need not be read costs no time, and damage to it causes no error.
+/// lengths or checksums are not equal, so the value is read only if both match or if the order matters. A
+/// value that is not read costs no time, and damage to it causes no error.
 fn value_ordering(
     version: Version<'_>,
     result: i32,
@@ -444,8 +445,8 @@ fn value_ordering(
     let is_other =
         version.value_len() as usize != theirs.len() || version.value_crc() != crc32c::crc32c(theirs);
     if !by_order && (is_other || CompareResult::try_from(result).is_err()) {
-        // The values differ. The relation does not depend on the order, so any result other than `Equal` is
-        // right.
+        // Either the values differ and the relation is `Equal` or `NotEqual`, for which every result other
+        // than `Equal` is the same; or the relation is unknown, and the result is ignored.
         return Ok(Ordering::Less);
     }
     let mut ours = BytesMut::new();
@@ -511,12 +512,12 @@ pub(crate) fn check_put(snapshot: &Snapshot<'_>, leases: &Leases, put: &PutReque
     Ok(())
 }
 
-/// Maximum number of keys that the outcome of one transaction contains directly; ranges beyond it are read
+/// Maximum number of keys that the outcome of one transaction contains directly; further ranges are read
 /// after apply.
 pub(crate) const KNOWN_MAX: usize = 1024;
 
 /// Returns the result of a range inside a transaction, after `changes` changes of this transaction. If
-/// `known` is above 0, a range of a single key is read at once and `known` is decreased.
+/// `known` is above 0, a range of a single key is read immediately, and 1 is subtracted from `known`.
 pub(crate) fn read_range(
     snapshot: &Snapshot<'_>,
     changes: u32,
@@ -563,8 +564,8 @@ pub struct Comparing {
 impl Comparing {
     /// Evaluates the next comparisons. Visits at most `keys_max` keys, including those that did not exist at
     /// the revision, and reads not much more than `bytes_max` bytes of values. Returns `Some` once the result
-    /// is known. If a value was not in memory, the caller has to repeat the step with a copy of this state
-    /// from before the step.
+    /// is known. A step that fails because a value is not in memory must be repeated, with a copy that the
+    /// caller made of this progress before the step.
     ///
     /// # Errors
     ///

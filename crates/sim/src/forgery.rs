@@ -1,6 +1,6 @@
-//! Values made by an attacker who knows the log's record format, the ids in every response header, and the
-//! numbering of segments. If a segment's identity could be computed from these alone, recovery could take
-//! such a value for log records.
+//! Builds the values that an attacker would write who knows the log's record format, the ids in every
+//! response header, and the numbering of segments. If a segment's identity could be computed from these
+//! alone, recovery could mistake such a value for log records.
 
 use std::path::Path;
 
@@ -24,8 +24,8 @@ const HEAD_BYTES: usize = 32;
 const SEGMENT_HEADER_BYTES: u32 = 4096;
 /// Largest length of a forged value in bytes.
 const BYTES_MAX: usize = 24 << 10;
-/// Number of segment numbers, from the newest one on, that records are forged for: a reused file may get any
-/// of them.
+/// Number of segment numbers for which records are forged, from the newest segment on, because a reused file
+/// may get any of these numbers.
 const SEGMENTS_AHEAD: u32 = 8;
 
 impl Known {

@@ -1,7 +1,7 @@
-//! The operator of the cluster: replaces members that lost their data, adds, promotes and removes members,
-//! and runs maintenance.
+//! Simulates the operator of the cluster, who replaces members that lost their data, adds, promotes and
+//! removes members, and runs maintenance.
 //!
-//! Any response may be lost. Then the operator lists the members before its next change.
+//! Any response may be lost. After a lost response, the operator lists the members before its next change.
 
 mod calls;
 

@@ -116,7 +116,7 @@ impl ProcessPool {
         Ok(ProcessPool { children, ended })
     }
 
-    /// Waits for the next finished seed. Returns `None` if no seed is left or the time is over.
+    /// Waits for the next finished seed. Returns `None` if all seeds are finished or the time is over.
     pub fn next(&self, until: Option<Instant>) -> Option<Ended> {
         match until {
             None => self.ended.recv().ok(),

@@ -1,4 +1,4 @@
-//! Member processes: how they start, take turns and end, and what is checked after each turn.
+//! Starts, runs and ends the processes of members, and checks a member after each step.
 
 use std::rc::Rc;
 use std::sync::{Arc, PoisonError};
@@ -167,8 +167,8 @@ impl World {
                 self.trace.note(now, format_args!("m{at} starts, life {life}, id {id:x}"));
                 self.look(at);
                 self.settle(at);
-                // The data that a member has read while starting may be damaged before the member writes
-                // anything.
+                // In some runs, data is damaged directly after the start: the member has read the data while
+                // starting, and has not written anything yet.
                 if self.profile.fails(Fault::Decay) && life > 1 && self.chaos && self.dice.faults.one_in(6) {
                     self.decay(at);
                 }
@@ -228,7 +228,7 @@ impl World {
         for other in &mut self.places {
             let Some(process) = &other.process else { continue };
             process.links.disconnected(id);
-            // Transfers of snapshots to the ended member break off.
+            // Snapshot transfers to the ended member fail.
             if process.sending.iter().any(|sending| sending.to == id) {
                 let from = (other.number, process.life);
                 self.schedule.after(MILLI, Event::SnapshotEnded { from, to: id, delivered: false });
@@ -351,8 +351,8 @@ impl World {
         (self.dice.schedule.around(self.profile.sync) + MICRO) * slowness
     }
 
-    /// Runs the tasks of a place until each of them waits for a scheduled event, then schedules the next
-    /// events.
+    /// Runs the tasks of the process at this place until each of them waits for a scheduled event, then
+    /// schedules the next events.
     pub(crate) fn settle(&mut self, at: Host) {
         for _ in 0..1000 {
             let Some(process) = &mut self.places[at].process else { return };
@@ -381,7 +381,7 @@ impl World {
         self.plan(at);
     }
 
-    /// Schedules a process's next turn, timer and disk work.
+    /// Schedules the next turn of a process's core, its next timer, and its disk work.
     pub(crate) fn plan(&mut self, at: Host) {
         let now = self.now();
         let turn = self.profile.turn;
@@ -497,8 +497,8 @@ impl World {
             (Measure::Queued, 99),
             (Measure::Questions, questions),
             (Measure::Compared, COMPARED_MAX),
-            // A lease was granted again before its revocation was applied. Clients cannot detect this bug,
-            // because for them the revocation may have come after the grant.
+            // The number of leases that were granted again before their revocation was applied. Clients
+            // cannot detect this bug, because for them the revocation may have come after the grant.
             (Measure::GrantedAhead, 0),
         ];
         for (measure, max) in bounds {

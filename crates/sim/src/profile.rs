@@ -37,7 +37,7 @@ kinds! {
         Stop = "stop";
         /// A process is paused for a while.
         Pause = "pause";
-        /// Power fails at several members at once, perhaps at all.
+        /// Power fails at several members at the same moment, perhaps at all.
         Blackout = "blackout";
         /// A member's clock runs too fast or too slow.
         Drift = "drift";
@@ -184,10 +184,10 @@ impl Kinds {
 const OPERATIONS_MAX: u64 = 2500;
 /// Value of `--quota-backend-bytes` in worlds without quota faults.
 const QUOTA_BYTES: u64 = 2 << 30;
-/// Faults that no seed has by default, because the product does not tolerate them yet; `--with` enables them.
+/// Faults that no seed has by default, because Mainstay does not tolerate them yet; `--with` enables them.
 const HELD_BACK: &[Fault] = &[Fault::Tight];
-/// Faults that each have their own random stream, so that they do not change other draws of a seed. The
-/// number n with a fault means that one seed in n has the fault.
+/// Faults that are each drawn from their own random stream, so that they do not change other draws of a seed.
+/// The number n with a fault means that one seed in n has the fault.
 const WITH_OWN_DICE: &[(Fault, u64)] = &[
     (Fault::FileError, 3),
     (Fault::Suspend, 4),
@@ -289,9 +289,9 @@ pub struct Profile {
     pub chaos: Nanos,
     /// Mean network delay of a message.
     pub delay: Nanos,
-    /// Mean duration of a turn of the log.
+    /// Mean duration of one write and sync of the log.
     pub sync: Nanos,
-    /// Mean delay between the moment a member has work and its turn.
+    /// Mean delay between the moment at which a member has work and the moment at which its core runs.
     pub turn: Nanos,
     /// Flags of all members, unless members have different flags.
     pub flags: Flags,
@@ -311,12 +311,12 @@ pub struct Profile {
     /// treated as if they had arrived during the write.
     pub log_batches: Option<usize>,
     /// Mean duration of a value read that misses the page cache, in the phase with faults; `None` if such
-    /// reads finish at once.
+    /// reads finish immediately.
     pub reads: Option<Nanos>,
     /// True if tokens are signed and carry the auth revision at which they were issued; otherwise members
     /// store the tokens.
     pub signed_tokens: bool,
-    /// Mean time of one step of background work, in addition to the disk time.
+    /// Mean duration of one step of background work, in addition to the disk time.
     pub background: Nanos,
 }
 
@@ -375,8 +375,9 @@ impl Profile {
         let large = work & 1 << Work::BigValues as u8 != 0;
         let sizes: &[u32] = if large { &[64, 64, 128, 256] } else { &[16, 16, 32, 32, 64, 256] };
         let mut segment_bytes: u32 = rng.pick(sizes) << 10;
-        // Forged and hostile values without compaction would soon fill more segments than one segment of the
-        // smallest size can list. Real members choose a segment size that suits their disk.
+        // Without compaction, forged and hostile values would soon fill more segments than the smallest
+        // segment size can list. Real members choose a segment size that suits their disk, so a larger one is
+        // used here, too.
         let does = |kind: Work| work & 1 << kind as u8 != 0;
         if does(Work::Forged) && does(Work::Hostile) && !does(Work::Compact) {
             segment_bytes = segment_bytes.max(64 << 10);
@@ -517,8 +518,8 @@ impl Profile {
         }
         let mut rng = Rng::stream(self.seed, &format!("flags {place} {life}"));
         let mut flags = Flags::draw(&mut rng);
-        // Pre-vote stays on here: without it, a member with a short timeout and a short log could campaign
-        // forever and prevent the election of others, as in etcd.
+        // Pre-vote stays on here: without it, a member with a short timeout and a short log could start one
+        // election after another and prevent the election of others, as in etcd.
         flags.pre_vote = true;
         if self.fails(Fault::Quota) {
             flags.quota_bytes = rng.pick(&[32, 64, 200]) << 10;

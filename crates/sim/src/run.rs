@@ -64,7 +64,7 @@ pub struct Options {
 pub struct Report {
     /// The seed.
     pub seed: u64,
-    /// Digest of all events; two runs with the same digest were identical.
+    /// Digest of all events. Two runs of the same seed must have the same digest.
     pub digest: u64,
     /// Text of the violation; `None` if there was none.
     pub violation: Option<String>,
@@ -293,7 +293,7 @@ impl Life<'_> {
         if world.profile.works(Work::Hostile) || planted::is_any() {
             // Each step of the oracle's search may execute transactions of a hundred operations. Searching an
             // incorrect history completely takes a minute; running another seed finds the same bug in less
-            // time.
+            // time. So the number of steps is limited.
             world.history.settings.search_steps_max = 5_000;
         }
         let verdict = oracle::check(&world.history);
@@ -340,7 +340,7 @@ impl World {
         )
     }
 
-    /// Returns true if a member has raised the alarm for lack of space.
+    /// Returns true if any member knows of a raised alarm for lack of space.
     fn is_short_of_space(&self) -> bool {
         let nospace = api::etcdserverpb::AlarmType::Nospace as i32;
         let processes = self.places.iter().filter_map(|place| place.process.as_ref());

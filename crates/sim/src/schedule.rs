@@ -1,4 +1,4 @@
-//! Queue of events in virtual nanoseconds.
+//! Queue of the simulation's events, ordered by their virtual times.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -1,4 +1,5 @@
-//! Watch streams of clients: some are read slowly, some break and resume at their last revision.
+//! Simulates the watch streams of clients: some are read slowly, some break and resume at their last
+//! revision.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -315,7 +316,7 @@ impl Watcher {
         (watch, start)
     }
 
-    /// Lets many more responses wait for the client. From now on each read takes all of them.
+    /// Lets up to 1024 responses wait for the client.
     pub fn widen(&mut self) {
         if let Some(pipe) = &self.pipe {
             pipe.borrow_mut().window = 1024;

@@ -1,4 +1,4 @@
-//! Operations of clients, drawn from each client's own random stream. No value is written twice.
+//! Draws the operations of clients, each client's from its own random stream. No value is written twice.
 
 use std::collections::BTreeMap;
 
@@ -50,9 +50,9 @@ struct Keeping {
 }
 
 impl Keeping {
-    /// Returns true if some time of the lease has passed, but so much is left that the lease cannot expire
-    /// before its revocation is applied. The revocation of an expired lease would also end a lease that was
-    /// granted again under its id, as in etcd.
+    /// Returns true if the lease may be revoked and granted again: some of its time has passed, but so much
+    /// is left that it cannot expire before its revocation is applied. The revocation of an expired lease
+    /// would also end a lease that was granted again under its id, as in etcd.
     fn is_exchangeable(&self, now: Nanos) -> bool {
         let ttl = u64::try_from(self.ttl).unwrap_or(0) * SECOND;
         !self.anew && now > self.asked + 3 * SECOND && now + 5 * SECOND < self.asked + ttl
@@ -704,7 +704,7 @@ impl Client {
                 };
                 if lost {
                     // From this response on the client knows that it has lost the lock, so the period of
-                    // holding ends now. Whether the lock was lost earlier, the oracle judges by the lease.
+                    // holding ends now. The oracle judges by the lease whether the lock was lost earlier.
                     self.held.push((fence, lease, since, now));
                     return None;
                 }
@@ -718,7 +718,7 @@ impl Client {
         }
     }
 
-    /// Records the locks that clients still hold at the end of the run as held until now.
+    /// Records that the lock which the client still holds at the end of the run, if any, was held until now.
     pub fn finish(&mut self, now: Nanos) {
         if let Some(Locking::Holding(fence, lease, since, _)) = self.lock.take() {
             self.held.push((fence, lease, since, now));

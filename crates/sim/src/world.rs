@@ -1,7 +1,8 @@
 //! The world of one seed: members, network, disks, clocks and clients, and the order of events.
 //!
 //! The world takes one event at a time from the schedule. The consequences of an event at the same place
-//! happen immediately; what is sent to another place becomes a new event. Nothing here waits for real time.
+//! happen immediately; data that is sent to another place becomes a new event. Nothing here waits for real
+//! time.
 
 use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,4 +1,5 @@
-//! Permission check of a request, which is made when the request arrives and again when its entry is applied.
+//! Checks whether the user of a request may make it. The check is made when the request arrives, and again
+//! when its entry is applied.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,8 +18,8 @@ use crate::shared_map::SharedMap;
 /// The keys that are attached to a lease.
 type LeaseKeys = SharedMap<Bytes, ()>;
 
-/// The user who sends a request, and the auth revision at which the user was authenticated. The default is a
-/// request without a user.
+/// The user who sends a request, and the auth revision at which the user was authenticated. The default value
+/// stands for a request without a user.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Caller<'a> {
     /// Name of the user; empty for none.
@@ -42,7 +43,8 @@ pub struct Gate {
     who: Who,
     /// Error for every access to keys, if the caller's auth revision is missing or too old.
     stale: Option<Status>,
-    /// True if the caller's token is outdated, so that it does not give the rights of root.
+    /// True if the caller's token is older than the last change of the user's password. Such a token does not
+    /// give the rights of root.
     is_outdated: bool,
     /// Number of times that the keys of a lease were checked. For tests.
     #[cfg(test)]
@@ -100,7 +102,7 @@ impl Gate {
     /// # Errors
     ///
     /// Returns an error if no user is named, no user of that name exists, the user does not have the role
-    /// root, or its token is outdated.
+    /// root, or the caller's token is outdated.
     pub fn admin(&self) -> Result<(), Status> {
         match &self.who {
             Who::Anyone => Ok(()),
@@ -236,9 +238,9 @@ impl Gate {
         }
     }
 
-    /// Checks that all of these keys may be written. If so, the caller may also revoke the lease to which
-    /// they are attached, renew it, and attach more keys. As in etcd, root may at any auth revision, and any
-    /// caller may if the lease has no keys.
+    /// Checks that the caller may write all of these keys, which are attached to one lease. If so, the caller
+    /// may also revoke the lease, renew it, and attach more keys to it. As in etcd, the check succeeds for
+    /// root at any auth revision, and for every caller if the lease has no keys.
     ///
     /// # Errors
     ///
@@ -247,8 +249,8 @@ impl Gate {
         self.all(keys, Rights::write)
     }
 
-    /// Checks that all of these keys may be read. If so, the caller may also see the lease to which they are
-    /// attached.
+    /// Checks that the caller may read all of these keys, which are attached to one lease. If so, the caller
+    /// may also see the lease.
     ///
     /// # Errors
     ///
@@ -257,9 +259,9 @@ impl Gate {
         self.all(keys, Rights::read)
     }
 
-    /// Checks a right on the keys of a lease after the key `behind`. Subtracts 1 from `left` for each search
-    /// except the first, which the caller has counted. Returns the key after which to continue, or `None` if
-    /// all keys were checked.
+    /// Checks that the caller has a right on the keys of a lease that are after the key `behind`. Subtracts 1
+    /// from `left` for each search except the first, which the caller has already counted. Returns the key
+    /// after which to continue, or `None` if all keys were checked.
     fn some(
         &self,
         keys: &LeaseKeys,
@@ -336,8 +338,8 @@ impl<'k, L: Iterator<Item = &'k LeaseKeys>> LeaseRights<'k, L> {
     ///
     /// # Errors
     ///
-    /// Returns the same errors as [`Gate::read`]. As in etcd, root may at any auth revision, and any caller may if the leases
-    /// have no keys.
+    /// Returns the same errors as [`Gate::read`]. As in etcd, there is no error for root at any auth
+    /// revision, nor for any caller if the leases have no keys.
     pub fn step(&mut self, gate: &Gate, work_max: usize) -> Result<Option<usize>, Status> {
         let mut left = work_max;
         while let Some(keys) = self.keys {
@@ -358,15 +360,15 @@ impl<'k, L: Iterator<Item = &'k LeaseKeys>> LeaseRights<'k, L> {
 enum Within {
     /// All remaining keys of the lease are in the set.
     All,
-    /// The keys before this one are in the set; the search stopped here.
+    /// The search stopped early, at this key. The keys of the lease before it are in the set.
     Through(Bytes),
     /// At least one key is not in the set.
     No,
 }
 
-/// Searches the keys of a lease after the key `behind` in the set `allowed`. Makes one search per span of the
-/// set, not one per key, but at most `left` + 1 searches. Subtracts the searches after the first one from
-/// `left`.
+/// Checks whether the keys of a lease that are after the key `behind` are in the set `allowed`. Makes one
+/// search per span of the set, not one per key, but at most `left` + 1 searches. Subtracts the searches after
+/// the first one from `left`.
 fn some_within(keys: &LeaseKeys, behind: Option<&Bytes>, left: &mut usize, allowed: &KeyRanges) -> Within {
     let mut through = behind;
     loop {
@@ -374,7 +376,8 @@ fn some_within(keys: &LeaseKeys, behind: Option<&Bytes>, left: &mut usize, allow
         match allowed.end_at(key) {
             None => return Within::No,
             Some(None) => return Within::All,
-            // Spans do not touch, so the key at the end of a span is never in the set.
+            // Spans do not touch, so the key at the end of a span is not in the set. If it is attached to the
+            // lease, the right on it is missing.
             Some(Some(end)) if keys.get(end).is_some() => return Within::No,
             Some(Some(end)) if *left == 0 => return Within::Through(end.clone()),
             Some(Some(end)) => {

@@ -168,8 +168,8 @@ impl Node {
 /// an interval without keys, etcd skips subtrees depending on their position:
 ///
 /// ```text
-/// [a, c) with [m, z) as its right child:  [n, a) is after [a, c), and [a, z) is not before it: [m, z) is skipped
-/// [m, z) with [a, c) as its left child:   [n, a) overlaps [m, z): allowed
+/// [a, c) with right child [m, z):  [n, a) is after [a, c), and does not overlap [a, z): child skipped
+/// [m, z) with left child [a, c):   [n, a) overlaps [m, z), as etcd compares them: allowed
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct IntervalTree(Option<Box<Node>>);

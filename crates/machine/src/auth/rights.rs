@@ -1,4 +1,4 @@
-//! Rights of one user: the union of the permissions of all roles of the user.
+//! Computes the rights of a user, which are the union of the permissions of all its roles, and caches them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,8 +27,8 @@ impl Rights {
         &self.read
     }
 
-    /// Returns the keys that the user's roles allow it to write and delete; with the role root it may write all
-    /// keys.
+    /// Returns the keys that the user's roles allow it to write and delete; with the role root it may write
+    /// and delete all keys.
     pub fn write(&self) -> &KeyRanges {
         &self.write
     }
@@ -64,9 +64,9 @@ pub struct RightsCache {
     /// Auth revision of all cached rights.
     revision: u64,
     by_user: BTreeMap<Box<str>, Arc<Rights>>,
-    /// Rights by set of roles, because many users have the same roles.
+    /// Rights for each set of roles, because many users have the same roles.
     by_roles: BTreeMap<Box<[String]>, Arc<Rights>>,
-    /// Number of permissions that were merged since the cache was created.
+    /// Measure of the work done; see [`RightsCache::joined`].
     joined: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Restores a machine from runs.
+//! Restores a machine from the runs of a checkpoint when a member starts.
 
 use std::ops::Range;
 
@@ -65,8 +65,8 @@ where
 
 /// Begins a restore in two halves for two threads: one half reads and decodes blocks, the other builds the
 /// machine. The caller passes all versions from [`Reading::read`] to [`Building::take`], in order, and then
-/// calls [`Building::finish`] if reading has succeeded. If both halves fail, the error of building is the one
-/// that [`restore`] would have returned.
+/// calls [`Building::finish`] if reading has succeeded. If both halves fail, the caller should report the
+/// error of `Building`, because [`restore`] would have returned that one.
 ///
 /// # Errors
 ///
@@ -104,7 +104,7 @@ where
     Ok((reading, Building { intake: Intake::new(head, versions) }))
 }
 
-/// Size in bytes of the keys at which a batch is passed on, even if it has few versions.
+/// Total size in bytes of its keys at which a batch is passed on, even if it contains few versions.
 const PIECE_KEY_BYTES: usize = 256 << 10;
 
 /// Batch of versions on their way from [`Reading`] to [`Building`].
@@ -310,7 +310,8 @@ impl Intake {
         machine.applied_term = self.head.applied_term;
         machine.in_use_bytes = self.accounting.in_use_bytes;
         machine.usage = self.accounting.usage;
-        // Any deletion below the compact revision may be missing from the image.
+        // Deletions below the compact revision are possibly missing from the image, so a delta run must not
+        // start at a lower revision.
         machine.delta_from_min = (self.head.compact_revision - 1).max(Revision(0));
         machine.hash =
             StateHash::new(self.head.state_hash, machine.applied_index, machine.store.current_revision());
