@@ -1,4 +1,4 @@
-//! Batches of data for the log (raft's entries and hard states) that are on their way to the disk.
+//! Tracks the batches of log data (raft's entries and hard states) that are on their way to the disk.
 
 use std::collections::VecDeque;
 
@@ -16,7 +16,8 @@ struct Unsynced {
     replaces: bool,
 }
 
-/// The batches that were given to the caller for the log, and the position up to which they are on disk.
+/// The batches that were given to the caller for the log and are not synced yet, and the index up to which
+/// the log is on disk.
 #[derive(Debug)]
 pub(crate) struct Batches {
     /// Number of the newest batch, with or without data for the log.

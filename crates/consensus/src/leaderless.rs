@@ -1,4 +1,4 @@
-//! Forwarded proposals that wait until a leader is known.
+//! Queue of forwarded proposals that wait until a leader is known.
 
 use raft::eraftpb;
 
@@ -6,8 +6,8 @@ use crate::tail::payload_bytes;
 
 /// Maximum number of forwarded proposals that wait until a leader is known.
 const LEADERLESS_MAX: usize = 1024;
-/// Maximum bytes of forwarded proposals that wait until a leader is known. They are all sent at once, so the
-/// limit is half of the send queue to a member, which leaves space for other messages.
+/// Maximum bytes of forwarded proposals that wait until a leader is known. They are all sent at the same
+/// time, so the limit is half of the send queue to a member, which leaves space for other messages.
 const LEADERLESS_BYTES_MAX: usize = 8 << 20;
 
 /// Memory in bytes of an entry in addition to its payload.

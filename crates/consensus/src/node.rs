@@ -1,5 +1,5 @@
-//! The raft node. It returns its decisions as effects, and the caller carries them out. [`Node::step`] and
-//! [`Node::request`] take events and requests, [`Node::effects`] returns the resulting actions.
+//! The raft node of one member. [`Node::step`] and [`Node::request`] take events and requests;
+//! [`Node::effects`] returns the resulting actions, which the caller carries out.
 
 mod farewell;
 mod followers;
@@ -59,12 +59,12 @@ pub struct Node {
     /// Forwarded proposals that wait until a leader is known, for at most two election timeouts (without a
     /// time limit if `speaks_as_etcd` is set).
     leaderless: LeaderlessQueue,
-    /// Membership changes that other members have forwarded to this leader while an earlier change may not be
-    /// applied yet.
+    /// Membership changes that other members have forwarded to this leader, and that wait because an earlier
+    /// change is possibly not applied yet.
     early_changes: Vec<eraftpb::Message>,
     leaving: Option<Farewell>,
-    /// True if the status has changed in a way that the raft crate does not report, so that it has to be
-    /// returned as an effect.
+    /// True if the status has changed in a way that the raft crate does not report, so that the next effects
+    /// must contain the status.
     stands_anew: bool,
     programs: Programs,
 }
@@ -123,8 +123,8 @@ impl Node {
             tail.hard_state.vote = 0;
         }
         // The commit index in the log may be older than that of the checkpoint, because it is never synced
-        // for its own sake. And it may be beyond the end of the log, because the unsynced end of the log may
-        // have been lost.
+        // for its own sake. It may also be beyond the end of the log, because a crash may have lost the
+        // unsynced end of the log. So it is clamped to the entries that exist.
         tail.hard_state.commit = restored.hard_state.commit.clamp(restored.applied, last_entry).0;
         let entries: Vec<eraftpb::Entry> = restored.entries.iter().map(Entry::to_raft).collect();
         for (at, entry) in entries.iter().enumerate() {
@@ -184,7 +184,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// Returns an error if the event contradicts the state of the node, which is a bug of this program.
+    /// Returns an error if the event contradicts the state of the node, which is a bug of Mainstay.
     pub fn step(&mut self, event: Event) -> Result<(), NodeBug> {
         let outcome = self.take(event);
         self.settle();
@@ -336,7 +336,7 @@ impl Node {
             // not restored yet leaves a gap in that range.
             && self.restoring.is_none()
             // A candidate announces which entries its log has, so these must be on disk. Also, a sole voter
-            // becomes leader at once, and the raft crate requires that the log of a new leader is synced.
+            // becomes leader immediately, and the raft crate requires that the log of a new leader is synced.
             && log.persisted == log.last_index()
     }
 
@@ -346,7 +346,8 @@ impl Node {
         let due = raft.state != StateRole::Leader
             && raft.election_elapsed + 1 >= raft.randomized_election_timeout();
         if due && !self.may_campaign() {
-            // The time still counts: otherwise this node would keep to a leader that is gone.
+            // No election begins, but the time still counts. Otherwise this node would regard a leader that
+            // is gone as alive, and would ignore the vote requests of other members.
             self.raw.raft.election_elapsed += 1;
         } else {
             self.raw.tick();
@@ -376,8 +377,8 @@ impl Node {
     }
 
     fn propose_conf_change(&mut self, change: crate::ConfChange, data: Bytes) -> Result<(), Refusal> {
-        // The raft crate would append an empty entry instead of this change, and the caller would not learn
-        // of it.
+        // The change is refused here, because the raft crate would append an empty entry instead of it, and
+        // the caller would not learn that the change was lost.
         if self.raw.raft.state == StateRole::Leader && self.raw.raft.has_pending_conf() {
             return Err(other("an earlier membership change may not be applied yet"));
         }

@@ -1,4 +1,4 @@
-//! Refusal of messages from peers that would make the raft crate panic or corrupt its term.
+//! Refuses messages from peers that would make the raft crate panic or corrupt its term.
 //!
 //! The raft crate trusts its peers: a heartbeat that commits entries which do not exist, an append with a
 //! gap, or a snapshot without members would end the process. But a peer may be a broken build or another
@@ -39,8 +39,8 @@ pub(crate) fn check<T: Storage>(message: &eraftpb::Message, node: &RawNode<T>) -
     if message.from == 0 {
         return Err(Refusal::because("a message without a sender"));
     }
-    // A transfer request names the transferee as its sender, which may be the leader that receives the
-    // request.
+    // A transfer request is accepted from this member itself: the message names the transferee as its sender,
+    // and the transferee may be the leader that receives the request.
     if message.from == raft.id && kind != M::MsgTransferLeader {
         return Err(Refusal::because("a message from this member itself"));
     }

@@ -1,4 +1,4 @@
-//! Limit of the bytes in flight to one follower.
+//! Limits the payload bytes in flight to one follower.
 
 use std::collections::VecDeque;
 
@@ -71,10 +71,10 @@ impl Window {
         free
     }
 
-    /// Releases one more append. Called when the follower responds to heartbeats but acknowledges no appends,
-    /// so that appends may have been lost: the response to one more append shows raft the loss. The raft
-    /// crate does the same when its own limit is reached. At most one append per tick is released, because
-    /// heartbeats are also sent with every read.
+    /// Releases one more append. Must be called when the follower responds to heartbeats but acknowledges no
+    /// appends, so that appends may have been lost: the response to one more append shows raft the loss. The
+    /// raft crate does the same when its own limit is reached. At most one append per tick is released,
+    /// because heartbeats are also sent with every read.
     pub fn nudge(&mut self, tick: u64) -> Option<eraftpb::Message> {
         if std::mem::replace(&mut self.nudged, tick) == tick {
             return None;
@@ -84,7 +84,7 @@ impl Window {
         Some(message)
     }
 
-    /// Drops all appends, because raft starts again with this follower.
+    /// Drops all appends, because raft probes this follower again and will make new appends.
     pub fn clear(&mut self) {
         *self = Window::default();
     }

@@ -1,4 +1,4 @@
-//! Translation between etcd's raft messages and the raft crate's.
+//! Translates between etcd's raft messages and those of the raft crate.
 //!
 //! The two protocols share their field numbers up to field 12 and differ after it, and an entry of a conf
 //! change carries different bytes. Therefore nothing that the raft crate encodes is used outside of this
@@ -130,7 +130,7 @@ fn entry_to_raft(entry: raftpb::Entry) -> Result<eraftpb::Entry, Refusal> {
     let entry = match raftpb::EntryType::try_from(kind) {
         Ok(raftpb::EntryType::EntryNormal) => eraftpb::Entry { data, ..eraftpb::Entry::default() },
         Ok(raftpb::EntryType::EntryConfChange) => conf_change_entry(decode_conf_change(&data)?, data)?,
-        // etcd never proposes a conf change of version 2, and this program could not apply it.
+        // etcd never proposes a conf change of version 2, and Mainstay could not apply it.
         Ok(raftpb::EntryType::EntryConfChangeV2) => {
             return Err(Refusal::because("a conf change of the second form"));
         }
@@ -204,10 +204,11 @@ pub(crate) fn bound_term(message: &eraftpb::Message) -> Option<u64> {
 pub(crate) fn message_from_raft(mut message: eraftpb::Message) -> raftpb::Message {
     use eraftpb::MessageType as R;
     let kind = message.get_msg_type();
-    // The raft crate puts its commit index into votes and responses, too. Neither etcd nor this program reads
-    // it in these messages, so it is left out.
+    // The raft crate puts its commit index into votes and responses, too. Neither etcd nor Mainstay reads the
+    // commit index in these messages, so it is left out.
     let commit = matches!(kind, R::MsgAppend | R::MsgHeartbeat).then_some(message.commit);
-    // If the leader's member runs etcd in the meantime, its raft also ignores a message of an older term.
+    // A bound proposal is sent with its term. Mainstay then accepts it only in this term. If the leader's
+    // member has been replaced by etcd in the meantime, its raft also ignores a message of an older term.
     let bound = if kind == R::MsgPropose { bound_term(&message) } else { None };
     let term = bound.unwrap_or(message.term);
     let context = std::mem::take(&mut message.context);

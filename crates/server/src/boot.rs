@@ -72,16 +72,18 @@ pub struct Running {
 /// The threads that serve clients and metrics; empty until these threads are started.
 type Fronts = OnceLock<Vec<Front>>;
 
-/// Finds the other members for a member without data: returns the options completed by an initial cluster.
+/// Function that finds the other members for a member without data. Returns the options, completed by an
+/// initial cluster.
 pub type Discover<'a> = dyn Fn(&Config) -> Result<Config, Box<dyn Error + Send + Sync>> + 'a;
 
 /// Starts a member; returns once it serves clients. A member can serve only when the cluster has a quorum,
-/// which may take long. So `stop_wanted` is called periodically, and the start is given up when it returns
-/// true.
+/// which may take long. So `stop_wanted` is called periodically, and when it returns true, the start is
+/// aborted.
 ///
 /// # Errors
 ///
-/// Returns an error that names the file, address or option that is wrong. Its text says why, and what to do.
+/// Returns an error that names the file, address or option that is wrong. The message says why, and what to
+/// do.
 pub fn start(
     config: Config,
     logger: Arc<Logger>,
@@ -269,7 +271,8 @@ fn serve(
     Ok((running, listening))
 }
 
-/// Starts the thread that reads old entries for followers. It ends when the core drops its end of the queue.
+/// Starts the thread that reads old entries for followers. The thread ends when the core drops its end of the
+/// queue.
 fn start_catch_up(
     shared: &Shared,
     entries: log::Entries,
@@ -509,7 +512,8 @@ fn log_peer(logger: &Logger, level: peer::Level, line: &str, fields: &[(&str, pe
 /// Open files reserved for everything but connections, as in etcd. For each log segment two more files are
 /// reserved, because the number of segments may grow.
 const OTHER_FILES: usize = 150;
-/// Least number of connections with which a member starts.
+/// Minimum number of connections that the limit on open files must allow; with fewer, a member does not
+/// start.
 const CONNECTIONS_MIN: usize = 16;
 
 fn front_options(config: &Config, shards: usize, segments: usize) -> Result<front::Options, StartError> {
@@ -561,7 +565,8 @@ const CLIENT_MEMORY_BYTES_MIN: usize = 32 << 20;
 /// Number of largest messages that the memory budget for clients must hold.
 const MESSAGES_MIN: usize = 4;
 
-/// Returns the memory budget of all clients together, in bytes: as configured, or a quarter of the available memory.
+/// Returns the memory budget of all clients together, in bytes: as configured, or a quarter of the available
+/// memory.
 fn client_memory_bytes(told: Option<u64>, message_bytes_max: usize) -> usize {
     let bytes = match told {
         Some(bytes) => bytes,
@@ -574,7 +579,7 @@ fn client_memory_bytes(told: Option<u64>, message_bytes_max: usize) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX).max(least)
 }
 
-/// Starts a thread with this name; an error calls it `what`.
+/// Starts a thread with this name. `what` names the thread in the error message.
 fn spawn<T: Send + 'static>(
     name: &'static str,
     what: &'static str,
@@ -604,7 +609,8 @@ impl Running {
         self.shared.data.values.wind_down();
         // Dropped first: the reloading thread notifies the fronts, the console and the peers of new files.
         drop(self.reloading);
-        // Removed before the listeners close, so that no client finds a socket file on which no process listens.
+        // Removed before the listeners close, so that no client finds a socket file on which no process
+        // listens.
         drop(self.socket_files);
         // Dropped before the listeners for clients, since the console holds connections to them.
         drop(self.console);
@@ -619,7 +625,7 @@ impl Running {
         let ended = self.core.join();
         if ended.is_err() {
             // A core that panicked did not close its queue, and the checkpointer may wait for an answer
-            // there.
+            // there. Closing the queue ends that wait.
             self.shared.core.inbox.close();
         }
         self.monitor.stop();
@@ -675,7 +681,7 @@ mod tests {
     fn threads() -> Vec<String> {
         let names = ["core", "log", "checkpointer", "catch-up", "hasher", "monitor", "peer"];
         let tasks = std::fs::read_dir("/proc/self/task").expect("there are threads");
-        // A thread that ends meanwhile has no name.
+        // A thread that ends meanwhile is left out, because its name cannot be read.
         tasks
             .filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok())
             .map(|name| name.trim_end().to_owned())

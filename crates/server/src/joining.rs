@@ -1,7 +1,7 @@
-//! Determines the identity of a member without data: it forms a new cluster with others, or joins a cluster
-//! that has it as a member.
+//! Determines the identity of a member without data, which either forms a new cluster with others, or joins a
+//! cluster that already lists it as a member.
 //!
-//! Checks and texts are etcd's (`bootstrapNewClusterNoWAL`, `bootstrapExistingClusterNoWAL`).
+//! Checks and error messages are etcd's (`bootstrapNewClusterNoWAL`, `bootstrapExistingClusterNoWAL`).
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -27,7 +27,7 @@ const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
 /// may not be started yet.
 const BOOTSTRAPPED_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Error that prevents a member without data from beginning. The texts are etcd's where etcd has one.
+/// Reason why a member without data cannot start. The messages are etcd's where etcd has one.
 #[derive(Debug)]
 pub enum JoinError {
     /// The options contradict each other.
@@ -116,8 +116,8 @@ fn others(bootstrap: &Bootstrap) -> Vec<String> {
 }
 
 fn form(bootstrap: &Bootstrap, tls: Option<&ClientTls>, logger: &Logger) -> Result<Beginning, JoinError> {
-    // If a member that ran before returned with an empty directory, it could vote twice in the same raft
-    // term.
+    // The other members are asked whether this member has run before. If it had, and now returned with an
+    // empty directory, it could vote twice in the same raft term.
     for url in others(bootstrap) {
         let members = match members_of(&url, BOOTSTRAPPED_TIMEOUT, tls) {
             Ok((_, members)) => members,
@@ -237,7 +237,8 @@ fn own_id(bootstrap: &Bootstrap, existing: &[Member]) -> Result<Option<u64>, Joi
     let (mut own, mut matched) = (None, BTreeSet::new());
     for member in &bootstrap.members {
         let wanted = texts(&member.peer_urls);
-        // If the options name one member twice, they leave out another member, which may be this one.
+        // Each member of the cluster may be matched only once: if the options name one member twice, they
+        // leave out another member, which may be this one.
         let known =
             member_at(existing, |known| &known.peer_urls, &wanted).filter(|known| matched.insert(known.id));
         let Some(known) = known else {
@@ -257,7 +258,7 @@ fn check_version(
     tls: Option<&ClientTls>,
     logger: &Logger,
 ) -> Result<(), JoinError> {
-    // A member that does not answer gives no information about the cluster.
+    // A member that does not answer gives no information about the cluster, so nothing is refused.
     let cluster = match version_of(url, FETCH_TIMEOUT, tls) {
         Ok((_, cluster)) => cluster,
         Err(error) => {
@@ -303,7 +304,7 @@ mod tests {
         }
     }
 
-    /// Another member that might know of this member's earlier run is logged if it cannot be asked.
+    /// If another member that might know of this member's earlier run cannot be asked, the log names it.
     #[test]
     fn a_member_that_cannot_be_asked_is_named_in_the_log() {
         use telemetry::logging::{Format, Level};

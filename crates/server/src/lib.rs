@@ -12,9 +12,10 @@
 //! * `own_console` starts the member's console.
 //! * `tls` sets up TLS according to the options, and reloads changed files while the member runs.
 //!
-//! The crate does not know command lines, signals or exit codes (`mainstay`). Invariant: I17 (the same seed
-//! gives the same trace). Start reading with [`boot::start`] and [`stepped::Stepped`]. Tests: `tests/it` for
-//! members that are stepped, and end to end in the `mainstay` crate.
+//! The crate does not handle command lines, signals or exit codes; the crate `mainstay` does. Invariant: I17
+//! in `ARCHITECTURE.md` (the same seed gives the same trace). Start reading with [`boot::start`] and
+//! [`stepped::Stepped`]. Tests: `tests/it` for members that are stepped, and end to end in the `mainstay`
+//! crate.
 
 #![forbid(unsafe_code)]
 

@@ -3,10 +3,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Memory in bytes that is assumed when the system reports none.
+/// Memory in bytes that is assumed when the system reports neither its memory nor a limit.
 const ASSUMED_BYTES: u64 = 4 << 30;
 
-/// Returns the memory of the machine or the limit of this process's control group, whichever is less, in bytes.
+/// Returns the memory of the machine or the limit of this process's control group, whichever is less, in
+/// bytes.
 pub fn available_bytes() -> u64 {
     let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| total_bytes(&text));
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();

@@ -1,6 +1,7 @@
-//! A member without threads, sockets and real time: its owner decides what happens next, and what time it is.
+//! Runs a member without threads, sockets and real time: its owner decides what happens next, and what time
+//! it is.
 //!
-//! It is the same member that `boot` starts, with the same core, log, checkpointer and services. In `boot`,
+//! The member is the same that `boot` starts, with the same core, log, checkpointer and services. In `boot`,
 //! each part has a thread; here, each part has a function that does the next step of its work. Nothing
 //! happens between two of these calls, so every order in which threads could run can be produced, and every
 //! run can be repeated.
@@ -86,8 +87,8 @@ pub struct Setup {
     pub segment_bytes: u32,
     /// Thresholds at which checkpoints are taken and space is reclaimed.
     pub thresholds: Thresholds,
-    /// Identity and first entries for a member without data; must be given at every start. `None`: the member
-    /// forms a cluster with the members of its configuration.
+    /// Identity and first entries for a member without data; must be given at every start. If `None`, the
+    /// member forms a cluster with the members of its configuration.
     pub beginning: Option<Beginning>,
     /// Switches for tests; a real process uses the defaults.
     pub switches: Switches,
@@ -180,7 +181,7 @@ fn signed_credentials(
     made.expect("a secret is a key")
 }
 
-/// Set when a task is woken.
+/// Flag that is set when a task is woken.
 struct Woken(AtomicBool);
 
 impl Wake for Woken {
@@ -326,7 +327,7 @@ impl Stepped {
         self.clean_shutdown.close(&self.shared.member.identity, end)
     }
 
-    /// Returns true if a queued request would wake the core's thread.
+    /// Returns true if a request is queued that would wake the core's thread.
     pub fn wants_turn(&self) -> bool {
         !self.shared.core.inbox.is_asleep()
     }
@@ -360,8 +361,8 @@ impl Stepped {
 
     /// Runs one step of the checkpointer, which starts an order or continues one. A step does one of these:
     /// it writes one block of a checkpoint's run, the end of the run, or the manifest; deletes obsolete
-    /// files; or moves one portion of values. Returns false if the checkpointer has nothing to do, or waits
-    /// until the core has moved a portion.
+    /// files; or copies one batch of values to another segment. Returns false if the checkpointer has nothing
+    /// to do, or waits until the core has stored the new locations of a batch.
     pub fn checkpointer_step(&mut self) -> bool {
         match self.checkpointer.step() {
             Step::Written | Step::Ended => true,
@@ -401,7 +402,7 @@ impl Stepped {
         let mut context = Context::from_waker(&waker);
         loop {
             self.woken.0.store(false, Ordering::Relaxed);
-            // The poll is never ready, since some tasks never end.
+            // The result is ignored: some tasks never end, so the poll is never ready.
             let _ = Pin::new(&mut self.local).poll(&mut context);
             let read = !self.reads_held && self.shared.data.readers.step();
             if !read && !self.woken.0.load(Ordering::Relaxed) {
@@ -440,7 +441,8 @@ impl Stepped {
         self.shared.data.readers.step()
     }
 
-    /// Returns the time, by this member's clock, until the next timer is due. [`HandClock::advance`] fires timers.
+    /// Returns the time, by this member's clock, until the next timer is due. [`HandClock::advance`] fires
+    /// timers.
     pub fn next_timer(&self) -> Option<Duration> {
         self.clock.next_timer()
     }
@@ -477,8 +479,8 @@ impl Stepped {
         self.call_as(self.head(rpc), message)
     }
 
-    /// Makes a unary call like [`Stepped::call`], and resolves to the pieces of the response; a response that
-    /// is sent whole is one piece.
+    /// Makes a unary call like [`Stepped::call`], and resolves to the chunks in which the response is sent; a
+    /// response that is sent whole is one chunk.
     pub fn call_in_pieces(&self, rpc: Rpc, message: Bytes) -> LocalBoxFuture<Result<Vec<Bytes>, Status>> {
         self.pieces_by(self.head(rpc), message)
     }
@@ -571,7 +573,7 @@ impl Stepped {
     }
 
     /// Receives the database of a member that runs etcd, like [`Stepped::receive_snapshot`] for a snapshot in
-    /// this program's format.
+    /// Mainstay's format.
     pub fn receive_database(
         &self,
         message: raftpb::Message,

@@ -1,5 +1,5 @@
-//! TLS of a member: from the options to the settings of its listeners and of its connections to other
-//! members, and the thread that reloads changed files.
+//! Sets up the TLS of a member: turns the options into the settings of its listeners and of its connections
+//! to other members, and runs the thread that reloads changed files.
 //!
 //! The rules about files and certificates are in the crate `tls`. This module decides which option applies
 //! where and which listener gets TLS, and writes the log and the metrics.
@@ -23,13 +23,13 @@ use tls::{Event, LoadError, Owner, Reloader, SelfSigned, ServerTls, SystemClock,
 const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval at which the log repeats that a certificate expires soon.
 const REMINDER_INTERVAL: Duration = Duration::from_secs(24 * 3600);
-/// Number of days before its expiry from which on a certificate is warned of.
+/// Number of days before the expiry of a certificate from which on the log warns of it.
 const WARNING_DAYS: i64 = 30;
 
 /// Reason why a member cannot use TLS as its options require.
 #[derive(Debug)]
 pub enum TlsError {
-    /// A URL is `https`, but no certificate is configured for it. The text is etcd's.
+    /// A URL is `https`, but no certificate is configured for it. Contains etcd's message.
     NoCertificate(String),
     /// The options contradict each other, or a file cannot be used.
     Load {
@@ -68,7 +68,8 @@ impl Error for TlsError {
     }
 }
 
-/// The side of a member that options and metrics refer to. Displays as its name in the log and in the metrics.
+/// The side of a member that options and metrics refer to. Displays as its name in the log and in the
+/// metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// Listeners for clients and for metrics.
@@ -137,7 +138,8 @@ impl MemberTls {
         let client_settings = Some(settings.clone()).filter(|settings| !settings.is_empty());
         warn_of_plain(Side::Client, &urls, &settings, logger);
         let listens = hosts.iter().chain(&config.listen.metrics_urls).any(is_secure);
-        // The console connects to other members, even if the listeners of this member use no TLS.
+        // The console needs settings even if no listener of this member uses TLS, because it connects to
+        // other members.
         let dials = !config.listen.console_urls.is_empty();
         let clients = match listens && !settings.is_empty() || dials {
             true => Some(load(settings, Side::Client, &mut watched, logger)?),
@@ -285,7 +287,8 @@ fn ignored(settings: &tls::Settings, side: Side) -> Vec<&'static str> {
 
 fn host_and_port(url: &Url) -> String {
     if url.scheme().is_unix() {
-        // The name that clients compare with the certificate.
+        // For a Unix socket, clients compare the names in the certificate with the last component of the
+        // path.
         let name = url.host().rsplit('/').next().unwrap_or_default();
         return if name.contains(':') { name.to_owned() } else { format!("{name}:0") };
     }

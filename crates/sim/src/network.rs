@@ -110,8 +110,8 @@ impl Network {
         self.cut_since(a, b).is_none()
     }
 
-    /// Returns the serial number of the current connection in the direction from `from` to `to`, counted from
-    /// 0.
+    /// Returns the serial number of the current connection in the direction from `from` to `to`. The number
+    /// is 0 for the first connection.
     pub fn connection(&self, from: Host, to: Host) -> u64 {
         self.breaks.get(&(from, to)).copied().unwrap_or(0)
     }

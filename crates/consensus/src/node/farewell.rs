@@ -1,5 +1,4 @@
-//! A leader whose own removal was applied: before it ends, it makes sure that the other members know of the
-//! removal.
+//! Lets a leader that has applied its own removal tell the other members of the removal before it ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -41,8 +40,8 @@ pub(super) struct Farewell {
 }
 
 impl Farewell {
-    /// Returns the state of a leader that has applied its own removal. `index` is the commit index at this time,
-    /// so a member that has it knows the removal.
+    /// Returns the state of a leader that has applied its own removal. `index` is the commit index at this
+    /// time: a member that knows this commit index knows of the removal.
     pub(super) fn new(index: Index, change: ConfChange) -> Farewell {
         Farewell { index, told: BTreeSet::new(), said: BTreeMap::new(), change }
     }
@@ -64,9 +63,9 @@ impl Node {
             && !planted::is(Bug::RemovedLeaderSilent)
     }
 
-    /// Returns true while this node, whose removal it has applied as a leader, makes sure that a majority of
-    /// the other members knows of the removal. Its process should run on until then, but only for a limited
-    /// number of election timeouts.
+    /// Returns true while this node, which has applied its own removal as a leader, makes sure that a
+    /// majority of the other members knows of the removal. Its process should continue until then, but only
+    /// for a limited number of election timeouts.
     pub fn is_leaving(&self) -> bool {
         self.leaving.is_some()
     }
@@ -84,7 +83,8 @@ impl Node {
             let change = leaving.change;
             self.leaving = None;
             self.raw.raft.set_check_quorum(true);
-            // The change was checked when it was applied, and it leaves other voters, so it cannot fail.
+            // The change was checked when it was applied to the member list, and it leaves other voters, so
+            // the raft crate accepts it.
             let changed = self.change_conf(change);
             assert!(changed.is_ok(), "a committed removal with voters left can be applied: {changed:?}");
             return;

@@ -1,4 +1,4 @@
-//! The node's effects, which the caller has to carry out.
+//! Collects the node's effects, which the caller has to carry out.
 
 use api::raftpb;
 use numbers::{Index, MemberId, Term};
@@ -84,7 +84,7 @@ impl Node {
             effects.append = Some(Append { number, entries, hard_state: self.unsaved.take() });
         } else if self.batches.are_synced() {
             // The raft crate keeps a record of each batch until its sync is reported. This batch has no data
-            // to sync, so that is done at once.
+            // to sync, so its sync is reported immediately.
             self.raw.on_persist_ready(number);
         }
         self.post(messages);
@@ -109,8 +109,9 @@ impl Node {
         Vec::new()
     }
 
-    /// Asserts the order of positions that [`RaftStatus`](crate::RaftStatus) and [`Effects::commit`] promise. An entry that is
-    /// given to the caller too early could be applied from a log that may still lose or replace it.
+    /// Asserts the order of indexes that [`RaftStatus`](crate::RaftStatus) and [`Effects::commit`] promise.
+    /// An entry that is given to the caller too early could be applied from a log that may still lose or
+    /// replace it.
     fn assert_order(&self, given_out: &[Entry]) {
         let log = &self.raw.raft.raft_log;
         let (commit, last, synced) = (Index(log.committed), Index(log.last_index()), Index(log.persisted));
@@ -160,8 +161,8 @@ impl Node {
                 // The hint is also set in a heartbeat that is sent after this leader was deposed: otherwise
                 // members that do not know the new leader yet would conclude that this leader runs etcd.
                 MessageType::MsgHeartbeat => BINDS_PROPOSALS,
-                // Only the first append to a member in a term carries the hint, because there are many later
-                // ones.
+                // Only appends that probe the member carry the hint. The many later appends in this term do
+                // not need to repeat it.
                 MessageType::MsgAppend if of_this_term && self.is_probed(message.to) => BINDS_PROPOSALS,
                 _ => continue,
             };
@@ -200,8 +201,8 @@ fn may_remove(entry: &eraftpb::Entry) -> bool {
     }
 }
 
-/// Returns a confirmed read in the caller's form; `None` if the context is not that of a read of this
-/// program.
+/// Returns a confirmed read in the caller's form; `None` if its context is not 8 bytes long, because then the
+/// read was not made by Mainstay.
 fn read_of(state: raft::ReadState) -> Option<ConfirmedRead> {
     let context = <[u8; 8]>::try_from(&state.request_ctx[..]).ok()?;
     Some(ConfirmedRead { number: u64::from_be_bytes(context), index: Index(state.index) })

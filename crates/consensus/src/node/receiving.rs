@@ -1,5 +1,5 @@
-//! Messages of other members: forwarded proposals and reads, some of which wait until a leader can accept
-//! them, and all other messages, which go to the raft crate.
+//! Handles messages of other members: forwarded proposals and reads, some of which wait until a leader can
+//! accept them, and all other messages, which go to the raft crate.
 
 use api::raftpb;
 use bytes::Bytes;
@@ -55,8 +55,9 @@ impl Node {
             }
         }
         match kind {
-            // The request of a leader to begin an election is ignored. If no member campaigns, the leader
-            // accepts proposals again after a timeout.
+            // A leader that transfers its leadership requests an election. This node must not campaign now,
+            // so the request is ignored. If no other member campaigns either, the leader accepts proposals
+            // again after a timeout.
             MessageType::MsgTimeoutNow if !self.may_campaign() => return Ok(()),
             MessageType::MsgTransferLeader if message.term == self.raw.raft.term => message.term = 0,
             MessageType::MsgReadIndex => return self.read(message),
@@ -155,7 +156,7 @@ impl Node {
                     self.early_changes.push(message);
                     continue;
                 }
-                // If the raft crate drops the proposal, it is lost, as in etcd.
+                // An error is ignored: a proposal that the raft crate drops is lost, as in etcd.
                 let _ = self.raw.raft.step(message);
             }
         }
