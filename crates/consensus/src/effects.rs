@@ -126,8 +126,8 @@ pub struct Effects {
     /// Entries and hard state for the log.
     pub append: Option<Append>,
     /// Messages to be sent now, in this order. A message that acknowledges data appears here only after the
-    /// data is synced. A `MsgSnap` contains only metadata. The code that sends the state later replaces them
-    /// by the metadata of the state that is really sent.
+    /// data is synced. A `MsgSnap` contains only metadata. The code that sends the state replaces this
+    /// metadata by the metadata of the state that it really sends.
     pub messages: Vec<raftpb::Message>,
     /// Committed entries, to be applied in order, without a gap. None is beyond [`RaftStatus::commit`], and
     /// none beyond [`Node::synced_index`](crate::Node::synced_index).

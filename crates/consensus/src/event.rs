@@ -93,8 +93,8 @@ pub enum Request {
     ///
     /// [`Node::binds_proposals`]: crate::Node::binds_proposals
     Propose(Vec<Bytes>),
-    /// Replicate a membership change; the bytes are etcd's `ConfChange`. A leader refuses the request as long
-    /// as an earlier change is possibly not applied yet. A change that a follower forwards during that time
+    /// Replicate a membership change; the bytes are etcd's `ConfChange`. A leader refuses the request while
+    /// an earlier change is possibly not applied yet. A change that a follower forwards during that time
     /// waits in the leader's node.
     ProposeConfChange(ConfChange, Bytes),
     /// Handle a message from a peer.

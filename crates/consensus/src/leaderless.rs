@@ -14,7 +14,7 @@ const LEADERLESS_BYTES_MAX: usize = 8 << 20;
 const ENTRY_BYTES: usize = 64;
 
 /// Forwarded proposals of etcd members that wait until a leader is known, in order of arrival. In a node with
-/// `speaks_as_etcd`, all forwarded proposals wait here.
+/// `speaks_as_etcd`, the proposals of all members wait in this queue.
 #[derive(Debug, Default)]
 pub(crate) struct LeaderlessQueue {
     messages: Vec<eraftpb::Message>,

@@ -122,9 +122,9 @@ impl Node {
             tail.hard_state.term = restored.applied_term.0;
             tail.hard_state.vote = 0;
         }
-        // The commit index in the log may be older than that of the checkpoint, because it is never synced
-        // for its own sake. It may also be beyond the end of the log, because a crash may have lost the
-        // unsynced end of the log. So it is clamped to the entries that exist.
+        // The commit index in the log may be older than the applied index of the checkpoint, because no sync
+        // is made only for a new commit index. It may also be beyond the end of the log, because a crash may
+        // have lost the unsynced end of the log. So it is clamped to the entries that exist.
         tail.hard_state.commit = restored.hard_state.commit.clamp(restored.applied, last_entry).0;
         let entries: Vec<eraftpb::Entry> = restored.entries.iter().map(Entry::to_raft).collect();
         for (at, entry) in entries.iter().enumerate() {
@@ -333,7 +333,7 @@ impl Node {
         self.raw.raft.promotable()
             && !self.disk_stalled
             // Raft searches for conf changes between the applied and the committed index. A snapshot that is
-            // not restored yet leaves a gap in that range.
+            // not restored yet leaves a gap in that range, so no election may begin.
             && self.restoring.is_none()
             // A candidate announces which entries its log has, so these must be on disk. Also, a sole voter
             // becomes leader immediately, and the raft crate requires that the log of a new leader is synced.

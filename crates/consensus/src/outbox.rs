@@ -17,7 +17,7 @@ const WAITING_MAX: usize = 4096;
 ///
 /// * **An accepted append** promises that the log has everything up to its index. If some of these entries
 ///   are not on disk yet, the message waits for the newest batch, because it may promise entries of any batch
-///   up to that one. If all of it is on disk, only the term is promised.
+///   up to that one. If all of these entries are on disk, only the term is promised.
 /// * **A vote** depends only on the term and the vote: it promises that no other candidate gets a vote of
 ///   this member in this term. A **request for votes** is a vote for the candidate itself, and announces
 ///   which entries its log has; but no node campaigns before its whole log is on disk.

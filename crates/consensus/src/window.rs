@@ -9,10 +9,10 @@ use crate::tail::payload_bytes;
 /// The appends to one follower that it has not acknowledged, and appends that wait until fewer bytes are in
 /// flight.
 ///
-/// The raft crate limits the number of appends in flight, not their bytes. This type holds back appends that
-/// exceed a number of bytes, in order. No append is lost: raft limits the number of appends that are held
-/// back, counts them as in flight, and makes them again when it starts probing the follower; then
-/// [`Window::clear`] drops those held back here.
+/// The raft crate limits the number of appends in flight, not their bytes. While a maximum number of bytes is
+/// in flight, this type holds back further appends, and later releases them in order. No append is lost: raft
+/// limits the number of appends that are held back, counts them as in flight, and makes them again when it
+/// starts probing the follower; then [`Window::clear`] drops those held back here.
 #[derive(Debug, Default)]
 pub(crate) struct Window {
     /// Last index and size in bytes of each append in flight.
@@ -29,7 +29,7 @@ impl Window {
         if let Some(last) = self.held.back_mut() {
             if message.entries.is_empty() {
                 // An append without entries only carries the commit index, and must not overtake the appends
-                // that are held back. So its commit index is put into the last of them.
+                // that are held back. So its commit index is put into the last append that is held back.
                 last.commit = last.commit.max(message.commit);
             } else {
                 self.held.push_back(message);

@@ -202,8 +202,8 @@ impl Auth {
         self.roles.iter().map(|(_, role)| &**role)
     }
 
-    /// Returns the permissions of this role as a client sees them. The role root has access to all keys,
-    /// whatever permissions it has.
+    /// Returns the permissions of this role as a client sees them. For the role root, which has access to all
+    /// keys, returns one permission for all keys, whatever permissions the role has.
     ///
     /// # Errors
     ///

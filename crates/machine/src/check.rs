@@ -23,8 +23,9 @@ const TXN_DEPTH_MAX: usize = 64;
 const TXN_LISTS_MAX: usize = 64;
 
 /// Returns the maximum number of comparisons and operations of a transaction, in all branches and nested
-/// transactions together (COMPAT-420). etcd limits only each path, which allows 74,088 puts in three levels
-/// with its default of 128; here that default allows 8,192 elements.
+/// transactions together (COMPAT-420). etcd limits only the sum of the list lengths along each path into
+/// nested transactions: its default of 128 allows 42 * 42 * 42 = 74,088 puts in three levels. Mainstay with
+/// the same default allows 8,192 elements.
 pub fn txn_elements_max(ops_max: usize) -> usize {
     ops_max.saturating_mul(TXN_LISTS_MAX)
 }
@@ -103,7 +104,8 @@ impl<'a> Ranges<'a> {
         self.keys.len() + self.spans.len()
     }
 
-    /// Adds a range. The end is compared as bytes: etcd does not treat "\0" as "no upper bound" here.
+    /// Adds a range. The end is compared as bytes: in this check, etcd does not treat "\0" as "no upper
+    /// bound".
     fn add(&mut self, mut start: &'a [u8], mut end: &'a [u8]) {
         if end.is_empty() {
             self.keys.insert(start);
@@ -130,7 +132,8 @@ impl<'a> Ranges<'a> {
     }
 }
 
-/// Keys that one branch puts and ranges that it deletes, including those of nested transactions.
+/// Keys that one branch puts and ranges that it deletes, including the puts and deletes of nested
+/// transactions.
 #[derive(Default)]
 struct Written<'a> {
     puts: BTreeSet<&'a [u8]>,
@@ -140,7 +143,7 @@ struct Written<'a> {
 impl<'a> Written<'a> {
     /// Collects the writes of a branch, in the order of etcd's rule: the deletes of this level come first,
     /// then the nested transactions in order, then the puts of this level. Only one branch of a nested
-    /// transaction runs, so both may put the same key.
+    /// transaction runs, so both branches may put the same key.
     ///
     /// When two sets are compared or merged, the elements of the smaller one are visited, so that n
     /// operations take O(n log² n) steps, however they are nested. `steps` counts the steps.
@@ -244,7 +247,8 @@ pub fn txn_is_read_only(request: &TxnRequest) -> bool {
         .all(|op| matches!(op.request, Some(Request::RequestRange(_))))
 }
 
-/// Returns true if a read-only transaction may be answered from local state, without asking the cluster.
+/// Returns true if a read-only transaction may be answered from local state, without asking the cluster: all
+/// its ranges are serializable.
 pub fn txn_is_serializable(request: &TxnRequest) -> bool {
     request
         .success

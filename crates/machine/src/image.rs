@@ -2,9 +2,9 @@
 //! read when a member starts.
 //!
 //! A checkpoint consists of *runs*. The base run contains every version that can still be read; each later
-//! run, a delta run, contains the versions with main revisions above those of the previous run. [`restore()`]
-//! merges the runs by key. The store that saves the blocks adds a length and a checksum to each block, so
-//! blocks contain no checksums themselves.
+//! run, a delta run, contains the versions whose main revisions are above the current revision of the
+//! previous run. [`restore()`] merges the runs by key. The store that saves the blocks adds a length and a
+//! checksum to each block, so blocks contain no checksums themselves.
 //!
 //! A run is one head block, any number of key blocks, and one end block:
 //!

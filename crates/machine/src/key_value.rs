@@ -1,5 +1,5 @@
-//! Key-value pairs on their way to a client: metadata from the index, and the encoded bytes of an
-//! `mvccpb.KeyValue`.
+//! Encodes key-value pairs for clients: turns metadata from the index, and a value from the log, into the
+//! bytes of an `mvccpb.KeyValue`.
 //!
 //! HashKV hashes this encoding, so it must be the same on every member: ascending field numbers, zero fields
 //! omitted, shortest varints.

@@ -24,8 +24,8 @@ const TTL_MAX: Seconds = Seconds(LEASE_TTL_MAX);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lease {
     /// TTL in seconds, as in the entry that granted the lease. A Mainstay member raises a TTL to the minimum
-    /// of its own option before it proposes the entry. A member that runs etcd does not; there each leader
-    /// applies its own minimum.
+    /// of its own option before it proposes the entry. A member that runs etcd does not raise it; instead,
+    /// each leader that runs etcd applies its own minimum.
     pub ttl: Seconds,
     /// Remaining TTL in seconds of the last lease checkpoint; 0 if no checkpoint was taken since the last
     /// renewal.

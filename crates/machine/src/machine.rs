@@ -267,7 +267,8 @@ pub(crate) fn loaded_bytes(key: &[u8], value_len: u32) -> u64 {
     64 + key.len() as u64 + u64::from(value_len)
 }
 
-/// The byte counters and the state hash. Every write and every removal updates them.
+/// The parts of the state that must be updated together with the store: the keys of leases, the live values
+/// by segment, the bytes in use, and the state hash.
 pub(crate) struct Accounting<'a> {
     leases: &'a mut Leases,
     usage: &'a mut BTreeMap<u32, SegmentUse>,
@@ -338,8 +339,8 @@ impl Machine {
         self.hash.points(from_index)
     }
 
-    /// Returns the hashes of the state after the entries from this index on, for comparison with those of
-    /// another member.
+    /// Returns the hashes of the state after the entries from this index on, so that they can be compared
+    /// with the hashes of another member.
     pub fn state_trail(&self, from_index: Index) -> StateTrail {
         self.newest_state_trail(from_index, usize::MAX)
     }
@@ -367,8 +368,9 @@ impl Machine {
 
     /// Applies a committed entry. `waits` returns true if a request waits for the entry with the given id; if
     /// it returns false, the outcome does not contain what the entry has read. Ranges inside a transaction
-    /// are not evaluated here. The caller evaluates them (see [`txn::Read::Past`]) in the state right after
-    /// the entry, or in a later state with the same compact revision.
+    /// are not evaluated by this call, except up to 1024 ranges of a single key. The caller evaluates the
+    /// others (see [`txn::Read::Past`]) in the state right after the entry, or in a later state with the same
+    /// compact revision.
     ///
     /// # Errors
     ///
@@ -766,7 +768,7 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// Returns an error if the entry cannot be decoded, or if its term is older than that of the previous
+    /// Returns an error if the entry cannot be decoded, or if its term is older than the term of the previous
     /// entry.
     pub fn apply_conf_change(&mut self, command: Command<'_>) -> Result<ConfApplied, Fatal> {
         let fatal = |why: String| Fatal { index: command.index, why, is_unreadable: false };
@@ -785,7 +787,7 @@ impl Machine {
     }
 }
 
-/// Execution of the chosen branch of a transaction. All checks that can fail were already made.
+/// Runs the chosen branch of a transaction. All checks that can fail were already made.
 struct Run<'a, 's, 'b> {
     writer: &'a mut Writer<'s>,
     accounting: &'a mut Accounting<'b>,

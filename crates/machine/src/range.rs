@@ -196,7 +196,7 @@ pub fn keys_before_sort(request: &RangeRequest) -> Option<usize> {
 
 /// An item that a range request can sort.
 pub trait Sortable {
-    /// Returns the number by which the target sorts; 0 if the target is the key or the value.
+    /// Returns the number that is compared for this sort target; 0 if the target is the key or the value.
     fn number(&self, target: SortTarget) -> i64;
 
     /// Returns the value of the item.

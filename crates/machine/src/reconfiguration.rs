@@ -228,7 +228,7 @@ pub fn learner_json(member: &Member, learners_max: u64) -> String {
 /// Returns the context of a promotion, as etcd writes it: `{"id":N,"peerURLs":null,"isPromote":true}`.
 pub fn promotion_json(id: u64) -> String {
     let mut text = json!({ "id": id, "peerURLs": null }).to_string();
-    // etcd writes `isPromote` last, so the field is appended to the text.
+    // etcd writes `isPromote` last, so the field is inserted before the closing brace.
     text.pop();
     text.push_str(r#","isPromote":true}"#);
     text

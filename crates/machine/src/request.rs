@@ -23,7 +23,7 @@ use prost::{DecodeError, Message};
 /// Maximum depth of nested transactions in an entry. etcd with its default of 128 for max-txn-ops allows at
 /// most half of this depth. Mainstay refuses such deep transactions of clients, see [`crate::check::txn`].
 pub const TXN_DEPTH_MAX: usize = 256;
-/// Depth of nested transactions up to which prost never refuses a message because of its depth.
+/// Depth of a message, as prost counts it, below which prost never refuses the message because of its depth.
 const PROST_DEPTH: usize = 100;
 
 /// Reason why bytes cannot be decoded as a request.
@@ -184,7 +184,7 @@ fn counted_txn(data: Bytes) -> Result<TxnRequest, Undecodable> {
 /// Callback that decodes one field of a message.
 type Field<'a> = dyn FnMut(&mut Deep, u32, WireType, &mut Bytes) -> Result<(), Undecodable> + 'a;
 
-/// Decoder that limits only the depth of nested transactions, not that of messages and groups.
+/// Decoder that limits only the depth of nested transactions, not the depth of messages and groups.
 #[derive(Default)]
 struct Deep {
     /// Maximum depth seen so far, counted as prost counts it.

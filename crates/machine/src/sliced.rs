@@ -120,7 +120,8 @@ impl Work {
             return (1, None);
         }
         let snapshot = machine.store.snapshot();
-        // The kinds of requests are checked in the order of `Machine::dispatch`.
+        // The kinds of requests are checked in the order of `Machine::dispatch`, so that this cost is the
+        // cost of the request that will be applied.
         let (cost, work) = if let Some(delete) = &request.delete_range {
             (deletion_cost(&snapshot, delete, left), Work::Delete(None))
         } else if let Some(txn) = &request.txn {
@@ -164,7 +165,7 @@ fn deletion_cost(snapshot: &Snapshot<'_>, delete: &DeleteRangeRequest, left: u64
         return 1;
     }
     let range = KeyRange::of_request(&delete.key, &delete.range_end);
-    // The current revision can always be read.
+    // The current revision can always be read, so counting cannot fail.
     let count = snapshot.count(range, Revision::CURRENT).unwrap_or(0);
     if count > left {
         return count;
@@ -181,7 +182,7 @@ fn comparison_cost(snapshot: &Snapshot<'_>, compare: &Compare, left: u64) -> u64
     }
     if compare.range_end.is_empty() && !txn::compares_by_order(compare) {
         // An equality comparison reads the value only if the lengths are equal. So the cost is limited by the
-        // length of the value in the request, and is not counted exactly.
+        // length of the value in the request, and a fixed cost suffices.
         return 2;
     }
     let mut cost = 1;
@@ -456,8 +457,8 @@ enum Stage {
 #[derive(Clone, Copy)]
 struct Level {
     succeeded: bool,
-    /// Number of operations that were begun. The last of them is the open nested transaction, if there is
-    /// one.
+    /// Number of operations of this transaction that were begun. If a nested transaction is open, it is the
+    /// last of these operations.
     at: usize,
 }
 

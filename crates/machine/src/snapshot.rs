@@ -244,8 +244,8 @@ impl SnapshotVersion<'static> {
     /// compaction keeps the newest such pair.
     ///
     /// The pair in the database contains no create revision and no number of puts. Both are derived from the
-    /// revision, so that every member has the same state, no matter from which source it read the pair. A
-    /// later pair has a higher revision, so its number of puts is higher, too, as required.
+    /// revision, so that every member has the same state, whether it read the pair from a database or from a
+    /// snapshot. A later pair has a higher revision, so its number of puts is higher, too, as required.
     pub fn bump(to: Revision) -> SnapshotVersion<'static> {
         SnapshotVersion {
             key: b"",

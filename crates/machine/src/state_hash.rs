@@ -187,7 +187,7 @@ fn version_digest(version: Version<'_>) -> u64 {
     mix(mix(mix(written, counted), version.lease().0 as u64), value)
 }
 
-/// Recent hashes of one member's state, for comparison with those of another member.
+/// Recent hashes of one member's state, for comparison with the hashes of another member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateTrail {
     /// Log index of the last applied entry. The hash of the last point is valid up to this entry.

@@ -84,8 +84,8 @@ pub struct Past {
 
 impl Past {
     /// Returns the live versions of the range before the change [`Self::before`], in key order; if `behind`
-    /// is given, only those after that key. The snapshot must be the one right after the transaction, or a
-    /// later one whose compact revision is not beyond the transaction.
+    /// is given, only those after that key. The snapshot must be the snapshot right after the transaction, or
+    /// a later one whose compact revision is not beyond the transaction.
     ///
     /// # Errors
     ///
@@ -485,7 +485,7 @@ pub(crate) fn check_op(snapshot: &Snapshot<'_>, leases: &Leases, op: &RequestOp)
 
 /// Refuses a range whose revision is compacted or in the future: such a range would fail in the middle of the
 /// transaction, and only on members that build the response. The sort order is not checked, because etcd 3.5
-/// ignores unknown orders, and a member that runs it may propose one.
+/// ignores unknown orders, and a member that runs etcd 3.5 may propose such a range.
 fn check_range(snapshot: &Snapshot<'_>, request: &RangeRequest) -> Result<(), Status> {
     if request.revision == 0 {
         Ok(())
@@ -586,7 +586,8 @@ impl Comparing {
                 return Ok(None);
             }
             let (holds, looked) = self.holds(snapshot, compare, values, (left, bytes_max - bytes));
-            // A comparison that finds no key counts as one visited key.
+            // A comparison that visits no key counts as one visited key, so that a step with many of them
+            // ends, too.
             let looked = looked.max(1);
             (self.keys, left) = (self.keys + looked, left - looked);
             match holds {

@@ -203,7 +203,7 @@ fn serve(
     let logger = Arc::clone(&parts.logger);
     let audit_log = config.audit_log.clone();
     let console_hosts = config.clients.host_whitelist.clone().unwrap_or_default();
-    // A member without data has nothing to compare with the other members.
+    // A member without data has nothing to compare with the other members, so the check is skipped.
     let checks = had_data && config.feature_gates.is_enabled(&config::feature_gate::INITIAL_CORRUPT_CHECK);
     let checkpointer = spawn("checkpointer", "the checkpointer thread", move || checkpointer.run(&orders))?;
     let hashing = Arc::clone(&shared);
@@ -287,7 +287,7 @@ fn start_catch_up(
     Ok(())
 }
 
-/// Starts the thread that talks to the other members, and sets it as the links of `shared`.
+/// Starts the thread that talks to the other members, and sets it as the links of [`Shared::cluster`].
 fn start_peers(
     shared: &Shared,
     logger: &Arc<Logger>,
@@ -607,7 +607,8 @@ impl Running {
     /// reads old entries for followers, which ends by itself.
     pub fn stop(self) -> Result<(), EndError> {
         self.shared.data.values.wind_down();
-        // Dropped first: the reloading thread notifies the fronts, the console and the peers of new files.
+        // Dropped first: the reloading thread notifies the fronts, the console and the peers of new files, so
+        // it must end before them.
         drop(self.reloading);
         // Removed before the listeners close, so that no client finds a socket file on which no process
         // listens.

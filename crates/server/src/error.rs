@@ -37,7 +37,7 @@ pub enum StartError {
         /// Error of the operating system.
         error: io::Error,
     },
-    /// The process may open too few files at once.
+    /// The limit on the files that the process may have open is too low.
     OpenFiles {
         /// Limit of open files of the process.
         limit: usize,

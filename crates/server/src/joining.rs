@@ -24,7 +24,7 @@ use tls::ClientTls;
 /// Time to wait for the answer of each member when joining.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time to wait for the answer of each member when forming a cluster. It is short, because the other members
-/// may not be started yet.
+/// are possibly not started yet.
 const BOOTSTRAPPED_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Reason why a member without data cannot start. The messages are etcd's where etcd has one.

@@ -31,8 +31,8 @@ fn limit_bytes(text: &str) -> Option<u64> {
     text.trim().parse().ok().filter(|bytes| *bytes > 0)
 }
 
-/// Returns the paths of files that may hold a memory limit: those of the control group that
-/// `/proc/self/cgroup` names and of its ancestors, in both versions of control groups.
+/// Returns the paths of files that may contain a memory limit: the files of the control group that
+/// `/proc/self/cgroup` names and of its ancestors, in version 1 and version 2 of control groups.
 fn limit_files(groups: &str, root: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for line in groups.lines() {

@@ -6,9 +6,9 @@
 //! happens between two of these calls, so every order in which threads could run can be produced, and every
 //! run can be repeated.
 //!
-//! All parts of a member live on one thread. Dropping the member simulates a crash: nothing is written on the
-//! way out. No runtime is needed. If the code runs inside a tokio runtime, futures that are not tasks of the
-//! member share the cooperative budget of the current tokio task.
+//! All parts of a member live on one thread. Dropping the member simulates a crash: nothing more is written.
+//! No runtime is needed. If the code runs inside a tokio runtime, futures that are not tasks of the member
+//! share the cooperative budget of the current tokio task.
 //!
 //! The behaviour is a function of the calls, the clock readings, and the answers of the disk and the links.
 //! Metrics that measure real durations are the exception.
@@ -94,7 +94,7 @@ pub struct Setup {
     pub switches: Switches,
 }
 
-/// State of the core after a turn.
+/// State of the core after [`Stepped::turn`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Going {
     /// The core continues.
@@ -132,7 +132,7 @@ pub struct Stepped {
     _lock: disk::Lock,
 }
 
-/// Starts the tasks of a member: those of its services, and the leader's checks.
+/// Starts the tasks of a member: the tasks of its services, and the leader's checks.
 fn serve(
     local: &LocalSet,
     shared: &Arc<Shared>,
@@ -296,8 +296,8 @@ impl Stepped {
         self.shared.core.inbox.fall_asleep(wanted);
     }
 
-    /// Runs one turn of the core, which handles everything that is queued for it. A turn without work has no
-    /// effect.
+    /// Runs one turn (one iteration of the main loop) of the core, which handles everything that is queued
+    /// for it. A turn without work has no effect.
     ///
     /// # Errors
     ///
@@ -392,7 +392,7 @@ impl Stepped {
         true
     }
 
-    /// Runs the member's tasks until each of them waits: those of the services, of the monitor, and of
+    /// Runs the member's tasks until each of them waits: the tasks of the services, of the monitor, and of
     /// [`Stepped::spawn`].
     ///
     /// Between the tasks, and when all of them wait, values that are not in memory are read from the disk,
@@ -586,9 +586,9 @@ impl Stepped {
         })
     }
 
-    /// Asks the member to shut down cleanly: endless calls are ended, remaining times of leases are saved,
-    /// leadership is transferred. [`Stepped::turn`] reports when the core has ended; then the log should get
-    /// a last turn, as in a real process.
+    /// Asks the member to shut down cleanly: calls without an end, such as watches, are ended, remaining
+    /// times of leases are saved, leadership is transferred. [`Stepped::turn`] reports when the core has
+    /// ended; then the log should get a last turn, as in a real process.
     pub fn stop(&self) {
         self.close.begin();
         self.shared.core.inbox.send(ControlRequest::Stop);

@@ -224,8 +224,8 @@ fn server(
     }
 }
 
-/// Returns the settings of one side: those of the flags, or those of the certificate that the member makes
-/// for itself.
+/// Returns the settings of one side: either the flags', or the settings for the certificate that the member
+/// makes for itself.
 fn settings_of(
     options: &TlsOptions,
     side: Side,
@@ -287,8 +287,8 @@ fn ignored(settings: &tls::Settings, side: Side) -> Vec<&'static str> {
 
 fn host_and_port(url: &Url) -> String {
     if url.scheme().is_unix() {
-        // For a Unix socket, clients compare the names in the certificate with the last component of the
-        // path.
+        // For a Unix socket, the self-signed certificate contains the last component of the path, because
+        // clients compare the certificate with that name.
         let name = url.host().rsplit('/').next().unwrap_or_default();
         return if name.contains(':') { name.to_owned() } else { format!("{name}:0") };
     }

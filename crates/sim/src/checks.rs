@@ -68,7 +68,8 @@ impl Durable {
     /// before it, so the rest of the copy is still right.
     fn follow(&mut self, first: Index, synced: Index, term: &dyn Fn(Index) -> Option<Term>) {
         if self.last() + 1 < first || self.base >= synced {
-            // The member has installed a snapshot, so its log begins at a later entry.
+            // The member has installed a snapshot, so its log begins at a later entry, and the old copy is
+            // dropped.
             *self = Durable { base: first.previous().min(synced), terms: Vec::new() };
         }
         let len = usize::try_from(synced.ahead_of(self.base)).unwrap_or(0);

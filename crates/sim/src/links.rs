@@ -1,4 +1,5 @@
-//! Outgoing links of a member to the other members: messages queue here until the simulated world takes them.
+//! Outgoing links of a member to the other members: messages wait in a queue until the simulated world takes
+//! them.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

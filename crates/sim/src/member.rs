@@ -71,8 +71,8 @@ impl LocalTime {
     }
 }
 
-/// Factors by which a disk is slower than normal: one that lasts until all faults end, and the one that
-/// applies now.
+/// Factors by which a disk is slower than normal: a lasting factor, which applies until all faults end, and
+/// the factor that applies now.
 #[derive(Clone, Copy, Debug)]
 pub struct Slowness {
     /// Factor that stays until all faults end.

@@ -128,7 +128,7 @@ impl ProcessPool {
 impl Drop for ProcessPool {
     fn drop(&mut self) {
         for child in &mut self.children {
-            // Killing fails if the child has already ended, which is fine.
+            // Killing fails if the child has already ended; then it only has to be waited for.
             let _ = child.kill();
             let _ = child.wait();
         }

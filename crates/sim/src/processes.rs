@@ -23,7 +23,7 @@ use crate::world::{Event, World};
 /// Largest number of nodes on a path from the root to a leaf in a tree of watched ranges: many times the
 /// logarithm of the number of ranges.
 const WATCH_DEPTH_MAX: usize = 120;
-/// Largest number of leases that a leader may visit in one turn.
+/// Largest number of leases that a leader may visit in one turn of its core.
 const LEASES_MAX: usize = 4096;
 /// Largest number of keys that a shard may visit without a pause to evaluate the comparisons of a read-only
 /// transaction, including a few keys of the last comparison.
@@ -526,13 +526,13 @@ impl World {
 }
 
 /// Returns how many keys a member may visit to answer questions in one turn of its core, not counting the
-/// last question. Half of the members have a small limit.
+/// last question. Half of the members have a small limit, so that both small and large limits are tested.
 fn questions_per_turn(at: Host) -> u64 {
     if at.is_multiple_of(2) { 1 } else { 2048 }
 }
 
-/// Returns how many entries a member applies in one turn of its core. Half of the members apply few, because
-/// the result must not depend on how the work is sliced.
+/// Returns how many entries a member applies in one turn of its core. Half of the members apply few, to test
+/// that the result does not depend on how the work is sliced.
 fn applied_per_turn(at: Host) -> u64 {
     if at.is_multiple_of(2) { 5 } else { 2048 }
 }

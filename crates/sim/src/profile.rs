@@ -307,8 +307,8 @@ pub struct Profile {
     pub crowd: u64,
     /// Size of the largest values in bytes, where disks are large.
     value_bytes: u64,
-    /// Number of waiting batches that the log takes at once; `None` for all of them. The other batches are
-    /// treated as if they had arrived during the write.
+    /// Maximum number of waiting batches that the log writes together; `None` for all of them. The other
+    /// batches are treated as if they had arrived during the write.
     pub log_batches: Option<usize>,
     /// Mean duration of a value read that misses the page cache, in the phase with faults; `None` if such
     /// reads finish immediately.
@@ -370,8 +370,8 @@ impl Profile {
         // If clients send many operations in a short time, a short run is enough.
         let chaos = rng.between(5, 25) * SECOND;
         let chaos = chaos.min((OPERATIONS_MAX * think / clients as u64).max(4 * SECOND));
-        // With large values and the smallest segment size, each segment would contain little more than its
-        // header.
+        // With large values, the smallest segments would each contain little more than a header, so larger
+        // segments are drawn.
         let large = work & 1 << Work::BigValues as u8 != 0;
         let sizes: &[u32] = if large { &[64, 64, 128, 256] } else { &[16, 16, 32, 32, 64, 256] };
         let mut segment_bytes: u32 = rng.pick(sizes) << 10;
@@ -437,8 +437,8 @@ impl Profile {
             self.chaos = self.chaos.max(8 * SECOND);
         }
         if self.works(Work::Regrant) {
-            // The fault that this work looks for needs stalled disks: the revocation and the new grant have
-            // to wait for the disk while the old lease expires.
+            // The bug that this work looks for appears only with stalled disks: the revocation and the new
+            // grant have to wait for the disk while the old lease expires.
             self.work.0 |= works(Work::Keep);
             self.faults = self.faults.with(Fault::Stall as u8).without(Fault::Quota as u8);
         }
@@ -452,7 +452,7 @@ impl Profile {
             self.members = self.members.max(3);
         }
         if !self.works(Work::Hostile) || self.fails(Fault::Tight) {
-            // A small disk has no space for the state of thousands of leases.
+            // The leases of the crowd are hostile work, and a small disk has no space for their state.
             self.crowd = 0;
         }
         if self.fails(Fault::Ambush) {
@@ -518,8 +518,8 @@ impl Profile {
         }
         let mut rng = Rng::stream(self.seed, &format!("flags {place} {life}"));
         let mut flags = Flags::draw(&mut rng);
-        // Pre-vote stays on here: without it, a member with a short timeout and a short log could start one
-        // election after another and prevent the election of others, as in etcd.
+        // Pre-vote stays on if members have different flags: without it, a member with a short timeout and a
+        // short log could start one election after another and prevent the election of others, as in etcd.
         flags.pre_vote = true;
         if self.fails(Fault::Quota) {
             flags.quota_bytes = rng.pick(&[32, 64, 200]) << 10;

@@ -213,12 +213,12 @@ impl Life<'_> {
         self.finish(revision)
     }
 
-    /// Checks that the largest requests that are allowed are carried out. No fault is active any more.
+    /// Checks that the largest allowed requests succeed. Must be called when no fault is active.
     fn reach_limits(&mut self) -> Result<(), String> {
         let world = &mut *self.world;
         let Some(leader) = world.leader() else { return Ok(()) };
-        // If the replication window allows only one entry per round trip, granting thousands of leases at
-        // once takes longer than a request's timeout, so this check is skipped.
+        // If the replication window allows only one entry per round trip, granting thousands of leases takes
+        // longer than a request's timeout, so this check is skipped.
         let slow = world.profile.window_bytes.is_some();
         world.extra(Client::deepest(), leader);
         let id = world.next_operation;

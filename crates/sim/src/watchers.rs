@@ -243,8 +243,8 @@ impl Watcher {
         pipe
     }
 
-    /// Creates many watches of ranges that no client writes, in orders that make an unbalanced tree deep, and
-    /// cancels some of them.
+    /// Creates many watches of ranges that no client writes, in orders that would make a tree without
+    /// balancing deep, and cancels some of the watches.
     fn crowd(&mut self, pipe: &Rc<RefCell<Pipe>>) {
         let count = self.rng.pick(&[50, 300, 300, 1000]);
         let order = self.rng.below(5);

@@ -18,7 +18,7 @@ const NO_END: &[u8] = b"\0";
 const LOCKS: u64 = 2;
 /// Number of nested transactions in the deepest request, which a client sends at the end of the run.
 const DEPTH: usize = 62;
-/// Largest number of leases that a client keeps at once.
+/// Largest number of leases that a client keeps at the same time.
 const LEASES_MAX: usize = 3;
 
 /// Progress of a client with a lock.
@@ -439,7 +439,7 @@ impl Client {
     fn kept(&mut self, request: &Request, outcome: &Outcome) {
         match outcome {
             // After a grant under the same id failed, the client does not know whether the old lease still
-            // exists.
+            // exists, so it forgets the lease.
             Outcome::Unknown(_) | Outcome::Refused(_)
                 if matches!(request, Request::Grant { id: 1.., .. }) =>
             {
@@ -507,7 +507,7 @@ impl Client {
         let mut success: Vec<Action> = actions.map(action).collect();
         if profile.works(Work::BigValues) || profile.works(Work::Forged) {
             // If all ranges returned all values, the responses would take most of the run's time and memory,
-            // so they are limited.
+            // so all ranges but two return only keys.
             let ranges = success.iter_mut().filter_map(|action| match action {
                 Action::Range(range) => Some(range),
                 _ => None,

@@ -71,7 +71,7 @@ impl Node {
     }
 
     /// Announces the committed removal to the members that have the entry of the removal. Once enough members
-    /// know of it, the removal is applied in this node's raft crate, too.
+    /// know of the removal, it is applied in this node's raft crate, too.
     pub(super) fn settle_leaving(&mut self) {
         let Some(leaving) = &mut self.leaving else { return };
         let own = self.config.id.0;

@@ -37,7 +37,7 @@ impl Node {
             effects.status = Some(self.status());
         }
         // `Outbox`, not the raft crate, decides which messages wait for which batch. So all messages are
-        // taken here.
+        // taken from the raft crate immediately.
         let mut messages = ready.take_messages();
         messages.append(&mut ready.take_persisted_messages());
         let committed = ready.take_committed_entries();

@@ -62,8 +62,9 @@ impl Node {
             MessageType::MsgTransferLeader if message.term == self.raw.raft.term => message.term = 0,
             MessageType::MsgReadIndex => return self.read(message),
             // A member that binds its proposal to a term proposes it again when it learns of a new leader.
-            // Members that run etcd do not. So their proposals are kept here; otherwise each of their clients
-            // would wait for its timeout, as it does if etcd leads.
+            // Members that run etcd do not, so their proposals are kept until the transfer has ended. If they
+            // were refused, each client of such a member would wait for its timeout, as it does if etcd
+            // leads.
             MessageType::MsgPropose if self.transferring().is_some() => {
                 let may_keep = !self.config.speaks_as_etcd && wire::bound_term(&message).is_none();
                 let is_kept = may_keep && self.wait_for_leader(message);
@@ -184,8 +185,8 @@ impl Node {
     }
 
     /// Handles a read of a client or a follower. A leader does not know the commit index before it has
-    /// committed an entry of its own term. The raft crate drops reads that arrive before that; here they
-    /// wait.
+    /// committed an entry of its own term. The raft crate drops reads that arrive before that, so they wait
+    /// in `early_reads`.
     pub(super) fn read(&mut self, message: eraftpb::Message) -> Result<(), Refusal> {
         let raft = &mut self.raw.raft;
         if raft.pending_read_count() + self.early_reads.len() >= PENDING_READS_MAX {

@@ -125,7 +125,7 @@ impl Machine {
     ) -> Option<Result<Outcome, Status>> {
         let auth = &mut self.auth;
         let changed = if let Some(who) = &request.authenticate {
-            // An authentication does not change the replicated state.
+            // An authentication does not change the replicated state, so nothing is added to the state hash.
             let authenticated = auth.authenticated(&who.name, &who.simple_token, index);
             return Some(authenticated.map(|authenticated| {
                 *change = Some(Change::Auth(Box::new(authenticated)));

@@ -150,8 +150,8 @@ impl Gate {
         }
     }
 
-    /// Checks that a put is allowed: to write its key, to attach the key to its lease, and to read the
-    /// previous pair if that is requested. `leases` has the keys of the lease.
+    /// Checks that the caller may write the key of a put, attach the key to the lease of the put, and read
+    /// the previous pair if the put asks for it. `leases` has the keys of the lease.
     ///
     /// # Errors
     ///
@@ -182,7 +182,8 @@ impl Gate {
         if put.prev_kv { self.read(&put.key, &[]) } else { Ok(()) }
     }
 
-    /// Checks that a deletion is allowed, and also reading the previous pairs if that is requested.
+    /// Checks that the caller may delete these keys, and may read them if the request asks for the previous
+    /// pairs.
     ///
     /// # Errors
     ///
@@ -203,7 +204,7 @@ impl Gate {
             return Ok(());
         }
         // Nested transactions are put on a list and not checked by recursion, because the client chooses
-        // their depth.
+        // their depth and could overflow the stack.
         let mut open = vec![txn];
         let mut allowed = BTreeSet::new();
         while let Some(txn) = open.pop() {

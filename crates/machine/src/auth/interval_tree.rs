@@ -1,4 +1,4 @@
-//! etcd's red-black interval tree. It is reproduced here because its shape decides the result of some
+//! Reproduces etcd's red-black interval tree, because the shape of that tree decides the result of some
 //! permission checks.
 
 use std::cmp::Ordering;
@@ -136,7 +136,8 @@ impl Node {
     /// `found`. Returns false at the first gap.
     ///
     /// An interval without keys does not fit into the order of the tree, so whether a subtree is searched
-    /// depends on the nodes above it. The result must be the same as in etcd.
+    /// depends on the nodes above it. The result must be the same as in etcd, so the search visits the same
+    /// nodes.
     fn visit<'a>(&'a self, asked: Interval<'_>, found: &mut Option<Interval<'a>>) -> bool {
         let below =
             |side: usize, found: &mut _| self.child(side).is_none_or(|child| child.visit(asked, found));
@@ -164,8 +165,8 @@ impl Node {
 /// Intervals in a tree with the shape that etcd's tree has after the same insertions. It is the red-black
 /// tree of Cormen, Leiserson, Rivest and Stein, in which each node also stores the largest end below it.
 ///
-/// For an interval with keys the result is the same as that of [`super::KeyRanges`], which needs no tree. For
-/// an interval without keys, etcd skips subtrees depending on their position:
+/// For an interval with keys, the result is the same as the result of [`super::KeyRanges`], which needs no
+/// tree. For an interval without keys, etcd skips subtrees depending on their position:
 ///
 /// ```text
 /// [a, c) with right child [m, z):  [n, a) is after [a, c), and does not overlap [a, z): child skipped

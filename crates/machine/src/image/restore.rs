@@ -353,7 +353,8 @@ where
         if is_alone {
             // The common case: only one run has the key.
             runs[first].take_history(&mut history)?;
-            // The run is also next if its following key is below the current keys of all other runs.
+            // If the following key of the run is below the current keys of all other runs, the run is the
+            // next one again, and again alone.
             is_alone = match order.as_slice() {
                 _ if runs[first].entry.is_none() => false,
                 [.., next, _] => runs[first].reader.key() < runs[*next].reader.key(),
@@ -507,7 +508,8 @@ where
 
     /// Moves to the next entry.
     fn advance(&mut self) -> Result<(), RestoreError<E>> {
-        // At the start of a block, the reader of entries forgets the last key. So that key is saved here.
+        // At the start of a block, the reader of entries forgets the last key. So that key is kept in
+        // `before`, to be compared with the first key of the next block.
         let mut before = None;
         loop {
             if let Some(block) = self.block.take() {

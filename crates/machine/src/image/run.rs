@@ -159,8 +159,8 @@ impl Walk {
     }
 }
 
-/// Finds versions by id. A look-up is cheaper if the version was written directly after the one of the
-/// previous look-up. That is so for a key that is written repeatedly, or for keys that were written in key
+/// Finds versions by id. A look-up is cheaper if the version was written directly after the version that the
+/// previous look-up found. This is the case if one key was written repeatedly, or if keys were written in key
 /// order.
 struct Finder<'s, 'a> {
     snapshot: &'s Snapshot<'a>,

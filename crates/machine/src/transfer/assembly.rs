@@ -64,9 +64,9 @@ impl ReceivedVersion {
 /// returns the point at which the next stream may continue; at the end of a complete stream,
 /// [`Assembly::finish`] builds the machine. An assembly may be used on any thread.
 ///
-/// Versions that the sender's compact revision makes unreadable are left out of the machine, both those of
-/// the receiver's own state and those that the sender has not physically removed yet. The first checkpoint of
-/// the machine must be a base run: earlier runs do not contain the new locations of the values.
+/// Versions that the sender's compact revision makes unreadable are left out of the machine. They may come
+/// from the receiver's own state, or from the sender if it has not physically removed them yet. The first
+/// checkpoint of the machine must be a base run: earlier runs do not contain the new locations of the values.
 pub struct Assembly {
     rules: Rules,
     base: Option<(AsOf, Head)>,
@@ -107,8 +107,8 @@ struct Pending {
 type Blocks = Box<dyn Iterator<Item = Result<Vec<u8>, Overtaken>>>;
 
 impl Assembly {
-    /// Begins with the receiver's state and its head, both of one moment, as the base. The state is read only
-    /// at the end. Without a base only a full transfer is accepted.
+    /// Creates an assembly whose base is the receiver's own state, with the head of the same moment. The
+    /// state is read only at the end. Without a base only a full transfer is accepted.
     pub fn new(rules: Rules, base: Option<(AsOf, Head)>) -> Assembly {
         let nothing = Held {
             revision: Revision(0),

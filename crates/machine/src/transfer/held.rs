@@ -117,8 +117,9 @@ impl Head {
     /// Returns true if the receiver gets exactly this state when it merges the versions above `held.revision`
     /// with those that it has, and drops the versions that this state's compact revision makes unreadable.
     pub fn can_follow(&self, held: &Held) -> bool {
-        // Let F be `held.revision` and C the compact revision here. The receiver needs every version above C
-        // and, for each key, the newest version at or below C, unless that is a deletion below C.
+        // Let F be `held.revision`, and C the compact revision of this state. The receiver needs every
+        // version above C and, for each key, the newest version at or below C, unless that is a deletion
+        // below C.
         //
         // No needed version is missing. Versions above F are all sent. Versions at or below F are in the
         // receiver's parts, each of which was compacted at a revision not above C (`compacted_max`): a
@@ -145,10 +146,10 @@ impl Head {
     /// Returns the revision after which a transfer to this receiver starts; 0 if everything has to be sent.
     ///
     /// A partial transfer is sent only if the receiver provably had the same state as this member: the hash
-    /// of its state is the one in `trail`, this member's hashes, after the same entry. This is required
-    /// because the receiver continues with the sender's hash: a difference in the older versions would never
-    /// be detected. If the trail does not reach back far enough, or the receiver sends no hash, everything is
-    /// sent.
+    /// of the receiver's state after an entry equals this member's hash after the same entry, which `trail`
+    /// contains. This is required because the receiver continues with the sender's hash: a difference in the
+    /// older versions would never be detected. If the trail does not reach back far enough, or the receiver
+    /// sends no hash, everything is sent.
     pub fn transfer_from(&self, held: Option<&Held>, trail: &StateTrail) -> Revision {
         let is_same =
             |held: &&Held| held.hashed.is_some_and(|(index, hash)| trail.hash_at(index) == Some(hash));

@@ -251,7 +251,8 @@ impl World {
     /// state.
     fn may_damage(&self) -> bool {
         self.profile.members >= 3
-            // After members were removed, it is not known which members a majority needs.
+            // After members were removed, it is not known which members a majority needs, so nothing is
+            // damaged.
             && !self.profile.fails(Fault::Shrink)
             && self.operator.is_whole()
             && self.places.iter().all(|place| place.retired || !(place.lost || place.decayed))

@@ -222,7 +222,7 @@ impl World {
                 self.operator.fresh = false;
             }
             (Doing::Other, _) => {}
-            // Whatever the response, the operator lists the members next.
+            // The operator lists the members next, whether the change succeeded or not.
             _ => self.operator.fresh = false,
         }
     }

@@ -236,8 +236,8 @@ impl World {
         }
     }
 
-    /// Grants this number of leases at once. After a while all of them are revoked at once, or they expire
-    /// together.
+    /// Grants this number of leases at the same time. After a while all of them are revoked at the same time,
+    /// or they expire together.
     fn crowd(&mut self, at: Host, leases: u64) {
         let ttl = i64::try_from(self.dice.faults.between(2, 9)).unwrap_or(2);
         for number in 0..leases {
