@@ -1,5 +1,5 @@
-//! A leader's data about its followers: appends in flight to them, and entries that are read back from the
-//! log for them.
+//! Keeps a leader's data about its followers: appends in flight to them, and entries that are read back from
+//! the log for them.
 
 use std::collections::{BTreeMap, btree_map};
 

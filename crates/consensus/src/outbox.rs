@@ -1,11 +1,12 @@
-//! Outgoing messages, including those that wait for the disk.
+//! Keeps the outgoing messages, and holds each back until the data that it promises is on disk.
 
 use std::collections::VecDeque;
 
 use raft::eraftpb::{self, MessageType};
 
-/// Maximum number of messages that wait for the disk. Above it the oldest are dropped: raft tolerates the
-/// loss of any message, and only the newest messages matter once a disk that was stalled works again.
+/// Maximum number of messages that wait for the disk. Beyond this number, the oldest messages are dropped:
+/// raft tolerates the loss of any message, and only the newest messages matter once a disk that was stalled
+/// works again.
 const WAITING_MAX: usize = 4096;
 
 /// Holds back every message that promises something until the disk has the promised data.

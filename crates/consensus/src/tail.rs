@@ -1,4 +1,4 @@
-//! The newest entries of the log, which are kept in memory for raft.
+//! Keeps the newest entries of the log in memory for raft.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};

@@ -24,7 +24,7 @@ pub(crate) const BINDS_PROPOSALS: u64 = 0x4d41_494e_5354;
 
 /// Value with the meaning of [`BINDS_PROPOSALS`], only in a leader's `MsgHeartbeat`. It says in addition that
 /// every other voter has answered this leader with [`RUNS_MAINSTAY`], and that no member has answered without
-/// it.
+/// this value.
 pub(crate) const BINDS_AND_NO_ETCD: u64 = BINDS_PROPOSALS + 1;
 
 /// Value of the field `rejectHint` in a `MsgHeartbeatResp`, or in a `MsgAppResp` that is not a rejection: it

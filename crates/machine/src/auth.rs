@@ -1,4 +1,4 @@
-//! Users, roles and their permissions: replicated state like keys and leases.
+//! Stores users, roles and their permissions, which are replicated state like keys and leases.
 //!
 //! [`Auth`] is the state. Entries change it exactly as in etcd, including refusals, since members that run
 //! etcd may apply the same entries. [`Rights`] is the union of the permissions of one user; [`Gate`] checks a
@@ -50,9 +50,9 @@ pub use rights::{Rights, RightsCache};
 /// everything.
 pub const ROOT: &str = "root";
 
-/// Maximum auth revision of an imported state; a state with a higher one is refused. From this value on, the
-/// auth revision cannot reach `u64::MAX` and overflow, because each change adds only 1. After an overflow,
-/// tokens with old revisions would be valid again.
+/// Maximum auth revision of an imported state; a state with a higher one is refused. An auth revision that
+/// starts at or below this value never reaches `u64::MAX` in practice, because each change adds only 1. After
+/// an overflow, tokens with old revisions would be valid again.
 pub const REVISION_MAX: u64 = i64::MAX as u64;
 
 /// Effect of an entry on issued tokens.
@@ -230,7 +230,8 @@ impl Auth {
     ///
     /// # Errors
     ///
-    /// Returns etcd's error if authentication is not enabled, the user does not exist, or it has no password.
+    /// Returns etcd's error if authentication is not enabled, the user does not exist, or the user has no
+    /// password.
     pub fn password_hash(&self, user: &str) -> Result<&Bytes, Status> {
         if !self.is_enabled {
             return Err(error::AUTH_NOT_ENABLED);

@@ -217,8 +217,8 @@ where
 }
 
 /// Returns the number of keys that the comparisons of a transaction and its nested ones may visit. Counting
-/// stops once the number exceeds `max`. The check is needed because a comparison of a range visits all keys
-/// of the range, although the request is small.
+/// stops once the number exceeds `max`. Callers have to limit this number, because even a small request may
+/// compare a range with many keys, all of which are visited.
 pub fn compared_keys(request: &TxnRequest, snapshot: &Snapshot<'_>, max: u64) -> u64 {
     let mut keys = 0;
     for compare in &request.compare {
@@ -326,7 +326,7 @@ pub fn txn_cost(request: &TxnRequest) -> u64 {
     branch(&request.success).max(branch(&request.failure))
 }
 
-/// Number of bytes that a lease counts against the quota: its memory
+/// Number of bytes that a lease counts against the quota: its memory, including its deadline on the leader.
 pub const LEASE_COST: u64 = 128;
 /// Number of bytes that attaching a key to a lease counts against the quota, in addition to the length of the
 /// key.

@@ -1,5 +1,5 @@
-//! Encoding of the state in checkpoints: blocks of bytes, which are written from a view on any thread, and
-//! read when a member starts.
+//! Encodes the state for checkpoints as blocks of bytes, which are written from a view on any thread, and
+//! decodes them when a member starts.
 //!
 //! A checkpoint consists of *runs*. The base run contains every version that can still be read; each later
 //! run, a delta run, contains the versions whose main revisions are above the current revision of the

@@ -129,8 +129,8 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// Returns true if the response contains key-value pairs, previous pairs or read ones. Their values must
-    /// stay readable until the response is sent.
+    /// Returns true if the response contains key-value pairs, either previous pairs or pairs that were read.
+    /// Their values must stay readable until the response is sent.
     pub fn names_values(&self) -> bool {
         match self {
             Outcome::Put { previous, .. } => previous.is_some(),

@@ -56,7 +56,8 @@ impl From<DecodeError> for Undecodable {
 }
 
 /// Decodes the data of an entry into `request`, which must have the default value. The request is filled in
-/// place, because moving its several hundred bytes is slow. After an error its content is undefined.
+/// place, because moving its several hundred bytes is slow. After an error, the content of `request` is
+/// undefined.
 ///
 /// # Errors
 ///

@@ -5,8 +5,8 @@
 //!   by step, without threads, sockets and real time.
 //! * `options` builds the options of the parts from the configuration; `joining` determines the identity of a
 //!   member without data.
-//! * [`peering`] answers requests of other members, and passes their raft messages to the core. `memory` reads
-//!   the available memory.
+//! * [`peering`] answers requests of other members, and passes their raft messages to the core. `memory`
+//!   reads the available memory.
 //! * `go_environment` reads variables of Go's runtime.
 //! * `systemd` notifies the service manager. `listening` opens the TCP and Unix sockets.
 //! * `own_console` starts the member's console.

@@ -166,8 +166,8 @@ fn credentials(config: &Config, clock: Clock, seed: u64) -> Credentials {
     }
 }
 
-/// Returns credentials with signed tokens, whose secret is the same for all members. Callers compute password
-/// hashes themselves.
+/// Returns credentials with signed tokens, whose secret is the same for all members. No thread hashes
+/// passwords or signs tokens: each call does this work itself.
 fn signed_credentials(
     config: &config::Config,
     clock: Clock,

@@ -224,8 +224,8 @@ fn server(
     }
 }
 
-/// Returns the settings of one side: either the flags', or the settings for the certificate that the member
-/// makes for itself.
+/// Returns the settings of one side: either the settings of the flags, or the settings for the certificate
+/// that the member makes for itself.
 fn settings_of(
     options: &TlsOptions,
     side: Side,

@@ -1,5 +1,5 @@
-//! Checks that must hold after every step under any fault: raft's five properties, and Mainstay's own
-//! invariants.
+//! Checks the properties that must hold after every step under any fault: raft's five properties, and
+//! Mainstay's own invariants.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! Outgoing links of a member to the other members: messages wait in a queue until the simulated world takes
-//! them.
+//! Implements the outgoing links of a member to the other members: messages wait in a queue until the
+//! simulated world takes them.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

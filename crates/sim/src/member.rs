@@ -1,4 +1,4 @@
-//! One member: a place with a disk and a clock, and the process that runs at the place, if any.
+//! Simulates one member: a place with a disk and a clock, and the process that runs at the place, if any.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -237,14 +237,14 @@ pub enum Reply {
 
 /// Result of a finished task of a process.
 pub enum Done {
-    /// Call of a client: caller, operation number, result.
+    /// A client's call has ended: caller, operation number, result.
     Call(Caller, u64, Heard),
-    /// Request of another member was handled: the sender's place and process start number, the receiver of
+    /// A request of another member was handled: the sender's place and process start number, the receiver of
     /// the response, and the response.
     Served((Host, u64), Reply, http::Response<Bytes>),
-    /// Closed watch stream: watcher number and stream number.
+    /// A watch stream was closed: watcher number and stream number.
     Stream(usize, u64),
-    /// Snapshot was received: the sender's place and process start number, and the result.
+    /// A snapshot was received: the sender's place and process start number, and the result.
     Received((Host, u64), Result<(), ReceiveError>),
 }
 

@@ -1,4 +1,5 @@
-//! The network between members, and between clients and members: decides if and when a message arrives.
+//! Simulates the network between members, and between clients and members: decides if and when a message
+//! arrives.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -422,8 +422,8 @@ impl Profile {
         }
     }
 
-    /// Adapts the other properties of the world to the enabled faults and work. Call this once the faults are
-    /// final.
+    /// Adapts the other properties of the world to the enabled faults and work. Must be called after the last
+    /// change of the set of faults.
     pub fn arrange(&mut self) {
         let mut rng = Rng::stream(self.seed, "arrangement");
         let works = |work: Work| 1 << work as u8;

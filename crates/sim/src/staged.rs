@@ -1,4 +1,4 @@
-//! Faults that are staged: they wait until a certain operation is in flight, and happen at that moment.
+//! Defines the staged faults, which wait until a certain operation is in flight, and happen at that moment.
 
 mod steps;
 

@@ -1,4 +1,4 @@
-//! Sets of keys: the union of the ranges that several permissions allow.
+//! Sets of keys, each of which is the union of the ranges that several permissions allow.
 
 use bytes::Bytes;
 

@@ -1,4 +1,4 @@
-//! Encoding of one version in a block of keys; the documentation of `image` describes the bytes.
+//! Encodes and decodes one version in a block of keys; the documentation of `image` describes the bytes.
 
 use mvcc::{KEY_BYTES_MAX, LoadedVersion, Location, Value, Version};
 use numbers::{ChangeId, LeaseId, Revision};

@@ -1,4 +1,4 @@
-//! The head of a checkpoint: all state except keys and values.
+//! Defines the head of a checkpoint: all state except keys and values.
 
 use numbers::{Index, Revision, Term};
 

@@ -299,7 +299,7 @@ impl World {
 
     /// Drops a member's page cache, so that the member reads what its disk really contains. A misreported
     /// sector stays damaged only if its write is known to have been synced (as in the part of the log that
-    /// [`World::decay`] may damage), or if it is behind the end of the log. All other sectors are repaired,
+    /// [`World::decay`] may damage), or if it lies after the end of the log. All other sectors are repaired,
     /// so the member reads what it wrote.
     pub(crate) fn drop_cache(&mut self, at: Host) {
         let lies = self.places[at].disk.lies();
