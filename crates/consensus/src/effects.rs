@@ -120,8 +120,8 @@ pub struct ConfirmedRead {
 #[derive(Debug, Default)]
 pub struct Effects {
     /// Snapshot to install before `append`: the log restarts after the snapshot. The snapshot becomes durable
-    /// together with `append`. So `append` is always `Some` if this is `Some`, even without entries and without
-    /// a hard state.
+    /// together with `append`. So `append` is always `Some` if this is `Some`, even without entries and
+    /// without a hard state.
     pub restore: Option<Restore>,
     /// Entries and hard state for the log.
     pub append: Option<Append>,

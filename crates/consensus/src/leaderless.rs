@@ -4,7 +4,8 @@ use raft::eraftpb;
 
 use crate::tail::payload_bytes;
 
-/// Maximum number of forwarded proposals that wait until a leader is known.
+/// Maximum number of forwarded proposals that wait until a leader is known. Further proposals are not
+/// accepted.
 const LEADERLESS_MAX: usize = 1024;
 /// Maximum bytes of forwarded proposals that wait until a leader is known. They are all sent at the same
 /// time, so the limit is half of the send queue to a member, which leaves space for other messages.

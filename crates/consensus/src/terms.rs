@@ -47,7 +47,7 @@ impl Terms {
         Ok(terms)
     }
 
-    /// Adds the next entry. Its index follows the last known one.
+    /// Adds the next entry. Its index must follow the last added index.
     pub fn push(&mut self, entry: EntryId) {
         if self.runs.back().is_none_or(|run| run.term != entry.term) {
             self.runs.push_back(entry);

@@ -14,7 +14,8 @@ use raft::eraftpb;
 use crate::entry::{ConfChange, ConfChangeKind};
 use crate::event::Refusal;
 
-/// Maximum index and term that are accepted from peers, so that the sum of two of them does not overflow.
+/// Maximum index and term that are accepted from peers. A message with a higher number is refused, so that
+/// the sum of two numbers cannot overflow.
 pub(crate) const NUMBER_MAX: u64 = 1 << 62;
 
 /// Value of the field `rejectHint` in a leader's `MsgApp` or `MsgHeartbeat`: it announces that this leader

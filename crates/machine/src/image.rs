@@ -9,21 +9,22 @@
 //! A run is one head block, any number of key blocks, and one end block:
 //!
 //! ```text
-//! head   01 | format (varint, 4) | from | revision | compact revision (zigzag) | applied index | applied term
-//!        | versions (a hint, for reserving memory)
+//! head   01 | format (varint, 4) | from | revision | compact revision (zigzag) | applied index
+//!        | applied term | versions (a hint, for reserving memory)
 //!        | leases:  count, each id (zigzag), TTL (zigzag), remaining TTL (zigzag); ids ascending
 //!        | alarms:  count, each type (zigzag), member
 //!        | members: count, each its JSON with its length; count of removed ids, each id;
 //!                   cluster version with its length; downgrading (0 or 1), its target with its length
-//!        | state hash: known (0 or 1), if so 8 bytes, little-endian; format 1 ends before it. In formats 2 and 3 it
-//!          is of another hash function, and is treated as unknown
-//!        | auth: required (0 or 1), auth revision; count of users, each an authpb.User with its length; count of
-//!          roles, each an authpb.Role with its length; format 2 ends before it
+//!        | state hash: known (0 or 1), if so 8 bytes, little-endian; format 1 ends before it. In formats
+//!          2 and 3 the hash is of another hash function, and is treated as unknown
+//!        | auth: required (0 or 1), auth revision; count of users, each an authpb.User with its length;
+//!          count of roles, each an authpb.Role with its length; format 2 ends before it
 //! keys   02 | entries until the end of the block
 //! end    03 | entries in all key blocks of this run
 //!
 //! entry  flags (1 byte)
-//!        | unless SAME_KEY: shared (bytes shared with the key before it in this block), length of the rest, rest
+//!        | unless SAME_KEY: shared (bytes shared with the key before it in this block),
+//!          length of the rest, rest
 //!        | main revision: as it is; with SAME_KEY the difference to the version before it
 //!        | sub, if SUB
 //!        | unless TOMBSTONE, FIRST or FOLLOWS: main revision - create revision, version
@@ -33,7 +34,8 @@
 //! flags  01 SAME_KEY      another version of the key before it in this block
 //!        02 TOMBSTONE     a deletion: no create revision, no version, no lease, no value
 //!        04 FIRST         created here: create revision = main revision, version = 1
-//!        08 FOLLOWS       create revision of the version before it in this block, its version + 1; with SAME_KEY
+//!        08 FOLLOWS       same create revision as the version before it in this block, and a version number
+//!                         that is higher by 1; only with SAME_KEY
 //!        10 SUB           sub is not 0
 //!        20 LEASE         lease is not 0
 //!        40 VALUE         the value is not empty

@@ -16,8 +16,8 @@
 //!               store                            applied_index  newest published view
 //! entry 49      revision 70                      49             70
 //! slice 1       tombstones 71.0 .. 71.9999       49             70   a range sees all keys
-//! slice 2       tombstones up to 71.19999        49             70   a put that arrives is entry 51: it waits
-//!  ...          ...                              49             70   the core sends heartbeats and accepts requests
+//! slice 2       tombstones up to 71.19999        49             70   a put that arrives waits as entry 51
+//!  ...          ...                              49             70   heartbeats and requests are handled
 //! last slice    tombstones up to 71.999999       50             71   a range sees none of them
 //! ```
 //!

@@ -121,7 +121,7 @@ impl StateHash {
         self.value = mix(self.value, bytes_digest(bytes));
     }
 
-    /// Must be called after each entry. If the entry has changed the state, stores its point.
+    /// Must be called after each entry that may change the state. If the hash has changed, stores its point.
     #[inline]
     pub fn entry_done(&mut self, index: Index, revision: Revision) {
         if !self.known || self.points.back().is_some_and(|last| last.hash == self.value) {

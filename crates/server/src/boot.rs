@@ -560,7 +560,7 @@ fn connections_per_address_max(config: &Config, connections_max: usize) -> usize
     told.unwrap_or(connections_max - connections_max / 4)
 }
 
-/// Least memory budget for all clients together, in bytes.
+/// Minimum memory budget for all clients together, in bytes; a lower configured budget is raised to it.
 const CLIENT_MEMORY_BYTES_MIN: usize = 32 << 20;
 /// Number of largest messages that the memory budget for clients must hold.
 const MESSAGES_MIN: usize = 4;

@@ -201,7 +201,7 @@ impl Place {
 pub enum Caller {
     /// Client whose history the oracle judges.
     Client(usize),
-    /// Client that makes one call.
+    /// Client that makes only this call.
     Extra,
     /// Client that requests an auth token.
     Login(usize),

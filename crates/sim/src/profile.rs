@@ -79,7 +79,7 @@ kinds! {
         Flags = "flags";
         /// Connections between members break at any message, and all their in-flight messages are lost.
         Cut = "cut";
-        /// Members are removed until one voter is left; leaders are removed as often as others.
+        /// Members, in most cases the leader, are removed until one voter is left.
         Shrink = "shrink";
         /// Disks are small until the end of the run, so deletions and compactions have to free space.
         Tight = "tight";

@@ -182,9 +182,9 @@ pub(crate) struct Dice {
 pub struct Counts {
     /// Process starts.
     pub starts: u64,
-    /// Crashes of all sorts.
+    /// Number of crashes of processes, of all kinds.
     pub crashes: u64,
-    /// Faults of all sorts.
+    /// Number of injected faults, of all kinds.
     pub faults: u64,
     /// Snapshots delivered.
     pub snapshots: u64,

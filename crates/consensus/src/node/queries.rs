@@ -110,7 +110,8 @@ impl Node {
         self.batches.stored()
     }
 
-    /// Returns the first index that this node can still send to other members, from memory or from the log.
+    /// Returns the index of the first entry that this node can still send to other members, from memory or
+    /// from the log.
     pub fn first_index(&self) -> Index {
         Index(self.raw.raft.raft_log.first_index())
     }

@@ -13,10 +13,12 @@ use crate::event::Refusal;
 use crate::validate;
 use crate::wire::{self, BINDS_AND_NO_ETCD, BINDS_PROPOSALS, RUNS_MAINSTAY};
 
-/// Maximum number of reads for which a leader awaits confirmation at the same time.
+/// Maximum number of reads for which a leader awaits confirmation at the same time. Further reads are
+/// refused.
 const PENDING_READS_MAX: usize = 4096;
 
-/// Maximum number of membership changes forwarded by other members that wait for an earlier one.
+/// Maximum number of membership changes, forwarded by other members, that wait for an earlier one. Further
+/// ones are refused.
 const EARLY_CHANGES_MAX: usize = 64;
 
 impl Node {

@@ -68,7 +68,7 @@ impl World {
         self.start_after(at, delay);
     }
 
-    /// Cuts the power of about two thirds of all members at the same moment.
+    /// Cuts the power at the same moment at each member with a probability of 70 %.
     pub(super) fn blackout(&mut self) {
         for at in 0..self.places.len() {
             if self.dice.faults.per_mille(700) {
