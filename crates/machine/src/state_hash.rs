@@ -41,9 +41,10 @@ pub struct StatePoint {
 ///
 /// If the hash of any effect is computed in another way, the result is a different hash function. Hashes of
 /// two functions must never be compared: members exchange the number of their function to prevent that. And a
-/// version must never continue a hash that another function began: `image::FORMAT_HASHED` prevents that. The
-/// hash of a restored cluster starts with a digest of the restored data (`storage::restoration`). Every
-/// member computes this digest itself, so its function must never change either.
+/// version of Mainstay must never continue a hash that another function began: `image::FORMAT_HASHED`
+/// prevents that. The hash of a restored cluster starts with a digest of the restored data
+/// (`storage::restoration`). Every member computes this digest itself, so its function must never change
+/// either.
 #[derive(Clone, Copy)]
 #[repr(u64)]
 pub(crate) enum Effect {

@@ -121,7 +121,8 @@ fn form(bootstrap: &Bootstrap, tls: Option<&ClientTls>, logger: &Logger) -> Resu
     for url in others(bootstrap) {
         let members = match members_of(&url, BOOTSTRAPPED_TIMEOUT, tls) {
             Ok((_, members)) => members,
-            // As in etcd: if no other member answers, this member counts as new.
+            // As in etcd, a member that does not answer is skipped. If no other member answers, this member
+            // counts as new.
             Err(error) => {
                 let text = "cannot ask another member whether this member has been in the cluster before";
                 logger.warn(text, &[("address", Value::Str(&url)), ("error", Value::Display(&error))]);
