@@ -10,7 +10,7 @@ use crate::event::NodeBug;
 #[derive(Debug)]
 struct Unsynced {
     number: u64,
-    /// Index of the last entry of the log when the batch is synced.
+    /// Index of the last entry of the log once the batch is synced.
     last: Index,
     /// True if the batch replaces entries that are already in the log.
     replaces: bool,
@@ -29,7 +29,8 @@ pub(crate) struct Batches {
 }
 
 impl Batches {
-    /// Returns the state after a start with a log that ends with this entry.
+    /// Returns the batches as they are when the member starts: none, and a log whose last entry has the index
+    /// `stored`.
     pub fn new(stored: Index) -> Batches {
         Batches { newest: 0, unsynced: VecDeque::new(), stored }
     }

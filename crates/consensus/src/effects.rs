@@ -1,4 +1,4 @@
-//! Actions that a node requires from its caller, and the status of a node.
+//! Defines the actions that a node requires from its caller, and the status of a node.
 
 use api::raftpb;
 use numbers::{Index, MemberId, Term};
@@ -127,7 +127,7 @@ pub struct Effects {
     pub append: Option<Append>,
     /// Messages to be sent now, in this order. A message that acknowledges data appears here only after the
     /// data is synced. A `MsgSnap` contains only metadata. The code that sends the state replaces this
-    /// metadata by the metadata of the state that it really sends.
+    /// metadata with the metadata of the state that it sends, which may be newer.
     pub messages: Vec<raftpb::Message>,
     /// Committed entries, to be applied in order, without a gap. None is beyond [`RaftStatus::commit`], and
     /// none beyond [`Node::synced_index`](crate::Node::synced_index).

@@ -1,4 +1,4 @@
-//! Entries, hard states and membership changes in the form that other crates use.
+//! Defines entries, hard states and membership changes in the form that other crates use.
 
 use std::fmt;
 
@@ -52,7 +52,7 @@ pub struct HardState {
     pub commit: Index,
 }
 
-/// The effect of a membership change on the voters.
+/// Kind of a membership change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConfChangeKind {
     /// Adds a voter, or promotes a learner to one.
@@ -68,7 +68,7 @@ pub enum ConfChangeKind {
 /// A membership change as raft sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConfChange {
-    /// Effect of the change.
+    /// Kind of the change.
     pub kind: ConfChangeKind,
     /// Id of the member that the change concerns.
     pub node: MemberId,

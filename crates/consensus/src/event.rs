@@ -111,10 +111,10 @@ pub enum Request {
     Campaign,
 }
 
-/// An event that has happened on this member.
+/// An event that the code which drives the node reports to it.
 ///
-/// All events result from the caller's own actions, so an event that contradicts the state of the node shows
-/// a bug. Input of clients and peers is a [`Request`] instead.
+/// The node trusts these reports: an event that contradicts the state of the node shows a bug. Input of
+/// clients and peers, which is not trusted, is a [`Request`] instead.
 #[derive(Debug)]
 pub enum Event {
     /// One tick has passed.

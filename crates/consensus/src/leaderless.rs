@@ -1,4 +1,4 @@
-//! Queue of forwarded proposals that wait until a leader is known.
+//! Queues forwarded proposals until a leader is known.
 
 use raft::eraftpb;
 
@@ -14,8 +14,9 @@ const LEADERLESS_BYTES_MAX: usize = 8 << 20;
 /// Memory in bytes of an entry in addition to its payload.
 const ENTRY_BYTES: usize = 64;
 
-/// Forwarded proposals of etcd members that wait until a leader is known, in order of arrival. In a node with
-/// `speaks_as_etcd`, the proposals of all members wait in this queue.
+/// Proposals that members which run etcd have forwarded, and that wait until a leader is known, in order of
+/// arrival. A proposal that is bound to a leader's term is refused and not queued, except in a node with
+/// `speaks_as_etcd`.
 #[derive(Debug, Default)]
 pub(crate) struct LeaderlessQueue {
     messages: Vec<eraftpb::Message>,

@@ -26,7 +26,7 @@ use crate::terms::Terms;
 use crate::validate;
 use crate::wire;
 
-/// Maximum payload bytes of one append, and of entries read back from the log for a follower at a time.
+/// Maximum payload bytes of one append, and of one fetch of old entries for a follower.
 const APPEND_BYTES_MAX: u64 = 1024 * 1024;
 /// Maximum number of appends in flight to one follower.
 const APPENDS_IN_FLIGHT_MAX: usize = 512;
@@ -118,7 +118,8 @@ impl Node {
         tail.hard_state.term = restored.hard_state.term.0;
         tail.hard_state.vote = restored.hard_state.vote.0;
         if restored.applied_term > restored.hard_state.term {
-            // The checkpoint is of a newer term than the log, so this member has not voted in that term.
+            // The checkpoint has a newer term than the log. A vote in that term would be in the log, so this
+            // member has not voted in it.
             tail.hard_state.term = restored.applied_term.0;
             tail.hard_state.vote = 0;
         }
@@ -195,7 +196,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// Returns a refusal if the node does not accept the request; nothing has changed then.
+    /// Returns a refusal if the node does not accept the request. The node is then unchanged.
     pub fn request(&mut self, request: Request) -> Result<(), Refusal> {
         let outcome = self.consider(request);
         self.settle();

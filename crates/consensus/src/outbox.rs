@@ -107,7 +107,7 @@ impl Outbox {
         self.waiting.push_back((need, message));
     }
 
-    /// Returns true if a proposal that is forwarded to another member was not sent yet.
+    /// Returns true if a proposal that is forwarded to another member has not been sent yet.
     pub fn holds_proposals(&self) -> bool {
         let mut all = self.ready.iter().chain(self.waiting.iter().map(|(_, message)| message));
         all.any(|message| message.get_msg_type() == MessageType::MsgPropose)

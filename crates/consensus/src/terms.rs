@@ -1,4 +1,4 @@
-//! The terms of the log entries that are on disk and no longer in memory.
+//! Stores the terms of the log entries that are on disk and no longer in memory.
 
 use std::collections::VecDeque;
 

@@ -208,8 +208,9 @@ pub(crate) fn message_from_raft(mut message: eraftpb::Message) -> raftpb::Messag
     // The raft crate puts its commit index into votes and responses, too. Neither etcd nor Mainstay reads the
     // commit index in these messages, so it is left out.
     let commit = matches!(kind, R::MsgAppend | R::MsgHeartbeat).then_some(message.commit);
-    // A bound proposal is sent with its term, and Mainstay accepts it only in this term. If the leader's
-    // member runs etcd in the meantime, etcd's raft ignores the message if the term is older than its own.
+    // A bound proposal is sent with its term, and Mainstay accepts it only in this term. The receiving member
+    // may have been restarted with etcd in the meantime: etcd's raft, too, ignores a message whose term is
+    // older than its own.
     let bound = if kind == R::MsgPropose { bound_term(&message) } else { None };
     let term = bound.unwrap_or(message.term);
     let context = std::mem::take(&mut message.context);

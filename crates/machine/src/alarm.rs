@@ -1,5 +1,6 @@
 //! The set of raised alarms. While an alarm is raised, the cluster refuses the requests that the alarm
-//! affects, for example `NOSPACE` writes that take space. An alarm stays raised until a request clears it.
+//! affects. For example, `NOSPACE` affects writes that take space. An alarm stays raised until a request
+//! clears it.
 
 use std::collections::BTreeSet;
 

@@ -5,7 +5,7 @@
 //! hash) holds an [`AsOf`] instead: it reads slice by slice, each slice from the newest view, but always as
 //! of the same moment. In the meantime, the versions that exist at this moment must not be physically
 //! removed. The code that removes versions therefore knows every reader, through the [`Newest`] that the
-//! reader holds. It may also stop a reader that takes too long; the reader then fails with [`Overtaken`].
+//! reader holds. That code may stop a reader that takes too long; the reader then fails with [`Overtaken`].
 
 use std::sync::Arc;
 
@@ -95,8 +95,8 @@ impl AsOf {
         AsOf { moment, ..self }
     }
 
-    /// Returns true if the whole store has been replaced by another state. In contrast to a compaction, the
-    /// moment of this reader then does not exist in the new store.
+    /// Returns true if the whole store has been replaced by another state, in which this reader's moment does
+    /// not exist. After a compaction, in contrast, it exists, although its versions may be gone.
     pub fn is_replaced(&self) -> bool {
         self.newest.view().is_some_and(|view| !view.has_moment(&self.moment))
     }

@@ -1,6 +1,6 @@
 //! Stores users, roles and their permissions, which are replicated state like keys and leases.
 //!
-//! [`Auth`] is the state. Entries change it exactly as in etcd, including refusals, since members that run
+//! [`Auth`] is the state. Each entry changes it, or is refused, exactly as in etcd, because members that run
 //! etcd may apply the same entries. [`Rights`] is the union of the permissions of one user; [`Gate`] checks a
 //! request against them. Passwords are stored as bcrypt hashes, which are computed before the entry is
 //! proposed; callers check passwords outside of this module. Tokens are not part of the state: [`AuthChange`]

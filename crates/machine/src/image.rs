@@ -57,8 +57,8 @@
 //! follows it.) A delta run must therefore contain every deletion of a key that an earlier run contains;
 //! [`Head::delta_from_min`] is the oldest revision from which a delta run can contain them all.
 //!
-//! A checkpoint does not record that a value has moved: an earlier run keeps the old location. So a segment
-//! may be deleted only when a *base* run whose head was taken after the move is durable.
+//! A delta run does not record that a value was relocated: an earlier run keeps the old location. So a
+//! segment may be deleted only when a *base* run whose head was taken after the relocation is durable.
 
 mod entry;
 mod head;
@@ -74,9 +74,9 @@ pub(crate) use head::SavedHead;
 pub(crate) use restore::{Intake, RunReader, merge};
 pub(crate) use run::Walk;
 
-/// Format of the checkpoints that this version writes.
+/// Format of the checkpoints that this release writes.
 pub(crate) const FORMAT: u64 = 4;
-/// Oldest format whose state hash this version can continue. It is raised with every change of the hash
+/// Oldest format whose state hash this release can continue. It must be raised with every change of the hash
 /// function.
 pub(crate) const FORMAT_HASHED: u64 = 4;
 /// First byte of a head block.

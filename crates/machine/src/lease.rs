@@ -1,4 +1,4 @@
-//! Stores the leases, as every member has them: id, TTL, remaining TTL of the last lease checkpoint, and
+//! Stores the replicated state of the leases: id, TTL, remaining TTL of the last lease checkpoint, and
 //! attached keys. [`Leases`] is the set of all leases.
 //!
 //! The module has no clock. The leader decides when a lease expires, and proposes its revocation.
@@ -23,9 +23,9 @@ const TTL_MAX: Seconds = Seconds(LEASE_TTL_MAX);
 /// One lease.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lease {
-    /// TTL in seconds, as in the entry that granted the lease. A Mainstay member raises a TTL to the minimum
-    /// of its own option before it proposes the entry. A member that runs etcd does not raise it; instead,
-    /// each leader that runs etcd applies its own minimum.
+    /// TTL in seconds, as in the entry that granted the lease. A Mainstay member raises the TTL to its own
+    /// minimum before it proposes the entry; an etcd member does not. Every leader additionally applies its
+    /// own minimum when it computes when the lease expires.
     pub ttl: Seconds,
     /// Remaining TTL in seconds of the last lease checkpoint; 0 if no checkpoint was taken since the last
     /// renewal.
@@ -58,8 +58,8 @@ pub struct GrantedLease {
 pub struct Leases {
     table: SharedMap<LeaseId, Arc<Lease>>,
     /// Live keys whose lease does not exist, by lease id; only an imported state has such keys. They are
-    /// attached if a lease with this id is granted later. Otherwise the members would differ, because one
-    /// that loads its state after the grant attaches these keys, too.
+    /// attached if a lease with this id is granted later, because a member that loads its state after the
+    /// grant attaches them, too. Otherwise the states of the two members would differ.
     dangling: SharedMap<LeaseId, SharedMap<Bytes, ()>>,
     /// Number of bytes that all leases and attached keys count against the quota.
     bytes: u64,
@@ -176,7 +176,7 @@ impl Leases {
     /// Stores the remaining TTL of a lease in seconds, if the lease exists; 0 clears the stored value.
     pub(crate) fn checkpoint(&mut self, id: LeaseId, remaining: Seconds) {
         // The value is limited only by `TTL_MAX`, not by the TTL of the lease: in checkpoints of an older
-        // version of Mainstay, that TTL may depend on the member, but the stored value must not.
+        // release of Mainstay, that TTL may depend on the member, but the stored value must not.
         let remaining = remaining.clamp(Seconds::ZERO, TTL_MAX);
         let differs = self.table.get(&id).is_some_and(|lease| lease.remaining != remaining);
         if differs && let Some(lease) = self.table.get_mut(&id) {

@@ -22,7 +22,7 @@ pub enum Failure {
     Unreadable(String),
     /// A value is not in memory, and the caller must not wait for it; see [`ReadError::NotAtHand`].
     NotAtHand,
-    /// The request is of a kind that this version does not know.
+    /// The request is of a kind that this release does not know.
     Unknown(String),
 }
 

@@ -42,10 +42,10 @@ pub(crate) enum Reconfiguration {
     Update(u64, Vec<String>),
 }
 
-/// Reason why a `ConfChange` is not a membership change that this version can apply.
+/// Reason why a `ConfChange` is not a membership change that this release can apply.
 #[derive(Debug)]
 pub(crate) enum ChangeError {
-    /// The change is of a kind that this version does not know.
+    /// The change is of a kind that this release does not know.
     UnknownKind,
     /// The change does not describe a member.
     Member(MemberError),
@@ -100,8 +100,8 @@ impl Reconfiguration {
             raftpb::ConfChangeType::ConfChangeAddNode if is_promotion(context) => {
                 Reconfiguration::Promote(node)
             }
-            // The type of the change decides whether the member is a learner, and not the context, because
-            // raft uses the type, too.
+            // Takes `is_learner` from the type of the change and not from its context, because raft also
+            // decides by the type whether the member has a vote.
             _ => {
                 let is_learner = kind == raftpb::ConfChangeType::ConfChangeAddLearnerNode;
                 let learners_max = if is_learner { learners_max(context) } else { None };

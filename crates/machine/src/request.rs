@@ -20,8 +20,9 @@ use planted::Bug;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 use prost::{DecodeError, Message};
 
-/// Maximum depth of nested transactions in an entry. etcd with its default of 128 for max-txn-ops allows at
-/// most half of this depth. Mainstay refuses such deep transactions of clients, see [`crate::check::txn`].
+/// Maximum depth of nested transactions in an entry. A deeper entry is undecodable and changes nothing. etcd
+/// with its default of 128 for max-txn-ops allows at most half of this depth. For transactions of clients,
+/// Mainstay's limit is lower; see [`crate::check::txn`].
 pub const TXN_DEPTH_MAX: usize = 256;
 /// Depth of a message, as prost counts it, below which prost never refuses the message because of its depth.
 const PROST_DEPTH: usize = 100;

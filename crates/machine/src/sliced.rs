@@ -60,7 +60,8 @@ pub enum Progress {
     Whole(Box<Applied>),
     /// The entry needs another slice.
     More,
-    /// The entry needs values that are not in memory; it continues once they are fetched.
+    /// The entry needs values that are not in memory. The caller must call [`Machine::go_on`] again once they
+    /// have been fetched.
     Waits,
 }
 
@@ -84,7 +85,7 @@ impl Budget {
     }
 }
 
-/// An entry that is applied in slices and not complete yet.
+/// An entry that is applied in slices and is not complete yet.
 pub(crate) struct Unfinished {
     index: Index,
     term: Term,
@@ -107,14 +108,14 @@ struct Before {
 /// The remaining work of an entry that is applied in slices.
 pub(crate) enum Work {
     Delete(Option<Deletion>),
-    /// Iterator over the remaining keys of the lease.
+    /// The keys of the lease that are still to be deleted; `None` before the first slice.
     Revoke(Option<IntoEntries<Bytes, ()>>),
     Txn(Box<Txn>),
 }
 
 impl Work {
-    /// Returns the cost of a request and, if the cost exceeds `left`, its work. A cost above `left` is not
-    /// computed exactly.
+    /// Returns the cost of a request and, if the cost exceeds `left`, its work, which is then done in slices.
+    /// A cost above `left` is not computed exactly.
     pub fn of(machine: &Machine, request: &InternalRaftRequest, left: u64) -> (u64, Option<Work>) {
         if left == u64::MAX || machine.alarms.any(AlarmType::Corrupt as i32) {
             return (1, None);
@@ -181,8 +182,8 @@ fn comparison_cost(snapshot: &Snapshot<'_>, compare: &Compare, left: u64) -> u64
         return 1 + if is_single { 1 } else { snapshot.count(range, Revision::CURRENT).unwrap_or(0) };
     }
     if compare.range_end.is_empty() && !txn::compares_by_order(compare) {
-        // An equality comparison reads the value only if the lengths are equal. So the cost is limited by the
-        // length of the value in the request, and a fixed cost suffices.
+        // An equality comparison reads the value only if its length equals that of the value in the request.
+        // It reads no more bytes than the request contains, so a fixed cost suffices.
         return 2;
     }
     let mut cost = 1;
@@ -226,8 +227,8 @@ fn txn_cost(snapshot: &Snapshot<'_>, txn: &TxnRequest, left: u64) -> u64 {
 
 impl Machine {
     /// Returns true if no entry is partly applied. Reads, published views, the applied index and the state
-    /// hash never show a partly applied entry. But until the entry is complete, no view may be published, no
-    /// head may be taken, and the key sets of leases must not be read.
+    /// hash never show a partly applied entry. But while this method returns false, no view may be published,
+    /// no head of an image may be taken, and the key sets of leases must not be read.
     pub fn is_whole(&self) -> bool {
         self.unfinished.as_ref().is_none_or(|unfinished| unfinished.before.is_none())
     }
@@ -435,13 +436,13 @@ pub(crate) struct Txn {
     /// Progress of the comparisons of the next transaction: the number of comparisons that were found to
     /// hold, and how far the following comparison got.
     compared: LookedAt,
-    /// True if the current comparison has found a key.
+    /// True if the current comparison has found a key in its range.
     found: bool,
     /// Outcomes of the open transactions, from the outermost to the innermost.
     outcomes: Vec<TxnOutcome>,
     /// The deletion that is running.
     deletion: Option<Deletion>,
-    /// Number of keys that may still be put directly into the outcome.
+    /// Number of single-key ranges that may still be evaluated now; see [`txn::KNOWN_MAX`].
     known: usize,
 }
 
@@ -457,8 +458,8 @@ enum Stage {
 #[derive(Clone, Copy)]
 struct Level {
     succeeded: bool,
-    /// Number of operations of this transaction that were begun. If a nested transaction is open, it is the
-    /// last of these operations.
+    /// Number of operations before the current position. If a nested transaction is open, it is the last of
+    /// these operations.
     at: usize,
 }
 
@@ -509,7 +510,7 @@ impl Txn {
         self.meet();
     }
 
-    /// Opens the next transaction on the chosen path.
+    /// Opens the next transaction on the chosen path. Returns false if all of them have been opened.
     fn meet(&mut self) -> bool {
         let Some(succeeded) = self.chosen.get(self.met).copied() else { return false };
         self.met += 1;
@@ -565,7 +566,7 @@ impl Txn {
         }
     }
 
-    /// Continues the comparisons of one transaction.
+    /// Continues the comparisons of one transaction. The result is true if all of them hold.
     fn compare(
         &mut self,
         txn: &TxnRequest,
@@ -577,8 +578,8 @@ impl Txn {
             match self.holds(compare, snapshot, values, budget) {
                 Ok(Holds::Known(true)) => {}
                 Err(Failure::NotAtHand) => {
-                    // The values of the following comparisons are read, too, so that all missing values are
-                    // fetched together.
+                    // Reads the values of the following comparisons, too, so that the caller can fetch all
+                    // missing values together.
                     let _ = txn::look(
                         &txn.compare,
                         &self.compared,

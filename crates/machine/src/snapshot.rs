@@ -417,8 +417,8 @@ where
 }
 
 /// Restores a machine from a snapshot. `place` stores a value and returns its location; it is not called for
-/// empty values. If the head was raised to a later revision, `bump` is that revision, and a [version for
-/// it](SnapshotVersion::bump) is added.
+/// empty values. If the caller has raised the revision of the head, `bump` must be that revision; a [version
+/// for it](SnapshotVersion::bump) is then added.
 ///
 /// # Errors
 ///

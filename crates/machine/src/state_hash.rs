@@ -1,4 +1,5 @@
-//! A rolling hash of all changes by entries, which members compare to detect that their states differ.
+//! Computes a rolling hash of all changes that entries make. Members compare their hashes to detect that
+//! their states differ.
 //!
 //! The hash after an entry is a function of the previous hash and of the changes that the entry made in this
 //! member's state, not of the request. For every key written or deleted, the new version and the version that
@@ -39,9 +40,9 @@ pub struct StatePoint {
 /// Changes of state other than keys. The number of an effect is part of the hash, so it never changes, and a
 /// new effect gets a new number. Number 4 was used for remaining TTLs of leases, which are no longer hashed.
 ///
-/// If the hash of any effect is computed in another way, the result is a different hash function. Hashes of
-/// two functions must never be compared: members exchange the number of their function to prevent that. And a
-/// version of Mainstay must never continue a hash that another function began: `image::FORMAT_HASHED`
+/// A change of how any effect is hashed results in a different hash function, and hashes of two functions
+/// must never be compared. Members therefore exchange the number of their function. For the same reason, a
+/// release of Mainstay must never continue a hash that another function began; `image::FORMAT_HASHED`
 /// prevents that. The hash of a restored cluster starts with a digest of the restored data
 /// (`storage::restoration`). Every member computes this digest itself, so its function must never change
 /// either.

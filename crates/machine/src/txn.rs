@@ -171,8 +171,8 @@ impl TxnOutcome {
     }
 }
 
-/// The branches that run. They are chosen before anything changes. Nested paths are in the order of their
-/// operations.
+/// The branch of a transaction that runs, and the paths of its nested transactions in the order of the
+/// operations. All branches are chosen before the transaction changes anything.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Path {
     pub succeeded: bool,
@@ -235,7 +235,7 @@ pub(crate) fn look(
         let Ok(mut walk) = snapshot.range(range, Revision::CURRENT) else { continue };
         walk.set_looks(LOOKS_FOR_A_KEY * keys_max as u64);
         for version in walk.by_ref() {
-            // If a value cannot be read, the error is reported when the entry is applied.
+            // An error is ignored here, because applying the entry reads the value again and reports it.
             let _ = holds_for(Some(version), compare, values);
             keys += 1;
             bytes += version.value_len() as usize;
@@ -281,8 +281,8 @@ impl Compared {
         looked_at.compares >= self.0.len()
     }
 
-    /// Reads and discards the next values: those of at most `keys_max` keys, and not many more than
-    /// `bytes_max` bytes. Returns the new progress.
+    /// Reads and discards the next values. Stops after `keys_max` keys, or at the first value that brings the
+    /// total to `bytes_max` bytes or more. Returns the new progress.
     pub fn look(
         &self,
         from: &LookedAt,
@@ -331,7 +331,7 @@ fn holds(snapshot: &Snapshot<'_>, compare: &Compare, values: &dyn Values) -> Res
     holds_for_none(compare, values)
 }
 
-/// Returns the revision at which comparisons read. It is the current revision, except with the planted bug.
+/// Returns the revision at which comparisons read: the current revision, unless a test has planted a bug.
 fn compared_revision(snapshot: &Snapshot<'_>) -> Revision {
     let before = snapshot.current_revision() - 1;
     let old = planted::is(planted::Bug::CompareOnOldState)
@@ -418,7 +418,7 @@ pub(crate) fn compares_by_order(compare: &Compare) -> bool {
     matches!(CompareResult::try_from(compare.result), Ok(CompareResult::Greater | CompareResult::Less))
 }
 
-/// Returns the bytes that comparing this version's value may read or hash.
+/// Returns the number of bytes that comparing this version's value may read or hash.
 pub(crate) fn compared_bytes(version: Version<'_>, compare: &Compare) -> u64 {
     let len = version.value_len();
     let theirs = match &compare.target_union {
@@ -445,8 +445,8 @@ fn value_ordering(
     let is_other =
         version.value_len() as usize != theirs.len() || version.value_crc() != crc32c::crc32c(theirs);
     if !by_order && (is_other || CompareResult::try_from(result).is_err()) {
-        // Either the values differ and the relation is `Equal` or `NotEqual`, for which every result other
-        // than `Equal` is the same; or the relation is unknown, and the result is ignored.
+        // Either the values differ and the relation is `Equal` or `NotEqual`, for which `Less` and `Greater`
+        // have the same result; or the relation is unknown, and the caller ignores the ordering.
         return Ok(Ordering::Less);
     }
     let mut ours = BytesMut::new();
@@ -512,8 +512,8 @@ pub(crate) fn check_put(snapshot: &Snapshot<'_>, leases: &Leases, put: &PutReque
     Ok(())
 }
 
-/// Maximum number of keys that the outcome of one transaction contains directly; further ranges are read
-/// after apply.
+/// Maximum number of single-key ranges of one transaction that are evaluated when it is applied. All other
+/// ranges become [`Read::Past`] and are read after apply.
 pub(crate) const KNOWN_MAX: usize = 1024;
 
 /// Returns the result of a range inside a transaction, after `changes` changes of this transaction. If
@@ -563,9 +563,9 @@ pub struct Comparing {
 
 impl Comparing {
     /// Evaluates the next comparisons. Visits at most `keys_max` keys, including those that did not exist at
-    /// the revision, and reads not much more than `bytes_max` bytes of values. Returns `Some` once the result
-    /// is known. A step that fails because a value is not in memory must be repeated, with a copy that the
-    /// caller made of this progress before the step.
+    /// the revision, and stops at the first value that brings the bytes read to `bytes_max` or more. Returns
+    /// `Some` once the result is known. After an error because a value is not in memory, this progress is
+    /// unusable: the caller must repeat the step with a copy that it made before the step.
     ///
     /// # Errors
     ///
@@ -601,8 +601,8 @@ impl Comparing {
         Ok(Some(true))
     }
 
-    /// Reads and discards the values of the next comparisons, so that they are fetched into memory: those of
-    /// at most `keys_max` keys, and not many more than `bytes_max` bytes.
+    /// Reads and discards the values of the next comparisons, so that they are fetched into memory. Stops
+    /// after `keys_max` keys, or at the first value that brings the total to `bytes_max` bytes or more.
     pub fn look(
         &self,
         snapshot: &Snapshot<'_>,

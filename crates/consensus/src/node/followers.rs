@@ -41,7 +41,7 @@ impl Node {
         }
     }
 
-    /// Updates windows and fetches to raft's current view of the followers.
+    /// Adapts the windows and fetches to what raft currently knows about the followers.
     pub(super) fn settle_followers(&mut self) {
         let raft = &self.raw.raft;
         let leads = raft.state == StateRole::Leader;

@@ -123,13 +123,14 @@ impl Node {
         assert_eq!(index - first.index + 1, given_out.len() as u64, "entries are given out without a gap");
     }
 
-    /// Returns true if the commit index has to be on disk before it is reported to any member, because it has
-    /// reached the removal of a member. The remaining members may need the removed member's vote until they
-    /// know that the removal is committed, but the removed member ends once it knows. So no member reports,
-    /// confirms or applies the commit of a removal while a crash could make it forget that commit. Other
-    /// changes end no member, and any majority before such a change has a member in common with any majority
-    /// after it, so a forgotten commit is learned again.
+    /// Returns true if an entry that was committed since the last call may remove a member. The new commit
+    /// index must then be on disk before this node reports it to any member.
     fn notes_commit_first(&mut self) -> bool {
+        // The remaining members may need the removed member's vote until they know that the removal is
+        // committed, but the removed member's process ends once it knows. So no member may report, confirm or
+        // apply the commit of a removal while a crash could make it forget that commit. Other changes end no
+        // member, and any majority before such a change has a member in common with any majority after it, so
+        // a forgotten commit is learned again.
         let committed = self.raw.raft.raft_log.committed;
         let looked_through = std::mem::replace(&mut self.looked_through, committed);
         let mut entries = self.raw.store().between(looked_through, committed);

@@ -1,4 +1,4 @@
-//! Queries about the node itself and about the other members.
+//! Answers queries about the node: its status, its log, and what it knows about the other members.
 
 use numbers::{Index, MemberId, Term};
 use planted::Bug;
@@ -62,8 +62,8 @@ impl Node {
         }
     }
 
-    /// Returns true if some forwarded proposals were not sent yet, because no leader is known or because this
-    /// member's own vote is not on disk.
+    /// Returns true if some forwarded proposals have not been sent yet, because no leader is known or because
+    /// this member's own vote is not on disk.
     pub fn keeps_proposals(&self) -> bool {
         !self.leaderless.is_empty() || self.outbox.holds_proposals()
     }

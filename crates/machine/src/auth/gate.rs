@@ -32,7 +32,7 @@ pub struct Caller<'a> {
 enum Who {
     /// Authentication is not enabled: everything is allowed.
     Anyone,
-    /// No user was named, or no user of that name exists.
+    /// No user was named, or (if `is_named`) no user of that name exists.
     Nobody { is_named: bool },
     /// An existing user with these rights.
     Known(Arc<Rights>),
@@ -41,7 +41,7 @@ enum Who {
 /// Permission check for one caller and one request. Its errors are etcd's.
 pub struct Gate {
     who: Who,
-    /// Error for every access to keys, if the caller's auth revision is missing or too old.
+    /// Error for every access to keys, if the caller's auth revision is missing or too old; otherwise `None`.
     stale: Option<Status>,
     /// True if the caller's token is older than the last change of the user's password. Such a token does not
     /// give the rights of root.
@@ -83,8 +83,9 @@ impl Gate {
     }
 
     /// Marks the caller's token as older than the last change of the user's password. Requests that only root
-    /// may make are then refused, as is access to keys. In etcd such a token can still be used to change the
-    /// new password (COMPAT-443). The mark is used only when a request arrives, because at apply all members,
+    /// may make are then refused. (Access to keys is refused without the mark, because the change of the
+    /// password has raised the auth revision.) In etcd such a token can still be used to change the new
+    /// password (COMPAT-443). The mark is used only when a request arrives, because at apply all members,
     /// including those that run etcd, must come to the same result.
     pub fn outdated(mut self) -> Gate {
         self.is_outdated = !self.is_open();
@@ -260,9 +261,10 @@ impl Gate {
         self.all(keys, Rights::read)
     }
 
-    /// Checks that the caller has a right on the keys of a lease that are after the key `behind`. Subtracts 1
-    /// from `left` for each search except the first, which the caller has already counted. Returns the key
-    /// after which to continue, or `None` if all keys were checked.
+    /// Checks that the caller has `right` on the keys of a lease after the key `behind`, until all keys are
+    /// checked or `left` is used up. Each search subtracts 1 from `left`, except the first one, which the
+    /// calling function has already counted. Returns the key after which to continue, or `None` if all keys
+    /// are checked.
     fn some(
         &self,
         keys: &LeaseKeys,

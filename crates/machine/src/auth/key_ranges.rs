@@ -1,4 +1,4 @@
-//! Sets of keys, each of which is the union of the ranges that several permissions allow.
+//! Represents the set of keys that several permissions allow together, and looks up keys and ranges in it.
 
 use bytes::Bytes;
 

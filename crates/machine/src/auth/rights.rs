@@ -22,13 +22,14 @@ impl Rights {
         self.is_root
     }
 
-    /// Returns the keys that the user's roles allow it to read; with the role root it may read all keys.
+    /// Returns the keys that the user's roles permit it to read. Not valid for a user with the role root, who
+    /// may read all keys: check [`Rights::is_root`] first.
     pub fn read(&self) -> &KeyRanges {
         &self.read
     }
 
-    /// Returns the keys that the user's roles allow it to write and delete; with the role root it may write
-    /// and delete all keys.
+    /// Returns the keys that the user's roles permit it to write and delete. Not valid for a user with the
+    /// role root, who may write and delete all keys: check [`Rights::is_root`] first.
     pub fn write(&self) -> &KeyRanges {
         &self.write
     }

@@ -7,8 +7,8 @@ use crate::as_of::{AsOf, Overtaken};
 use crate::codec::put_u64;
 use crate::image::{BLOCK_BYTES, END, Entry, EntryWriter, Head, KEYS};
 
-/// Writer of one run of a checkpoint. It may be used on any thread. It may take any time, but fails if a
-/// version that it needs is removed after a compaction.
+/// Writer of one run of a checkpoint. It can be used on any thread and for any length of time, but it fails
+/// if a version that it still needs is removed after a compaction.
 pub struct RunWriter {
     state: AsOf,
     head: Head,
@@ -101,8 +101,8 @@ impl RunWriter {
 pub(crate) struct Walk {
     /// Ids of the versions that are visited first.
     queue: std::vec::IntoIter<ChangeId>,
-    /// Key after which the histories are visited when the queue is empty; `None` if only the queue is
-    /// visited.
+    /// Position from which the walk continues once the queue is empty, with all versions of each following
+    /// key; `None` if the walk ends with the queue.
     behind: Option<Behind>,
 }
 

@@ -78,7 +78,7 @@ pub struct Assembly {
     batch: Vec<Pending>,
     /// Keys of the batch, concatenated.
     keys: Vec<u8>,
-    /// State of the current stream.
+    /// Progress of the current stream; `None` between two streams.
     stream: Option<Stream>,
 }
 
@@ -107,8 +107,8 @@ struct Pending {
 type Blocks = Box<dyn Iterator<Item = Result<Vec<u8>, Overtaken>>>;
 
 impl Assembly {
-    /// Creates an assembly whose base is the receiver's own state, with the head of the same moment. The
-    /// state is read only at the end. Without a base only a full transfer is accepted.
+    /// Creates an assembly whose base is the receiver's own state, with the head of the same moment. The base
+    /// is read only in [`Assembly::finish`]. Without a base only a full transfer is accepted.
     pub fn new(rules: Rules, base: Option<(AsOf, Head)>) -> Assembly {
         let nothing = Held {
             revision: Revision(0),
@@ -187,8 +187,8 @@ impl Assembly {
         }
         self.held.revision = self.held.revision.max(last - 1);
         self.held.compacted_max = stream.compact_revision;
-        // The sender has checked that the receiver's earlier versions belong to the same state as its own, so
-        // its hash covers both these and the received versions.
+        // The sender's hash also covers the versions that the receiver already had, because a sender starts a
+        // partial transfer only after it has checked that both had the same state up to there.
         self.held.hashed = stream.hashed;
         self.held
     }

@@ -44,7 +44,7 @@ impl Held {
         out
     }
 
-    /// Encodes the description without the hash, for a sender of an earlier version.
+    /// Encodes the description without the hash, for a sender that runs an earlier release of Mainstay.
     pub fn to_bytes_unhashed(&self) -> Vec<u8> {
         self.encode(FORMAT_UNHASHED)
     }
@@ -133,11 +133,12 @@ impl Head {
         // already removed, the highest of which is `delta_from_min`. If none of the removed deletions is
         // above F, nothing is lost.
         //
-        // If one is above F, the keys that it deleted would come back. But then F is below C, and if the
-        // receiver's parts were all compacted at C already, every version at or below F is the newest of its
-        // key at C: no later version at or below C exists, and no deletion. That is why an interrupted
-        // transfer of a whole state can be resumed even if the state was compacted many times long ago,
-        // unless a compaction has happened since.
+        // If a removed deletion is above F, it is possibly needed: the receiver may have the key that it
+        // deleted. But it is not needed if all of the receiver's parts were compacted at C already. Removed
+        // deletions are below C, so F is below C, too. Every version at or below F that the receiver has is
+        // therefore the newest of its key at C, and no later deletion of the key at or below C exists. This
+        // is why an interrupted transfer of a whole state can be resumed, however often the state was
+        // compacted before the transfer, unless a compaction has happened since.
         held.revision <= self.revision
             && held.compacted_max <= self.compact_revision
             && (held.compacted_min == self.compact_revision || held.revision >= self.delta_from_min)
