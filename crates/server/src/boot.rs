@@ -72,8 +72,8 @@ pub struct Running {
 /// The threads that serve clients and metrics; empty until these threads are started.
 type Fronts = OnceLock<Vec<Front>>;
 
-/// Function that finds the other members for a member without data. Returns the options, completed by an
-/// initial cluster.
+/// Function that finds the other members for a member without data. Returns the options with the initial
+/// cluster filled in.
 pub type Discover<'a> = dyn Fn(&Config) -> Result<Config, Box<dyn Error + Send + Sync>> + 'a;
 
 /// Starts a member; returns once it serves clients. A member can serve only when the cluster has a quorum,
@@ -82,8 +82,8 @@ pub type Discover<'a> = dyn Fn(&Config) -> Result<Config, Box<dyn Error + Send +
 ///
 /// # Errors
 ///
-/// Returns an error that names the file, address or option that is wrong. The message says why, and what to
-/// do.
+/// Returns the reason why the member does not start. If a file, an address or an option is wrong, the message
+/// names it, and says what to do.
 pub fn start(
     config: Config,
     logger: Arc<Logger>,
@@ -402,8 +402,8 @@ fn start_core(parts: Parts) -> Result<CoreThread, StartError> {
     Ok((core, ended))
 }
 
-/// Waits until the cluster has recognized this member, or until `stop_wanted` returns true. Returns the
-/// handle of the core.
+/// Waits until the member may serve clients (its first proposal since the start is applied, or it went out of
+/// service), or until `stop_wanted` returns true. Returns the handle of the core.
 fn await_cluster(
     core: JoinHandle<Result<(), Fatal>>,
     shared: &Shared,
@@ -423,8 +423,8 @@ fn await_cluster(
             Err(mpsc::RecvTimeoutError::Disconnected) => {
                 return Err(match core.join() {
                     Ok(Err(fatal)) => StartError::Core(fatal),
-                    // The core was not told to stop. It ended because the member was removed, as the log or
-                    // another member reported.
+                    // The core ended without an error although it was not told to stop. It does so only if
+                    // the log or another member reports that the member was removed.
                     Ok(Ok(())) => {
                         let member_id = shared.member.identity.member_id;
                         StartError::DataDir(DataDirError::Removed { member_id, data_dir })
@@ -638,7 +638,8 @@ impl Running {
         let _ = self.checkpointer.join();
         let outcome = ended.map_err(|_| EndError::CorePanicked)?;
         if outcome.is_ok() {
-            // The core owned the log. The core has ended, so the log is closed and its end is final.
+            // The end of the log can be recorded now: the core, which owned the log, has ended, so the log is
+            // closed and its end is final.
             let end = self.shared.data.values.log_end();
             self.clean_shutdown.close(&self.shared.member.identity, end).map_err(EndError::CleanShutdown)?;
         }

@@ -85,9 +85,9 @@ impl Contents {
     }
 }
 
-/// The key files of JSON Web Tokens, which are read again and again while the member runs. A change takes
-/// effect when two successive reads see the same contents, so that a half-written file is never used. If the
-/// new files are not usable, the keys in use stay.
+/// The key files of JSON Web Tokens, which are read every second while the member runs. A change takes effect
+/// when two successive reads see the same contents, so that a half-written file is never used. If the new
+/// files are not usable, the keys in use stay.
 pub(crate) struct KeyFiles {
     options: JwtOptions,
     /// Contents in use.

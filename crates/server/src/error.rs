@@ -1,4 +1,4 @@
-//! Errors with which a member fails to start, and errors with which a running member ends.
+//! Defines the errors with which a member fails to start, and those with which a running member ends.
 
 use std::error::Error;
 use std::fmt;

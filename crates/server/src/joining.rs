@@ -40,7 +40,7 @@ pub enum JoinError {
     },
     /// None of the other members answers.
     NoAnswer,
-    /// The cluster has another number of members than the options name.
+    /// The cluster does not have as many members as the options name.
     MemberCount {
         /// All peer URLs that the cluster knows.
         existing: Vec<String>,
@@ -100,7 +100,7 @@ impl std::error::Error for JoinError {}
 ///
 /// # Errors
 ///
-/// Returns an error if the options contradict each other, or if the cluster does not have this member.
+/// Returns an error for the reasons that [`JoinError`] lists.
 pub fn begin(config: &Config, tls: Option<&ClientTls>, logger: &Logger) -> Result<Beginning, JoinError> {
     let bootstrap = config.bootstrap().map_err(JoinError::Options)?;
     match config.cluster.initial_cluster_state {
@@ -259,7 +259,7 @@ fn check_version(
     tls: Option<&ClientTls>,
     logger: &Logger,
 ) -> Result<(), JoinError> {
-    // A member that does not answer gives no information about the cluster, so nothing is refused.
+    // A member that does not answer gives no information about the cluster's version, so this check passes.
     let cluster = match version_of(url, FETCH_TIMEOUT, tls) {
         Ok((_, cluster)) => cluster,
         Err(error) => {

@@ -185,7 +185,8 @@ pub(crate) struct SocketFile {
 
 impl SocketFile {
     fn new(path: &Path) -> io::Result<SocketFile> {
-        // A relative path would name another file if the process changed its working directory.
+        // Made absolute, because a relative path would name another file if the process changed its working
+        // directory.
         let path = std::path::absolute(path)?;
         Ok(SocketFile { identity: identity(&path)?, path })
     }

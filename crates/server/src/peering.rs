@@ -226,8 +226,8 @@ async fn time_to_live(shared: &Shared, body: Bytes) -> Response<Bytes> {
             let header = Some(shared.member.header(reply.revision, reply.raft_term));
             let mut response =
                 LeaseTimeToLiveResponse { header, id, ttl: ttl.0, granted_ttl: granted.0, keys: Vec::new() };
-            // Only members that run etcd ask for the keys of a lease, which may be a million, so the loop
-            // yields between batches.
+            // A lease may have a million keys, so the loop yields between batches. (Only members that run
+            // etcd request the keys of a lease from another member.)
             let mut behind: Option<Bytes> = None;
             loop {
                 let some = keys.after(behind.as_ref()).take(LISTED_AT_ONCE).map(|(key, ())| key.clone());

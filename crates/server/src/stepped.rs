@@ -109,7 +109,7 @@ pub struct Stepped {
     local: LocalSet,
     woken: Arc<Woken>,
     services: Rc<Services>,
-    /// Token that calls present, if any.
+    /// Auth token that all calls present, if any.
     token: RefCell<Option<HeaderValue>>,
     close: Close,
     core: Core,
@@ -421,7 +421,7 @@ impl Stepped {
         self.reads_held = held;
     }
 
-    /// Charges values that are read from the disk to this budget, as a member with a front does.
+    /// Reserves memory in this budget for values that are read from the disk, as a member with a front does.
     pub fn charge_reads_to(&self, budget: &Budget) {
         self.shared.data.readers.charge_to(budget);
     }
@@ -594,13 +594,13 @@ impl Stepped {
         self.shared.core.inbox.send(ControlRequest::Stop);
     }
 
-    /// Returns true if the cluster has recognized this member since it was opened. A real process serves
-    /// clients only from then on.
+    /// Returns true if the member may serve clients: since it was opened, its first proposal was applied, or
+    /// it went out of service. A real process serves clients only from then on.
     pub fn is_ready(&self) -> bool {
         self.is_ready
     }
 
-    /// Returns the state of the member's core.
+    /// Returns the current state of the member's core, for the checks of the simulation.
     pub fn probe(&self) -> Probe {
         self.core.probe()
     }
@@ -632,7 +632,7 @@ impl Stepped {
         self.shared.diagnostics.metrics.server.snapshot_apply_in_progress.value() != 0
     }
 
-    /// Returns the bytes of other members' messages that wait for the core, as charged to the budget.
+    /// Returns the number of bytes that are reserved for other members' messages that wait for the core.
     pub fn arrivals_bytes(&self) -> usize {
         self.shared.core.arrivals.taken()
     }

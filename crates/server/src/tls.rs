@@ -95,8 +95,8 @@ impl fmt::Display for Side {
 
 /// TLS settings of both sides of a member.
 pub(crate) struct MemberTls {
-    /// `None` if no listener for clients or metrics has an `https` URL and no console is configured. The
-    /// files are not read then, as in etcd.
+    /// `None` if no listener for clients or metrics has an `https` URL and no console is configured. In that
+    /// case, the files are not read, as in etcd.
     clients: Option<Tls>,
     peers: Tls,
     /// Settings of the client side if it has a certificate; logged when the member serves clients.

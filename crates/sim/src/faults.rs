@@ -149,14 +149,14 @@ impl World {
         }
     }
 
-    /// Takes over the log end that a process recorded when it started; the log up to this end is durable.
+    /// Records the end of the log that a process has just opened; the log is durable up to there.
     pub(crate) fn log_opened(&mut self, at: Host) {
         let place = &mut self.places[at];
         let end = place.process.as_ref().and_then(|process| process.stepped.log_end());
         (place.proven_log, place.log_end) = (end, end);
     }
 
-    /// Ends one fault that lasts for a while.
+    /// Carries out the scheduled end of a fault, or a scheduled drop of a page cache.
     pub(crate) fn undo(&mut self, undo: Undo) {
         let now = self.now();
         match undo {

@@ -133,8 +133,8 @@ pub struct Place {
     pub stalled_until: Nanos,
     /// Speed of the disk.
     pub slowness: Slowness,
-    /// True if a disk fault is active, or has been active since the process started. Then the process may end
-    /// by itself.
+    /// True if a disk fault is active, or has been active since the process started. In that case, the
+    /// process may end by itself.
     pub may_end: bool,
     /// True if a disk fault is active that may prevent a start.
     pub may_not_start: bool,
@@ -250,7 +250,7 @@ pub enum Done {
 
 /// Snapshot that a member is sending.
 pub struct Sending {
-    /// Number of the snapshot, counted from the process start.
+    /// Sequence number of the snapshot: 1 for the first that this process sends.
     pub number: u64,
     /// Id of the receiving member.
     pub to: u64,

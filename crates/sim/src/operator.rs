@@ -11,7 +11,7 @@ use crate::network::Host;
 
 /// Kind of the call that the operator waits for.
 enum Doing {
-    /// Request the member list; the list is linearizable if this is true.
+    /// A request for the member list; true for a linearizable one.
     List(bool),
     Add,
     Change,

@@ -47,7 +47,8 @@ pub struct Ended {
     pub events: u64,
     /// Number of operations answered.
     pub answered: u64,
-    /// Number of questions that the oracle could not decide.
+    /// Number of possible violations that the oracle could neither confirm nor rule out, because the order of
+    /// writes with unknown outcomes is not certain.
     pub undecided: u64,
     /// Text of the violation; empty if there was none.
     pub violation: String,

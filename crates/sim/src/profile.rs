@@ -1,4 +1,4 @@
-//! The profile of a seed's world: number of members, work of the clients, and kinds and rate of faults.
+//! Draws the profile of a seed's world: number of members, work of the clients, and kinds and rate of faults.
 //!
 //! Swarm testing (Groce et al. 2012): each seed enables a random half of all faults and operations. A fault
 //! that is always present could hide a bug that appears only without it.
@@ -486,8 +486,7 @@ impl Profile {
         }
     }
 
-    /// Returns true if the member at a place behaves like etcd; at least one member of the cluster behaves
-    /// like Mainstay.
+    /// Returns true if the member at a place behaves like etcd. At least one member of the cluster does not.
     pub fn is_etcd(&self, place: usize) -> bool {
         let mut rng = Rng::stream(self.seed, "etcd");
         let own = rng.place(self.members);
@@ -500,8 +499,8 @@ impl Profile {
         if self.fails(Fault::Tight) { u64::from(self.segment_bytes / 4) } else { self.value_bytes }
     }
 
-    /// Returns true if calls that wait for values keep their views for a long time, because many values have
-    /// to be fetched from slow disks.
+    /// Returns true if reads of values from disk take 300 ms or more on average, so that calls that wait for
+    /// values keep their views of the store for a long time.
     pub fn reads_slowly(&self) -> bool {
         self.reads.is_some_and(|mean| mean >= 300 * MILLI)
     }

@@ -78,7 +78,8 @@ pub struct Report {
     pub counts: Counts,
     /// Last lines of the trace, if there was a violation.
     pub last: Vec<String>,
-    /// Number of questions that the oracle could not decide.
+    /// Number of possible violations that the oracle could neither confirm nor rule out, because the order of
+    /// writes with unknown outcomes is not certain.
     pub undecided: usize,
 }
 

@@ -151,7 +151,8 @@ impl World {
         }
     }
 
-    /// Checks that all data whose storage a message confirms is durable when the message is sent.
+    /// Checks that everything that a message acknowledges as stored (entries or a vote) is already durable on
+    /// its sender.
     pub(crate) fn promise(&mut self, at: Host, message: &Message) -> Result<(), String> {
         let vote = match message.r#type() {
             MessageType::MsgVoteResp if !message.reject() => Some(message.to()),

@@ -143,7 +143,7 @@ pub struct Watcher {
 }
 
 impl Watcher {
-    /// Creates the watcher with this number in the world of a seed.
+    /// Creates watcher `number` for the world of this seed, with its own random stream.
     pub fn new(seed: u64, number: u64) -> Watcher {
         let mut rng = Rng::stream(seed, &format!("watcher {number}"));
         let pace = rng.pick(&[MILLI, 20 * MILLI, 300 * MILLI, 1500 * MILLI, 6000 * MILLI]);
@@ -360,8 +360,8 @@ impl Watcher {
             self.told_at = now;
             return;
         }
-        // A response to a failed creation has watch id -1. Responses to creations come in order, so it
-        // belongs to the first watch without a response.
+        // A response to a failed creation has watch id -1. Responses to creations come in order, so such a
+        // response belongs to the first watch without a response.
         let named = response.watch_id;
         let failed = response.created && response.canceled;
         let found = self.open.iter_mut().find(|open| {

@@ -1,4 +1,5 @@
-//! Draws the operations of clients, each client's from its own random stream. No value is written twice.
+//! Draws the operations of the simulated clients. Each client has its own random stream, and no value is
+//! written twice.
 
 use std::collections::BTreeMap;
 
@@ -105,7 +106,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Creates the client of this number in the world of a seed.
+    /// Creates client `number` for the world of this seed, with its own random stream.
     pub fn new(seed: u64, number: u64) -> Client {
         Client {
             number,

@@ -1,4 +1,4 @@
-//! The world of one seed: members, network, disks, clocks and clients, and the order of events.
+//! Simulates the world of one seed: members, network, disks, clocks and clients, and the order of events.
 //!
 //! The world takes one event at a time from the schedule. The consequences of an event at the same place
 //! happen immediately; data that is sent to another place becomes a new event. Nothing here waits for real
@@ -148,9 +148,11 @@ pub(crate) struct ActiveClient {
     pub place: Host,
     /// True if the client's last operation was answered.
     pub answered: bool,
-    /// Number of the client's `Authenticate` call that is in flight, and the user that it names.
+    /// Operation id and user of the client's `Authenticate` call in flight; `None` if no such call is in
+    /// flight.
     pub login: Option<(u64, String)>,
-    /// True if a member has answered that authentication is not enabled.
+    /// True if a member has answered that authentication is not enabled. The next operation is then sent
+    /// without a token.
     pub needs_no_token: bool,
 }
 

@@ -277,8 +277,9 @@ impl World {
         self.schedule.after(100 * MILLI, Event::Undo(Undo::Cache(at)));
     }
 
-    /// Drops a member's page cache, while the member runs or by ending its process. If the disk has not
-    /// misreported a write yet, and otherwise in half of the cases, tries again later.
+    /// Drops a member's page cache, so that writes that the disk reported as done but lost or misplaced
+    /// become visible. The member keeps running, or its process is ended. If there is no such write yet,
+    /// tries again later. If there is one, does so in half of the cases, too.
     pub(super) fn drop_cache_somehow(&mut self, at: Host) {
         if !self.chaos {
             return;

@@ -44,8 +44,8 @@ impl World {
             let raised = |place: &&Place| {
                 state.as_ref().is_some_and(|state| state.alarms.is_raised(nospace, place.id))
             };
-            // A running member disarms by itself the alarm that it raised for a full disk. But after a crash
-            // the member may have forgotten that it raised the alarm, so the operator disarms it then.
+            // A running member disarms by itself the alarm that it raised for a full disk. But after a crash,
+            // the member may have forgotten that it raised the alarm, and the operator has to disarm it.
             let quota = self.profile.fails(Fault::Quota);
             let stays =
                 |place: &&Place| raised(place) && (quota || place.process.is_none() || place.lives > 1);
@@ -61,8 +61,8 @@ impl World {
             }
         }
         if !self.operator.fresh || !self.chaos {
-            // If a newly added member was not started yet, there may be no majority. Then only a serializable
-            // list is available, which may be outdated.
+            // After the faults have ended, the list is always serializable, although it may be outdated: if a
+            // newly added member has not been started yet, there may be no majority for a linearizable list.
             let linearizable = self.chaos && self.dice.operator.one_in(2);
             let list = pb::MemberListRequest { linearizable };
             let rpc = Rpc::ClusterMemberList;
@@ -268,7 +268,7 @@ impl World {
         }
     }
 
-    /// Takes over a new member list.
+    /// Records a new member list, and retires the members whose removal the list confirms.
     fn listed(&mut self, members: Vec<pb::Member>) {
         let now = self.now();
         let listed = World::places_of(&members);

@@ -81,8 +81,8 @@ impl World {
         self.schedule.after(delay, Event::Staged(Step::Depose));
     }
 
-    /// Pauses a leader for so long that another leader is elected, which revokes the lease that the paused
-    /// leader is about to renew.
+    /// Pauses a leader for so long that another leader is elected. Meanwhile, a client revokes the lease at
+    /// another member. After the pause, the old leader handles a renewal of that lease.
     fn depose(&mut self, leader: Host, lease: i64) {
         let now = self.now();
         let others = self.running().into_iter().filter(|at| *at != leader);
