@@ -333,8 +333,8 @@ impl Node {
         let log = &self.raw.raft.raft_log;
         self.raw.raft.promotable()
             && !self.disk_stalled
-            // Raft searches for conf changes between the applied and the committed index. A snapshot that is
-            // not restored yet leaves a gap in that range, so no election may begin.
+            // Before an election, raft searches for conf changes between the applied and the committed index.
+            // A snapshot that is not restored yet leaves a gap in that range, so no election may begin.
             && self.restoring.is_none()
             // A candidate announces which entries its log has, so these must be on disk. Also, a sole voter
             // becomes leader immediately, and the raft crate requires that the log of a new leader is synced.

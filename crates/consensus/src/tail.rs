@@ -153,8 +153,8 @@ impl Storage for Tail {
             let take = usize::try_from(high.saturating_sub(low)).unwrap_or(usize::MAX);
             return Ok(limited(self.entries.iter().skip(skip).take(take), bytes_max));
         }
-        // All entries that are not in memory are applied, so entries that were fetched for one follower are
-        // valid for any other.
+        // Entries that are not in memory are applied, so they never change, and entries that were fetched for
+        // one follower are valid for any other.
         for entries in self.fetched.values() {
             let found = entries.iter().skip_while(|e| e.index < low).take_while(|e| e.index < high);
             if entries.first().is_some_and(|e| e.index <= low) {

@@ -9,10 +9,10 @@ use crate::tail::payload_bytes;
 /// The appends to one follower that it has not acknowledged, and appends that wait until fewer bytes are in
 /// flight.
 ///
-/// The raft crate limits the number of appends in flight, not their bytes. While a maximum number of bytes is
-/// in flight, this type holds back further appends, and later releases them in order. No append is lost: raft
-/// limits the number of appends that are held back, counts them as in flight, and makes them again when it
-/// starts probing the follower; then [`Window::clear`] drops those held back here.
+/// The raft crate limits the number of appends in flight, not their bytes. While `bytes_max` bytes or more
+/// are in flight, this type holds back further appends, and later releases them in order. No append is lost:
+/// raft limits the number of appends that are held back, counts them as in flight, and makes them again when
+/// it starts probing the follower; then [`Window::clear`] drops those held back here.
 #[derive(Debug, Default)]
 pub(crate) struct Window {
     /// Last index and size in bytes of each append in flight.
@@ -72,7 +72,7 @@ impl Window {
     }
 
     /// Releases one more append. Must be called when the follower responds to heartbeats but acknowledges no
-    /// appends, so that appends may have been lost: the response to one more append shows raft the loss. The
+    /// appends, because appends may have been lost: the response to one more append shows raft the loss. The
     /// raft crate does the same when its own limit is reached. At most one append per tick is released,
     /// because heartbeats are also sent with every read.
     pub fn nudge(&mut self, tick: u64) -> Option<eraftpb::Message> {

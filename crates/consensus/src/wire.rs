@@ -155,8 +155,8 @@ fn entry_from_raft(entry: eraftpb::Entry) -> raftpb::Entry {
     }
 }
 
-/// Translates a message from a peer. Fields 13 and 14 have different meanings in the two protocols and are
-/// ignored; so is `commit` where etcd gives it no meaning.
+/// Translates a message from a peer. Ignores fields 13 and 14, because they have different meanings in the
+/// two protocols, and `commit` in messages in which etcd does not use it.
 pub(crate) fn message_to_raft(message: raftpb::Message) -> Result<eraftpb::Message, Refusal> {
     use eraftpb::MessageType as R;
     let number = message.r#type.unwrap_or_default();

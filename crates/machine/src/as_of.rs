@@ -101,8 +101,8 @@ impl AsOf {
         self.newest.view().is_some_and(|view| !view.has_moment(&self.moment))
     }
 
-    /// Returns a slice, which reads the newest view as of this reader's moment. The caller should drop it
-    /// soon, because a view keeps memory.
+    /// Returns a [`Slice`]: the newest view, to be read as of this reader's moment. The caller should drop it
+    /// soon, because a held view keeps replaced parts of the index in memory.
     ///
     /// # Errors
     ///

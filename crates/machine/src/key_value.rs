@@ -17,8 +17,8 @@ pub enum ReadError {
     /// The value was relocated to another segment. The caller must look up its new location in the index and
     /// read again.
     Moved,
-    /// The value is not in memory, and the caller must not wait for a disk. Returned only in
-    /// [`crate::Machine::begin`] and [`crate::Machine::go_on`].
+    /// The value is not in memory, and the caller must not wait for the disk. Only readers that are passed to
+    /// [`crate::Machine::begin`] and [`crate::Machine::go_on`] return this error.
     NotAtHand,
     /// The revision that was being read has been compacted.
     Overtaken,

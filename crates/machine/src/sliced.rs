@@ -234,9 +234,9 @@ impl Machine {
     }
 
     /// Returns the keys that a user must be allowed to write in order to renew a lease, and the number of
-    /// puts of the unfinished entry that were visited. The result is valid even while an entry is partly
-    /// applied: it contains the keys attached now and those that the entry may attach. After the entry, the
-    /// lease has no other keys, so no key is missing from the result.
+    /// puts that were visited to find them, which add to the cost of the call. The result is valid even while
+    /// an entry is partly applied: it contains the keys that are attached now and those that the entry may
+    /// attach, so no key that the lease has after the entry is missing.
     pub fn keys_to_renew(&self, id: LeaseId) -> (SharedMap<Bytes, ()>, u64) {
         let mut keys = self.leases.get(id).map(|lease| lease.keys.clone()).unwrap_or_default();
         let mut puts = 0;

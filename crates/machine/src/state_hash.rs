@@ -244,8 +244,8 @@ impl StateTrail {
         let mut index = first;
         loop {
             if at.now.hash != with.now.hash {
-                // The revision after this entry is in the point at exactly this index, which one of the two
-                // trails has.
+                // At least one of the trails has a point at exactly `index`, because the comparison stops
+                // only at indexes of points. That point contains the revision after the entry.
                 let now = if at.now.index == index { at.now } else { with.now };
                 return TrailComparison::Different {
                     index,

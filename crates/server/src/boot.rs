@@ -566,7 +566,7 @@ const CLIENT_MEMORY_BYTES_MIN: usize = 32 << 20;
 const MESSAGES_MIN: usize = 4;
 
 /// Returns the memory budget of all clients together, in bytes: as configured, or a quarter of the available
-/// memory.
+/// memory; in both cases raised to the minimum that [`CLIENT_MEMORY_BYTES_MIN`] and [`MESSAGES_MIN`] set.
 fn client_memory_bytes(told: Option<u64>, message_bytes_max: usize) -> usize {
     let bytes = match told {
         Some(bytes) => bytes,
@@ -592,7 +592,7 @@ fn spawn<T: Send + 'static>(
 }
 
 impl Running {
-    /// Waits until the core has ended by itself, up to `patience`. Returns true if it has ended.
+    /// Waits until the core has ended by itself, but at most for `patience`. Returns true if it has ended.
     pub fn ended(&self, patience: Duration) -> bool {
         !matches!(self.ended.recv_timeout(patience), Err(std::sync::mpsc::RecvTimeoutError::Timeout))
     }

@@ -316,8 +316,8 @@ impl peer::Handler for Peering {
     }
 
     fn refused(&self, id: u64) {
-        // A refused connection means that the peer's process has probably ended. This matters only if the
-        // peer is the leader.
+        // A refused connection means that the peer's process has probably ended. The core is notified only if
+        // the peer is the leader, because only then does the cluster have to elect another one.
         if self.shared.state.load().leader == id {
             self.shared.core.inbox.send(PeerRequest::LeaderEnded(MemberId(id)));
         }

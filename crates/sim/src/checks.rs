@@ -13,7 +13,7 @@ use crate::network::Host;
 pub struct Standing {
     /// Member id.
     pub id: u64,
-    /// Number of the current process of this member: 1 for the first process at this place, and 1 more at
+    /// Sequence number of the member's current process: 1 for the first process at this place, and 1 more at
     /// each start.
     pub life: u64,
     /// True if the member is the leader.

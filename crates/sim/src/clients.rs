@@ -255,8 +255,9 @@ impl World {
         self.schedule.at(next + refused, Event::ClientNext(number));
     }
 
-    /// Stalls the disks of all running members for a while, in half of the calls. The revocation of a lease
-    /// and the new grant of its id then wait in the log together, while the old lease expires.
+    /// If the profile has the fault `Stall` and the work `Regrant`, stalls the disks of all running members
+    /// for a while, in half of the calls. The revocation of a lease and the new grant of its id then wait in
+    /// the log together, while the old lease expires.
     fn hold_up_regrant(&mut self) {
         if !self.chaos || !self.profile.fails(Fault::Stall) || !self.profile.works(Work::Regrant) {
             return;

@@ -167,8 +167,8 @@ impl World {
                 self.trace.note(now, format_args!("m{at} starts, life {life}, id {id:x}"));
                 self.look(at);
                 self.settle(at);
-                // In some runs, data is damaged directly after the start: the member has read the data while
-                // starting, and has not written anything yet.
+                // In some runs, data is damaged directly after the start. At this time, the member has
+                // already read its data and has not written anything yet.
                 if self.profile.fails(Fault::Decay) && life > 1 && self.chaos && self.dice.faults.one_in(6) {
                     self.decay(at);
                 }
@@ -413,7 +413,8 @@ impl World {
         if read {
             let pause = match self.profile.reads {
                 Some(mean) if mean > 0 && self.chaos => {
-                    // A read that began in the phase with faults ends with that phase at the latest.
+                    // The pause is cut short at the end of the phase with faults, because reads must not be
+                    // slow after it.
                     self.dice.schedule.around(mean).min(self.profile.chaos.saturating_sub(now))
                 }
                 _ => 0,
@@ -488,7 +489,7 @@ impl World {
     /// work; in others the check always passes.
     pub(crate) fn look_at_work(&mut self, at: Host) {
         let applied = usize::try_from(applied_per_turn(at)).unwrap_or(usize::MAX);
-        // The last question of a turn may exceed the limit, so its keys are not counted.
+        // The last question of a turn may exceed the limit, so the keys visited for it are not counted.
         let questions = usize::try_from(questions_per_turn(at) - 1).unwrap_or(usize::MAX);
         let bounds = [
             (Measure::WatchDepth, WATCH_DEPTH_MAX),

@@ -599,7 +599,8 @@ impl Client {
             Work::Delete => {
                 let span =
                     if self.rng.one_in(3) { self.span(profile) } else { (self.key(profile), Vec::new()) };
-                // Only the owner of a lock may delete its lock key, so the range must not include lock keys.
+                // Only the owner of a lock may delete its lock key, so a range without an end is replaced by
+                // the range of all keys that are not lock keys.
                 let (key, range_end) = if span.1 == NO_END { (b"k".to_vec(), b"l".to_vec()) } else { span };
                 Request::Delete(Delete { key, range_end, prev_kv: self.rng.one_in(2) })
             }

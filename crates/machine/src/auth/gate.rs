@@ -316,7 +316,7 @@ pub enum Right {
 /// Checks a right on all keys of some leases. The check runs in slices, because a lease may have millions of
 /// keys, and a user thousands of ranges.
 ///
-/// Keys and leases are as they were at the start of the check. Each slice may use another gate, so that a
+/// The check uses the leases and keys as they were when it started. Each slice may use a new gate, so that a
 /// user who loses the right during the check is refused.
 pub struct LeaseRights<'k, L> {
     right: Right,

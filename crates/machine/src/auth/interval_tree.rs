@@ -11,7 +11,7 @@ fn compare(a: &[u8], b: &[u8]) -> Ordering {
 }
 
 /// Keys from `begin` up to but not including `end`; an empty `end` means no upper bound. If `end` is not
-/// after `begin`, the interval contains no keys, but it still has a place in the order of the tree.
+/// after `begin`, the interval contains no keys, but the tree orders and searches it like any other interval.
 #[derive(Clone, Copy)]
 pub(super) struct Interval<'a> {
     pub begin: &'a [u8],
@@ -19,8 +19,8 @@ pub(super) struct Interval<'a> {
 }
 
 impl Interval<'_> {
-    /// Returns `Equal` if the two intervals overlap; otherwise the side of `other` on which `self` is. If one
-    /// interval contains no keys, the result depends on the order of the comparisons.
+    /// Returns `Equal` if the two intervals overlap; otherwise the side of `other` on which `self` is. The
+    /// comparisons must be made in etcd's order: if one interval contains no keys, the result depends on it.
     fn side(self, other: Interval<'_>) -> Ordering {
         if compare(self.begin, other.begin).is_lt() && compare(self.end, other.begin).is_le() {
             Ordering::Less

@@ -11,8 +11,8 @@ use crate::machine::Machine;
 use crate::member::Members;
 use crate::state_hash;
 
-/// The state of a machine except keys and values, copied between two entries; leases are shared with the
-/// machine until they change. The head belongs to the view that is published at the same moment.
+/// The state of a machine except keys and values, copied at a moment between two entries; leases are shared
+/// with the machine until they change. The head belongs to the view that is published at the same moment.
 #[derive(Clone, Debug)]
 pub struct Head {
     /// Current revision of the store.

@@ -476,8 +476,8 @@ where
                 match self.blocks.next() {
                     None => Ok(None),
                     Some(Ok(_)) => Err(Malformed("a block behind the last").into()),
-                    // Even after the end block the next block is read, because the reader reports damage at
-                    // the end of its file only then.
+                    // A read beyond the end block is attempted, because only such a read reports damage at
+                    // the end of the file.
                     Some(Err(error)) => Err(RestoreError::Read(error)),
                 }
             }

@@ -15,9 +15,9 @@ const FORMAT: u64 = 2;
 /// The versions that a receiver has: of every revision up to `revision`, all versions except those that a
 /// compaction made unreadable. They may consist of several parts: the receiver's own earlier state, and the
 /// versions of each stream that it received. The parts are of different moments, and so may have different
-/// compact revisions. The receiver has all versions that are readable at every compact revision from
-/// `compacted_min` to `compacted_max`, and may also have versions that are readable only at the lowest of
-/// these.
+/// compact revisions. Each part lacks at most the versions that are unreadable at its own compact revision.
+/// So the receiver has every version that is readable at the compact revision `compacted_max`, and possibly
+/// older versions, which are readable only at a lower compact revision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
     /// Revision up to which no version is missing.

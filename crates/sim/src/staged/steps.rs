@@ -36,12 +36,12 @@ impl World {
         let (turn, delay, sync) = (self.profile.turn, self.profile.delay, self.profile.sync);
         match (fault, lease) {
             (Fault::Strand, _) if writes && at != leader && self.staged.stranded.is_none() => {
-                // After this delay the forwarded write has approximately reached the leader.
+                // Cuts off the follower when its forwarded write has approximately reached the leader.
                 let delay = 2 * turn + delay / 2 + self.dice.faults.around(delay);
                 self.schedule.after(delay, Event::Staged(Step::CutOff(at)));
             }
-            // If leases are granted again under a revoked id, the ambush mostly ignores renewals and waits
-            // for such a grant.
+            // Without slow faults, clients also grant leases again under a revoked id. In that case, the
+            // ambush ignores most renewals and waits for such a grant.
             (Fault::Ambush, Some(_))
                 if !SLOW.iter().any(|fault| self.profile.fails(*fault)) && !self.dice.faults.one_in(4) =>
             {

@@ -268,8 +268,9 @@ impl World {
         }
     }
 
-    /// Returns the token for a watcher's next stream: the token of any client with the same user. The outer
-    /// `None` means that no token is available now; the inner one, that no token is needed.
+    /// Returns the token for a watcher's next stream: the token of any client with the same user, or else
+    /// root's token. The outer `None` means that no token is available now; the inner one, that no token is
+    /// needed.
     pub(crate) fn stream_token(&mut self, number: usize) -> Option<Option<String>> {
         let Some(users) = &mut self.users else { return Some(None) };
         users.streams.remove(&number);
