@@ -58,7 +58,7 @@ pub enum ProgressState {
     Probe,
     /// One append after the other, without waiting for acknowledgements.
     Replicate,
-    /// No entries are sent until the snapshot of this index has arrived.
+    /// No entries are sent until a snapshot with this index or a later one has arrived.
     Snapshot {
         /// Minimum log index of the snapshot.
         index: Index,

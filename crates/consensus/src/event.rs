@@ -1,4 +1,4 @@
-//! Input of a node: its configuration, events and requests.
+//! Defines the input of a node: its configuration, events and requests.
 
 use api::raftpb;
 use bytes::Bytes;

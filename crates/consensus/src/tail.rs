@@ -14,7 +14,8 @@ use crate::terms::Terms;
 /// reads a log.
 #[derive(Debug, Default)]
 pub(crate) struct Tail {
-    /// Index of the first entry that the log on disk still has, or `before_index + 1`.
+    /// Index of the first entry that the log on disk still has; `before_index + 1` if it has none up to
+    /// `before_index`.
     pub first_index: u64,
     /// Index of the newest entry that was dropped from memory; all later entries are in memory.
     pub before_index: u64,
@@ -111,7 +112,7 @@ impl Tail {
         self.terms.discard(Index(first - 1));
     }
 
-    /// Restarts the log after a snapshot.
+    /// Drops all entries, and lets the log begin after the snapshot.
     pub fn restore(&mut self, metadata: &eraftpb::SnapshotMetadata) {
         self.first_index = metadata.index + 1;
         self.before_index = metadata.index;

@@ -1,4 +1,4 @@
-//! The set of raised alarms. While an alarm is raised, the cluster refuses the requests that the alarm
+//! Stores the raised alarms. While an alarm is raised, the cluster refuses the requests that the alarm
 //! affects. For example, `NOSPACE` affects writes that take space. An alarm stays raised until a request
 //! clears it.
 
@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use crate::codec::{Input, Malformed, put_i64, put_u64};
 
-/// The raised alarms, each with its type and the id of the member that raised it.
+/// The raised alarms, each with its type and the id of the member for which it was raised.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Alarms(BTreeSet<(i32, u64)>);
 

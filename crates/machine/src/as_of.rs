@@ -47,7 +47,7 @@ impl Newest for Held {
     fn needs(&self, _moment: &Moment) {}
 }
 
-/// The state at one moment, for a reader that takes long.
+/// Handle for a long read of the state at one moment.
 #[derive(Clone)]
 pub struct AsOf {
     moment: Moment,

@@ -184,7 +184,8 @@ impl Leases {
         }
     }
 
-    /// Moves a key from the lease `from` to the lease `to` of the put that wrote it; 0 means no lease.
+    /// Moves a key that a put has written from the lease `from` of its previous version to the lease `to` of
+    /// the put; 0 means no lease.
     pub(crate) fn attach(&mut self, key: &Bytes, from: LeaseId, to: LeaseId) {
         if from == to {
             return;

@@ -23,7 +23,7 @@
 //!   `apply`);
 //! * a mutating entry raises the revision by exactly one, and a refused entry changes nothing (`apply`);
 //! * a restored or transferred state is equal to the original, however often the transfer was interrupted
-//!   (`image`, `snapshot`, `transfer`); files of all older versions can be read; damaged files cause errors,
+//!   (`image`, `snapshot`, `transfer`); files of all older releases can be read; damaged files cause errors,
 //!   never panics;
 //! * a membership change that the current members do not allow changes nothing (`membership`).
 //!

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::member::{Member, MemberError, Members};
 use crate::state_hash::{Effect, StateHash};
 
-/// Effect of a membership change on the voters.
+/// Effect of a membership change on the members that raft knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VoterChange {
     /// A voter was added, or a learner promoted.

@@ -1,4 +1,4 @@
-//! An ordered map that is cheap to copy.
+//! Provides an ordered map that is cheap to copy.
 //!
 //! The map consists of sorted chunks of up to 256 entries behind shared pointers. A copy shares all chunks
 //! with its original; a write clones the chunk that it changes if another copy shares that chunk. So a list

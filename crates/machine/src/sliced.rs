@@ -48,9 +48,10 @@ use crate::shared_map::{IntoEntries, SharedMap};
 use crate::state_hash::Effect;
 use crate::txn::{self, LookedAt, OpOutcome, TxnOutcome};
 
-/// Maximum number of further keys whose values are fetched together with a missing value.
+/// Maximum number of keys whose values are read ahead when a compared value is not in memory, so that all
+/// missing values are fetched together.
 const LOOKED_AT_KEYS: usize = 512;
-/// Maximum total size, in bytes, of the values that are fetched together; the last value may exceed it.
+/// Maximum total size, in bytes, of the values that are read ahead; the last value may exceed it.
 const LOOKED_AT_BYTES: usize = 256 << 10;
 
 /// Progress of applying an entry.

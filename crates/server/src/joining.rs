@@ -252,7 +252,8 @@ fn own_id(bootstrap: &Bootstrap, existing: &[Member]) -> Result<Option<u64>, Joi
     Ok(own)
 }
 
-/// Returns an error if the cluster runs at a version newer than this member's.
+/// Returns an error if the cluster runs at a version that this member does not support: one before 3.0, or
+/// one above this member's, except during a downgrade of the cluster to this member's.
 fn check_version(
     url: &str,
     own: &'static str,

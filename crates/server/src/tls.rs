@@ -412,7 +412,7 @@ pub(crate) fn rejections(
     })
 }
 
-/// Callback with the side whose files were replaced, so that existing connections are checked again.
+/// Callback that gets the side whose files were replaced, and has its existing connections checked again.
 pub(crate) type Reloaded = Box<dyn Fn(Side) + Send>;
 
 /// The thread that polls the certificate files for changes. Dropping this ends the thread and waits for it.

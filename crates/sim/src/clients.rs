@@ -295,7 +295,7 @@ impl World {
         asks_for_any && is_refused && !self.profile.fails(Fault::Etcd)
     }
 
-    /// Returns true if a member reports an unreadable value although its disk has had no read fault.
+    /// Returns true if a member reports an unreadable value although no disk in this world can fail to read.
     fn is_unexpected(&self, status: &api::Status) -> bool {
         let reads_fail = self.profile.reads_fail();
         status.message.contains("a value could not be read") && !reads_fail

@@ -52,7 +52,8 @@ impl Operator {
         self.fresh = false;
     }
 
-    /// Returns true if the cluster has all wanted voters, no learner, and no pending addition.
+    /// Returns true if the last member list is up to date and has all wanted voters and no learner, and no
+    /// addition is pending.
     pub fn is_whole(&self) -> bool {
         let voters = self.listed.iter().filter(|member| !member.learner).count();
         self.fresh && voters >= self.voters_wanted && voters == self.listed.len() && self.adding.is_empty()

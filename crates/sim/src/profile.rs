@@ -210,7 +210,7 @@ const STAGED: &[(Fault, u64)] = &[
 pub(crate) const SLOW: &[Fault] =
     &[Fault::Pause, Fault::Suspend, Fault::Jump, Fault::Stall, Fault::SlowDisk, Fault::Full, Fault::SlowLink];
 
-/// Flags of a member that may differ between members.
+/// Command-line flags of a member that may differ between members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Flags {
     /// Value of `--election-timeout`, in nanoseconds.
@@ -299,13 +299,13 @@ pub struct Profile {
     pub segment_bytes: u32,
     /// Number of entries that are applied between two checkpoints.
     pub checkpoint_entries: u64,
-    /// Size of each disk in bytes, where disks are small.
+    /// Size of each disk in bytes, in worlds with small disks.
     pub disk_bytes: u64,
     /// Bytes that may be in flight to a follower; `None` for the default.
     pub window_bytes: Option<usize>,
     /// Number of leases that are granted at the same time; 0 for none.
     pub crowd: u64,
-    /// Size of the largest values in bytes, where disks are large.
+    /// Size of the largest values in bytes, in worlds without small disks.
     value_bytes: u64,
     /// Maximum number of waiting batches that the log writes together; `None` for all of them. The other
     /// batches are treated as if they had arrived during the write.

@@ -364,8 +364,8 @@ impl World {
             && hashes.first().is_some_and(|first| first.is_some() && hashes.iter().all(|hash| hash == first))
     }
 
-    /// Returns true if no member keeps anything for a caller that is gone, installs a snapshot, or has more
-    /// unsaved bytes than the limit at which it takes a checkpoint.
+    /// Returns true if all members are at rest: none installs a snapshot, keeps versions for a long read,
+    /// waits to delete a segment, or has as many unsaved bytes as make it take a checkpoint.
     fn is_at_rest(&self) -> bool {
         let processes = self.places.iter().filter_map(|place| place.process.as_ref());
         processes.map(|process| process.stepped.probe()).all(|probe| {

@@ -1,4 +1,4 @@
-//! Scripted simulations of situations that random faults reach too rarely.
+//! Simulates, by a script, situations that random faults reach too rarely.
 
 use api::Rpc;
 use api::etcdserverpb as pb;

@@ -73,7 +73,7 @@ impl Staged {
         self.lurks = Some(fault);
     }
 
-    /// Records that the operator's call to remove a member was answered.
+    /// Records that the operator's call to remove a member was answered, so the leader no longer has to end.
     pub fn removal_ended(&mut self) {
         self.leaving = None;
     }

@@ -22,7 +22,7 @@ const DEPTH: usize = 62;
 /// Largest number of leases that a client keeps at the same time.
 const LEASES_MAX: usize = 3;
 
-/// Progress of a client with a lock.
+/// Progress of a client that acquires, holds and releases a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Locking {
     /// The client has requested a lease for the lock.

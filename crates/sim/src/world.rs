@@ -101,7 +101,7 @@ pub(crate) enum Event {
     Administrator,
 }
 
-/// A fault that lasts for a while and has to be undone.
+/// A fault whose end is scheduled, or a page cache whose drop is scheduled.
 pub(crate) enum Undo {
     /// Network cuts and slow links.
     Network,
@@ -113,7 +113,7 @@ pub(crate) enum Undo {
     SlowDisk(Host),
     /// Clock drift.
     Drift(Host),
-    /// A page cache that holds data which the disk does not have.
+    /// A member's page cache, which holds data that the disk has lost or misplaced.
     Cache(Host),
 }
 
@@ -337,7 +337,8 @@ impl World {
         (place.paused_until > self.now() && place.process.is_some()).then_some(place.paused_until)
     }
 
-    /// Returns the process of this start with its clock advanced to now; `None` if that process has ended.
+    /// Returns the process with this start number (any process if 0), with its clock advanced to now; `None`
+    /// if that process has ended.
     pub(crate) fn wake(&mut self, at: Host, life: u64) -> Option<&mut Process> {
         let now = self.now();
         let place = self.places.get_mut(at)?;

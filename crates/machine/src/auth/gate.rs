@@ -321,9 +321,9 @@ pub enum Right {
 pub struct LeaseRights<'k, L> {
     right: Right,
     leases: L,
-    /// Keys of the lease that is checked next.
+    /// Keys of the lease that is checked next; `None` once all leases are checked.
     keys: Option<&'k LeaseKeys>,
-    /// Last key of this lease that was checked.
+    /// Last key of that lease that was checked; `None` if none was checked yet.
     behind: Option<Bytes>,
 }
 

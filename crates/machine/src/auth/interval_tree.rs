@@ -176,7 +176,7 @@ impl Node {
 pub(super) struct IntervalTree(Option<Box<Node>>);
 
 impl IntervalTree {
-    /// Inserts intervals, each given by its beginning and end, in this order.
+    /// Builds the tree by inserting these intervals, each given by its begin and end, in this order.
     pub(super) fn of(intervals: impl IntoIterator<Item = (Bytes, Bytes)>) -> IntervalTree {
         let mut root = None;
         for (begin, end) in intervals {

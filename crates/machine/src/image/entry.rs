@@ -172,7 +172,7 @@ pub(crate) struct EntryReader {
 }
 
 impl EntryReader {
-    /// Starts a new block.
+    /// Prepares for the first entry of a block, which does not refer to entries of the block before.
     pub fn restart(&mut self) {
         self.before.any = false;
         self.before.key.clear();

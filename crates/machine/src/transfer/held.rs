@@ -8,7 +8,7 @@ use crate::image::Head;
 use crate::machine::Machine;
 use crate::state_hash::StateTrail;
 
-/// Number of the encoding without a hash.
+/// Format number of the encoding without a hash.
 const FORMAT_UNHASHED: u64 = 1;
 const FORMAT: u64 = 2;
 
