@@ -1,4 +1,4 @@
-//! Batches of data for the log (raft's entries and hard states) that are on their way to the disk.
+//! Tracks the batches of log data (raft's entries and hard states) that are on their way to the disk.
 
 use std::collections::VecDeque;
 
@@ -10,13 +10,14 @@ use crate::event::NodeBug;
 #[derive(Debug)]
 struct Unsynced {
     number: u64,
-    /// Index of the last entry of the log when the batch is synced.
+    /// Index of the last entry of the log once the batch is synced.
     last: Index,
     /// True if the batch replaces entries that are already in the log.
     replaces: bool,
 }
 
-/// The batches that were given to the caller for the log, and the position up to which they are on disk.
+/// The batches that were given to the caller for the log and are not synced yet, and the index up to which
+/// the log is on disk.
 #[derive(Debug)]
 pub(crate) struct Batches {
     /// Number of the newest batch, with or without data for the log.
@@ -28,7 +29,8 @@ pub(crate) struct Batches {
 }
 
 impl Batches {
-    /// Returns the state after a start with a log that ends with this entry.
+    /// Returns the batches as they are when the member starts: none, and a log whose last entry has the index
+    /// `stored`.
     pub fn new(stored: Index) -> Batches {
         Batches { newest: 0, unsynced: VecDeque::new(), stored }
     }

@@ -1,4 +1,4 @@
-//! Actions that a node requires from its caller, and the status of a node.
+//! Defines the actions that a node requires from its caller, and the status of a node.
 
 use api::raftpb;
 use numbers::{Index, MemberId, Term};
@@ -6,7 +6,8 @@ use numbers::{Index, MemberId, Term};
 use crate::entry::{Entry, HardState};
 use crate::event::Fetch;
 
-/// What a leader knows about the programs that the other members, including learners, run.
+/// The programs that the other members run, including learners, as far as a leader knows them from their
+/// answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OtherPrograms {
     /// All other members have answered this leader in its term, and none of them runs etcd; or no other
@@ -15,7 +16,7 @@ pub enum OtherPrograms {
     /// Some members have not answered this leader in its term, and none of the members that have answered
     /// runs etcd.
     Unheard,
-    /// At least one member runs etcd.
+    /// At least one member's last answer to this leader in its term shows that it runs etcd.
     SomeEtcd,
 }
 
@@ -30,12 +31,12 @@ pub enum Role {
     Leader,
 }
 
-/// The present status of a node.
+/// The current status of a node.
 ///
 /// The applied index is never beyond `commit`, and `commit` is never beyond `last`. The synced index of this
 /// member can be below or above `commit`: an entry is committed once a majority has synced it, and that
 /// majority need not include this member, even if it leads. Entries in [`Effects::commit`] are always synced
-/// here.
+/// on this member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RaftStatus {
     /// Role of the node.
@@ -57,14 +58,14 @@ pub enum ProgressState {
     Probe,
     /// One append after the other, without waiting for acknowledgements.
     Replicate,
-    /// No entries are sent until the snapshot of this index has arrived.
+    /// No entries are sent until a snapshot with this index or a later one has arrived.
     Snapshot {
         /// Minimum log index of the snapshot.
         index: Index,
     },
 }
 
-/// What a leader knows about a member.
+/// A leader's view of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// Id of the member.
@@ -119,22 +120,22 @@ pub struct ConfirmedRead {
 #[derive(Debug, Default)]
 pub struct Effects {
     /// Snapshot to install before `append`: the log restarts after the snapshot. The snapshot becomes durable
-    /// together with `append`. So `append` is always `Some` if this is `Some`, even without entries and without
-    /// a hard state.
+    /// together with `append`. So `append` is always `Some` if this is `Some`, even without entries and
+    /// without a hard state.
     pub restore: Option<Restore>,
     /// Entries and hard state for the log.
     pub append: Option<Append>,
     /// Messages to be sent now, in this order. A message that acknowledges data appears here only after the
-    /// data is synced. A `MsgSnap` has only metadata, and the sender replaces them by the metadata of the
-    /// state that it sends.
+    /// data is synced. A `MsgSnap` contains only metadata. The code that sends the state replaces this
+    /// metadata with the metadata of the state that it sends, which may be newer.
     pub messages: Vec<raftpb::Message>,
     /// Committed entries, to be applied in order, without a gap. None is beyond [`RaftStatus::commit`], and
     /// none beyond [`Node::synced_index`](crate::Node::synced_index).
     pub commit: Vec<Entry>,
     /// Answers to [`Request::Read`](crate::Request::Read).
     pub reads: Vec<ConfirmedRead>,
-    /// Entries to be read from the log, at most one fetch per follower at a time. Each is answered by
-    /// [`Event::Fetched`](crate::Event::Fetched).
+    /// Entries to be read from the log, at most one fetch per follower at a time. Each fetch must be answered
+    /// by [`Event::Fetched`](crate::Event::Fetched).
     pub fetches: Vec<Fetch>,
     /// The node's new status, if role or leader changed.
     pub status: Option<RaftStatus>,

@@ -1,4 +1,4 @@
-//! Entries, hard states and membership changes in the form that other crates use.
+//! Defines entries, hard states and membership changes in the form that other crates use.
 
 use std::fmt;
 
@@ -41,7 +41,7 @@ impl fmt::Debug for Entry {
     }
 }
 
-/// State in addition to the entries that a node needs after a crash.
+/// State that a node needs after a crash, in addition to the entries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HardState {
     /// The newest raft term that this member has seen.
@@ -52,7 +52,7 @@ pub struct HardState {
     pub commit: Index,
 }
 
-/// The effect of a membership change on the voters.
+/// Kind of a membership change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConfChangeKind {
     /// Adds a voter, or promotes a learner to one.
@@ -61,23 +61,23 @@ pub enum ConfChangeKind {
     AddLearner,
     /// Removes a voter or a learner.
     Remove,
-    /// Changes nothing that concerns voting, only an address, for example.
+    /// Changes only attributes that do not concern voting, such as an address.
     Update,
 }
 
 /// A membership change as raft sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConfChange {
-    /// Effect of the change.
+    /// Kind of the change.
     pub kind: ConfChangeKind,
     /// Id of the member that the change concerns.
     pub node: MemberId,
 }
 
 impl ConfChange {
-    /// Returns the change in the raft crate's form. Its numbers for the kinds of change differ from those of
-    /// etcd, so this form is never written to a disk or sent to a peer. An update is encoded as the removal
-    /// of the id 0, which changes nothing.
+    /// Returns the change in the raft crate's form. The raft crate's numbers for the kinds of change differ
+    /// from etcd's, so this form is never written to a disk or sent to a peer. An update is encoded as the
+    /// removal of the id 0, which changes nothing.
     pub(crate) fn to_raft(self) -> eraftpb::ConfChange {
         let mut change = eraftpb::ConfChange::default();
         change.set_node_id(self.node.0);

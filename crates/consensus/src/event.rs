@@ -1,4 +1,4 @@
-//! Input of a node: its configuration, events and requests.
+//! Defines the input of a node: its configuration, events and requests.
 
 use api::raftpb;
 use bytes::Bytes;
@@ -80,7 +80,7 @@ pub struct Fetch {
     pub bytes_max: u64,
 }
 
-/// A request of a client or a peer. It may be refused, which never ends the process.
+/// A request of a client or a peer. Unlike an event, it may be refused, and a refusal never ends the process.
 #[derive(Debug)]
 #[allow(
     clippy::large_enum_variant,
@@ -88,14 +88,14 @@ pub struct Fetch {
 )]
 pub enum Request {
     /// Replicate clients' commands, one entry each, in this order: bytes of `InternalRaftRequest`s. A
-    /// follower forwards them to its leader in one message, which may get lost. [`Node::binds_proposals`]
-    /// says whether they will either enter the log in the present term or never.
+    /// follower forwards them to its leader in one message, which may get lost. If [`Node::binds_proposals`]
+    /// returns true, they enter the log in the current term or never.
     ///
     /// [`Node::binds_proposals`]: crate::Node::binds_proposals
     Propose(Vec<Bytes>),
     /// Replicate a membership change; the bytes are etcd's `ConfChange`. A leader refuses the request while
-    /// an earlier change may not be applied yet. A change that a follower forwards during that time waits in
-    /// the leader's node.
+    /// an earlier change is possibly not applied yet. A change that a follower forwards during that time
+    /// waits in the leader's node.
     ProposeConfChange(ConfChange, Bytes),
     /// Handle a message from a peer.
     Receive(raftpb::Message),
@@ -111,10 +111,10 @@ pub enum Request {
     Campaign,
 }
 
-/// An event that has happened on this member.
+/// An event that the code which drives the node reports to it.
 ///
-/// All events result from the caller's own actions, so an event that contradicts the state of the node shows
-/// a bug. Input of clients and peers is a [`Request`] instead.
+/// The node trusts these reports: an event that contradicts the state of the node shows a bug. Input of
+/// clients and peers, which is not trusted, is a [`Request`] instead.
 #[derive(Debug)]
 pub enum Event {
     /// One tick has passed.
@@ -133,7 +133,7 @@ pub enum Event {
     Forgotten(Index),
     /// The log no longer has entries below this index.
     Discarded(Index),
-    /// This node should stop leading, without a chosen successor.
+    /// The caller wants this node to stop leading, without a chosen successor.
     StepDownRequested,
     /// Messages to this member may have been lost.
     PeerUnreachable(MemberId),
@@ -158,7 +158,7 @@ pub enum Event {
     DiskRecovered,
 }
 
-/// An event that contradicts the state of the node, which is a bug of this program.
+/// Error of an event that contradicts the state of the node. This is a bug of Mainstay.
 #[derive(Debug, PartialEq, Eq)]
 pub struct NodeBug(pub String);
 
@@ -177,12 +177,12 @@ pub enum Refusal {
     NoLeader,
     /// Leadership is being transferred; no proposals are accepted until that has ended.
     Transferring,
-    /// Any other reason, as a text for the operator's log.
+    /// Any other reason, as a message for the operator's log.
     Other(String),
 }
 
 impl Refusal {
-    /// Returns a refusal with a reason as a text for the operator's log.
+    /// Returns a refusal with this reason, a message for the operator's log.
     pub(crate) fn because(why: impl Into<String>) -> Refusal {
         Refusal::Other(why.into())
     }

@@ -1,5 +1,5 @@
-//! A leader's data about its followers: appends in flight to them, and entries that are read back from the
-//! log for them.
+//! Tracks, for a leader, the appends in flight to each follower, and the fetches of old entries from the log
+//! for each follower.
 
 use std::collections::{BTreeMap, btree_map};
 
@@ -15,7 +15,7 @@ pub(crate) struct Followers {
     /// Term to which the other fields belong.
     term: u64,
     windows: BTreeMap<u64, Window>,
-    /// Fetches that were not answered yet, by follower.
+    /// Fetches that have not been answered yet, by follower.
     fetching: BTreeMap<u64, Fetch>,
     /// Fetches that are queued and not handed to the caller yet.
     fetches: Vec<Fetch>,
@@ -34,7 +34,7 @@ impl Followers {
         is_over
     }
 
-    /// Drops the state of members for which `stays` is false.
+    /// Drops the windows and fetches of members for which `stays` returns false.
     pub fn retain(&mut self, stays: impl Fn(u64) -> bool) {
         self.windows.retain(|id, _| stays(*id));
         self.fetching.retain(|id, _| stays(*id));

@@ -1,20 +1,22 @@
-//! Forwarded proposals that wait until a leader is known.
+//! Queues forwarded proposals until a leader is known.
 
 use raft::eraftpb;
 
 use crate::tail::payload_bytes;
 
-/// Maximum number of forwarded proposals that wait until a leader is known.
+/// Maximum number of forwarded proposals that wait until a leader is known. Further proposals are not
+/// accepted.
 const LEADERLESS_MAX: usize = 1024;
-/// Maximum bytes of forwarded proposals that wait until a leader is known. They are all sent at once, so the
-/// limit is half of the send queue to a member, which leaves space for other messages.
+/// Maximum bytes of forwarded proposals that wait until a leader is known. They are all sent at the same
+/// time, so the limit is half of the send queue to a member, which leaves space for other messages.
 const LEADERLESS_BYTES_MAX: usize = 8 << 20;
 
 /// Memory in bytes of an entry in addition to its payload.
 const ENTRY_BYTES: usize = 64;
 
-/// Forwarded proposals of etcd members that wait until a leader is known, in order of arrival. In a node with
-/// `speaks_as_etcd`, all forwarded proposals wait here.
+/// Proposals that members which run etcd have forwarded, and that wait until a leader is known, in order of
+/// arrival. A proposal that is bound to a leader's term is refused and not queued, except in a node with
+/// `speaks_as_etcd`.
 #[derive(Debug, Default)]
 pub(crate) struct LeaderlessQueue {
     messages: Vec<eraftpb::Message>,

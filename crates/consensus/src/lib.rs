@@ -23,8 +23,8 @@
 //! (`validate.rs`).
 //!
 //! Start reading with [`Node`] and the files of `node/`, then `outbox.rs` (messages that wait for a sync),
-//! `batches.rs` (batches on their way to the disk) and `window.rs` (bytes in
-//! flight). Tests: `tests/it` (`transcripts`, `scenarios`, `refusals`, and the simulated cluster of `chaos`).
+//! `batches.rs` (batches on their way to the disk) and `window.rs` (bytes in flight). Tests: `tests/it`
+//! (`transcripts`, `scenarios`, `refusals`, and the simulated cluster of `chaos`).
 
 #![forbid(unsafe_code)]
 

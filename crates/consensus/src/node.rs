@@ -1,5 +1,5 @@
-//! The raft node. It returns its decisions as effects, and the caller carries them out. [`Node::step`] and
-//! [`Node::request`] take events and requests, [`Node::effects`] returns the resulting actions.
+//! The raft node of one member. [`Node::step`] and [`Node::request`] take events and requests;
+//! [`Node::effects`] returns the resulting actions, which the caller carries out.
 
 mod farewell;
 mod followers;
@@ -26,7 +26,7 @@ use crate::terms::Terms;
 use crate::validate;
 use crate::wire;
 
-/// Maximum payload bytes of one append, and of entries read back from the log for a follower at a time.
+/// Maximum payload bytes of one append, and of one fetch of old entries for a follower.
 const APPEND_BYTES_MAX: u64 = 1024 * 1024;
 /// Maximum number of appends in flight to one follower.
 const APPENDS_IN_FLIGHT_MAX: usize = 512;
@@ -59,12 +59,12 @@ pub struct Node {
     /// Forwarded proposals that wait until a leader is known, for at most two election timeouts (without a
     /// time limit if `speaks_as_etcd` is set).
     leaderless: LeaderlessQueue,
-    /// Membership changes that other members have forwarded to this leader while an earlier change may not be
-    /// applied yet.
+    /// Membership changes that other members have forwarded to this leader, and that wait because an earlier
+    /// change is possibly not applied yet.
     early_changes: Vec<eraftpb::Message>,
     leaving: Option<Farewell>,
-    /// True if the status has changed in a way that the raft crate does not report, so that it has to be
-    /// returned as an effect.
+    /// True if the status has changed in a way that the raft crate does not report, so that the next effects
+    /// must contain the status.
     stands_anew: bool,
     programs: Programs,
 }
@@ -118,13 +118,14 @@ impl Node {
         tail.hard_state.term = restored.hard_state.term.0;
         tail.hard_state.vote = restored.hard_state.vote.0;
         if restored.applied_term > restored.hard_state.term {
-            // The checkpoint is of a newer term than the log, so this member has not voted in that term.
+            // The checkpoint has a newer term than the log. A vote in that term would be in the log, so this
+            // member has not voted in it.
             tail.hard_state.term = restored.applied_term.0;
             tail.hard_state.vote = 0;
         }
-        // The commit index in the log may be older than that of the checkpoint, because it is never synced
-        // for its own sake. And it may be beyond the end of the log, because the unsynced end of the log may
-        // have been lost.
+        // The commit index in the log may be older than the applied index of the checkpoint, because no sync
+        // is made only for a new commit index. It may also be beyond the end of the log, because a crash may
+        // have lost the unsynced end of the log. So it is clamped to the entries that exist.
         tail.hard_state.commit = restored.hard_state.commit.clamp(restored.applied, last_entry).0;
         let entries: Vec<eraftpb::Entry> = restored.entries.iter().map(Entry::to_raft).collect();
         for (at, entry) in entries.iter().enumerate() {
@@ -184,7 +185,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// Returns an error if the event contradicts the state of the node, which is a bug of this program.
+    /// Returns an error if the event contradicts the state of the node, which is a bug of Mainstay.
     pub fn step(&mut self, event: Event) -> Result<(), NodeBug> {
         let outcome = self.take(event);
         self.settle();
@@ -195,7 +196,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// Returns a refusal if the node does not accept the request; nothing has changed then.
+    /// Returns a refusal if the node does not accept the request. The node is then unchanged.
     pub fn request(&mut self, request: Request) -> Result<(), Refusal> {
         let outcome = self.consider(request);
         self.settle();
@@ -332,11 +333,11 @@ impl Node {
         let log = &self.raw.raft.raft_log;
         self.raw.raft.promotable()
             && !self.disk_stalled
-            // Raft searches for conf changes between the applied and the committed index. A snapshot that is
-            // not restored yet leaves a gap in that range.
+            // Before an election, raft searches for conf changes between the applied and the committed index.
+            // A snapshot that is not restored yet leaves a gap in that range, so no election may begin.
             && self.restoring.is_none()
             // A candidate announces which entries its log has, so these must be on disk. Also, a sole voter
-            // becomes leader at once, and the raft crate requires that the log of a new leader is synced.
+            // becomes leader immediately, and the raft crate requires that the log of a new leader is synced.
             && log.persisted == log.last_index()
     }
 
@@ -346,7 +347,8 @@ impl Node {
         let due = raft.state != StateRole::Leader
             && raft.election_elapsed + 1 >= raft.randomized_election_timeout();
         if due && !self.may_campaign() {
-            // The time still counts: otherwise this node would keep to a leader that is gone.
+            // No election begins, but the time still counts. Otherwise this node would regard a leader that
+            // is gone as alive, and would ignore the vote requests of other members.
             self.raw.raft.election_elapsed += 1;
         } else {
             self.raw.tick();
@@ -376,8 +378,8 @@ impl Node {
     }
 
     fn propose_conf_change(&mut self, change: crate::ConfChange, data: Bytes) -> Result<(), Refusal> {
-        // The raft crate would append an empty entry instead of this change, and the caller would not learn
-        // of it.
+        // The change is refused here, because the raft crate would append an empty entry instead of it, and
+        // the caller would not learn that the change was lost.
         if self.raw.raft.state == StateRole::Leader && self.raw.raft.has_pending_conf() {
             return Err(other("an earlier membership change may not be applied yet"));
         }

@@ -1,23 +1,24 @@
-//! Outgoing messages, including those that wait for the disk.
+//! Keeps the outgoing messages, and holds each back until the data that it promises is on disk.
 
 use std::collections::VecDeque;
 
 use raft::eraftpb::{self, MessageType};
 
-/// Maximum number of messages that wait for the disk. Above it the oldest are dropped: raft tolerates the
-/// loss of any message, and only the newest messages matter once a disk that was stalled works again.
+/// Maximum number of messages that wait for the disk. Beyond this number, the oldest messages are dropped:
+/// raft tolerates the loss of any message, and only the newest messages matter once a disk that was stalled
+/// works again.
 const WAITING_MAX: usize = 4096;
 
 /// Holds back every message that promises something until the disk has the promised data.
 ///
 /// According to the raft crate, every message of a follower should wait until the batch made together with
-/// the message is on disk. That is safe, because a message that is sent later looks like a message delayed by
-/// the network, but it is stricter than necessary. A message has to wait only for what it promises and a
-/// crash can lose: log entries, the term and the vote. Hence:
+/// the message is on disk. That is safe, because a message that is sent later looks like a message that the
+/// network has delayed. But it is stricter than necessary. A message has to wait only for what it promises
+/// and a crash can lose: log entries, the term and the vote. Hence:
 ///
 /// * **An accepted append** promises that the log has everything up to its index. If some of these entries
 ///   are not on disk yet, the message waits for the newest batch, because it may promise entries of any batch
-///   up to that one. If all of it is on disk, only the term is promised.
+///   up to that one. If all of these entries are on disk, only the term is promised.
 /// * **A vote** depends only on the term and the vote: it promises that no other candidate gets a vote of
 ///   this member in this term. A **request for votes** is a vote for the candidate itself, and announces
 ///   which entries its log has; but no node campaigns before its whole log is on disk.
@@ -38,8 +39,8 @@ const WAITING_MAX: usize = 4096;
 /// ```text
 /// gets entries 11, 12       batch 7 goes to the log
 /// posts append ok 12        promises 12 > 10: waits for batch 7
-/// posts append ok 10        promises entries that are on disk: leaves at once
-/// posts heartbeat answer    promises term 3, which is on disk: leaves at once
+/// posts append ok 10        promises entries that are on disk: leaves immediately
+/// posts heartbeat answer    promises term 3, which is on disk: leaves immediately
 /// learns of term 4          batch 8 goes to the log, with the new term: all later messages wait for it
 /// posts heartbeat answer    waits for batch 8
 /// batch 7 synced            append ok 12 leaves
@@ -88,8 +89,8 @@ impl Outbox {
         number <= self.synced
     }
 
-    /// Adds a message. `persisted` is the index of the newest entry that is known to be on this member's
-    /// disk.
+    /// Adds a message, which waits if it promises data that is not on disk yet. `persisted` is the index of
+    /// the newest entry that is known to be on this member's disk.
     pub fn post(&mut self, message: eraftpb::Message, persisted: u64) {
         let promises_log = !planted::is(planted::Bug::PromiseBeforeSync)
             && message.get_msg_type() == MessageType::MsgAppendResponse
@@ -106,7 +107,7 @@ impl Outbox {
         self.waiting.push_back((need, message));
     }
 
-    /// Returns true if a proposal that is forwarded to another member was not sent yet.
+    /// Returns true if a proposal that is forwarded to another member has not been sent yet.
     pub fn holds_proposals(&self) -> bool {
         let mut all = self.ready.iter().chain(self.waiting.iter().map(|(_, message)| message));
         all.any(|message| message.get_msg_type() == MessageType::MsgPropose)

@@ -1,4 +1,4 @@
-//! Detection of the programs that the other members run, Mainstay or etcd, by their messages.
+//! Detects from the messages of the other members whether they run Mainstay or etcd.
 
 use std::collections::BTreeMap;
 

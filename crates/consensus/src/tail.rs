@@ -1,4 +1,4 @@
-//! The newest entries of the log, which are kept in memory for raft.
+//! Keeps the newest entries of the log in memory for raft.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -14,7 +14,8 @@ use crate::terms::Terms;
 /// reads a log.
 #[derive(Debug, Default)]
 pub(crate) struct Tail {
-    /// Index of the first entry that the log on disk still has, or `before_index + 1`.
+    /// Index of the first entry that the log on disk still has; `before_index + 1` if it has none up to
+    /// `before_index`.
     pub first_index: u64,
     /// Index of the newest entry that was dropped from memory; all later entries are in memory.
     pub before_index: u64,
@@ -111,7 +112,7 @@ impl Tail {
         self.terms.discard(Index(first - 1));
     }
 
-    /// Restarts the log after a snapshot.
+    /// Drops all entries, and lets the log begin after the snapshot.
     pub fn restore(&mut self, metadata: &eraftpb::SnapshotMetadata) {
         self.first_index = metadata.index + 1;
         self.before_index = metadata.index;
@@ -153,8 +154,8 @@ impl Storage for Tail {
             let take = usize::try_from(high.saturating_sub(low)).unwrap_or(usize::MAX);
             return Ok(limited(self.entries.iter().skip(skip).take(take), bytes_max));
         }
-        // All entries that are not in memory are applied, so entries that were fetched for one follower are
-        // valid for any other.
+        // Entries that are not in memory are applied, so they never change, and entries that were fetched for
+        // one follower are valid for any other.
         for entries in self.fetched.values() {
             let found = entries.iter().skip_while(|e| e.index < low).take_while(|e| e.index < high);
             if entries.first().is_some_and(|e| e.index <= low) {

@@ -1,4 +1,4 @@
-//! Terms of entries that are on disk and not in memory.
+//! Stores the terms of the log entries that are on disk and no longer in memory.
 
 use std::collections::VecDeque;
 
@@ -40,14 +40,14 @@ impl Terms {
             )));
         }
         terms.push(last);
-        // Index 0, which precedes the first entry, has the term 0.
+        // If the terms are known from entry 1 on, the term before it is known, too: index 0 has the term 0.
         if terms.runs.front().is_some_and(|run| run.index == Index(1)) {
             terms.runs.push_front(EntryId::default());
         }
         Ok(terms)
     }
 
-    /// Adds the next entry. Its index follows the last known one.
+    /// Adds the next entry. Its index must follow the last added index.
     pub fn push(&mut self, entry: EntryId) {
         if self.runs.back().is_none_or(|run| run.term != entry.term) {
             self.runs.push_back(entry);

@@ -1,8 +1,8 @@
-//! Refusal of messages from peers that would make the raft crate panic or corrupt its term.
+//! Refuses messages from peers that would make the raft crate panic or corrupt its term.
 //!
 //! The raft crate trusts its peers: a heartbeat that commits entries which do not exist, an append with a
 //! gap, or a snapshot without members would end the process. But a peer may be a broken build or another
-//! program. Therefore such messages are refused here, before the raft crate sees them, and the state of the
+//! program. Therefore this module refuses such messages before the raft crate sees them, and the state of the
 //! node does not change.
 
 use raft::eraftpb::{self, MessageType};
@@ -39,8 +39,8 @@ pub(crate) fn check<T: Storage>(message: &eraftpb::Message, node: &RawNode<T>) -
     if message.from == 0 {
         return Err(Refusal::because("a message without a sender"));
     }
-    // A transfer request names the transferee as its sender, which may be the leader that receives the
-    // request.
+    // A transfer request is accepted from this member itself: the message names the transferee as its sender,
+    // and the transferee may be the leader that receives the request.
     if message.from == raft.id && kind != M::MsgTransferLeader {
         return Err(Refusal::because("a message from this member itself"));
     }
@@ -48,8 +48,8 @@ pub(crate) fn check<T: Storage>(message: &eraftpb::Message, node: &RawNode<T>) -
     if numbers.iter().any(|n| *n > NUMBER_MAX) {
         return Err(Refusal::because("a term or an index that is impossibly large"));
     }
-    // The term 0 marks messages of a node to itself. A forwarded request has the term 0, too, because it has
-    // no term.
+    // A forwarded request must have the term 0, because it belongs to no term. All other messages must have a
+    // term, because the raft crate takes a message with the term 0 for a message of this node to itself.
     match kind {
         M::MsgPropose | M::MsgReadIndex if message.term != 0 => {
             return Err(Refusal::because(format!("{} with a term", wire::name(kind))));
@@ -60,7 +60,7 @@ pub(crate) fn check<T: Storage>(message: &eraftpb::Message, node: &RawNode<T>) -
         }
         _ => {}
     }
-    // A message of an older term is answered or dropped, and its content is not used.
+    // A message of an older term needs no check: it is answered or dropped, and its content is not used.
     if message.term != 0 && message.term < raft.term {
         return Ok(());
     }
@@ -93,8 +93,8 @@ pub(crate) fn check<T: Storage>(message: &eraftpb::Message, node: &RawNode<T>) -
     }
 }
 
-/// Checks that the entries of an append are consecutive, and that indexes and terms continue those of the
-/// entry before them.
+/// Checks that the entries of an append are consecutive, and that their indexes and terms continue the index
+/// and term of the entry before them.
 fn check_append(message: &eraftpb::Message) -> Result<(), Refusal> {
     if (message.index == 0) != (message.log_term == 0) {
         return Err(Refusal::because(format!(

@@ -1,4 +1,4 @@
-//! Limit of the bytes in flight to one follower.
+//! Limits the payload bytes in flight to one follower.
 
 use std::collections::VecDeque;
 
@@ -9,10 +9,10 @@ use crate::tail::payload_bytes;
 /// The appends to one follower that it has not acknowledged, and appends that wait until fewer bytes are in
 /// flight.
 ///
-/// The raft crate limits the number of appends in flight, not their bytes. This type holds back appends that
-/// exceed a number of bytes, in order. No append is lost: raft limits the number of appends that are held
-/// back, counts them as in flight, and makes them again when it starts probing the follower; then
-/// [`Window::clear`] drops those held back here.
+/// The raft crate limits the number of appends in flight, not their bytes. While `bytes_max` bytes or more
+/// are in flight, this type holds back further appends, and later releases them in order. No append is lost:
+/// raft limits the number of appends that are held back, counts them as in flight, and makes them again when
+/// it starts probing the follower; then [`Window::clear`] drops those held back here.
 #[derive(Debug, Default)]
 pub(crate) struct Window {
     /// Last index and size in bytes of each append in flight.
@@ -29,7 +29,7 @@ impl Window {
         if let Some(last) = self.held.back_mut() {
             if message.entries.is_empty() {
                 // An append without entries only carries the commit index, and must not overtake the appends
-                // that are held back. So its commit index is put into the last of them.
+                // that are held back. So its commit index is put into the last append that is held back.
                 last.commit = last.commit.max(message.commit);
             } else {
                 self.held.push_back(message);
@@ -71,10 +71,10 @@ impl Window {
         free
     }
 
-    /// Releases one more append. Called when the follower responds to heartbeats but acknowledges no appends,
-    /// so that appends may have been lost: the response to one more append shows raft the loss. The raft
-    /// crate does the same when its own limit is reached. At most one append per tick is released, because
-    /// heartbeats are also sent with every read.
+    /// Releases one more append. Must be called when the follower responds to heartbeats but acknowledges no
+    /// appends, because appends may have been lost: the response to one more append shows raft the loss. The
+    /// raft crate does the same when its own limit is reached. At most one append per tick is released,
+    /// because heartbeats are also sent with every read.
     pub fn nudge(&mut self, tick: u64) -> Option<eraftpb::Message> {
         if std::mem::replace(&mut self.nudged, tick) == tick {
             return None;
@@ -84,7 +84,7 @@ impl Window {
         Some(message)
     }
 
-    /// Drops all appends, because raft starts again with this follower.
+    /// Drops all appends, because raft probes this follower again and will make new appends.
     pub fn clear(&mut self) {
         *self = Window::default();
     }

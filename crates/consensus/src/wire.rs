@@ -1,4 +1,4 @@
-//! Translation between etcd's raft messages and the raft crate's.
+//! Translates between etcd's raft messages and those of the raft crate.
 //!
 //! The two protocols share their field numbers up to field 12 and differ after it, and an entry of a conf
 //! change carries different bytes. Therefore nothing that the raft crate encodes is used outside of this
@@ -14,7 +14,8 @@ use raft::eraftpb;
 use crate::entry::{ConfChange, ConfChangeKind};
 use crate::event::Refusal;
 
-/// Maximum index and term that are accepted from peers, so that the sum of two of them does not overflow.
+/// Maximum index and term that are accepted from peers. A message with a higher number is refused, so that
+/// the sum of two numbers cannot overflow.
 pub(crate) const NUMBER_MAX: u64 = 1 << 62;
 
 /// Value of the field `rejectHint` in a leader's `MsgApp` or `MsgHeartbeat`: it announces that this leader
@@ -24,7 +25,7 @@ pub(crate) const BINDS_PROPOSALS: u64 = 0x4d41_494e_5354;
 
 /// Value with the meaning of [`BINDS_PROPOSALS`], only in a leader's `MsgHeartbeat`. It says in addition that
 /// every other voter has answered this leader with [`RUNS_MAINSTAY`], and that no member has answered without
-/// it.
+/// this value.
 pub(crate) const BINDS_AND_NO_ETCD: u64 = BINDS_PROPOSALS + 1;
 
 /// Value of the field `rejectHint` in a `MsgHeartbeatResp`, or in a `MsgAppResp` that is not a rejection: it
@@ -130,7 +131,7 @@ fn entry_to_raft(entry: raftpb::Entry) -> Result<eraftpb::Entry, Refusal> {
     let entry = match raftpb::EntryType::try_from(kind) {
         Ok(raftpb::EntryType::EntryNormal) => eraftpb::Entry { data, ..eraftpb::Entry::default() },
         Ok(raftpb::EntryType::EntryConfChange) => conf_change_entry(decode_conf_change(&data)?, data)?,
-        // etcd never proposes a conf change of version 2, and this program could not apply it.
+        // etcd never proposes a conf change of version 2, and Mainstay could not apply it.
         Ok(raftpb::EntryType::EntryConfChangeV2) => {
             return Err(Refusal::because("a conf change of the second form"));
         }
@@ -154,8 +155,8 @@ fn entry_from_raft(entry: eraftpb::Entry) -> raftpb::Entry {
     }
 }
 
-/// Translates a message from a peer. Fields 13 and 14 have different meanings in the two protocols and are
-/// ignored; so is `commit` where etcd gives it no meaning.
+/// Translates a message from a peer. Ignores fields 13 and 14, because they have different meanings in the
+/// two protocols, and `commit` in messages in which etcd does not use it.
 pub(crate) fn message_to_raft(message: raftpb::Message) -> Result<eraftpb::Message, Refusal> {
     use eraftpb::MessageType as R;
     let number = message.r#type.unwrap_or_default();
@@ -204,10 +205,12 @@ pub(crate) fn bound_term(message: &eraftpb::Message) -> Option<u64> {
 pub(crate) fn message_from_raft(mut message: eraftpb::Message) -> raftpb::Message {
     use eraftpb::MessageType as R;
     let kind = message.get_msg_type();
-    // The raft crate puts its commit index into votes and responses, too. Neither etcd nor this program reads
-    // it in these messages, so it is left out.
+    // The raft crate puts its commit index into votes and responses, too. Neither etcd nor Mainstay reads the
+    // commit index in these messages, so it is left out.
     let commit = matches!(kind, R::MsgAppend | R::MsgHeartbeat).then_some(message.commit);
-    // If the leader's member runs etcd in the meantime, its raft also ignores a message of an older term.
+    // A bound proposal is sent with its term, and Mainstay accepts it only in this term. The receiving member
+    // may have been restarted with etcd in the meantime: etcd's raft, too, ignores a message whose term is
+    // older than its own.
     let bound = if kind == R::MsgPropose { bound_term(&message) } else { None };
     let term = bound.unwrap_or(message.term);
     let context = std::mem::take(&mut message.context);

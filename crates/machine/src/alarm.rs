@@ -1,15 +1,17 @@
-//! Alarms: conditions in which the cluster refuses writes until an operator acts.
+//! Stores the raised alarms. While an alarm is raised, the cluster refuses the requests that the alarm
+//! affects. For example, `NOSPACE` affects writes that take space. An alarm stays raised until a request
+//! clears it.
 
 use std::collections::BTreeSet;
 
 use crate::codec::{Input, Malformed, put_i64, put_u64};
 
-/// The raised alarms, each with its type and the id of the member that raised it.
+/// The raised alarms, each with its type and the id of the member for which it was raised.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Alarms(BTreeSet<(i32, u64)>);
 
 impl Alarms {
-    /// Returns true if any member has raised this alarm.
+    /// Returns true if an alarm of this type is raised for any member.
     pub fn any(&self, alarm: i32) -> bool {
         self.0.iter().any(|(kind, _)| *kind == alarm)
     }
@@ -20,8 +22,8 @@ impl Alarms {
         self.0.contains(&(alarm, member))
     }
 
-    /// Returns the raised alarms, sorted by type and member. An `alarm` of 0 stands for all types, a `member`
-    /// of 0 for all members.
+    /// Returns the raised alarms, sorted by type and member. An `alarm` of 0 selects all types, a `member` of
+    /// 0 all members.
     pub fn list(&self, alarm: i32, member: u64) -> Vec<api::etcdserverpb::AlarmMember> {
         self.0
             .iter()

@@ -1,11 +1,11 @@
-//! Reads the state at one moment for a long time without holding a view of it.
+//! Lets a long read see the state as of one moment, without holding a view during the whole read.
 //!
 //! While a view is held, every path of the index that later writes replace stays in memory: some kilobytes
-//! per put. So a long reader (a client that reads a snapshot or a large range piece by piece, a checkpoint, a
-//! hash) holds [`AsOf`]: it reads slice by slice, each slice from the newest view, but as of a fixed moment.
-//! Versions that the moment needs must not be physically removed in the meantime. Through the [`Newest`] that
-//! the reader holds, the code that removes versions knows of the reader, and may stop it. The reader then
-//! fails with [`Overtaken`].
+//! per put. So a long reader (a client that reads a snapshot or a large range chunk by chunk, a checkpoint, a
+//! hash) holds an [`AsOf`] instead: it reads slice by slice, each slice from the newest view, but always as
+//! of the same moment. In the meantime, the versions that exist at this moment must not be physically
+//! removed. The code that removes versions therefore knows every reader, through the [`Newest`] that the
+//! reader holds. That code may stop a reader that takes too long; the reader then fails with [`Overtaken`].
 
 use std::sync::Arc;
 
@@ -24,18 +24,19 @@ impl std::fmt::Display for Overtaken {
 
 impl std::error::Error for Overtaken {}
 
-/// Source of the newest view of a store. While it exists, it keeps the versions that a reader needs from
-/// being removed.
+/// Source of the newest view of a store, for one reader. While the source exists, versions that its reader
+/// needs are not removed, unless the reader is stopped.
 pub trait Newest: Send + Sync {
     /// Returns the newest published view; `None` if no more views will be published, or the reader was
     /// stopped.
     fn view(&self) -> Option<Arc<View>>;
 
-    /// Reports that the reader needs only the versions of this moment from now on.
+    /// Reports that the reader from now on needs only the versions of this moment, so that the others may be
+    /// removed.
     fn needs(&self, moment: &Moment);
 }
 
-/// A source that holds one view, for tests and for stores that are not written.
+/// A source that always returns the same view, for tests and for stores that are not written.
 struct Held(Arc<View>);
 
 impl Newest for Held {
@@ -46,7 +47,7 @@ impl Newest for Held {
     fn needs(&self, _moment: &Moment) {}
 }
 
-/// The state at one moment, for a reader that takes long.
+/// Handle for a long read of the state at one moment.
 #[derive(Clone)]
 pub struct AsOf {
     moment: Moment,
@@ -60,14 +61,14 @@ impl std::fmt::Debug for AsOf {
 }
 
 impl From<Arc<View>> for AsOf {
-    /// Reads the state of this view, which is held.
+    /// Creates a reader of the state of this view. The reader holds the view.
     fn from(view: Arc<View>) -> AsOf {
         AsOf { moment: view.moment(), newest: Arc::new(Held(view)) }
     }
 }
 
 impl AsOf {
-    /// Reads the state at `moment` from the views that `newest` returns.
+    /// Creates a reader of the state at `moment`. It reads from the views that `newest` returns.
     pub fn new(moment: Moment, newest: Arc<dyn Newest>) -> AsOf {
         AsOf { moment, newest }
     }
@@ -77,15 +78,16 @@ impl AsOf {
         &self.moment
     }
 
-    /// Returns a reader of another moment that needs no separate protection from removal, because the
-    /// protection of this reader is enough: the moment is later, or has the same compact revision.
+    /// Returns a reader of another moment. That moment must be later than this reader's moment, or have the
+    /// same compact revision: the versions that it needs are then already protected from removal by this
+    /// reader.
     #[must_use]
     pub fn at(&self, moment: Moment) -> AsOf {
         AsOf { moment, newest: Arc::clone(&self.newest) }
     }
 
-    /// Returns the reader without protection for tombstones that can no longer be read, so that these may be
-    /// removed from now on.
+    /// Returns the reader, and gives up its protection of tombstones that can no longer be read, so that
+    /// these may be removed from now on.
     #[must_use]
     pub fn of_what_is_readable(self) -> AsOf {
         let moment = self.moment.keeping_readable();
@@ -93,17 +95,19 @@ impl AsOf {
         AsOf { moment, ..self }
     }
 
-    /// Returns true if the whole store was replaced by another state, as opposed to being compacted.
+    /// Returns true if the whole store has been replaced by another state, in which this reader's moment does
+    /// not exist. After a compaction, in contrast, it exists, although its versions may be gone.
     pub fn is_replaced(&self) -> bool {
         self.newest.view().is_some_and(|view| !view.has_moment(&self.moment))
     }
 
-    /// Returns the newest view, to be read as of the moment. The caller should drop it soon, because a view
-    /// keeps memory.
+    /// Returns a [`Slice`]: the newest view, to be read as of this reader's moment. The caller should drop it
+    /// soon, because a held view keeps replaced parts of the index in memory.
     ///
     /// # Errors
     ///
-    /// Returns an error if a version that the moment needs was removed.
+    /// Returns an error if a version that the moment needs was removed, or if [`Newest::view`] returns
+    /// `None`.
     pub fn slice(&self) -> Result<Slice, Overtaken> {
         let view = self.newest.view().ok_or(Overtaken)?;
         view.snapshot_at(&self.moment).map_err(|_| Overtaken)?;
@@ -119,7 +123,7 @@ pub struct Slice {
 }
 
 impl Slice {
-    /// Returns the state at the moment.
+    /// Returns the state at the reader's moment.
     pub fn snapshot(&self) -> Snapshot<'_> {
         self.view.snapshot_at(&self.moment).expect("a view that had everything has everything")
     }

@@ -1,6 +1,6 @@
-//! Users, roles and their permissions: replicated state like keys and leases.
+//! Stores users, roles and their permissions, which are replicated state like keys and leases.
 //!
-//! [`Auth`] is the state. Entries change it exactly as in etcd, including refusals, since members that run
+//! [`Auth`] is the state. Each entry changes it, or is refused, exactly as in etcd, because members that run
 //! etcd may apply the same entries. [`Rights`] is the union of the permissions of one user; [`Gate`] checks a
 //! request against them. Passwords are stored as bcrypt hashes, which are computed before the entry is
 //! proposed; callers check passwords outside of this module. Tokens are not part of the state: [`AuthChange`]
@@ -50,8 +50,9 @@ pub use rights::{Rights, RightsCache};
 /// everything.
 pub const ROOT: &str = "root";
 
-/// Maximum auth revision of an imported state. Each change adds 1, so the revision cannot reach `u64::MAX`
-/// and overflow; after an overflow, tokens with old revisions would be valid again.
+/// Maximum auth revision of an imported state; a state with a higher one is refused. An auth revision that
+/// starts at or below this value never reaches `u64::MAX` in practice, because each change adds only 1. After
+/// an overflow, tokens with old revisions would be valid again.
 pub const REVISION_MAX: u64 = i64::MAX as u64;
 
 /// Effect of an entry on issued tokens.
@@ -111,7 +112,7 @@ impl Default for Auth {
     }
 }
 
-/// Copies bytes out of an entry, so that they do not keep the whole entry in memory.
+/// Copies bytes out of an entry, because a slice of the entry would keep the whole entry in memory.
 fn own(bytes: &[u8]) -> Bytes {
     Bytes::copy_from_slice(bytes)
 }
@@ -125,8 +126,8 @@ fn own_permission(permission: &Permission) -> Permission {
 }
 
 /// Returns the decoded password hash of a request. etcd before 3.5 put the plain password into the entry, and
-/// each member hashed it at apply with its own salt. That would differ between members, so such an entry is
-/// refused.
+/// each member hashed it at apply with its own salt. The stored hashes would then differ between members, so
+/// such an entry is refused.
 fn hashed_password(password: &str, hashed: &str) -> Result<Bytes, Status> {
     if !password.is_empty() && hashed.is_empty() {
         return Err(error::INVALID_AUTH_MGMT);
@@ -181,12 +182,12 @@ impl Auth {
         self.users.iter().map(|(_, user)| &**user)
     }
 
-    /// Returns the users after this name, or all users, sorted by name.
+    /// Returns the users whose names are after this name, or all users if `None`, sorted by name.
     pub fn users_after(&self, name: Option<&[u8]>) -> impl Iterator<Item = &User> {
         self.users.after(name).map(|(_, user)| &**user)
     }
 
-    /// Returns the roles after this name, or all roles, sorted by name.
+    /// Returns the roles whose names are after this name, or all roles if `None`, sorted by name.
     pub fn roles_after(&self, name: Option<&[u8]>) -> impl Iterator<Item = &Role> {
         self.roles.after(name).map(|(_, role)| &**role)
     }
@@ -201,8 +202,8 @@ impl Auth {
         self.roles.iter().map(|(_, role)| &**role)
     }
 
-    /// Returns the permissions of this role as a client sees them. The role root has access to all keys,
-    /// whatever permissions it has.
+    /// Returns the permissions of this role as a client sees them. For the role root, which has access to all
+    /// keys, returns one permission for all keys, whatever permissions the role has.
     ///
     /// # Errors
     ///
@@ -229,7 +230,8 @@ impl Auth {
     ///
     /// # Errors
     ///
-    /// Returns etcd's error if authentication is not enabled, the user does not exist, or it has no password.
+    /// Returns etcd's error if authentication is not enabled, the user does not exist, or the user has no
+    /// password.
     pub fn password_hash(&self, user: &str) -> Result<&Bytes, Status> {
         if !self.is_enabled {
             return Err(error::AUTH_NOT_ENABLED);
@@ -241,8 +243,9 @@ impl Auth {
         Ok(&user.password)
     }
 
-    /// Returns numbers that differ if users or roles differ. The list is empty if no user or role was ever
-    /// created.
+    /// Returns numbers that identify the state, for comparing it with another one: whether authentication is
+    /// enabled, the auth revision, and a checksum of each user and role. The list is empty for the initial
+    /// state.
     pub fn digest(&self) -> Vec<u64> {
         if *self == Auth::default() {
             return Vec::new();
@@ -401,8 +404,8 @@ impl Auth {
     }
 
     /// Grants a permission to a role. If the role has a permission with the same key and range end, its type
-    /// is replaced. As in etcd, only the first permission with the same key is compared. If its range end
-    /// differs, a permission with the same key and range end as a later one can be added.
+    /// is replaced. As in etcd, only the first permission with the same key is compared: if its range end
+    /// differs, the permission is added, even if a later one has the same key and range end.
     pub(crate) fn grant_permission(
         &mut self,
         request: &AuthRoleGrantPermissionRequest,
@@ -440,8 +443,8 @@ impl Auth {
         Ok(AuthChange::Changed)
     }
 
-    /// Returns the change for a user that was authenticated before the entry was proposed, for example by its
-    /// password.
+    /// Returns the change for the entry of a user whose password or certificate was checked before the entry
+    /// was proposed.
     pub(crate) fn authenticated(
         &self,
         user: &str,

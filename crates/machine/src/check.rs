@@ -1,7 +1,7 @@
-//! Checks of a request before it is proposed: is it valid, and how much would it cost?
+//! Checks that a request is valid before it is proposed, and estimates how much it costs.
 //!
 //! The checks are made in etcd's order, so that a request with two faults gets the same error as from etcd:
-//! that of the first failing check.
+//! the error of the first check that fails.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound::{Excluded, Included};
@@ -14,8 +14,8 @@ use api::etcdserverpb::{DeleteRangeRequest, PutRequest, RangeRequest, RequestOp,
 use mvcc::{KeyRange, Snapshot};
 use numbers::Revision;
 
-/// Maximum depth of nested transactions. It is limited to protect the stack (COMPAT-1). etcd limits the depth
-/// only through max-txn-ops and the message size.
+/// Maximum depth of nested transactions. Deeper transactions are refused to protect the stack (COMPAT-1).
+/// etcd limits the depth only through max-txn-ops and the message size.
 const TXN_DEPTH_MAX: usize = 64;
 
 /// Maximum number of elements of a transaction, in all lists and branches together, as a multiple of
@@ -23,8 +23,9 @@ const TXN_DEPTH_MAX: usize = 64;
 const TXN_LISTS_MAX: usize = 64;
 
 /// Returns the maximum number of comparisons and operations of a transaction, in all branches and nested
-/// transactions together (COMPAT-420). etcd limits only each path, which allows 74,088 puts in three levels
-/// with its default of 128; here that default allows 8,192 elements.
+/// transactions together (COMPAT-420). etcd limits only the sum of the list lengths along each path into
+/// nested transactions: its default of 128 allows 42 * 42 * 42 = 74,088 puts in three levels. Mainstay with
+/// the same default allows 8,192 elements.
 pub fn txn_elements_max(ops_max: usize) -> usize {
     ops_max.saturating_mul(TXN_LISTS_MAX)
 }
@@ -103,7 +104,8 @@ impl<'a> Ranges<'a> {
         self.keys.len() + self.spans.len()
     }
 
-    /// Adds a range. The end is compared as bytes: etcd does not treat "\0" as "no upper bound" here.
+    /// Adds a range. The end is compared as bytes: in this check, etcd does not treat "\0" as "no upper
+    /// bound".
     fn add(&mut self, mut start: &'a [u8], mut end: &'a [u8]) {
         if end.is_empty() {
             self.keys.insert(start);
@@ -130,7 +132,8 @@ impl<'a> Ranges<'a> {
     }
 }
 
-/// Keys that one branch puts and ranges that it deletes, including those of nested transactions.
+/// Keys that one branch puts and ranges that it deletes, including the puts and deletes of nested
+/// transactions.
 #[derive(Default)]
 struct Written<'a> {
     puts: BTreeSet<&'a [u8]>,
@@ -140,7 +143,7 @@ struct Written<'a> {
 impl<'a> Written<'a> {
     /// Collects the writes of a branch, in the order of etcd's rule: the deletes of this level come first,
     /// then the nested transactions in order, then the puts of this level. Only one branch of a nested
-    /// transaction runs, so both may put the same key.
+    /// transaction runs, so both branches may put the same key.
     ///
     /// When two sets are compared or merged, the elements of the smaller one are visited, so that n
     /// operations take O(n log² n) steps, however they are nested. `steps` counts the steps.
@@ -214,8 +217,8 @@ where
 }
 
 /// Returns the number of keys that the comparisons of a transaction and its nested ones may visit. Counting
-/// stops once the number exceeds `max`. The check is needed because a comparison of a range visits all keys
-/// of the range, although the request is small.
+/// stops once the number exceeds `max`. Callers have to limit this number, because even a small request may
+/// compare a range with many keys, all of which are visited.
 pub fn compared_keys(request: &TxnRequest, snapshot: &Snapshot<'_>, max: u64) -> u64 {
     let mut keys = 0;
     for compare in &request.compare {
@@ -244,7 +247,8 @@ pub fn txn_is_read_only(request: &TxnRequest) -> bool {
         .all(|op| matches!(op.request, Some(Request::RequestRange(_))))
 }
 
-/// Returns true if a read-only transaction may be answered from local state, without asking the cluster.
+/// Returns true if a read-only transaction may be answered from local state, without asking the cluster: all
+/// its ranges are serializable.
 pub fn txn_is_serializable(request: &TxnRequest) -> bool {
     request
         .success
@@ -254,7 +258,7 @@ pub fn txn_is_serializable(request: &TxnRequest) -> bool {
 }
 
 /// Maximum number of keys of a cheap range, and of changes that a cheap watch reads. Kubernetes lists 500
-/// keys at a time.
+/// keys at a time, so its lists are cheap.
 const FEW_KEYS: i64 = 1000;
 
 /// Returns true if a lease has so many keys, a role so many permissions, or a user so many roles, that a call
@@ -263,9 +267,9 @@ pub fn is_many(count: usize) -> bool {
     count > FEW_KEYS as usize
 }
 
-/// Returns true if a range may visit many keys; `current` is the current revision. A limit does not make a
-/// range cheap if all keys are visited before any is selected, or at an older revision, where the keys after
-/// the limit are counted one by one.
+/// Returns true if a range may visit many keys; `current` is the current revision. A range with a limit is
+/// also expensive in two cases: if all keys must be visited before any is selected, and at an older revision,
+/// where the keys after the limit are counted one by one.
 pub fn range_is_expensive(request: &RangeRequest, current: Revision) -> bool {
     let is_old = request.revision > 0 && request.revision != current.0;
     let is_limited = (1..=FEW_KEYS).contains(&request.limit) && crate::range::is_natural(request);
@@ -283,7 +287,8 @@ pub fn txn_expense(request: &TxnRequest, current: Revision) -> u64 {
             match &op.request {
                 Some(Request::RequestRange(range)) if range_is_expensive(range, current) => calls += 1,
                 Some(Request::RequestRange(range)) if !range.range_end.is_empty() => {
-                    // A range that only counts is cheap even with a large limit.
+                    // The limit is clamped, because a range that only counts is cheap even with a large
+                    // limit.
                     keys += u64::try_from(range.limit.clamp(1, FEW_KEYS)).unwrap_or(1);
                 }
                 Some(Request::RequestDeleteRange(delete)) if !delete.range_end.is_empty() => calls += 1,
@@ -301,13 +306,13 @@ pub fn watch_is_expensive(start: Revision, current: Revision) -> bool {
     start.0 > 0 && current.0.saturating_sub(start.0) >= FEW_KEYS
 }
 
-/// Returns the number of bytes by which a put is counted against the quota.
+/// Returns the number of bytes that a put counts against the quota.
 pub fn put_cost(request: &PutRequest) -> u64 {
     256 + request.key.len() as u64 + request.value.len() as u64
 }
 
-/// Returns the number of bytes by which a transaction is counted against the quota: those of its more
-/// expensive branch.
+/// Returns the number of bytes that a transaction counts against the quota: those of its more expensive
+/// branch.
 pub fn txn_cost(request: &TxnRequest) -> u64 {
     let branch = |ops: &[RequestOp]| -> u64 {
         ops.iter()
@@ -321,11 +326,10 @@ pub fn txn_cost(request: &TxnRequest) -> u64 {
     branch(&request.success).max(branch(&request.failure))
 }
 
-/// Number of bytes by which a lease is counted against the quota: its memory, including its deadline on the
-/// leader.
+/// Number of bytes that a lease counts against the quota: its memory, including its deadline on the leader.
 pub const LEASE_COST: u64 = 128;
-/// Number of bytes by which a key attached to a lease is counted against the quota, in addition to the length
-/// of the key.
+/// Number of bytes that attaching a key to a lease counts against the quota, in addition to the length of the
+/// key.
 pub const ATTACHED_COST: u64 = 64;
 
 #[cfg(test)]

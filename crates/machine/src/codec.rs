@@ -1,5 +1,5 @@
-//! The basic encodings of checkpoints: LEB128 varints, zigzag encoding for signed numbers, and bytes with a
-//! length prefix.
+//! Encodes and decodes the basic values of checkpoints: LEB128 varints, zigzag encoding for signed numbers,
+//! and bytes with a length prefix.
 //!
 //! Decoding never panics and never allocates more bytes than the input has, because the input comes from a
 //! disk and may be damaged.

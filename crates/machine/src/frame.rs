@@ -1,5 +1,5 @@
-//! Framing of blocks in streams. Each block has a length and a checksum, and the stream may be cut into
-//! chunks at any byte.
+//! Frames the blocks of a stream: a length and a checksum before each block let the reader find the block and
+//! detect damage, even if the stream arrives in chunks that were cut at any byte.
 //!
 //! ```text
 //! block   length (4 bytes) | CRC-32C of the four bytes before and of the block (4 bytes) | the block

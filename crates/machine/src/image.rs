@@ -1,29 +1,30 @@
-//! Encoding of the state in checkpoints: blocks of bytes, which are written from a view on any thread, and
-//! read when a member starts.
+//! Encodes the state for checkpoints as blocks of bytes, which are written from a view on any thread, and
+//! decodes them when a member starts.
 //!
 //! A checkpoint consists of *runs*. The base run contains every version that can still be read; each later
-//! run, a delta run, contains the versions with main revisions above those of the previous run. [`restore()`]
-//! merges the runs by key. The store that saves the blocks adds a length and a checksum to each block, so
-//! blocks contain no checksums themselves.
+//! run, a delta run, contains the versions whose main revisions are above the current revision of the
+//! previous run. [`restore()`] merges the runs by key. The store that saves the blocks adds a length and a
+//! checksum to each block, so blocks contain no checksums themselves.
 //!
 //! A run is one head block, any number of key blocks, and one end block:
 //!
 //! ```text
-//! head   01 | format (varint, 4) | from | revision | compact revision (zigzag) | applied index | applied term
-//!        | versions (a hint, for reserving memory)
+//! head   01 | format (varint, 4) | from | revision | compact revision (zigzag) | applied index
+//!        | applied term | versions (a hint, for reserving memory)
 //!        | leases:  count, each id (zigzag), TTL (zigzag), remaining TTL (zigzag); ids ascending
 //!        | alarms:  count, each type (zigzag), member
 //!        | members: count, each its JSON with its length; count of removed ids, each id;
 //!                   cluster version with its length; downgrading (0 or 1), its target with its length
-//!        | state hash: known (0 or 1), if so 8 bytes, little-endian; format 1 ends before it. In formats 2 and 3 it
-//!          is of another hash function, and is treated as unknown
-//!        | auth: required (0 or 1), auth revision; count of users, each an authpb.User with its length; count of
-//!          roles, each an authpb.Role with its length; format 2 ends before it
+//!        | state hash: known (0 or 1), if so 8 bytes, little-endian; format 1 ends before it. In formats
+//!          2 and 3 the hash is of another hash function, and is treated as unknown
+//!        | auth: required (0 or 1), auth revision; count of users, each an authpb.User with its length;
+//!          count of roles, each an authpb.Role with its length; format 2 ends before it
 //! keys   02 | entries until the end of the block
 //! end    03 | entries in all key blocks of this run
 //!
 //! entry  flags (1 byte)
-//!        | unless SAME_KEY: shared (bytes shared with the key before it in this block), length of the rest, rest
+//!        | unless SAME_KEY: shared (bytes shared with the key before it in this block),
+//!          length of the rest, rest
 //!        | main revision: as it is; with SAME_KEY the difference to the version before it
 //!        | sub, if SUB
 //!        | unless TOMBSTONE, FIRST or FOLLOWS: main revision - create revision, version
@@ -33,7 +34,8 @@
 //! flags  01 SAME_KEY      another version of the key before it in this block
 //!        02 TOMBSTONE     a deletion: no create revision, no version, no lease, no value
 //!        04 FIRST         created here: create revision = main revision, version = 1
-//!        08 FOLLOWS       create revision of the version before it in this block, its version + 1; with SAME_KEY
+//!        08 FOLLOWS       same create revision as the version before it in this block, and a version number
+//!                         that is higher by 1; only with SAME_KEY
 //!        10 SUB           sub is not 0
 //!        20 LEASE         lease is not 0
 //!        40 VALUE         the value is not empty
@@ -45,8 +47,8 @@
 //!
 //! Numbers without a note are LEB128 varints. Keys are in ascending order, and the versions of a key are
 //! ordered from old to new. Every block can be decoded alone, because its first entry contains the whole key.
-//! That key may also be the last key of the previous block, if the history of the key continues. The only
-//! version of a key of 24 bytes takes about 20 bytes plus the part of the key that it does not share with the
+//! That key may also be the last key of the previous block, if the history of the key continues. A key of 24
+//! bytes with a single version takes about 20 bytes plus the part of the key that it does not share with the
 //! key before it.
 //!
 //! A merge drops the versions that the compact revision of the newest run made unreadable: for each key, all
@@ -55,8 +57,8 @@
 //! follows it.) A delta run must therefore contain every deletion of a key that an earlier run contains;
 //! [`Head::delta_from_min`] is the oldest revision from which a delta run can contain them all.
 //!
-//! A checkpoint does not record that a value has moved: an earlier run keeps the old location. So a segment
-//! may be deleted only when a *base* run whose head was taken after the move is durable.
+//! A delta run does not record that a value was relocated: an earlier run keeps the old location. So a
+//! segment may be deleted only when a *base* run whose head was taken after the relocation is durable.
 
 mod entry;
 mod head;
@@ -72,9 +74,9 @@ pub(crate) use head::SavedHead;
 pub(crate) use restore::{Intake, RunReader, merge};
 pub(crate) use run::Walk;
 
-/// Format of the checkpoints that this version writes.
+/// Format of the checkpoints that this release writes.
 pub(crate) const FORMAT: u64 = 4;
-/// Oldest format whose state hash this version can continue. It is raised with every change of the hash
+/// Oldest format whose state hash this release can continue. It must be raised with every change of the hash
 /// function.
 pub(crate) const FORMAT_HASHED: u64 = 4;
 /// First byte of a head block.

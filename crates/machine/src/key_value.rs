@@ -1,7 +1,7 @@
-//! Key-value pairs on their way to a client: metadata from the index, and the encoded bytes of an
-//! `mvccpb.KeyValue`.
+//! Encodes key-value pairs for clients: turns metadata from the index, and a value from the log, into the
+//! bytes of an `mvccpb.KeyValue`.
 //!
-//! HashKV hashes this encoding, so it is the same on every member: ascending field numbers, zero fields
+//! HashKV hashes this encoding, so it must be the same on every member: ascending field numbers, zero fields
 //! omitted, shortest varints.
 
 use api::wire::{bytes_len, number_len, put_bytes, put_field_head, put_number};
@@ -14,10 +14,11 @@ use crate::as_of::Overtaken;
 /// Reason why a value could not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReadError {
-    /// The value has moved. The caller has to look up its new location in the index and read again.
+    /// The value was relocated to another segment. The caller must look up its new location in the index and
+    /// read again.
     Moved,
-    /// The value is not in memory, and the caller must not wait for a disk. Returned only in
-    /// [`crate::Machine::begin`] and [`crate::Machine::go_on`].
+    /// The value is not in memory, and the caller must not wait for the disk. Only readers that are passed to
+    /// [`crate::Machine::begin`] and [`crate::Machine::go_on`] return this error.
     NotAtHand,
     /// The revision that was being read has been compacted.
     Overtaken,
@@ -249,28 +250,28 @@ pub fn put_kv_after_value(version: Version<'_>, projection: Projection, out: &mu
 /// Maximum length in bytes of the part of a `KeyValue` after its value, which is a tag and a varint.
 pub const AFTER_VALUE_BYTES_MAX: usize = 11;
 
-/// Appends the value of a version. It succeeds even if the value is moved at the same time.
+/// Appends the value of a version. The read succeeds even if the value is relocated at the same time.
 ///
 /// # Errors
 ///
-/// Returns an error if the disk fails.
+/// Returns the same errors as [`read_where_it_is`].
 pub fn read_version(version: Version<'_>, values: &dyn Values, out: &mut BytesMut) -> Result<(), ReadError> {
     read_where_it_is(version, |value| values.read_into(value, out))
 }
 
-/// Calls `read` with the location of a version's value. If the value has moved, calls `read` again with the
-/// new location.
+/// Calls `read` with the location of a version's value. If the value was relocated, calls `read` again with
+/// the new location.
 ///
 /// # Errors
 ///
-/// Returns the errors of `read`, except [`ReadError::Moved`]: if the value keeps moving, returns
-/// [`ReadError::Failed`].
+/// Returns the errors of `read`, except [`ReadError::Moved`]: if the value is relocated during each of eight
+/// reads, returns [`ReadError::Failed`].
 pub fn read_where_it_is<T>(
     version: Version<'_>,
     mut read: impl FnMut(Value) -> Result<T, ReadError>,
 ) -> Result<T, ReadError> {
-    // Moves are rare, and the new location is published before the old copy is deleted. So the second attempt
-    // succeeds, unless the value has moved again.
+    // Relocations are rare, and the new location is published before the old copy is deleted. So the second
+    // read normally succeeds; more reads are needed only if the value was relocated again.
     for _ in 0..8 {
         match read(version.value()) {
             Err(ReadError::Moved) => {}

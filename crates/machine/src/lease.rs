@@ -1,5 +1,5 @@
-//! Leases as every member stores them: id, TTL, remaining TTL of the last lease checkpoint, and attached
-//! keys. [`Leases`] is the set of all leases.
+//! Stores the replicated state of the leases: id, TTL, remaining TTL of the last lease checkpoint, and
+//! attached keys. [`Leases`] is the set of all leases.
 //!
 //! The module has no clock. The leader decides when a lease expires, and proposes its revocation.
 
@@ -23,9 +23,9 @@ const TTL_MAX: Seconds = Seconds(LEASE_TTL_MAX);
 /// One lease.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lease {
-    /// TTL in seconds, as in the entry that granted the lease. A Mainstay member raises a TTL to the minimum
-    /// of its own option before it proposes the entry. A member that runs etcd does not; there each leader
-    /// applies its own minimum.
+    /// TTL in seconds, as in the entry that granted the lease. A Mainstay member raises the TTL to its own
+    /// minimum before it proposes the entry; an etcd member does not. Every leader additionally applies its
+    /// own minimum when it computes when the lease expires.
     pub ttl: Seconds,
     /// Remaining TTL in seconds of the last lease checkpoint; 0 if no checkpoint was taken since the last
     /// renewal.
@@ -57,15 +57,16 @@ pub struct GrantedLease {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Leases {
     table: SharedMap<LeaseId, Arc<Lease>>,
-    /// Live keys whose lease does not exist; only an imported state has such keys. They are attached when a
-    /// lease with this id is granted, because loading the state after that would attach them, too.
+    /// Live keys whose lease does not exist, by lease id; only an imported state has such keys. They are
+    /// attached if a lease with this id is granted later, because a member that loads its state after the
+    /// grant attaches them, too. Otherwise the states of the two members would differ.
     dangling: SharedMap<LeaseId, SharedMap<Bytes, ()>>,
-    /// Number of bytes by which all leases and attached keys are counted against the quota.
+    /// Number of bytes that all leases and attached keys count against the quota.
     bytes: u64,
 }
 
-/// Returns the number of bytes by which attaching this key to a lease is counted against the quota, in
-/// addition to the key's versions.
+/// Returns the number of bytes that attaching this key to a lease counts against the quota, in addition to
+/// the key's versions.
 fn attached_bytes(key: &[u8]) -> u64 {
     check::ATTACHED_COST + key.len() as u64
 }
@@ -76,13 +77,13 @@ impl Leases {
         self.table.get(&id).map(|lease| &**lease)
     }
 
-    /// Returns the number of bytes by which all leases and their attached keys are counted against the quota.
-    /// The result depends only on the current leases, not on their history.
+    /// Returns the number of bytes that all leases and their attached keys count against the quota. The
+    /// result depends only on the current leases, not on their history.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Returns the leases after this id, or all leases, in ascending order of id.
+    /// Returns the leases whose ids are above this id, or all leases if `None`, in ascending order of id.
     pub fn after(&self, id: Option<LeaseId>) -> impl Iterator<Item = (LeaseId, &Lease)> + use<'_> {
         self.table.after(id.as_ref()).map(|(id, lease)| (*id, &**lease))
     }
@@ -167,15 +168,15 @@ impl Leases {
         Some(std::mem::take(&mut Arc::make_mut(lease).keys))
     }
 
-    /// Subtracts the bytes of an attached key of a revoked lease.
+    /// Subtracts from the quota counter the bytes of a key that was attached to a revoked lease.
     pub(crate) fn detached(&mut self, key: &[u8]) {
         self.bytes = self.bytes.saturating_sub(attached_bytes(key));
     }
 
     /// Stores the remaining TTL of a lease in seconds, if the lease exists; 0 clears the stored value.
     pub(crate) fn checkpoint(&mut self, id: LeaseId, remaining: Seconds) {
-        // The value is not limited to the TTL of the lease, because checkpoints of an older version may have
-        // a TTL that depends on the member.
+        // The value is limited only by `TTL_MAX`, not by the TTL of the lease: in checkpoints of an older
+        // release of Mainstay, that TTL may depend on the member, but the stored value must not.
         let remaining = remaining.clamp(Seconds::ZERO, TTL_MAX);
         let differs = self.table.get(&id).is_some_and(|lease| lease.remaining != remaining);
         if differs && let Some(lease) = self.table.get_mut(&id) {
@@ -183,7 +184,8 @@ impl Leases {
         }
     }
 
-    /// Moves a key that was put from one lease to another; 0 means no lease.
+    /// Moves a key that a put has written from the lease `from` of its previous version to the lease `to` of
+    /// the put; 0 means no lease.
     pub(crate) fn attach(&mut self, key: &Bytes, from: LeaseId, to: LeaseId) {
         if from == to {
             return;
@@ -200,7 +202,7 @@ impl Leases {
         }
     }
 
-    /// Detaches a key that was deleted from its lease.
+    /// Detaches a deleted key from the lease to which it was attached.
     pub(crate) fn detach(&mut self, key: &[u8], from: LeaseId) {
         if !from.is_some() {
             return;
@@ -222,7 +224,7 @@ impl Leases {
     }
 
     /// Attaches a live key to its lease when a state is loaded. If the lease does not exist, the key stays
-    /// unattached, as in etcd.
+    /// unattached, as in etcd, until a lease with this id is granted.
     pub(crate) fn reattach(&mut self, key: &[u8], id: LeaseId) {
         let key = Bytes::copy_from_slice(key);
         let bytes = attached_bytes(&key);

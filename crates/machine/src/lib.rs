@@ -1,12 +1,12 @@
 //! The replicated state: the data that every member stores, and the changes that each log entry makes.
 //!
-//! `apply` is a function of the state and the entry (invariants I1, I5): it uses no clock, randomness or IO.
-//! Values stay in the log. The caller of apply passes in a reader of values ([`Values`]), because a
-//! transaction may compare values or sort by them.
+//! `apply` is a function of the state and the entry (invariants I1 and I5 in `ARCHITECTURE.md`): it uses no
+//! clock, randomness or IO. Values stay in the log. The caller of `apply` passes in a reader of values
+//! ([`Values`]), because a transaction may compare values or sort keys by their values.
 //!
 //! * [`Machine`] applies entries, long ones in slices (`sliced.rs`); [`request`] decodes them.
 //! * [`check`] checks a request, and [`validate`] a membership change, before it is proposed.
-//! * [`range`] and [`txn`] evaluate reads. [`AsOf`] reads the state of one moment for a long time without
+//! * [`range`] and [`txn`] evaluate reads. [`AsOf`] lets a long read see the state of one moment without
 //!   holding a view.
 //! * [`auth`] contains users, roles and permissions. [`key_value`] encodes keys and values.
 //! * [`image`] encodes the state for checkpoints, [`snapshot`] with its values for `Maintenance.Snapshot`,
@@ -16,14 +16,15 @@
 //!
 //! Invariants, and the tests that check them (`tests/it`):
 //! * the same entries have the same effects on every member, whether or not the member answers a client, and
-//!   whatever the progress of its physical compaction (`apply`, `sliced`); so the rolling hash is equal, and
-//!   once the states differ, it differs from the first entry on that touches the difference (`state_hash`);
+//!   whatever the progress of its physical compaction (`apply`, `sliced`); so the rolling hash is equal on
+//!   all members. If the states of two members differ, their hashes differ after the first entry that touches
+//!   the difference, and stay different (`state_hash`);
 //! * a request that has passed [`check`] can be applied; an undecodable entry changes nothing (`cost`,
 //!   `apply`);
 //! * a mutating entry raises the revision by exactly one, and a refused entry changes nothing (`apply`);
 //! * a restored or transferred state is equal to the original, however often the transfer was interrupted
-//!   (`image`, `snapshot`, `transfer`); old files can be read forever; damaged files cause errors, never
-//!   panics;
+//!   (`image`, `snapshot`, `transfer`); files of all older releases can be read; damaged files cause errors,
+//!   never panics;
 //! * a membership change that the current members do not allow changes nothing (`membership`).
 //!
 //! Start reading with [`Machine::apply`]. `dispatch`, in the same file, calls one function per kind of

@@ -1,6 +1,6 @@
-//! The state machine, whose `apply` is deterministic. [`Machine::apply`] takes a committed entry as a
-//! [`Command`] and returns its effect as [`Applied`]; `dispatch` calls one function per kind of request. The
-//! module does not depend on raft, clocks, files or clients; the caller passes in a reader of values.
+//! The deterministic state machine, which applies committed log entries. [`Machine::apply`] takes an entry as
+//! a [`Command`] and returns its effect as [`Applied`]; `dispatch` calls one function per kind of request.
+//! The module does not depend on raft, clocks, files or clients; the caller passes in a reader of values.
 
 use std::collections::BTreeMap;
 
@@ -33,13 +33,13 @@ use crate::sliced::{Budget, Unfinished, Work};
 use crate::state_hash::{Effect, StateHash, StatePoint, StateTrail};
 use crate::txn::{self, Deleted, OpOutcome, Past, Path, Ranged, Read, TxnOutcome};
 
-/// Options of a member that affect applying. An option is used only for entries that do not contain its value
-/// themselves.
+/// Options of this member that affect how entries are applied. If an entry itself contains the value of an
+/// option, the entry is applied with that value instead.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
-    /// Maximum number of learners at the same time; etcd's `--max-learners`. It is used for a learner that
-    /// was proposed by a member that runs etcd or an older version of Mainstay, because such entries do not
-    /// contain the limit. Members that run etcd use their own option, too.
+    /// Maximum number of learners at the same time; etcd's `--max-learners`. Used only for a new learner
+    /// whose entry does not contain the limit, because the entry was proposed by a member that runs etcd or
+    /// an older release of Mainstay. Members that run etcd always use their own option.
     pub learners_max: usize,
 }
 
@@ -129,8 +129,8 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// Returns true if the response contains key-value pairs, previous pairs or read ones. Their values must
-    /// stay readable until the response is sent.
+    /// Returns true if the response contains key-value pairs, either previous pairs or pairs that were read.
+    /// The caller must then keep their values readable until the response is sent.
     pub fn names_values(&self) -> bool {
         match self {
             Outcome::Put { previous, .. } => previous.is_some(),
@@ -140,7 +140,8 @@ impl Outcome {
         }
     }
 
-    /// Returns true if a part of the response is read after apply, from the state right after the entry.
+    /// Returns true if a part of the response is not known yet. The caller must read that part after apply,
+    /// from the state right after the entry.
     pub fn reads_later(&self) -> bool {
         match self {
             Outcome::DeleteRange(deleted) => matches!(deleted.previous, Read::Past(_)),
@@ -150,7 +151,8 @@ impl Outcome {
     }
 }
 
-// // Moves of up to 128 bytes are compiled without a call of memcpy.
+// An `Applied` is moved often. Moves of up to 128 bytes are compiled without a call of memcpy, so it must not
+// be larger.
 const _: () = assert!(size_of::<Applied>() <= 128);
 
 /// A change of state other than keys and values, for callers that keep their own record of such state.
@@ -167,7 +169,8 @@ pub enum Change {
     LeaseRevoked(LeaseId),
     /// The compact revision rose to this revision.
     Compacted(Revision),
-    /// An alarm was raised or cleared. Contains the alarm if it was not raised before; otherwise `None`.
+    /// A request raised or cleared an alarm. Contains the alarm if the request raised one that was not raised
+    /// before; otherwise `None`.
     Alarms(Option<Raised>),
     /// A member's attributes or the cluster's version changed.
     Members,
@@ -175,7 +178,7 @@ pub enum Change {
     Auth(Box<AuthChange>),
 }
 
-/// An alarm that was not raised before.
+/// An alarm that an entry has just raised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Raised {
     /// Type of the alarm, as etcd numbers alarms.
@@ -205,12 +208,13 @@ pub struct Applied {
 pub struct ConfApplied {
     /// Id under which the change was proposed.
     pub request_id: u64,
-    /// The change, or the reason why it was refused. For a refused change the caller reports a change of node
-    /// 0 to raft, as etcd does.
+    /// The change, or the reason why it was refused. After a refusal, the caller must report a change of node
+    /// 0 to raft, as etcd does, so that raft's membership stays the same.
     pub outcome: Result<VoterChange, Status>,
 }
 
-/// The live values in one segment of the log, that is, those to which the index still points.
+/// Number and size of the live values in one segment of the log. A value is live while the index of keys
+/// contains its location.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SegmentUse {
     /// Number of live values.
@@ -239,7 +243,7 @@ pub struct Machine {
     pub applied_term: Term,
     pub(crate) usage: BTreeMap<u32, SegmentUse>,
     pub(crate) in_use_bytes: u64,
-    /// Highest main revision of a deletion that compaction has physically removed; see `delta_from_min` of
+    /// Highest main revision of a tombstone that compaction has physically removed; see `delta_from_min` of
     /// [`crate::image::Head`].
     pub(crate) delta_from_min: Revision,
     pub(crate) hash: StateHash,
@@ -256,17 +260,20 @@ impl std::fmt::Debug for Machine {
     }
 }
 
-/// Returns the bytes in use by a version: its key, its value, and a fixed amount for its metadata.
+/// Returns the number of bytes that a version adds to the bytes in use: its key, its value, and a fixed
+/// amount for its metadata.
 pub(crate) fn version_bytes(version: Version<'_>) -> u64 {
     loaded_bytes(version.key(), version.value_len())
 }
 
-/// Returns the bytes in use of a version that is still to be loaded.
+/// Returns the same as [`version_bytes`], for a version that a restore has decoded and not yet added to the
+/// store.
 pub(crate) fn loaded_bytes(key: &[u8], value_len: u32) -> u64 {
     64 + key.len() as u64 + u64::from(value_len)
 }
 
-/// The byte counters and the state hash. Every write and every removal updates them.
+/// The parts of the state that must be updated together with the store: the keys of leases, the live values
+/// by segment, the bytes in use, and the state hash.
 pub(crate) struct Accounting<'a> {
     leases: &'a mut Leases,
     usage: &'a mut BTreeMap<u32, SegmentUse>,
@@ -312,20 +319,20 @@ impl Machine {
         }
     }
 
-    /// Returns the bytes in use, which the space quota limits: all versions that are not compacted, and the
-    /// leases with their keys.
+    /// Returns the bytes in use, which the space quota limits: all versions that compaction has not
+    /// physically removed, and the leases with their keys.
     pub fn in_use_bytes(&self) -> u64 {
         self.bytes_before().unwrap_or_else(|| self.in_use_bytes + self.leases.bytes())
     }
 
-    /// Returns the live values of each segment of the log.
+    /// Returns the number and size of the live values in each segment of the log, keyed by segment.
     pub fn usage(&self) -> &BTreeMap<u32, SegmentUse> {
         &self.usage
     }
 
     /// Returns the rolling hash of all changes up to the last applied entry. Returns `None` if the hash is
-    /// unknown because the state was restored from an image that contains no usable hash; it is then not
-    /// compared.
+    /// unknown, because the state was restored from an image that contains no usable hash. This member's
+    /// state then cannot be compared with the states of other members.
     pub fn state_hash(&self) -> Option<u64> {
         self.hash_before().unwrap_or_else(|| self.hash.value())
     }
@@ -337,8 +344,8 @@ impl Machine {
         self.hash.points(from_index)
     }
 
-    /// Returns the hashes of the state after the entries from this index on, for comparison with those of
-    /// another member.
+    /// Returns the hashes of the state after the entries from this index on, so that they can be compared
+    /// with the hashes of another member.
     pub fn state_trail(&self, from_index: Index) -> StateTrail {
         self.newest_state_trail(from_index, usize::MAX)
     }
@@ -366,13 +373,15 @@ impl Machine {
 
     /// Applies a committed entry. `waits` returns true if a request waits for the entry with the given id; if
     /// it returns false, the outcome does not contain what the entry has read. Ranges inside a transaction
-    /// are not evaluated here. The caller evaluates them (see [`txn::Read::Past`]) in the state right after
-    /// the entry, or in a later state with the same compact revision.
+    /// are not evaluated by this call, except up to 1024 ranges of a single key. The caller evaluates the
+    /// others (see [`txn::Read::Past`]) in the state right after the entry, or in a later state with the same
+    /// compact revision.
     ///
     /// # Errors
     ///
-    /// Returns an error if this version does not know the kind of the entry, or if a value on which the entry
-    /// depends cannot be read. The state is then unchanged.
+    /// Returns an error if this release does not know the kind of the entry, if the term of the entry is
+    /// older than the term of the previous entry, or if a value on which the entry depends cannot be read.
+    /// The state is then unchanged.
     pub fn apply_for(
         &mut self,
         command: Command<'_>,
@@ -391,8 +400,8 @@ impl Machine {
     /// depends on a value that is not in memory ([`crate::ReadError::NotAtHand`]). In these cases the entry
     /// changes nothing yet, and the result is `None`; the caller continues with [`Machine::go_on`].
     ///
-    /// `left` is the remaining cost of this step; one unit is about one key, one operation or one KiB of
-    /// compared values. The cost of the entry is subtracted from it. With `u64::MAX` no entry is too
+    /// `left` is the cost that this step may still spend; one unit is about one key, one operation or one KiB
+    /// of compared values. The cost of the entry is subtracted from it. With `u64::MAX` no entry is too
     /// expensive.
     ///
     /// # Errors
@@ -412,8 +421,9 @@ impl Machine {
         }
         let mut request = InternalRaftRequest::default();
         if let Err(why) = request::command(&mut request, command.data) {
-            // Whether an entry can be decoded depends only on its bytes, so no member applies this entry, and
-            // no request of this program waits for it.
+            // Decoding depends only on the bytes of the entry, so every member skips this entry. `waits` is
+            // not called: this process proposes only entries that can be decoded, so none of its requests
+            // waits for this one.
             self.hash.entry_done(self.applied_index, self.store.current_revision());
             let outcome = Err(undecodable(&why));
             return Ok(Some(Applied { request_id: 0, op: UNDECODABLE, outcome, change: None }));
@@ -441,8 +451,9 @@ impl Machine {
         let outcome = match self.dispatch(command, &request, allowed, values, answer, &mut change) {
             Ok(outcome) => Ok(outcome),
             Err(Failure::Refused(status)) => Err(status),
-            // A comparison of the transaction needs the value. Comparisons are evaluated before any change,
-            // so nothing has changed yet.
+            // A comparison of the transaction needs a value that is not in memory. Comparisons are evaluated
+            // before any change, so nothing has changed yet, and `go_on` can start the transaction from the
+            // beginning once the value is in memory.
             Err(Failure::NotAtHand) => {
                 (self.applied_index, self.applied_term) = before;
                 self.keep(command, request, (request_id, answer), Work::txn());
@@ -618,7 +629,7 @@ impl Machine {
         Ok(Outcome::Put { revision, previous })
     }
 
-    /// Returns the writer of the store and the accounting that an entry updates with it.
+    /// Returns a writer of the store, and the accounting that must be updated with each write.
     pub(crate) fn writing(&mut self) -> (Writer<'_>, Accounting<'_>) {
         let accounting = Accounting {
             leases: &mut self.leases,
@@ -670,8 +681,8 @@ impl Machine {
         self.compact_step_through(Revision::MAX, budget)
     }
 
-    /// Removes versions like [`Machine::compact_step`], but only those that a compaction at `through`
-    /// removes, because a reader may still need later ones.
+    /// Removes versions like [`Machine::compact_step`], but only those that are unreadable after a compaction
+    /// at `through`. A reader that began before a later compaction may still need the others.
     pub fn compact_step_through(&mut self, through: Revision, budget: u64) -> bool {
         assert!(self.is_whole(), "nothing is removed amid an entry");
         let (usage, in_use_bytes) = (&mut self.usage, &mut self.in_use_bytes);
@@ -691,8 +702,8 @@ impl Machine {
         progress.done
     }
 
-    /// Stores the new location of a value that was copied to another segment. Returns false if the version
-    /// was removed or has already moved.
+    /// Stores the new location of a value that was copied to another segment. Returns false without a change
+    /// if the version no longer exists, or its value is no longer at `from`.
     pub fn relocate(&mut self, change: ChangeId, from: Location, to: Location) -> bool {
         let snapshot = self.store.snapshot();
         let Some(version) = snapshot.version_at(change) else { return false };
@@ -765,7 +776,7 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// Returns an error if the entry cannot be decoded, or if its term is older than that of the previous
+    /// Returns an error if the entry cannot be decoded, or if its term is older than the term of the previous
     /// entry.
     pub fn apply_conf_change(&mut self, command: Command<'_>) -> Result<ConfApplied, Fatal> {
         let fatal = |why: String| Fatal { index: command.index, why, is_unreadable: false };
@@ -773,8 +784,8 @@ impl Machine {
         let change = raftpb::ConfChange::decode(command.data.clone())
             .map_err(|e| fatal(format!("it is no membership change: {e}")))?;
         let request_id = change.id.unwrap_or(0);
-        // An invalid change can come from another member's forwarded proposal. As in etcd, it is refused and
-        // changes nothing.
+        // An invalid change must not stop this member, because it can come from a proposal that another
+        // member forwarded. As in etcd, it is refused and changes nothing.
         let outcome = reconfiguration::read(&change).and_then(|change| {
             change.check(&self.members, self.rules.learners_max)?;
             Ok(change.apply(&mut self.members, &mut self.hash))
@@ -784,13 +795,13 @@ impl Machine {
     }
 }
 
-/// Execution of the chosen branch of a transaction. All checks that can fail were already made.
+/// Runs the chosen branch of a transaction. The caller has already made all checks that can fail.
 struct Run<'a, 's, 'b> {
     writer: &'a mut Writer<'s>,
     accounting: &'a mut Accounting<'b>,
     command: Command<'a>,
     answer: bool,
-    /// Number of keys that may still be put directly into the outcome.
+    /// Number of single-key ranges that may still be evaluated now; see [`txn::KNOWN_MAX`].
     known: usize,
 }
 
@@ -839,7 +850,7 @@ fn takes_space(request: &InternalRaftRequest) -> bool {
         || request.txn.as_ref().is_some_and(|txn| check::txn_cost(txn) > 0)
 }
 
-/// [`Applied::op`] of an entry that does not decode as a request.
+/// Value of [`Applied::op`] for an entry that does not decode as a request.
 pub const UNDECODABLE: &str = "Undecodable";
 
 fn undecodable(why: &request::Undecodable) -> Status {
@@ -886,7 +897,7 @@ pub(crate) fn op_name(request: &InternalRaftRequest) -> &'static str {
     names.into_iter().find_map(|(there, name)| there.then_some(name)).unwrap_or("Unknown")
 }
 
-/// Returns the location, length and checksum of `bytes`, a slice of the entry's data.
+/// Returns the location, length and checksum of `bytes`, which must be empty or a slice of the entry's data.
 fn value_of(command: Command<'_>, bytes: &Bytes) -> Value {
     if bytes.is_empty() {
         return Value::default();
@@ -936,8 +947,8 @@ fn present<'a>(snapshot: &Snapshot<'a>, key: &[u8]) -> Option<Version<'a>> {
     snapshot.get(key, Revision::CURRENT).ok().flatten()
 }
 
-/// Evaluates a range inside a transaction. Returns an empty result if `answer` is false, because no request
-/// waits.
+/// Evaluates a range inside a transaction. If `answer` is false, returns an empty result without reading,
+/// because no request waits for the result.
 pub(crate) fn write_range(
     writer: &Writer<'_>,
     answer: bool,
@@ -1014,8 +1025,8 @@ impl Deletion {
     pub fn end(&mut self, delete: &DeleteRangeRequest) -> Deleted {
         let previous = match self.previous.take() {
             Some(first) if self.deleted == 1 => Read::Known { found: vec![first], more: false, count: 1 },
-            // If there are several deleted pairs, they are read later, from the state before the first
-            // deletion.
+            // Several deleted pairs are not collected here: they are read after apply, from the state before
+            // the first deletion.
             Some(_) => {
                 let (key, range_end) = (delete.key.clone(), delete.range_end.clone());
                 Read::Past(Box::new(Past {

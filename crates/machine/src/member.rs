@@ -1,5 +1,5 @@
-//! The members of the cluster, as log entries have configured them: [`Members`]. The voters that raft uses
-//! are stored separately, in the raft node.
+//! Stores the members of the cluster, as log entries have configured them: [`Members`]. The voters that raft
+//! uses are stored separately, in the raft node.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

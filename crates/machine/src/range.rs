@@ -1,5 +1,5 @@
-//! Evaluation of range requests by etcd's rules: [`select`] visits the keys, [`sort`] sorts them, and
-//! [`passes`] filters them. The module reads no values itself and builds no response.
+//! Evaluates range requests by etcd's rules: [`select`] visits the keys, [`passes`] filters them, and
+//! [`sort`] sorts them. Values are read only to sort by them. The responses are built elsewhere.
 
 use std::cmp::Reverse;
 
@@ -22,12 +22,12 @@ pub enum Failure {
     Unreadable(String),
     /// A value is not in memory, and the caller must not wait for it; see [`ReadError::NotAtHand`].
     NotAtHand,
-    /// The request is of a kind that this version does not know.
+    /// The request is of a kind that this release does not know.
     Unknown(String),
 }
 
 impl Failure {
-    /// Returns the reason as a text.
+    /// Returns the reason as a message for people.
     pub fn text(self) -> String {
         match self {
             Failure::Refused(status) => status.message.into_owned(),
@@ -79,8 +79,8 @@ pub struct Selection<'a> {
 
 /// Returns which parts of each key-value pair the request wants.
 pub fn projection(request: &RangeRequest) -> Projection {
-    // etcd 3.7 answers keys_only from its index, which has no lease ids, unless it has to sort by value. So
-    // lease ids are left out here, too.
+    // etcd 3.7 answers keys_only from its index, which has no lease ids, unless it has to sort by value.
+    // Lease ids are left out here in the same cases.
     let keys_only = request.keys_only;
     Projection { keys_only, without_lease: keys_only && request.sort_target != SortTarget::Value as i32 }
 }
@@ -184,9 +184,10 @@ pub fn passes(version: Version<'_>, request: &RangeRequest) -> bool {
         && below(version.create_revision().0, request.max_create_revision)
 }
 
-/// Returns the number of keys, in key order, that a request reads before it filters and sorts; `None` for all
-/// keys. etcd applies the limit before it sorts if the request has a sort target without an order and no
-/// filter. Must be called only for requests for which [`is_natural`] is false.
+/// Returns how many keys of the range, from its start, a request reads before it filters and sorts; `None`
+/// for all keys. If the request has a sort target without an order, and no filter, etcd applies the limit
+/// before it sorts. One key more than the limit is read, to know whether the limit left out keys. Must be
+/// called only for requests for which [`is_natural`] is false.
 pub fn keys_before_sort(request: &RangeRequest) -> Option<usize> {
     let cut_first =
         request.sort_order == SortOrder::None as i32 && !is_filtered(request) && request.limit > 0;
@@ -195,7 +196,7 @@ pub fn keys_before_sort(request: &RangeRequest) -> Option<usize> {
 
 /// An item that a range request can sort.
 pub trait Sortable {
-    /// Returns the number by which the target sorts; 0 if the target is the key or the value.
+    /// Returns the number that is compared for this sort target; 0 if the target is the key or the value.
     fn number(&self, target: SortTarget) -> i64;
 
     /// Returns the value of the item.

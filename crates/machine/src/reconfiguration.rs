@@ -1,7 +1,7 @@
-//! A membership change, and the rules under which it is allowed.
+//! Decodes membership changes, checks whether they are allowed, and applies them.
 //!
-//! The rules are checked before a change is proposed and again when it is applied: another change may be
-//! applied in between and make this one invalid, and then every member refuses it. The rules are those of
+//! The rules are checked before a change is proposed, and again when it is applied, because another change
+//! that is applied in between may make it invalid. Every member then refuses it. The rules are those of
 //! etcd's `membership.RaftCluster.ValidateConfigurationChange`.
 
 use std::fmt;
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::member::{Member, MemberError, Members};
 use crate::state_hash::{Effect, StateHash};
 
-/// Effect of a membership change on the voters.
+/// Effect of a membership change on the members that raft knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VoterChange {
     /// A voter was added, or a learner promoted.
@@ -42,10 +42,10 @@ pub(crate) enum Reconfiguration {
     Update(u64, Vec<String>),
 }
 
-/// Reason why a `ConfChange` is not a membership change that this version can apply.
+/// Reason why a `ConfChange` is not a membership change that this release can apply.
 #[derive(Debug)]
 pub(crate) enum ChangeError {
-    /// The change is of a kind that this version does not know.
+    /// The change is of a kind that this release does not know.
     UnknownKind,
     /// The change does not describe a member.
     Member(MemberError),
@@ -100,7 +100,8 @@ impl Reconfiguration {
             raftpb::ConfChangeType::ConfChangeAddNode if is_promotion(context) => {
                 Reconfiguration::Promote(node)
             }
-            // The type of the change, which raft uses, too, decides whether the member is a learner.
+            // Takes `is_learner` from the type of the change and not from its context, because raft also
+            // decides by the type whether the member has a vote.
             _ => {
                 let is_learner = kind == raftpb::ConfChangeType::ConfChangeAddLearnerNode;
                 let learners_max = if is_learner { learners_max(context) } else { None };
@@ -117,7 +118,7 @@ impl Reconfiguration {
     /// Returns etcd's error if the change is not allowed.
     pub fn check(&self, members: &Members, learners_max: usize) -> Result<(), Status> {
         let id = self.id();
-        // Raft uses the id 0 for "no member".
+        // Raft uses the id 0 for "no member", so no member can have it.
         if id == 0 || members.removed.contains(&id) {
             return Err(error::MEMBER_NOT_FOUND);
         }
@@ -206,8 +207,8 @@ fn is_promotion(context: &[u8]) -> bool {
         .is_ok_and(|value: Value| value.get("isPromote").and_then(Value::as_bool).unwrap_or(false))
 }
 
-/// JSON field in the context of a change that adds a learner: the maximum number of learners, which is that
-/// of the member that proposed the change. Members that run etcd ignore the field.
+/// JSON field in the context of a change that adds a learner: the `--max-learners` option of the member that
+/// proposed the change. Members that run etcd ignore the field.
 const LEARNERS_MAX: &str = "mainstayMaxLearners";
 
 fn learners_max(context: &[u8]) -> Option<usize> {
@@ -227,7 +228,7 @@ pub fn learner_json(member: &Member, learners_max: u64) -> String {
 /// Returns the context of a promotion, as etcd writes it: `{"id":N,"peerURLs":null,"isPromote":true}`.
 pub fn promotion_json(id: u64) -> String {
     let mut text = json!({ "id": id, "peerURLs": null }).to_string();
-    // etcd writes this field last.
+    // etcd writes `isPromote` last, so the field is inserted before the closing brace.
     text.pop();
     text.push_str(r#","isPromote":true}"#);
     text

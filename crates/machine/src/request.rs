@@ -1,10 +1,11 @@
 //! Decodes requests of clients and requests in log entries.
 //!
 //! prost decodes at most 100 nested levels of messages and unknown groups, counted from the outermost
-//! message. In an entry, a client's request is one level deeper than in the client's message. And etcd, which
-//! does not count levels, may have committed a request that is much deeper. So a message that prost refuses
-//! because of its depth is decoded here, level by level: [`command`] accepts every request that [`txn`], or
-//! prost for messages without nested ones, accepts.
+//! message. This limit is too low for entries in two cases. In an entry, a client's request is one level
+//! deeper than in the client's message. And a member that runs etcd, which does not count levels, may have
+//! proposed a much deeper request. So a message that prost refuses because of its depth is decoded here,
+//! level by level. [`command`] accepts every request that was accepted from a client, by [`txn`] or, for
+//! messages without nested ones, by prost.
 //!
 //! Decoding depends only on the bytes of the entry: if one member cannot decode an entry, no member can.
 
@@ -19,10 +20,11 @@ use planted::Bug;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 use prost::{DecodeError, Message};
 
-/// Maximum depth of nested transactions in an entry. With etcd's default of max-txn-ops, the depth is at most
-/// half of it. Clients cannot send deeper transactions, see [`crate::check::txn`].
+/// Maximum depth of nested transactions in an entry. A deeper entry is undecodable and changes nothing. etcd
+/// with its default of 128 for max-txn-ops allows at most half of this depth. For transactions of clients,
+/// Mainstay's limit is lower; see [`crate::check::txn`].
 pub const TXN_DEPTH_MAX: usize = 256;
-/// Depth of nested transactions up to which prost never refuses a message because of its depth.
+/// Depth of a message, as prost counts it, below which prost never refuses the message because of its depth.
 const PROST_DEPTH: usize = 100;
 
 /// Reason why bytes cannot be decoded as a request.
@@ -55,7 +57,8 @@ impl From<DecodeError> for Undecodable {
 }
 
 /// Decodes the data of an entry into `request`, which must have the default value. The request is filled in
-/// place, because moving its several hundred bytes is slow. After an error its content is undefined.
+/// place, because moving its several hundred bytes is slow. After an error, the content of `request` is
+/// undefined.
 ///
 /// # Errors
 ///
@@ -72,8 +75,8 @@ pub fn command(request: &mut InternalRaftRequest, data: &Bytes) -> Result<(), Un
     }
 }
 
-/// Decodes the data of an entry that prost has refused with the error `refused`, perhaps because of its
-/// depth.
+/// Decodes the data of an entry that prost has refused with the error `refused`, which may have been caused
+/// by the depth or by another fault.
 #[cold]
 fn deep_command(data: Bytes, refused: DecodeError) -> Result<InternalRaftRequest, Undecodable> {
     let mut deep = Deep::default();
@@ -117,7 +120,7 @@ const LEASE_GRANT: u32 = 8;
 const LEASE_REVOKE: u32 = 9;
 const ALARM: u32 = 10;
 
-/// Grant or end of a lease by an entry.
+/// A grant or revocation of a lease by an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseChange {
     /// The entry grants the lease, if no lease has this id.
@@ -183,7 +186,7 @@ fn counted_txn(data: Bytes) -> Result<TxnRequest, Undecodable> {
 /// Callback that decodes one field of a message.
 type Field<'a> = dyn FnMut(&mut Deep, u32, WireType, &mut Bytes) -> Result<(), Undecodable> + 'a;
 
-/// Decoder that limits only the depth of nested transactions, not that of messages and groups.
+/// Decoder that limits only the depth of nested transactions, not the depth of messages and groups.
 #[derive(Default)]
 struct Deep {
     /// Maximum depth seen so far, counted as prost counts it.
@@ -191,8 +194,8 @@ struct Deep {
 }
 
 impl Deep {
-    /// Returns the message. If prost refused it for another reason than its depth, returns prost's error
-    /// `refused` instead.
+    /// Returns the decoded message, if its depth can be the reason why prost refused it; otherwise returns
+    /// prost's error `refused`.
     fn unless_shallow<M>(&self, message: M, refused: DecodeError) -> Result<M, Undecodable> {
         if self.depth < PROST_DEPTH { Err(refused.into()) } else { Ok(message) }
     }

@@ -1,10 +1,11 @@
-//! An ordered map that is cheap to copy.
+//! Provides an ordered map that is cheap to copy.
 //!
-//! Structure: sorted chunks of up to 256 entries behind shared pointers. A copy shares all chunks with its
-//! original; a write clones the chunk that it changes if another copy shares that chunk. So a list of a
-//! million leases, or the million keys of one lease, is copied by copying some thousand pointers, and another
-//! thread can read the copy, which does not change. The cost is that a look-up takes two binary searches
-//! instead of computing one hash. In return, no operation takes as long as the growth of a large hash table.
+//! The map consists of sorted chunks of up to 256 entries behind shared pointers. A copy shares all chunks
+//! with its original; a write clones the chunk that it changes if another copy shares that chunk. So a list
+//! of a million leases, or the million keys of one lease, is copied by copying some thousand pointers, and
+//! another thread can read the copy, which does not change. The cost is that a look-up takes two binary
+//! searches instead of computing one hash. In return, no operation takes as long as the growth of a large
+//! hash table.
 
 use std::borrow::Borrow;
 use std::sync::Arc;

@@ -1,5 +1,6 @@
-//! Entries whose cost exceeds one step are applied slice by slice, and the caller does other work between two
-//! slices. [`Machine::begin`] begins such an entry, and [`Machine::go_on`] applies the next slice.
+//! Applies expensive entries slice by slice, so that the caller can do other work between two slices.
+//! [`Machine::begin`] begins an entry, and if its cost exceeds one step, [`Machine::go_on`] applies the next
+//! slice.
 //!
 //! The entry stays atomic. Its changes are in the store above the current revision, where no reader looks,
 //! and no view can be published before the entry is complete. [`Machine::applied_index`], the state hash, the
@@ -15,8 +16,8 @@
 //!               store                            applied_index  newest published view
 //! entry 49      revision 70                      49             70
 //! slice 1       tombstones 71.0 .. 71.9999       49             70   a range sees all keys
-//! slice 2       tombstones up to 71.19999        49             70   a put that arrives is entry 51: it waits
-//!  ...          ...                              49             70   the core sends heartbeats and accepts requests
+//! slice 2       tombstones up to 71.19999        49             70   a put that arrives waits as entry 51
+//!  ...          ...                              49             70   heartbeats and requests are handled
 //! last slice    tombstones up to 71.999999       50             71   a range sees none of them
 //! ```
 //!
@@ -47,9 +48,10 @@ use crate::shared_map::{IntoEntries, SharedMap};
 use crate::state_hash::Effect;
 use crate::txn::{self, LookedAt, OpOutcome, TxnOutcome};
 
-/// Maximum number of further keys whose values are fetched together with a missing value.
+/// Maximum number of keys whose values are read ahead when a compared value is not in memory, so that all
+/// missing values are fetched together.
 const LOOKED_AT_KEYS: usize = 512;
-/// Maximum bytes of the values that are fetched together; one value may exceed it.
+/// Maximum total size, in bytes, of the values that are read ahead; the last value may exceed it.
 const LOOKED_AT_BYTES: usize = 256 << 10;
 
 /// Progress of applying an entry.
@@ -59,11 +61,12 @@ pub enum Progress {
     Whole(Box<Applied>),
     /// The entry needs another slice.
     More,
-    /// The entry needs values that are not in memory; it continues once they are fetched.
+    /// The entry needs values that are not in memory. The caller must call [`Machine::go_on`] again once they
+    /// have been fetched.
     Waits,
 }
 
-/// Remaining cost of a slice. One unit is about a microsecond.
+/// Cost that a slice may still spend. One unit is about a microsecond.
 #[derive(Debug)]
 pub(crate) struct Budget(u64);
 
@@ -83,7 +86,7 @@ impl Budget {
     }
 }
 
-/// An entry that is applied in slices and not complete yet.
+/// An entry that is applied in slices and is not complete yet.
 pub(crate) struct Unfinished {
     index: Index,
     term: Term,
@@ -106,20 +109,21 @@ struct Before {
 /// The remaining work of an entry that is applied in slices.
 pub(crate) enum Work {
     Delete(Option<Deletion>),
-    /// Iterator over the remaining keys of the lease.
+    /// The keys of the lease that are still to be deleted; `None` before the first slice.
     Revoke(Option<IntoEntries<Bytes, ()>>),
     Txn(Box<Txn>),
 }
 
 impl Work {
-    /// Returns the cost of a request and, if the cost exceeds `left`, its work. A cost above `left` is not
-    /// computed exactly.
+    /// Returns the cost of a request and, if the cost exceeds `left`, its work, which is then done in slices.
+    /// A cost above `left` is not computed exactly.
     pub fn of(machine: &Machine, request: &InternalRaftRequest, left: u64) -> (u64, Option<Work>) {
         if left == u64::MAX || machine.alarms.any(AlarmType::Corrupt as i32) {
             return (1, None);
         }
         let snapshot = machine.store.snapshot();
-        // The kinds of requests are checked in the order of `Machine::dispatch`.
+        // The kinds of requests are checked in the order of `Machine::dispatch`, so that this cost is the
+        // cost of the request that will be applied.
         let (cost, work) = if let Some(delete) = &request.delete_range {
             (deletion_cost(&snapshot, delete, left), Work::Delete(None))
         } else if let Some(txn) = &request.txn {
@@ -163,7 +167,7 @@ fn deletion_cost(snapshot: &Snapshot<'_>, delete: &DeleteRangeRequest, left: u64
         return 1;
     }
     let range = KeyRange::of_request(&delete.key, &delete.range_end);
-    // The current revision can always be read.
+    // The current revision can always be read, so counting cannot fail.
     let count = snapshot.count(range, Revision::CURRENT).unwrap_or(0);
     if count > left {
         return count;
@@ -179,7 +183,8 @@ fn comparison_cost(snapshot: &Snapshot<'_>, compare: &Compare, left: u64) -> u64
         return 1 + if is_single { 1 } else { snapshot.count(range, Revision::CURRENT).unwrap_or(0) };
     }
     if compare.range_end.is_empty() && !txn::compares_by_order(compare) {
-        // The value is read only if its length equals the length of the value in the request.
+        // An equality comparison reads the value only if its length equals that of the value in the request.
+        // It reads no more bytes than the request contains, so a fixed cost suffices.
         return 2;
     }
     let mut cost = 1;
@@ -223,16 +228,16 @@ fn txn_cost(snapshot: &Snapshot<'_>, txn: &TxnRequest, left: u64) -> u64 {
 
 impl Machine {
     /// Returns true if no entry is partly applied. Reads, published views, the applied index and the state
-    /// hash never show a partly applied entry. But until the entry is complete, no view may be published, no
-    /// head may be taken, and the key sets of leases must not be read.
+    /// hash never show a partly applied entry. But while this method returns false, no view may be published,
+    /// no head of an image may be taken, and the key sets of leases must not be read.
     pub fn is_whole(&self) -> bool {
         self.unfinished.as_ref().is_none_or(|unfinished| unfinished.before.is_none())
     }
 
     /// Returns the keys that a user must be allowed to write in order to renew a lease, and the number of
-    /// puts of the present entry that were visited. Also valid while an entry is partly applied: the keys are
-    /// those attached now and those that the rest of the entry may attach. After the entry the lease has no
-    /// other keys, so the result is not too small.
+    /// puts that were visited to find them, which add to the cost of the call. The result is valid even while
+    /// an entry is partly applied: it contains the keys that are attached now and those that the entry may
+    /// attach, so no key that the lease has after the entry is missing.
     pub fn keys_to_renew(&self, id: LeaseId) -> (SharedMap<Bytes, ()>, u64) {
         let mut keys = self.leases.get(id).map(|lease| lease.keys.clone()).unwrap_or_default();
         let mut puts = 0;
@@ -269,7 +274,7 @@ impl Machine {
         self.unfinished.as_ref()?.before.as_ref()
     }
 
-    /// Stores an entry for [`Machine::go_on`].
+    /// Stores an entry, to be applied by [`Machine::go_on`].
     pub(crate) fn keep(
         &mut self,
         command: Command<'_>,
@@ -429,16 +434,16 @@ pub(crate) struct Txn {
     met: usize,
     /// Position in each open transaction, from the outermost to the innermost.
     levels: Vec<Level>,
-    /// Number of comparisons of the next transaction that were found to hold, and the progress of the
-    /// comparison after these.
+    /// Progress of the comparisons of the next transaction: the number of comparisons that were found to
+    /// hold, and how far the following comparison got.
     compared: LookedAt,
-    /// True if the current comparison has found a key.
+    /// True if the current comparison has found a key in its range.
     found: bool,
     /// Outcomes of the open transactions, from the outermost to the innermost.
     outcomes: Vec<TxnOutcome>,
     /// The deletion that is running.
     deletion: Option<Deletion>,
-    /// Number of keys that may still be put directly into the outcome.
+    /// Number of single-key ranges that may still be evaluated now; see [`txn::KNOWN_MAX`].
     known: usize,
 }
 
@@ -454,8 +459,8 @@ enum Stage {
 #[derive(Clone, Copy)]
 struct Level {
     succeeded: bool,
-    /// Number of operations that were begun. The last of them is the open nested transaction, if there is
-    /// one.
+    /// Number of operations before the current position. If a nested transaction is open, it is the last of
+    /// these operations.
     at: usize,
 }
 
@@ -481,8 +486,8 @@ impl Txn {
 
     /// Calls `visit` with the puts of all chosen branches.
     fn each_put<'t>(&self, request: &'t TxnRequest, mut visit: impl FnMut(&'t PutRequest)) {
-        // Branches were chosen in the order in which transactions are visited: each transaction before the
-        // transactions inside and after it.
+        // `chosen` is in the order in which transactions are visited: each transaction before those nested in
+        // it and those after it. This loop visits them in the same order.
         let mut chosen = self.chosen.iter();
         let mut open = Vec::new();
         let branch = |txn: &'t TxnRequest, succeeded: Option<&bool>| {
@@ -506,7 +511,7 @@ impl Txn {
         self.meet();
     }
 
-    /// Opens the next transaction on the chosen path.
+    /// Opens the next transaction on the chosen path. Returns false if all of them have been opened.
     fn meet(&mut self) -> bool {
         let Some(succeeded) = self.chosen.get(self.met).copied() else { return false };
         self.met += 1;
@@ -539,7 +544,7 @@ impl Txn {
             self.chosen.push(succeeded);
             self.levels.push(Level { succeeded, at: 0 });
             open.push(txn);
-            // Continue with the next nested transaction.
+            // Move to the next nested transaction of the chosen branches; leave a level that has none left.
             while let (Some(txn), Some(level)) = (open.last(), self.levels.last_mut()) {
                 let rest = txn::branch(txn, level.succeeded).get(level.at..).unwrap_or_default();
                 if let Some(nested) =
@@ -562,7 +567,7 @@ impl Txn {
         }
     }
 
-    /// Continues the comparisons of one transaction.
+    /// Continues the comparisons of one transaction. The result is true if all of them hold.
     fn compare(
         &mut self,
         txn: &TxnRequest,
@@ -574,8 +579,8 @@ impl Txn {
             match self.holds(compare, snapshot, values, budget) {
                 Ok(Holds::Known(true)) => {}
                 Err(Failure::NotAtHand) => {
-                    // The values of the following comparisons are read, too, so that all missing values are
-                    // fetched together.
+                    // Reads the values of the following comparisons, too, so that the caller can fetch all
+                    // missing values together.
                     let _ = txn::look(
                         &txn.compare,
                         &self.compared,
@@ -670,7 +675,7 @@ impl Txn {
         Ok(true)
     }
 
-    /// Executes the operations. Returns `None` as long as some are left.
+    /// Executes the operations. Returns `None` if some are left for the next slice.
     fn run(
         &mut self,
         request: &TxnRequest,

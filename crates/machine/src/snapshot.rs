@@ -1,4 +1,5 @@
-//! The whole state including values: the stream that `Maintenance.Snapshot` sends and that a restore reads.
+//! Encodes and decodes the whole state including values: the stream that `Maintenance.Snapshot` sends and
+//! that a restore reads.
 //!
 //! ```text
 //! stream  "MAINSNAP" | format (4 bytes, 1) | 0 (4 bytes) | blocks
@@ -74,7 +75,8 @@ impl SnapshotWriter {
             "head and state are of one moment"
         );
         // An entry takes at most 58 bytes in addition to its key and its value, and `in_use_bytes` counts 64
-        // bytes for it. All blocks of keys except the last one are full. So this is an upper bound.
+        // bytes for it. All blocks of keys except the last one are full, so `blocks` is at least their
+        // number. So `total_max` is an upper bound of the length of the stream.
         let blocks = head.in_use_bytes / BLOCK_BYTES as u64 + 2;
         let head_bytes = head.encode(Revision(0), 0).len() as u64;
         let total_max = MAGIC.len() as u64
@@ -94,9 +96,9 @@ impl SnapshotWriter {
         }
     }
 
-    /// Returns an upper bound of the remaining bytes. It is exact once the last block is encoded. Before
-    /// that, versions that compaction made unreadable and has not removed are counted, although they are not
-    /// sent.
+    /// Returns an upper bound of the number of bytes that are still to be returned. The result is exact once
+    /// the last block is encoded. Before that, it includes versions that compaction made unreadable and has
+    /// not removed yet, although they are not sent.
     pub fn remaining_bytes_max(&self) -> u64 {
         let ready = self.ready.len() as u64;
         match self.stage {
@@ -242,8 +244,8 @@ impl SnapshotVersion<'static> {
     /// compaction keeps the newest such pair.
     ///
     /// The pair in the database contains no create revision and no number of puts. Both are derived from the
-    /// revision, so that every member has the same state, no matter from which source it read the pair. A
-    /// later pair has a higher revision, so its number of puts is higher, too, as required.
+    /// revision, so that every member has the same state, whether it read the pair from a database or from a
+    /// snapshot. A later pair has a higher revision, so its number of puts is higher, too, as required.
     pub fn bump(to: Revision) -> SnapshotVersion<'static> {
         SnapshotVersion {
             key: b"",
@@ -339,8 +341,8 @@ where
         &mut self.head
     }
 
-    /// Returns the SHA-256 after the stream, if there is one. Known only after the last version was read. It
-    /// is not verified here.
+    /// Returns the SHA-256 after the stream, if there is one. It is known only after the last version was
+    /// read. The reader does not verify it.
     pub fn digest(&self) -> Option<[u8; 32]> {
         self.digest
     }
@@ -415,8 +417,8 @@ where
 }
 
 /// Restores a machine from a snapshot. `place` stores a value and returns its location; it is not called for
-/// empty values. If the head was raised to a later revision, `bump` is that revision, and a [version for
-/// it](SnapshotVersion::bump) is added.
+/// empty values. If the caller has raised the revision of the head, `bump` must be that revision; a [version
+/// for it](SnapshotVersion::bump) is then added.
 ///
 /// # Errors
 ///
@@ -447,8 +449,8 @@ where
     };
     let mut intake = Intake::new(saved, reader.versions);
     while let Some(version) = reader.next()? {
-        // The version for the raised revision is inserted after the other versions of the empty key, which is
-        // the lowest key.
+        // The version for the raised revision has the empty key, which is the lowest. So it is inserted after
+        // the other versions of the empty key, and before all other keys.
         if !version.key.is_empty()
             && let Some(to) = bump.take()
         {

@@ -1,10 +1,11 @@
-//! A rolling hash of all changes by entries, which members compare to detect that their states differ.
+//! Computes a rolling hash of all changes that entries make. Members compare their hashes to detect that
+//! their states differ.
 //!
 //! The hash after an entry is a function of the previous hash and of the changes that the entry made in this
 //! member's state, not of the request. For every key written or deleted, the new version and the version that
 //! it replaces are hashed, with all their numbers and the checksums of their values. Members that applied the
-//! same entries to the same state have the same hash at every index. On a member whose state differs, the
-//! hash differs from the first entry on that touches the difference, and stays different.
+//! same entries to the same state have the same hash at every index. If a member's state differs, its hash
+//! differs after the first entry that touches the difference, and stays different.
 //!
 //! The hash does not cover the locations of values, the progress of physical compaction, or the remaining
 //! TTLs of lease checkpoints. These TTLs may differ between members if some run etcd, because a snapshot for
@@ -18,14 +19,14 @@ use numbers::{Index, Revision};
 
 use crate::codec::{Input, Malformed, put_u64};
 
-/// Maximum number of points that a machine stores, in 1.5 MiB. A member that is more points behind gets a
-/// full transfer.
+/// Maximum number of points that a machine stores; together they take 1.5 MiB. A member that is further
+/// behind than the oldest point gets a full transfer.
 pub const STATE_POINTS_MAX: usize = 65_536;
 
 const SEED: u64 = 0x243F_6A88_85A3_08D3;
 const FACTOR: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// Hash after an entry that changed the state. The hash is the same until the next point.
+/// The hash after an entry that changed the state. It stays the same until the entry of the next point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StatePoint {
     /// Log index of the entry. For the first point of a machine, the index at which the machine started.
@@ -39,11 +40,12 @@ pub struct StatePoint {
 /// Changes of state other than keys. The number of an effect is part of the hash, so it never changes, and a
 /// new effect gets a new number. Number 4 was used for remaining TTLs of leases, which are no longer hashed.
 ///
-/// If the hash of any entry changes, the result is a different hash function. Hashes of two functions must
-/// never be compared (members exchange the number of their function to prevent that), and a version must
-/// never continue a hash that another function began (`image::FORMAT_HASHED` prevents that). The hash of a
-/// restored cluster starts with a digest of the restored data (`storage::restoration`), which every member
-/// computes itself: that function never changes either.
+/// A change of how any effect is hashed results in a different hash function, and hashes of two functions
+/// must never be compared. Members therefore exchange the number of their function. For the same reason, a
+/// release of Mainstay must never continue a hash that another function began; `image::FORMAT_HASHED`
+/// prevents that. The hash of a restored cluster starts with a digest of the restored data
+/// (`storage::restoration`). Every member computes this digest itself, so its function must never change
+/// either.
 #[derive(Clone, Copy)]
 #[repr(u64)]
 pub(crate) enum Effect {
@@ -66,13 +68,14 @@ pub(crate) enum Effect {
 #[derive(Debug)]
 pub(crate) struct StateHash {
     value: u64,
-    /// True if the hash is known. It is unknown after a restore from an image without a hash.
+    /// True if the hash is known; false after a restore from an image without a usable hash.
     known: bool,
     points: VecDeque<StatePoint>,
 }
 
 impl StateHash {
-    /// Starts at this entry and revision. If `hash` is `None`, the hash stays unknown.
+    /// Creates the hash of the state after this entry, at this revision. If `hash` is `None`, the hash stays
+    /// unknown.
     pub fn new(hash: Option<u64>, index: Index, revision: Revision) -> StateHash {
         let mut points = VecDeque::new();
         if let Some(hash) = hash {
@@ -93,7 +96,7 @@ impl StateHash {
     /// Adds the write or deletion of a key.
     #[inline]
     pub fn key_changed(&mut self, change: &mvcc::Change<'_>) {
-        // The three computations are independent, so that the processor can do them in parallel.
+        // The three digests do not depend on each other, so the processor can compute them in parallel.
         let key = bytes_digest(change.version.key());
         let version = version_digest(change.version);
         let previous = change.previous.map_or(0, version_digest);
@@ -120,7 +123,7 @@ impl StateHash {
         self.value = mix(self.value, bytes_digest(bytes));
     }
 
-    /// Ends an entry. If the entry has changed the state, its point is stored.
+    /// Must be called after each entry that may change the state. If the hash has changed, stores its point.
     #[inline]
     pub fn entry_done(&mut self, index: Index, revision: Revision) {
         if !self.known || self.points.back().is_some_and(|last| last.hash == self.value) {
@@ -132,7 +135,8 @@ impl StateHash {
         self.points.push_back(StatePoint { index, revision, hash: self.value });
     }
 
-    /// Returns the point that is valid at this entry, if it is still stored, and all later points.
+    /// Returns the point whose hash was the current one after the entry `from_index`, if it is still stored,
+    /// and all later points.
     pub fn points(&self, from_index: Index) -> impl ExactSizeIterator<Item = StatePoint> + '_ {
         let at_or_before = self.points.partition_point(|point| point.index <= from_index);
         self.points.iter().skip(at_or_before.saturating_sub(1)).copied()
@@ -185,10 +189,10 @@ fn version_digest(version: Version<'_>) -> u64 {
     mix(mix(mix(written, counted), version.lease().0 as u64), value)
 }
 
-/// Hashes of one member's state, for comparison with those of another member.
+/// Recent hashes of one member's state, for comparison with the hashes of another member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateTrail {
-    /// Log index of the last applied entry, up to which the last point is valid.
+    /// Log index of the last applied entry. The hash of the last point is valid up to this entry.
     pub applied_index: Index,
     /// Points in ascending order of their index.
     pub points: Vec<StatePoint>,
@@ -240,7 +244,8 @@ impl StateTrail {
         let mut index = first;
         loop {
             if at.now.hash != with.now.hash {
-                // The revision after this entry is that of the point which is at exactly this entry.
+                // At least one of the trails has a point at exactly `index`, because the comparison stops
+                // only at indexes of points. That point contains the revision after the entry.
                 let now = if at.now.index == index { at.now } else { with.now };
                 return TrailComparison::Different {
                     index,
@@ -269,7 +274,7 @@ struct Steps<'a> {
 }
 
 impl Steps<'_> {
-    /// Starts at entry `first`. The trail must have a point at or before it.
+    /// Starts at entry `first`. The trail must have a point at or before this entry.
     fn new(trail: &StateTrail, first: Index) -> Steps<'_> {
         let now = StatePoint { index: Index(0), revision: Revision(0), hash: 0 };
         let mut steps = Steps { now, rest: &trail.points };

@@ -1,5 +1,5 @@
-//! Transfer of the state from one member to another: all of it, or only the versions after a revision that
-//! the receiver has.
+//! Transfers the state from one member to another: all of it, or only the versions after a revision that the
+//! receiver has.
 //!
 //! ```text
 //! stream  "MAINXFER" | format (4 bytes, 1) | 0 (4 bytes) | blocks
@@ -14,11 +14,11 @@
 //! All fixed-size numbers are little-endian.
 //!
 //! A stream contains every version above `from` that physically exists, except the puts that the compact
-//! revision made unreadable. So it contains all deletions that compaction has not removed yet, which a
-//! receiver needs that has the deleted keys. [`Head::can_follow`](crate::image::Head::can_follow) checks that
-//! none is missing. Versions are sent in the order in which they were written, so a receiver whose stream is
-//! interrupted has all versions up to some revision. The next stream may start at that revision, at any later
-//! time and from any member.
+//! revision made unreadable. So it contains all deletions that compaction has not removed yet. A receiver
+//! that has the deleted keys needs these deletions. [`Head::can_follow`](crate::image::Head::can_follow)
+//! checks that no deletion that the receiver needs is missing. Versions are sent in the order in which they
+//! were written, so a receiver whose stream is interrupted has all versions up to some revision. The next
+//! stream may start at that revision, at any later time and from any member.
 //!
 //! * [`TransferWriter`] sends.
 //! * [`TransferReader`] reads and verifies; the caller stores the values.
@@ -212,7 +212,7 @@ impl TransferWriter {
     }
 }
 
-/// Maximum number of versions that are visited in one view.
+/// Maximum number of versions that are visited before the view is dropped.
 const LOOKS_PER_SLICE: usize = 16 << 10;
 
 /// The state in a transfer except keys and values.

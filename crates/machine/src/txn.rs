@@ -1,6 +1,6 @@
-//! Transactions. Comparisons are evaluated, branches chosen and all operations checked before anything
-//! changes. [`read_only`] evaluates a transaction that only reads. `sliced` applies transactions that write,
-//! with functions of this module. This module does not decide when values are fetched.
+//! Evaluates transactions: the comparisons, the choice of branches, and the checks of all operations, which
+//! precede every change. [`read_only`] evaluates a transaction that only reads; `sliced` applies transactions
+//! that write, with functions of this module. The callers decide when values are fetched into memory.
 
 use api::Status;
 use api::error;
@@ -84,8 +84,8 @@ pub struct Past {
 
 impl Past {
     /// Returns the live versions of the range before the change [`Self::before`], in key order; if `behind`
-    /// is given, only those after that key. The snapshot must be the one right after the transaction, or a
-    /// later one whose compact revision is not beyond the transaction.
+    /// is given, only those after that key. The snapshot must be the snapshot right after the transaction, or
+    /// a later one whose compact revision is not beyond the transaction.
     ///
     /// # Errors
     ///
@@ -171,8 +171,8 @@ impl TxnOutcome {
     }
 }
 
-/// The branches that run. They are chosen before anything changes. Nested paths are in the order of their
-/// operations.
+/// The branch of a transaction that runs, and the paths of its nested transactions in the order of the
+/// operations. All branches are chosen before the transaction changes anything.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Path {
     pub succeeded: bool,
@@ -205,8 +205,9 @@ pub(crate) fn choose(
 /// read in slices before the transaction is proposed, so that they are in memory when it is applied.
 pub struct Compared(Vec<Compare>);
 
-/// Number of index keys that a slice may visit per key that it may find. Without this limit, a slice at an
-/// older revision could visit any number of keys that do not exist at that revision.
+/// Number of keys in the index that a slice may visit for each key that it may find. Keys that do not exist
+/// at the revision of the slice are visited, but not found. Without this limit, a slice could visit any
+/// number of them.
 const LOOKS_FOR_A_KEY: u64 = 4;
 
 /// Reads and discards the values that comparisons depend on, so that they are fetched into memory. Stops
@@ -234,7 +235,7 @@ pub(crate) fn look(
         let Ok(mut walk) = snapshot.range(range, Revision::CURRENT) else { continue };
         walk.set_looks(LOOKS_FOR_A_KEY * keys_max as u64);
         for version in walk.by_ref() {
-            // If a value cannot be read, the error is reported when the entry is applied.
+            // An error is ignored here, because applying the entry reads the value again and reports it.
             let _ = holds_for(Some(version), compare, values);
             keys += 1;
             bytes += version.value_len() as usize;
@@ -280,8 +281,8 @@ impl Compared {
         looked_at.compares >= self.0.len()
     }
 
-    /// Reads and discards the next values: those of at most `keys_max` keys, and not many more than
-    /// `bytes_max` bytes. Returns the new progress.
+    /// Reads and discards the next values. Stops after `keys_max` keys, or at the first value that brings the
+    /// total to `bytes_max` bytes or more. Returns the new progress.
     pub fn look(
         &self,
         from: &LookedAt,
@@ -330,7 +331,7 @@ fn holds(snapshot: &Snapshot<'_>, compare: &Compare, values: &dyn Values) -> Res
     holds_for_none(compare, values)
 }
 
-/// Returns the revision at which comparisons read. It is the current revision, except with the planted bug.
+/// Returns the revision at which comparisons read: the current revision, unless a test has planted a bug.
 fn compared_revision(snapshot: &Snapshot<'_>) -> Revision {
     let before = snapshot.current_revision() - 1;
     let old = planted::is(planted::Bug::CompareOnOldState)
@@ -393,7 +394,7 @@ pub(crate) fn holds_for(
                 None => [].as_slice().cmp(theirs),
             }
         }
-        // etcd treats an unknown target as equal.
+        // For an unknown target, etcd behaves as if both sides were equal.
         Err(_) => Ordering::Equal,
     };
     Ok(match CompareResult::try_from(compare.result) {
@@ -401,7 +402,7 @@ pub(crate) fn holds_for(
         Ok(CompareResult::NotEqual) => ordering.is_ne(),
         Ok(CompareResult::Greater) => ordering.is_gt(),
         Ok(CompareResult::Less) => ordering.is_lt(),
-        // etcd treats an unknown relation as true.
+        // For an unknown relation, etcd behaves as if the comparison held.
         Err(_) => true,
     })
 }
@@ -417,7 +418,7 @@ pub(crate) fn compares_by_order(compare: &Compare) -> bool {
     matches!(CompareResult::try_from(compare.result), Ok(CompareResult::Greater | CompareResult::Less))
 }
 
-/// Returns the bytes that comparing this version's value may read or hash.
+/// Returns the number of bytes that comparing this version's value may read or hash.
 pub(crate) fn compared_bytes(version: Version<'_>, compare: &Compare) -> u64 {
     let len = version.value_len();
     let theirs = match &compare.target_union {
@@ -428,8 +429,8 @@ pub(crate) fn compared_bytes(version: Version<'_>, compare: &Compare) -> u64 {
 }
 
 /// Compares a version's value with `theirs`, as precisely as the relation needs. Values with different
-/// lengths or checksums are not equal, so the value is read only if length and checksum match or the order
-/// matters. So a value that need not be read costs no time, and damage to it causes no error.
+/// lengths or checksums are not equal, so the value is read only if both match or if the order matters. A
+/// value that is not read costs no time, and damage to it causes no error.
 fn value_ordering(
     version: Version<'_>,
     result: i32,
@@ -444,8 +445,8 @@ fn value_ordering(
     let is_other =
         version.value_len() as usize != theirs.len() || version.value_crc() != crc32c::crc32c(theirs);
     if !by_order && (is_other || CompareResult::try_from(result).is_err()) {
-        // The values differ. The relation does not depend on the order, so any result other than `Equal` is
-        // right.
+        // Either the values differ and the relation is `Equal` or `NotEqual`, for which `Less` and `Greater`
+        // have the same result; or the relation is unknown, and the caller ignores the ordering.
         return Ok(Ordering::Less);
     }
     let mut ours = BytesMut::new();
@@ -484,7 +485,7 @@ pub(crate) fn check_op(snapshot: &Snapshot<'_>, leases: &Leases, op: &RequestOp)
 
 /// Refuses a range whose revision is compacted or in the future: such a range would fail in the middle of the
 /// transaction, and only on members that build the response. The sort order is not checked, because etcd 3.5
-/// ignores unknown orders, and a member that runs it may propose one.
+/// ignores unknown orders, and a member that runs etcd 3.5 may propose such a range.
 fn check_range(snapshot: &Snapshot<'_>, request: &RangeRequest) -> Result<(), Status> {
     if request.revision == 0 {
         Ok(())
@@ -511,12 +512,12 @@ pub(crate) fn check_put(snapshot: &Snapshot<'_>, leases: &Leases, put: &PutReque
     Ok(())
 }
 
-/// Maximum number of keys that the outcome of one transaction contains directly; ranges beyond it are read
-/// after apply.
+/// Maximum number of single-key ranges of one transaction that are evaluated when it is applied. All other
+/// ranges become [`Read::Past`] and are read after apply.
 pub(crate) const KNOWN_MAX: usize = 1024;
 
 /// Returns the result of a range inside a transaction, after `changes` changes of this transaction. If
-/// `known` is above 0, a range of a single key is read at once and `known` is decreased.
+/// `known` is above 0, a range of a single key is read immediately, and 1 is subtracted from `known`.
 pub(crate) fn read_range(
     snapshot: &Snapshot<'_>,
     changes: u32,
@@ -562,9 +563,9 @@ pub struct Comparing {
 
 impl Comparing {
     /// Evaluates the next comparisons. Visits at most `keys_max` keys, including those that did not exist at
-    /// the revision, and reads not much more than `bytes_max` bytes of values. Returns `Some` once the result
-    /// is known. If a value was not in memory, the caller has to repeat the step with a copy of this state
-    /// from before the step.
+    /// the revision, and stops at the first value that brings the bytes read to `bytes_max` or more. Returns
+    /// `Some` once the result is known. After an error because a value is not in memory, this progress is
+    /// unusable: the caller must repeat the step with a copy that it made before the step.
     ///
     /// # Errors
     ///
@@ -585,7 +586,8 @@ impl Comparing {
                 return Ok(None);
             }
             let (holds, looked) = self.holds(snapshot, compare, values, (left, bytes_max - bytes));
-            // A comparison that finds no key counts as one visited key.
+            // A comparison that visits no key counts as one visited key, so that a step with many of them
+            // ends, too.
             let looked = looked.max(1);
             (self.keys, left) = (self.keys + looked, left - looked);
             match holds {
@@ -599,8 +601,8 @@ impl Comparing {
         Ok(Some(true))
     }
 
-    /// Reads and discards the values of the next comparisons, so that they are fetched into memory: those of
-    /// at most `keys_max` keys, and not many more than `bytes_max` bytes.
+    /// Reads and discards the values of the next comparisons, so that they are fetched into memory. Stops
+    /// after `keys_max` keys, or at the first value that brings the total to `bytes_max` bytes or more.
     pub fn look(
         &self,
         snapshot: &Snapshot<'_>,

@@ -38,7 +38,7 @@ use telemetry::metrics::Metrics;
 /// Capacity of the queue of orders to the checkpointer.
 const ORDERS_MAX: usize = 4;
 
-/// The parts of a member other than its opened data directory.
+/// Everything that a member is built from, in addition to its opened data directory.
 pub(crate) struct Setting {
     pub config: Config,
     pub disk: Arc<dyn Disk>,
@@ -197,7 +197,7 @@ fn diagnostics(config: &Config, identity: &Identity, now: Instant) -> Diagnostic
     }
 }
 
-/// Returns the rules for clients that the options set.
+/// Returns the settings for clients, as the options say: credentials, browsers and the gateway.
 fn clients(config: &Config, credentials: Credentials) -> Clients {
     let tls = &config.client_tls.settings;
     Clients {

@@ -9,7 +9,7 @@ use telemetry::logging::Logger;
 
 use crate::error::StartError;
 
-/// Opens the audit log if the options name one. To be called before clients are served.
+/// Opens the audit log if the options name one. Must be called before clients are served.
 pub(crate) fn start(
     shared: &Shared,
     options: Option<AuditLogOptions>,
@@ -34,7 +34,8 @@ pub(crate) fn rejections(shared: &Shared, others: Rejections) -> Rejections {
     let Some((log, _)) = shared.diagnostics.audit.get() else { return others };
     let (log, clock) = (Arc::clone(log), shared.member.clock.clone());
     Arc::new(move |rejected| {
-        // Port probes close the connection without a handshake; nothing was refused then.
+        // Port probes close the connection without a handshake. Nothing is refused then, so nothing is
+        // written.
         if !rejected.is_end_of_file {
             let (remote, error) = (rejected.remote, &rejected.error);
             rpc::audit::handshake_refused(&log, remote, error, rejected.not_reported, clock.wall());
@@ -43,7 +44,7 @@ pub(crate) fn rejections(shared: &Shared, others: Rejections) -> Rejections {
     })
 }
 
-/// Writes the remaining lines and stops the audit log. To be called when no client is served any more.
+/// Writes the remaining lines and stops the audit log. Must be called when no client is served any more.
 pub(crate) fn stop(shared: &Shared) {
     if let Some((log, _)) = shared.diagnostics.audit.get() {
         log.stop();

@@ -72,16 +72,18 @@ pub struct Running {
 /// The threads that serve clients and metrics; empty until these threads are started.
 type Fronts = OnceLock<Vec<Front>>;
 
-/// Finds the other members for a member without data: returns the options completed by an initial cluster.
+/// Function that finds the other members for a member without data. Returns the options with the initial
+/// cluster filled in.
 pub type Discover<'a> = dyn Fn(&Config) -> Result<Config, Box<dyn Error + Send + Sync>> + 'a;
 
 /// Starts a member; returns once it serves clients. A member can serve only when the cluster has a quorum,
-/// which may take long. So `stop_wanted` is called periodically, and the start is given up when it returns
-/// true.
+/// which may take long. So `stop_wanted` is called periodically, and when it returns true, the start is
+/// aborted.
 ///
 /// # Errors
 ///
-/// Returns an error that names the file, address or option that is wrong. Its text says why, and what to do.
+/// Returns the reason why the member does not start. If a file, an address or an option is wrong, the message
+/// names it, and says what to do.
 pub fn start(
     config: Config,
     logger: Arc<Logger>,
@@ -201,7 +203,7 @@ fn serve(
     let logger = Arc::clone(&parts.logger);
     let audit_log = config.audit_log.clone();
     let console_hosts = config.clients.host_whitelist.clone().unwrap_or_default();
-    // A member without data has nothing to compare with the other members.
+    // A member without data has nothing to compare with the other members, so the check is skipped.
     let checks = had_data && config.feature_gates.is_enabled(&config::feature_gate::INITIAL_CORRUPT_CHECK);
     let checkpointer = spawn("checkpointer", "the checkpointer thread", move || checkpointer.run(&orders))?;
     let hashing = Arc::clone(&shared);
@@ -269,7 +271,8 @@ fn serve(
     Ok((running, listening))
 }
 
-/// Starts the thread that reads old entries for followers. It ends when the core drops its end of the queue.
+/// Starts the thread that reads old entries for followers. The thread ends when the core drops its end of the
+/// queue.
 fn start_catch_up(
     shared: &Shared,
     entries: log::Entries,
@@ -284,7 +287,7 @@ fn start_catch_up(
     Ok(())
 }
 
-/// Starts the thread that talks to the other members, and sets it as the links of `shared`.
+/// Starts the thread that talks to the other members, and sets it as the links of [`Shared::cluster`].
 fn start_peers(
     shared: &Shared,
     logger: &Arc<Logger>,
@@ -399,8 +402,8 @@ fn start_core(parts: Parts) -> Result<CoreThread, StartError> {
     Ok((core, ended))
 }
 
-/// Waits until the cluster has recognized this member, or until `stop_wanted` returns true. Returns the
-/// handle of the core.
+/// Waits until the member may serve clients (its first proposal since the start is applied, or it went out of
+/// service), or until `stop_wanted` returns true. Returns the handle of the core.
 fn await_cluster(
     core: JoinHandle<Result<(), Fatal>>,
     shared: &Shared,
@@ -420,8 +423,8 @@ fn await_cluster(
             Err(mpsc::RecvTimeoutError::Disconnected) => {
                 return Err(match core.join() {
                     Ok(Err(fatal)) => StartError::Core(fatal),
-                    // The core was not told to stop. It ended because the member was removed, as the log or
-                    // another member reported.
+                    // The core ended without an error although it was not told to stop. It does so only if
+                    // the log or another member reports that the member was removed.
                     Ok(Ok(())) => {
                         let member_id = shared.member.identity.member_id;
                         StartError::DataDir(DataDirError::Removed { member_id, data_dir })
@@ -509,7 +512,8 @@ fn log_peer(logger: &Logger, level: peer::Level, line: &str, fields: &[(&str, pe
 /// Open files reserved for everything but connections, as in etcd. For each log segment two more files are
 /// reserved, because the number of segments may grow.
 const OTHER_FILES: usize = 150;
-/// Least number of connections with which a member starts.
+/// Minimum number of connections that the limit on open files must allow; with fewer, a member does not
+/// start.
 const CONNECTIONS_MIN: usize = 16;
 
 fn front_options(config: &Config, shards: usize, segments: usize) -> Result<front::Options, StartError> {
@@ -556,12 +560,13 @@ fn connections_per_address_max(config: &Config, connections_max: usize) -> usize
     told.unwrap_or(connections_max - connections_max / 4)
 }
 
-/// Least memory budget for all clients together, in bytes.
+/// Minimum memory budget for all clients together, in bytes; a lower configured budget is raised to it.
 const CLIENT_MEMORY_BYTES_MIN: usize = 32 << 20;
 /// Number of largest messages that the memory budget for clients must hold.
 const MESSAGES_MIN: usize = 4;
 
-/// Returns the memory budget of all clients together, in bytes: as configured, or a quarter of the available memory.
+/// Returns the memory budget of all clients together, in bytes: as configured, or a quarter of the available
+/// memory; in both cases raised to the minimum that [`CLIENT_MEMORY_BYTES_MIN`] and [`MESSAGES_MIN`] set.
 fn client_memory_bytes(told: Option<u64>, message_bytes_max: usize) -> usize {
     let bytes = match told {
         Some(bytes) => bytes,
@@ -574,7 +579,7 @@ fn client_memory_bytes(told: Option<u64>, message_bytes_max: usize) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX).max(least)
 }
 
-/// Starts a thread with this name; an error calls it `what`.
+/// Starts a thread with this name. `what` names the thread in the error message.
 fn spawn<T: Send + 'static>(
     name: &'static str,
     what: &'static str,
@@ -587,7 +592,7 @@ fn spawn<T: Send + 'static>(
 }
 
 impl Running {
-    /// Waits until the core has ended by itself, up to `patience`. Returns true if it has ended.
+    /// Waits until the core has ended by itself, but at most for `patience`. Returns true if it has ended.
     pub fn ended(&self, patience: Duration) -> bool {
         !matches!(self.ended.recv_timeout(patience), Err(std::sync::mpsc::RecvTimeoutError::Timeout))
     }
@@ -602,9 +607,11 @@ impl Running {
     /// reads old entries for followers, which ends by itself.
     pub fn stop(self) -> Result<(), EndError> {
         self.shared.data.values.wind_down();
-        // Dropped first: the reloading thread notifies the fronts, the console and the peers of new files.
+        // Dropped first: the reloading thread notifies the fronts, the console and the peers of new files, so
+        // it must end before them.
         drop(self.reloading);
-        // Removed before the listeners close, so that no client finds a socket file on which no process listens.
+        // Removed before the listeners close, so that no client finds a socket file on which no process
+        // listens.
         drop(self.socket_files);
         // Dropped before the listeners for clients, since the console holds connections to them.
         drop(self.console);
@@ -619,7 +626,7 @@ impl Running {
         let ended = self.core.join();
         if ended.is_err() {
             // A core that panicked did not close its queue, and the checkpointer may wait for an answer
-            // there.
+            // there. Closing the queue ends that wait.
             self.shared.core.inbox.close();
         }
         self.monitor.stop();
@@ -631,7 +638,8 @@ impl Running {
         let _ = self.checkpointer.join();
         let outcome = ended.map_err(|_| EndError::CorePanicked)?;
         if outcome.is_ok() {
-            // The core owned the log. The core has ended, so the log is closed and its end is final.
+            // The end of the log can be recorded now: the core, which owned the log, has ended, so the log is
+            // closed and its end is final.
             let end = self.shared.data.values.log_end();
             self.clean_shutdown.close(&self.shared.member.identity, end).map_err(EndError::CleanShutdown)?;
         }
@@ -675,7 +683,7 @@ mod tests {
     fn threads() -> Vec<String> {
         let names = ["core", "log", "checkpointer", "catch-up", "hasher", "monitor", "peer"];
         let tasks = std::fs::read_dir("/proc/self/task").expect("there are threads");
-        // A thread that ends meanwhile has no name.
+        // A thread that ends meanwhile is left out, because its name cannot be read.
         tasks
             .filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok())
             .map(|name| name.trim_end().to_owned())

@@ -56,7 +56,7 @@ impl Error for CredentialError {
 
 /// Interval at which the key files are read.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// Number of bytes of a key file that are read; every real key is shorter.
+/// Maximum number of bytes of a key file that are read; every real key is shorter.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Reads a file that `--auth-token` names.
@@ -85,9 +85,9 @@ impl Contents {
     }
 }
 
-/// The key files of JSON Web Tokens, watched while the member runs. A change takes effect when two successive
-/// reads see the same contents, so that a half-written file is never used. If the new files are not usable,
-/// the keys in use stay.
+/// The key files of JSON Web Tokens, which are read every second while the member runs. A change takes effect
+/// when two successive reads see the same contents, so that a half-written file is never used. If the new
+/// files are not usable, the keys in use stay.
 pub(crate) struct KeyFiles {
     options: JwtOptions,
     /// Contents in use.
@@ -148,7 +148,7 @@ impl KeyFiles {
     ///
     /// # Errors
     ///
-    /// When the thread cannot be started.
+    /// Returns an error if the thread cannot be started.
     pub fn watch(mut self, credentials: &Arc<Credentials>, logger: &Arc<Logger>) -> io::Result<()> {
         let (credentials, logger) = (Arc::clone(credentials), Arc::clone(logger));
         thread::Builder::new().name("token-keys".to_owned()).spawn(move || {

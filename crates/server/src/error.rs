@@ -1,4 +1,4 @@
-//! Errors with which a member fails to start, and errors with which a running member ends.
+//! Defines the errors with which a member fails to start, and those with which a running member ends.
 
 use std::error::Error;
 use std::fmt;
@@ -37,7 +37,7 @@ pub enum StartError {
         /// Error of the operating system.
         error: io::Error,
     },
-    /// The process may open too few files at once.
+    /// The limit on the files that the process may have open is too low.
     OpenFiles {
         /// Limit of open files of the process.
         limit: usize,
@@ -50,7 +50,7 @@ pub enum StartError {
     Core(Fatal),
     /// The thread of the core panicked before the member was ready, which is a bug.
     CorePanicked,
-    /// The data of the member differs from that of the others, or could not be compared.
+    /// The data of the member differs from that of the other members, or could not be compared with theirs.
     InitialCheck(InitialCheckError),
     /// The tokens of users cannot be made as the options require.
     Credentials(CredentialError),
@@ -121,10 +121,12 @@ impl fmt::Display for StartError {
     }
 }
 
-/// Returns advice about a socket at which the member cannot listen; empty if the system's error is clear enough.
+/// Returns advice about a socket at which the member cannot listen; empty if the system's error is clear
+/// enough.
 fn listen_advice(error: &io::Error) -> &'static str {
     match error.kind() {
-        // Errors without an OS code are made by this program; their text already names the file.
+        // Errors without an OS code are made by Mainstay. Their message already names the file, so no advice
+        // is added.
         _ if error.raw_os_error().is_none() => "",
         io::ErrorKind::AddrInUse => "; `ss -ltnp` shows which process listens there",
         io::ErrorKind::AddrNotAvailable => "; `ip address` shows the addresses of this machine",

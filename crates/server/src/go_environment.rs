@@ -1,6 +1,6 @@
-//! Variables of Go's runtime that manifests set for etcd and that this program follows: `GOMAXPROCS` limits
-//! the number of processors, and `GOMEMLIMIT` the memory of the process. `GOGC` is ignored: this program has
-//! no garbage collector.
+//! Reads the variables of Go's runtime that manifests set for etcd and that Mainstay follows: `GOMAXPROCS`
+//! limits the number of processors, and `GOMEMLIMIT` the memory of the process. `GOGC` is ignored, because
+//! Mainstay has no garbage collector.
 
 use telemetry::logging::{Logger, Value};
 
@@ -14,7 +14,7 @@ pub(crate) struct GoEnvironment {
 }
 
 impl GoEnvironment {
-    /// Reads the variables. Values that Go does not understand are ignored here; Go ignores them or fails.
+    /// Reads the variables. Values that Go does not understand are ignored.
     pub(crate) fn read() -> GoEnvironment {
         let variable = |name| std::env::var(name).ok();
         GoEnvironment {
@@ -40,7 +40,8 @@ fn processors(text: &str) -> Option<usize> {
     text.parse().ok().filter(|processors| *processors > 0)
 }
 
-/// Parses a number of bytes as Go's runtime does: digits, followed by `B`, `KiB`, `MiB`, `GiB`, `TiB` or nothing.
+/// Parses a number of bytes as Go's runtime does: digits, followed by `B`, `KiB`, `MiB`, `GiB`, `TiB` or
+/// nothing.
 fn bytes(text: &str) -> Option<u64> {
     let (number, shift) = [("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40), ("B", 0), ("", 0)]
         .into_iter()

@@ -1,7 +1,7 @@
-//! Determines the identity of a member without data: it forms a new cluster with others, or joins a cluster
-//! that has it as a member.
+//! Determines the identity of a member without data, which either forms a new cluster with others, or joins a
+//! cluster that already lists it as a member.
 //!
-//! Checks and texts are etcd's (`bootstrapNewClusterNoWAL`, `bootstrapExistingClusterNoWAL`).
+//! Checks and error messages are etcd's (`bootstrapNewClusterNoWAL`, `bootstrapExistingClusterNoWAL`).
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -24,10 +24,10 @@ use tls::ClientTls;
 /// Time to wait for the answer of each member when joining.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time to wait for the answer of each member when forming a cluster. It is short, because the other members
-/// may not be started yet.
+/// are possibly not started yet.
 const BOOTSTRAPPED_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Error that prevents a member without data from beginning. The texts are etcd's where etcd has one.
+/// Reason why a member without data cannot start. The messages are etcd's where etcd has one.
 #[derive(Debug)]
 pub enum JoinError {
     /// The options contradict each other.
@@ -40,7 +40,7 @@ pub enum JoinError {
     },
     /// None of the other members answers.
     NoAnswer,
-    /// The cluster has another number of members than the options name.
+    /// The cluster does not have as many members as the options name.
     MemberCount {
         /// All peer URLs that the cluster knows.
         existing: Vec<String>,
@@ -100,7 +100,7 @@ impl std::error::Error for JoinError {}
 ///
 /// # Errors
 ///
-/// Returns an error if the options contradict each other, or if the cluster does not have this member.
+/// Returns an error for the reasons that [`JoinError`] lists.
 pub fn begin(config: &Config, tls: Option<&ClientTls>, logger: &Logger) -> Result<Beginning, JoinError> {
     let bootstrap = config.bootstrap().map_err(JoinError::Options)?;
     match config.cluster.initial_cluster_state {
@@ -116,12 +116,13 @@ fn others(bootstrap: &Bootstrap) -> Vec<String> {
 }
 
 fn form(bootstrap: &Bootstrap, tls: Option<&ClientTls>, logger: &Logger) -> Result<Beginning, JoinError> {
-    // If a member that ran before returned with an empty directory, it could vote twice in the same raft
-    // term.
+    // The other members are asked whether this member has run before. If it had, and now returned with an
+    // empty directory, it could vote twice in the same raft term.
     for url in others(bootstrap) {
         let members = match members_of(&url, BOOTSTRAPPED_TIMEOUT, tls) {
             Ok((_, members)) => members,
-            // As in etcd: if no other member answers, this member counts as new.
+            // As in etcd, a member that does not answer is skipped. If no other member answers, this member
+            // counts as new.
             Err(error) => {
                 let text = "cannot ask another member whether this member has been in the cluster before";
                 logger.warn(text, &[("address", Value::Str(&url)), ("error", Value::Display(&error))]);
@@ -237,7 +238,8 @@ fn own_id(bootstrap: &Bootstrap, existing: &[Member]) -> Result<Option<u64>, Joi
     let (mut own, mut matched) = (None, BTreeSet::new());
     for member in &bootstrap.members {
         let wanted = texts(&member.peer_urls);
-        // If the options name one member twice, they leave out another member, which may be this one.
+        // Each member of the cluster may be matched only once: if the options name one member twice, they
+        // leave out another member, which may be this one.
         let known =
             member_at(existing, |known| &known.peer_urls, &wanted).filter(|known| matched.insert(known.id));
         let Some(known) = known else {
@@ -250,14 +252,15 @@ fn own_id(bootstrap: &Bootstrap, existing: &[Member]) -> Result<Option<u64>, Joi
     Ok(own)
 }
 
-/// Returns an error if the cluster runs at a version newer than this member's.
+/// Returns an error if the cluster runs at a version that this member does not support: one before 3.0, or
+/// one above this member's, except during a downgrade of the cluster to this member's.
 fn check_version(
     url: &str,
     own: &'static str,
     tls: Option<&ClientTls>,
     logger: &Logger,
 ) -> Result<(), JoinError> {
-    // A member that does not answer gives no information about the cluster.
+    // A member that does not answer gives no information about the cluster's version, so this check passes.
     let cluster = match version_of(url, FETCH_TIMEOUT, tls) {
         Ok((_, cluster)) => cluster,
         Err(error) => {
@@ -303,7 +306,7 @@ mod tests {
         }
     }
 
-    /// Another member that might know of this member's earlier run is logged if it cannot be asked.
+    /// If another member that might know of this member's earlier run cannot be asked, the log names it.
     #[test]
     fn a_member_that_cannot_be_asked_is_named_in_the_log() {
         use telemetry::logging::{Format, Level};

@@ -5,16 +5,17 @@
 //!   by step, without threads, sockets and real time.
 //! * `options` builds the options of the parts from the configuration; `joining` determines the identity of a
 //!   member without data.
-//! * [`peering`] answers requests of other members, and passes their raft messages to the core. `memory` reads
-//!   the available memory.
+//! * [`peering`] answers requests of other members, and passes their raft messages to the core. `memory`
+//!   reads the available memory.
 //! * `go_environment` reads variables of Go's runtime.
 //! * `systemd` notifies the service manager. `listening` opens the TCP and Unix sockets.
 //! * `own_console` starts the member's console.
 //! * `tls` sets up TLS according to the options, and reloads changed files while the member runs.
 //!
-//! The crate does not know command lines, signals or exit codes (`mainstay`). Invariant: I17 (the same seed
-//! gives the same trace). Start reading with [`boot::start`] and [`stepped::Stepped`]. Tests: `tests/it` for
-//! members that are stepped, and end to end in the `mainstay` crate.
+//! The crate does not handle command lines, signals or exit codes; the crate `mainstay` does. Invariant: I17
+//! in `ARCHITECTURE.md` (the same seed gives the same trace). Start reading with [`boot::start`] and
+//! [`stepped::Stepped`]. Tests: `tests/it` for members that are stepped, and end to end in the `mainstay`
+//! crate.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! The sockets of a member: which address or file each URL stands for, and how files of Unix sockets are
-//! replaced and removed.
+//! Opens the sockets of a member: resolves each URL to an address or a file, and replaces and removes the
+//! files of Unix sockets.
 //!
 //! As in etcd, the umask of the process determines the permissions of a Unix socket's file, a file left
 //! behind by a killed member is replaced, and a member removes its own files when it stops. Unlike etcd, no
@@ -39,7 +39,8 @@ pub struct Listening {
 
 /// The sockets of a member, which listen already.
 pub(crate) struct Listeners {
-    /// Sockets of `--listen-client-urls`, followed by those of `--listen-client-http-urls`: one for each address.
+    /// Sockets of `--listen-client-urls`, followed by those of `--listen-client-http-urls`: one for each
+    /// address.
     pub(crate) clients: Vec<front::Listener>,
     /// Index into `clients` for each URL of both flags, in the order of the flags.
     client_of_url: Vec<usize>,
@@ -51,11 +52,11 @@ pub(crate) struct Listeners {
 }
 
 impl Listeners {
-    /// Listens at all URLs of the options. The URLs for members come first, as in etcd.
+    /// Opens listening sockets for all URLs of the options. The URLs for members come first, as in etcd.
     ///
     /// # Errors
     ///
-    /// The URL at which the member cannot listen, and why.
+    /// Returns the URL at which the member cannot listen, and the reason.
     pub(crate) fn bind(config: &Config, tls: &MemberTls) -> Result<Listeners, StartError> {
         let mut files = Vec::new();
         let mut peers = Vec::new();
@@ -82,7 +83,8 @@ impl Listeners {
         for (url, serves) in
             urls.chain(config.listen.client_http_urls.iter().map(|url| (url, Protocols::Pages)))
         {
-            // As in etcd, one socket serves all URLs of one address, even if one URL uses TLS and another does not.
+            // As in etcd, one socket serves all URLs of one address, even if one URL uses TLS and another
+            // does not.
             let address = (url.scheme().is_unix(), url.host(), url.port(), serves);
             if let Some(at) = addresses.iter().position(|other| *other == address) {
                 let listener = &mut clients[at];
@@ -112,7 +114,8 @@ impl Listeners {
         Ok(Listeners { clients, client_of_url, peers, metrics, console, files })
     }
 
-    /// Returns the addresses with the real ports: port 0 in a URL lets the kernel choose one.
+    /// Returns the addresses with the real ports, which differ from the URLs where port 0 lets the kernel
+    /// choose one.
     pub(crate) fn addresses(&self, config: &Config) -> Listening {
         let taken = |url: &Url, socket: &ListenerSocket| match socket {
             ListenerSocket::Tcp(socket) => match socket.local_addr() {
@@ -148,7 +151,8 @@ fn listen_tcp(url: &Url, config: &Config) -> Result<TcpListener, StartError> {
     let bind = || -> io::Result<TcpListener> {
         let domain = if address.is_ipv6() { Domain::IPV6 } else { Domain::IPV4 };
         let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
-        // Go sets this option for every listener, so the flag for the option changes nothing.
+        // As in Go, this option is set for every listener. So the flag `--socket-reuse-address` changes
+        // nothing.
         socket.set_reuse_address(true)?;
         if config.listen.reuse_port {
             socket.set_reuse_port(true)?;
@@ -165,7 +169,7 @@ fn resolve(url: &Url) -> Result<SocketAddr, StartError> {
     (url.host(), url.port())
         .to_socket_addrs()
         .map_err(|error| failed(Some(error)))?
-        // Most clients resolve "localhost" to IPv4 first.
+        // IPv4 is preferred, because most clients resolve "localhost" to IPv4 first.
         .min_by_key(|address| address.is_ipv6())
         .ok_or_else(|| failed(None))
 }
@@ -181,7 +185,8 @@ pub(crate) struct SocketFile {
 
 impl SocketFile {
     fn new(path: &Path) -> io::Result<SocketFile> {
-        // A relative path would name another file if the process changed its working directory.
+        // Made absolute, because a relative path would name another file if the process changed its working
+        // directory.
         let path = std::path::absolute(path)?;
         Ok(SocketFile { identity: identity(&path)?, path })
     }

@@ -3,10 +3,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Memory in bytes that is assumed when the system reports none.
+/// Memory in bytes that is assumed when the system reports neither its memory nor a limit.
 const ASSUMED_BYTES: u64 = 4 << 30;
 
-/// Returns the memory of the machine or the limit of this process's control group, whichever is less, in bytes.
+/// Returns the memory of the machine or the limit of this process's control group, whichever is less, in
+/// bytes.
 pub fn available_bytes() -> u64 {
     let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| total_bytes(&text));
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -30,8 +31,8 @@ fn limit_bytes(text: &str) -> Option<u64> {
     text.trim().parse().ok().filter(|bytes| *bytes > 0)
 }
 
-/// Returns the paths of files that may hold a memory limit: those of the control group that
-/// `/proc/self/cgroup` names and of its ancestors, in both versions of control groups.
+/// Returns the paths of files that may contain a memory limit: the files of the control group that
+/// `/proc/self/cgroup` names and of its ancestors, in version 1 and version 2 of control groups.
 fn limit_files(groups: &str, root: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for line in groups.lines() {

@@ -76,8 +76,9 @@ pub(crate) fn limits(config: &Config) -> Limits {
 }
 
 /// Returns the shortest lease TTL, as in etcd: one and a half election timeouts, rounded up to whole seconds.
-/// The limit applies when this member grants a lease, and when a lease expires while this member leads. The
-/// replicated state does not depend on the limit.
+/// This member raises shorter TTLs to it in the grants that it proposes, and, while it leads, when it
+/// computes when a lease expires. Applying an entry does not use it, because members may have different
+/// options.
 fn lease_ttl_min(config: &Config) -> Seconds {
     let ms = config.raft.election_timeout.as_millis() * 3 / 2;
     Seconds(i64::try_from(ms.div_ceil(1000)).unwrap_or(i64::MAX))

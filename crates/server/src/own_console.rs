@@ -1,4 +1,5 @@
-//! The console that a member runs: its list of members, and the URL at which it reaches this member.
+//! Starts the console that a member runs, with its list of members and the URL through which it reaches this
+//! member.
 
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use tls::ClientTls;
 use crate::error::StartError;
 use crate::listening::Listening;
 
-/// Starts the console. Clients must be served already.
+/// Starts the console. Must be called only when clients are already served.
 pub(crate) fn start(
     shared: &Arc<Shared>,
     logger: &Logger,
@@ -48,7 +49,7 @@ pub(crate) fn start(
 }
 
 /// Returns the URL through which the console requests pages of this member: a URL without TLS if there is
-/// one, because that costs least.
+/// one, because a request without TLS costs least.
 fn reached_at(listening: &Listening) -> Option<Url> {
     let listeners = if listening.pages.is_empty() { &listening.clients } else { &listening.pages };
     let urls: Vec<Url> = listeners.iter().filter_map(|url| Url::parse(url).ok()).collect();

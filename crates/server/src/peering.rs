@@ -1,7 +1,8 @@
-//! Requests of other members: [`Peering`] is the handler that the `peer` crate calls. It passes raft messages
-//! to the core and answers the other requests.
+//! Handles the requests of other members. [`Peering`] is the handler that the `peer` crate calls: it passes
+//! raft messages to the core, and answers the other requests.
 //!
-//! Paths, statuses and bodies are etcd's. Paths under `/mainstay/` are extensions; a real etcd answers them with 404.
+//! Paths, statuses and bodies are etcd's. Paths under `/mainstay/` are extensions; a real etcd answers them
+//! with 404.
 
 mod answers;
 pub mod hashes;
@@ -40,9 +41,11 @@ const LEASE_BODY_BYTES_MAX: usize = 64 << 10;
 /// Longest body of a hash request in bytes; the body is a revision in JSON.
 const HASH_BODY_BYTES_MAX: usize = 4 << 10;
 
-/// Path of the request with which a sender of a state asks what this member already has.
+/// Path of the request with which a member that is about to send a snapshot asks which versions this member
+/// already has.
 const SNAPSHOT: &str = "/mainstay/snapshot";
-/// Query of the request for [`SNAPSHOT`] that asks for a hash of this member's state; `peer` sends it.
+/// Query of the request for [`SNAPSHOT`] with which the sender also asks for a hash of this member's state;
+/// the crate `peer` sends it.
 const HASHED: &str = "format=2";
 
 /// Handler of the requests and messages that other members send.
@@ -103,7 +106,8 @@ impl Peering {
     fn tell(&self, what: &'static str, error: &ReceiveError) {
         let fields = [("error", Value::Str(&error.to_string()))];
         match error {
-            // The error was logged when the first attempt was examined and refused.
+            // The error was logged when the first attempt was examined and refused, so a repetition is logged
+            // only for debugging.
             ReceiveError::RefusedBefore { .. } => self.logger.debug(what, &fields),
             _ if error.lasting_kind().is_some() => self.logger.error(what, &fields),
             _ => self.logger.warn(what, &fields),
@@ -158,7 +162,7 @@ async fn promote(
         Ok(ReplyBody::Outcome(Err(status), _)) | Err(status) => status,
         Ok(_) => error::STOPPED,
     };
-    // etcd's members depend on these texts, which differ from those that clients get.
+    // Members that run etcd depend on these messages, which differ from those that clients get.
     let (code, text) = match &status {
         s if *s == error::MEMBER_NOT_FOUND => (StatusCode::NOT_FOUND, "membership: ID not found"),
         s if *s == error::MEMBER_NOT_LEARNER => {
@@ -222,8 +226,8 @@ async fn time_to_live(shared: &Shared, body: Bytes) -> Response<Bytes> {
             let header = Some(shared.member.header(reply.revision, reply.raft_term));
             let mut response =
                 LeaseTimeToLiveResponse { header, id, ttl: ttl.0, granted_ttl: granted.0, keys: Vec::new() };
-            // Only members that run etcd ask for the keys of a lease, which may be a million, so the loop
-            // yields between batches.
+            // A lease may have a million keys, so the loop yields between batches. (Only members that run
+            // etcd request the keys of a lease from another member.)
             let mut behind: Option<Bytes> = None;
             loop {
                 let some = keys.after(behind.as_ref()).take(LISTED_AT_ONCE).map(|(key, ())| key.clone());
@@ -243,8 +247,8 @@ async fn time_to_live(shared: &Shared, body: Bytes) -> Response<Bytes> {
     }
 }
 
-/// Answers a sender of a state that asks what this member has. The answer contains a hash of this member's
-/// state if the request says that the sender understands the hash.
+/// Answers a member that is about to send a snapshot, and asks which versions this member already has. The
+/// answer contains a hash of this member's state if the request says that the sender understands the hash.
 async fn held(receiver: &Receiver, question: &Request<Bytes>) -> Response<Bytes> {
     let hashed = question.uri().query().is_some_and(|query| query.split('&').any(|pair| pair == HASHED));
     match receiver.held().await {
@@ -312,7 +316,8 @@ impl peer::Handler for Peering {
     }
 
     fn refused(&self, id: u64) {
-        // A refused connection matters only if the peer is the leader.
+        // A refused connection means that the peer's process has probably ended. The core is notified only if
+        // the peer is the leader, because only then does the cluster have to elect another one.
         if self.shared.state.load().leader == id {
             self.shared.core.inbox.send(PeerRequest::LeaderEnded(MemberId(id)));
         }

@@ -1,13 +1,14 @@
-//! A member without threads, sockets and real time: its owner decides what happens next, and what time it is.
+//! Runs a member without threads, sockets and real time: its owner decides what happens next, and what time
+//! it is.
 //!
-//! It is the same member that `boot` starts, with the same core, log, checkpointer and services. In `boot`,
+//! The member is the same that `boot` starts, with the same core, log, checkpointer and services. In `boot`,
 //! each part has a thread; here, each part has a function that does the next step of its work. Nothing
 //! happens between two of these calls, so every order in which threads could run can be produced, and every
 //! run can be repeated.
 //!
-//! All parts of a member live on one thread. Dropping the member simulates a crash: nothing is written on the
-//! way out. No runtime is needed. If the code runs inside a tokio runtime, futures that are not tasks of the
-//! member share the cooperative budget of the current tokio task.
+//! All parts of a member live on one thread. Dropping the member simulates a crash: nothing more is written.
+//! No runtime is needed. If the code runs inside a tokio runtime, futures that are not tasks of the member
+//! share the cooperative budget of the current tokio task.
 //!
 //! The behaviour is a function of the calls, the clock readings, and the answers of the disk and the links.
 //! Metrics that measure real durations are the exception.
@@ -86,14 +87,14 @@ pub struct Setup {
     pub segment_bytes: u32,
     /// Thresholds at which checkpoints are taken and space is reclaimed.
     pub thresholds: Thresholds,
-    /// Identity and first entries for a member without data; must be given at every start. `None`: the member
-    /// forms a cluster with the members of its configuration.
+    /// Identity and first entries for a member without data; must be given at every start. If `None`, the
+    /// member forms a cluster with the members of its configuration.
     pub beginning: Option<Beginning>,
     /// Switches for tests; a real process uses the defaults.
     pub switches: Switches,
 }
 
-/// State of the core after a turn.
+/// State of the core after [`Stepped::turn`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Going {
     /// The core continues.
@@ -108,7 +109,7 @@ pub struct Stepped {
     local: LocalSet,
     woken: Arc<Woken>,
     services: Rc<Services>,
-    /// Token that calls present, if any.
+    /// Auth token that all calls present, if any.
     token: RefCell<Option<HeaderValue>>,
     close: Close,
     core: Core,
@@ -131,7 +132,7 @@ pub struct Stepped {
     _lock: disk::Lock,
 }
 
-/// Starts the tasks of a member: those of its services, and the leader's checks.
+/// Starts the tasks of a member: the tasks of its services, and the leader's checks.
 fn serve(
     local: &LocalSet,
     shared: &Arc<Shared>,
@@ -165,8 +166,8 @@ fn credentials(config: &Config, clock: Clock, seed: u64) -> Credentials {
     }
 }
 
-/// Returns credentials with signed tokens, whose secret is the same for all members. Callers compute password
-/// hashes themselves.
+/// Returns credentials with signed tokens, whose secret is the same for all members. No thread hashes
+/// passwords or signs tokens: each call does this work itself.
 fn signed_credentials(
     config: &config::Config,
     clock: Clock,
@@ -180,7 +181,7 @@ fn signed_credentials(
     made.expect("a secret is a key")
 }
 
-/// Set when a task is woken.
+/// Flag that is set when a task is woken.
 struct Woken(AtomicBool);
 
 impl Wake for Woken {
@@ -295,8 +296,8 @@ impl Stepped {
         self.shared.core.inbox.fall_asleep(wanted);
     }
 
-    /// Runs one turn of the core, which handles everything that is queued for it. A turn without work has no
-    /// effect.
+    /// Runs one turn (one iteration of the main loop) of the core, which handles everything that is queued
+    /// for it. A turn without work has no effect.
     ///
     /// # Errors
     ///
@@ -326,7 +327,7 @@ impl Stepped {
         self.clean_shutdown.close(&self.shared.member.identity, end)
     }
 
-    /// Returns true if a queued request would wake the core's thread.
+    /// Returns true if a request is queued that would wake the core's thread.
     pub fn wants_turn(&self) -> bool {
         !self.shared.core.inbox.is_asleep()
     }
@@ -360,8 +361,8 @@ impl Stepped {
 
     /// Runs one step of the checkpointer, which starts an order or continues one. A step does one of these:
     /// it writes one block of a checkpoint's run, the end of the run, or the manifest; deletes obsolete
-    /// files; or moves one portion of values. Returns false if the checkpointer has nothing to do, or waits
-    /// until the core has moved a portion.
+    /// files; or copies one batch of values to another segment. Returns false if the checkpointer has nothing
+    /// to do, or waits until the core has stored the new locations of a batch.
     pub fn checkpointer_step(&mut self) -> bool {
         match self.checkpointer.step() {
             Step::Written | Step::Ended => true,
@@ -391,7 +392,7 @@ impl Stepped {
         true
     }
 
-    /// Runs the member's tasks until each of them waits: those of the services, of the monitor, and of
+    /// Runs the member's tasks until each of them waits: the tasks of the services, of the monitor, and of
     /// [`Stepped::spawn`].
     ///
     /// Between the tasks, and when all of them wait, values that are not in memory are read from the disk,
@@ -401,7 +402,7 @@ impl Stepped {
         let mut context = Context::from_waker(&waker);
         loop {
             self.woken.0.store(false, Ordering::Relaxed);
-            // The poll is never ready, since some tasks never end.
+            // The result is ignored: some tasks never end, so the poll is never ready.
             let _ = Pin::new(&mut self.local).poll(&mut context);
             let read = !self.reads_held && self.shared.data.readers.step();
             if !read && !self.woken.0.load(Ordering::Relaxed) {
@@ -420,7 +421,7 @@ impl Stepped {
         self.reads_held = held;
     }
 
-    /// Charges values that are read from the disk to this budget, as a member with a front does.
+    /// Reserves memory in this budget for values that are read from the disk, as a member with a front does.
     pub fn charge_reads_to(&self, budget: &Budget) {
         self.shared.data.readers.charge_to(budget);
     }
@@ -440,7 +441,8 @@ impl Stepped {
         self.shared.data.readers.step()
     }
 
-    /// Returns the time, by this member's clock, until the next timer is due. [`HandClock::advance`] fires timers.
+    /// Returns the time, by this member's clock, until the next timer is due. [`HandClock::advance`] fires
+    /// timers.
     pub fn next_timer(&self) -> Option<Duration> {
         self.clock.next_timer()
     }
@@ -477,8 +479,8 @@ impl Stepped {
         self.call_as(self.head(rpc), message)
     }
 
-    /// Makes a unary call like [`Stepped::call`], and resolves to the pieces of the response; a response that
-    /// is sent whole is one piece.
+    /// Makes a unary call like [`Stepped::call`], and resolves to the chunks in which the response is sent; a
+    /// response that is sent whole is one chunk.
     pub fn call_in_pieces(&self, rpc: Rpc, message: Bytes) -> LocalBoxFuture<Result<Vec<Bytes>, Status>> {
         self.pieces_by(self.head(rpc), message)
     }
@@ -571,7 +573,7 @@ impl Stepped {
     }
 
     /// Receives the database of a member that runs etcd, like [`Stepped::receive_snapshot`] for a snapshot in
-    /// this program's format.
+    /// Mainstay's format.
     pub fn receive_database(
         &self,
         message: raftpb::Message,
@@ -584,21 +586,21 @@ impl Stepped {
         })
     }
 
-    /// Asks the member to shut down cleanly: endless calls are ended, remaining times of leases are saved,
-    /// leadership is transferred. [`Stepped::turn`] reports when the core has ended; then the log should get
-    /// a last turn, as in a real process.
+    /// Asks the member to shut down cleanly: calls without an end, such as watches, are ended, remaining
+    /// times of leases are saved, leadership is transferred. [`Stepped::turn`] reports when the core has
+    /// ended; then the log should get a last turn, as in a real process.
     pub fn stop(&self) {
         self.close.begin();
         self.shared.core.inbox.send(ControlRequest::Stop);
     }
 
-    /// Returns true if the cluster has recognized this member since it was opened. A real process serves
-    /// clients only from then on.
+    /// Returns true if the member may serve clients: since it was opened, its first proposal was applied, or
+    /// it went out of service. A real process serves clients only from then on.
     pub fn is_ready(&self) -> bool {
         self.is_ready
     }
 
-    /// Returns the state of the member's core.
+    /// Returns the current state of the member's core, for the checks of the simulation.
     pub fn probe(&self) -> Probe {
         self.core.probe()
     }
@@ -630,7 +632,7 @@ impl Stepped {
         self.shared.diagnostics.metrics.server.snapshot_apply_in_progress.value() != 0
     }
 
-    /// Returns the bytes of other members' messages that wait for the core, as charged to the budget.
+    /// Returns the number of bytes that are reserved for other members' messages that wait for the core.
     pub fn arrivals_bytes(&self) -> usize {
         self.shared.core.arrivals.taken()
     }

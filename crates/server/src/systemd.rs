@@ -13,7 +13,8 @@ use telemetry::logging::{Logger, Value};
 #[derive(Debug)]
 pub struct Systemd {
     socket: Option<OsString>,
-    /// Half of the time after which systemd kills a silent member.
+    /// Interval of the watchdog messages: half of the time after which systemd kills a silent member. `None`
+    /// if systemd expects none.
     interval: Option<Duration>,
     told: Instant,
 }

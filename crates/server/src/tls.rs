@@ -1,5 +1,5 @@
-//! TLS of a member: from the options to the settings of its listeners and of its connections to other
-//! members, and the thread that reloads changed files.
+//! Sets up the TLS of a member: turns the options into the settings of its listeners and of its connections
+//! to other members, and runs the thread that reloads changed files.
 //!
 //! The rules about files and certificates are in the crate `tls`. This module decides which option applies
 //! where and which listener gets TLS, and writes the log and the metrics.
@@ -23,13 +23,13 @@ use tls::{Event, LoadError, Owner, Reloader, SelfSigned, ServerTls, SystemClock,
 const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval at which the log repeats that a certificate expires soon.
 const REMINDER_INTERVAL: Duration = Duration::from_secs(24 * 3600);
-/// Number of days before its expiry from which on a certificate is warned of.
+/// Number of days before the expiry of a certificate from which on the log warns of it.
 const WARNING_DAYS: i64 = 30;
 
 /// Reason why a member cannot use TLS as its options require.
 #[derive(Debug)]
 pub enum TlsError {
-    /// A URL is `https`, but no certificate is configured for it. The text is etcd's.
+    /// A URL is `https`, but no certificate is configured for it. Contains etcd's message.
     NoCertificate(String),
     /// The options contradict each other, or a file cannot be used.
     Load {
@@ -68,7 +68,8 @@ impl Error for TlsError {
     }
 }
 
-/// The side of a member that options and metrics refer to. Displays as its name in the log and in the metrics.
+/// The side of a member that options and metrics refer to. Displays as its name in the log and in the
+/// metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// Listeners for clients and for metrics.
@@ -94,8 +95,8 @@ impl fmt::Display for Side {
 
 /// TLS settings of both sides of a member.
 pub(crate) struct MemberTls {
-    /// `None` if no listener for clients or metrics has an `https` URL and no console is configured. The
-    /// files are not read then, as in etcd.
+    /// `None` if no listener for clients or metrics has an `https` URL and no console is configured. In that
+    /// case, the files are not read, as in etcd.
     clients: Option<Tls>,
     peers: Tls,
     /// Settings of the client side if it has a certificate; logged when the member serves clients.
@@ -137,7 +138,8 @@ impl MemberTls {
         let client_settings = Some(settings.clone()).filter(|settings| !settings.is_empty());
         warn_of_plain(Side::Client, &urls, &settings, logger);
         let listens = hosts.iter().chain(&config.listen.metrics_urls).any(is_secure);
-        // The console connects to other members, even if the listeners of this member use no TLS.
+        // The console needs settings even if no listener of this member uses TLS, because it connects to
+        // other members.
         let dials = !config.listen.console_urls.is_empty();
         let clients = match listens && !settings.is_empty() || dials {
             true => Some(load(settings, Side::Client, &mut watched, logger)?),
@@ -222,8 +224,8 @@ fn server(
     }
 }
 
-/// Returns the settings of one side: those of the flags, or those of the certificate that the member makes
-/// for itself.
+/// Returns the settings of one side: either the settings of the flags, or the settings for the certificate
+/// that the member makes for itself.
 fn settings_of(
     options: &TlsOptions,
     side: Side,
@@ -285,7 +287,8 @@ fn ignored(settings: &tls::Settings, side: Side) -> Vec<&'static str> {
 
 fn host_and_port(url: &Url) -> String {
     if url.scheme().is_unix() {
-        // The name that clients compare with the certificate.
+        // For a Unix socket, the self-signed certificate contains the last component of the path, because
+        // clients compare the certificate with that name.
         let name = url.host().rsplit('/').next().unwrap_or_default();
         return if name.contains(':') { name.to_owned() } else { format!("{name}:0") };
     }
@@ -409,7 +412,7 @@ pub(crate) fn rejections(
     })
 }
 
-/// Callback with the side whose files were replaced, so that existing connections are checked again.
+/// Callback that gets the side whose files were replaced, and has its existing connections checked again.
 pub(crate) type Reloaded = Box<dyn Fn(Side) + Send>;
 
 /// The thread that polls the certificate files for changes. Dropping this ends the thread and waits for it.

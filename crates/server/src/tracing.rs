@@ -1,4 +1,5 @@
-//! Sends spans to a collector on a separate thread: OTLP over gRPC without TLS, as etcd does.
+//! Sends the spans of traced calls to a collector, on a separate thread: OTLP over gRPC without TLS, as etcd
+//! does.
 //!
 //! Spans wait in the [`Tracer`], which drops those that do not fit. So a slow or missing collector adds no
 //! cost to calls.
@@ -17,7 +18,7 @@ use crate::error::StartError;
 
 /// Path of the gRPC method that receives spans.
 const EXPORT: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
-/// Largest number of spans in a request; this many spans are sent at once.
+/// Largest number of spans in a request; a request with this many spans is sent immediately.
 const SPANS_MAX: usize = 512;
 /// Longest time that a span waits for more spans before it is sent.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -32,7 +33,7 @@ pub(crate) struct Exporting {
     thread: JoinHandle<()>,
 }
 
-/// Starts to trace calls if the options say so. To be called before clients are served.
+/// Starts to trace calls if the options say so. Must be called before clients are served.
 pub(crate) fn start(
     shared: &Shared,
     options: Option<TracingOptions>,

@@ -51,9 +51,9 @@ pub enum Mode {
         /// Distance from one seed to the next.
         step: u64,
     },
-    /// Run many seeds.
+    /// Run many seeds, in child processes.
     Many,
-    /// Shrink a failure.
+    /// Shrink the failure of this seed: find the fewest faults and the least work with which it still fails.
     Minimise(u64),
     /// Hunt for planted bugs.
     Hunt,
@@ -74,7 +74,7 @@ pub struct Arguments {
     pub from: u64,
     /// Number of child processes that run seeds at the same time.
     pub jobs: u64,
-    /// Time after which the run stops.
+    /// Time after which no more results are awaited; `None` for no limit.
     pub time: Option<Duration>,
     /// True to continue after the first failure.
     pub keep_going: bool,

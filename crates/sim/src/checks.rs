@@ -1,5 +1,5 @@
-//! Checks that must hold after every step under any fault: raft's five properties, and Mainstay's own
-//! invariants.
+//! Checks the properties that must hold after every step under any fault: raft's five properties, and
+//! Mainstay's own invariants.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,8 @@ use crate::network::Host;
 pub struct Standing {
     /// Member id.
     pub id: u64,
-    /// Number of the process start (1 is the first) at this place.
+    /// Sequence number of the member's current process: 1 for the first process at this place, and 1 more at
+    /// each start.
     pub life: u64,
     /// True if the member is the leader.
     pub leads: bool,
@@ -31,8 +32,8 @@ pub struct Standing {
     pub last: Index,
     /// Index of the last entry that raft knows to be durable.
     pub synced: Index,
-    /// Index of the last entry on disk. Raft learns of this index later than the disk while a snapshot is
-    /// installed or entries are overwritten.
+    /// Index of the last entry on disk. While a snapshot is installed or entries are overwritten, this index
+    /// can differ from [`Self::synced`], because raft learns of it later.
     pub stored: Index,
     /// Index of the last entry that a durable checkpoint covers. While a second snapshot is installed
     /// directly after a first one, raft's synced index may still be below this index.
@@ -62,11 +63,13 @@ impl Durable {
         self.terms.get(usize::try_from(at).ok()?).copied()
     }
 
-    /// Updates the copy from the log. The scan goes from the end backwards and stops at the first entry whose
-    /// term is equal: if two logs agree on an entry, they agree on all entries before it.
+    /// Updates this copy of the terms from the member's log. The scan goes from the end backwards and stops
+    /// at the first entry whose term is equal: if two logs agree on an entry, they agree on all entries
+    /// before it, so the rest of the copy is still right.
     fn follow(&mut self, first: Index, synced: Index, term: &dyn Fn(Index) -> Option<Term>) {
         if self.last() + 1 < first || self.base >= synced {
-            // The member has installed a snapshot, so its log begins at a later entry.
+            // The member has installed a snapshot, so its log begins at a later entry, and the old copy is
+            // dropped.
             *self = Durable { base: first.previous().min(synced), terms: Vec::new() };
         }
         let len = usize::try_from(synced.ahead_of(self.base)).unwrap_or(0);
@@ -137,13 +140,13 @@ impl Checks {
         self.members.get(&place).map(|member| &member.standing)
     }
 
-    /// Returns the revision of the store after all committed entries that any member has applied.
+    /// Returns the revision of the store after the newest entry that any member has applied.
     pub fn revision(&self) -> i64 {
         self.states.last_key_value().map_or(1, |(_, (revision, _))| revision.0)
     }
 
-    /// Forgets what the member at this place has promised: it lost its data on purpose, and a new member
-    /// replaces it.
+    /// Forgets the member at this place and its promises, because its data was lost on purpose and a new
+    /// member replaces it.
     pub fn forget(&mut self, place: Host) {
         self.members.remove(&place);
     }

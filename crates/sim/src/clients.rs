@@ -1,4 +1,4 @@
-//! Calls and watch streams of clients: how they travel to members, and how the responses travel back.
+//! Delivers the calls and watch streams of clients to members, and the responses back to the clients.
 
 use std::rc::Rc;
 
@@ -255,8 +255,9 @@ impl World {
         self.schedule.at(next + refused, Event::ClientNext(number));
     }
 
-    /// Stalls the disks of all running members for a while at every second call on average. Then the
-    /// revocation of a lease and its new grant wait in the log together, while the old lease expires.
+    /// If the profile has the fault `Stall` and the work `Regrant`, stalls the disks of all running members
+    /// for a while, in half of the calls. The revocation of a lease and the new grant of its id then wait in
+    /// the log together, while the old lease expires.
     fn hold_up_regrant(&mut self) {
         if !self.chaos || !self.profile.fails(Fault::Stall) || !self.profile.works(Work::Regrant) {
             return;
@@ -294,7 +295,7 @@ impl World {
         asks_for_any && is_refused && !self.profile.fails(Fault::Etcd)
     }
 
-    /// Returns true if a member reports an unreadable value although its disk has had no read fault.
+    /// Returns true if a member reports an unreadable value although no disk in this world can fail to read.
     fn is_unexpected(&self, status: &api::Status) -> bool {
         let reads_fail = self.profile.reads_fail();
         status.message.contains("a value could not be read") && !reads_fail
@@ -349,7 +350,7 @@ impl World {
         );
         process.streams.push((number, streams));
         process.stepped.spawn(async move {
-            // However the call ends, the client sees a closed stream.
+            // The client sees a closed stream whether the call fails or not, so the result is not needed.
             let _ = future.await;
             done.borrow_mut().push(Done::Stream(number, streams));
         });
@@ -359,7 +360,7 @@ impl World {
         self.schedule.after(pace, Event::WatchRead(number, streams));
     }
 
-    /// Makes every watcher read now, and take all waiting responses with every later read. Otherwise a slow
+    /// Makes every watcher read now, and lets more responses wait for its later reads. Otherwise a slow
     /// watcher's next read may be many seconds away, and the watcher would receive nothing until then.
     pub(crate) fn hurry_watchers(&mut self) {
         for (number, watcher) in self.watchers.iter_mut().enumerate().filter(|(_, watcher)| watcher.is_open())

@@ -36,7 +36,7 @@ impl World {
         }
     }
 
-    /// Draws a place whose member is not retired, in whatever state the member is.
+    /// Draws the place of a member that is not retired, whether the member runs or not.
     fn some_member(&mut self) -> Host {
         let all: Vec<Host> =
             self.places.iter().filter(|place| !place.retired).map(|place| place.number).collect();
@@ -95,7 +95,8 @@ impl World {
             Fault::Misdirected => self.lie_about_write(at, Lie::Misdirected),
             Fault::Wall => self.set_wall(at),
             Fault::Strand | Fault::Ambush => self.staged.lurk(kind),
-            // These kinds need no single event: other code reads from the profile whether they happen.
+            // These kinds are not single events: the code that they affect asks the profile whether they are
+            // enabled.
             Fault::NoHeir
             | Fault::Farewell
             | Fault::Break
@@ -148,14 +149,14 @@ impl World {
         }
     }
 
-    /// Takes over the log end that a process recorded when it started; the log up to this end is durable.
+    /// Records the end of the log that a process has just opened; the log is durable up to there.
     pub(crate) fn log_opened(&mut self, at: Host) {
         let place = &mut self.places[at];
         let end = place.process.as_ref().and_then(|process| process.stepped.log_end());
         (place.proven_log, place.log_end) = (end, end);
     }
 
-    /// Ends one fault that lasts for a while.
+    /// Carries out the scheduled end of a fault, or a scheduled drop of a page cache.
     pub(crate) fn undo(&mut self, undo: Undo) {
         let now = self.now();
         match undo {
@@ -178,8 +179,8 @@ impl World {
             return;
         }
         if self.operator.is_removed(place.id) && matches!(error, DataDirError::Removed { .. }) {
-            // The operator has not listed the members since it requested the removal, so it will not retire
-            // the member; retire it here.
+            // The operator has not listed the members since it requested the removal, so it has not retired
+            // the member. Retire it here, so that it is not started again.
             place.retired = true;
             return;
         }
@@ -218,7 +219,8 @@ impl World {
             }
             (place.may_end, place.may_not_start) = (false, false);
             if self.profile.fails(Fault::ReadError) && !(place.decayed || place.lost) {
-                // A member that could not read data it needs stays out of service until its process restarts.
+                // A member that could not read data it needs stays out of service until its process restarts,
+                // so every member is restarted.
                 self.end(at, false);
             }
             let place = &mut self.places[at];

@@ -1,6 +1,7 @@
-//! Values made by an attacker who knows the log's record format, the ids in every response header, and the
-//! numbering of segments. If a segment's identity could be computed from these alone, recovery could take
-//! such a value for log records.
+//! Builds values that look like log records, as an attacker would write them. The attacker knows the record
+//! format of the log, the ids in every response header, and the numbering of segments, but not the random
+//! identity of a segment. If the identity could be computed from the rest, recovery could mistake such a
+//! value for log records.
 
 use std::path::Path;
 
@@ -24,8 +25,8 @@ const HEAD_BYTES: usize = 32;
 const SEGMENT_HEADER_BYTES: u32 = 4096;
 /// Largest length of a forged value in bytes.
 const BYTES_MAX: usize = 24 << 10;
-/// Number of segment numbers, from the newest one on, that records are forged for: a reused file may get any
-/// of them.
+/// Number of segment numbers for which records are forged, from the newest segment on, because a reused file
+/// may get any of these numbers.
 const SEGMENTS_AHEAD: u32 = 8;
 
 impl Known {
@@ -39,8 +40,8 @@ impl Known {
         Known { cluster: identity.cluster_id, member: identity.member_id, segment }
     }
 
-    /// Computes the identity that a segment would have without a secret: a checksum of the ids, the first
-    /// incarnation and the segment number.
+    /// Guesses the identity of a segment as version 1 of the log format computed it: as a checksum of the
+    /// cluster id, the member id, the number of the incarnation (here 1) and the segment number.
     fn guess(&self, segment: u32) -> u32 {
         let mut bytes = Vec::with_capacity(28);
         for number in [self.cluster, self.member, 1] {

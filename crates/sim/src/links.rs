@@ -1,4 +1,5 @@
-//! Outgoing links of a member to the other members: messages queue here until the simulated world takes them.
+//! Implements the outgoing links of a member to the other members: messages wait in a queue until the
+//! simulated world takes them.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -77,7 +78,8 @@ impl Links {
         std::mem::take(&mut self.state().outgoing)
     }
 
-    /// Returns the place of a member, if this member knows it.
+    /// Returns the place of the process with this id, if this process knows it as a member or has received a
+    /// request from it.
     pub fn place_of(&self, id: u64) -> Option<Host> {
         let state = self.state();
         state.members.get(&id).or_else(|| state.remotes.get(&id)).copied()

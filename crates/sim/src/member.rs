@@ -1,4 +1,4 @@
-//! One member: a place with a disk and a clock, and the process that runs at the place, if any.
+//! Simulates one member: a place with a disk and a clock, and the process that runs at the place, if any.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -37,14 +37,14 @@ impl LocalTime {
         self.base_local + u64::try_from(local).unwrap_or(0)
     }
 
-    /// Returns how long the world takes while the given local duration passes, rounded up.
+    /// Returns the world time that passes while the given local duration passes, rounded up.
     pub fn in_world(&self, local: Duration) -> Nanos {
         let local = i128::try_from(local.as_nanos()).unwrap_or(0);
         let world = local * 1_000_000 / i128::from(1_000_000 + self.ppm) + 1;
         Nanos::try_from(world).unwrap_or(Nanos::MAX / 4).min(Nanos::MAX / 4)
     }
 
-    /// Makes the clock run faster by `ppm` parts per million from now on.
+    /// Makes the clock run faster by `ppm` parts per million from now on; slower if `ppm` is negative.
     pub fn drift(&mut self, now: Nanos, ppm: i64) {
         *self = LocalTime { base_local: self.at(now), base_world: now.max(self.base_world), ppm };
     }
@@ -71,7 +71,8 @@ impl LocalTime {
     }
 }
 
-/// Factor by which a disk is slower than others: for the whole run, and for a while.
+/// Factors by which a disk is slower than normal: a lasting factor, which applies until all faults end, and
+/// the factor that applies now.
 #[derive(Clone, Copy, Debug)]
 pub struct Slowness {
     /// Factor that stays until all faults end.
@@ -86,7 +87,7 @@ impl Default for Slowness {
 }
 
 impl Slowness {
-    /// Returns a disk that is slower by this factor until all faults end.
+    /// Returns the slowness of a disk that is slower by this factor until all faults end.
     pub fn for_good(factor: u64) -> Slowness {
         Slowness { lasting: factor, now: factor }
     }
@@ -132,14 +133,14 @@ pub struct Place {
     pub stalled_until: Nanos,
     /// Speed of the disk.
     pub slowness: Slowness,
-    /// True if a disk fault is active, or has been active since the process started. Then the process may end
-    /// by itself.
+    /// True if a disk fault is active, or has been active since the process started. In that case, the
+    /// process may end by itself.
     pub may_end: bool,
     /// True if a disk fault is active that may prevent a start.
     pub may_not_start: bool,
     /// True if the member's data is damaged or gone, so that it has to be replaced.
     pub lost: bool,
-    /// True if the member was removed for good and will not be started again.
+    /// True if the member will not be started again, for example because it was removed from the cluster.
     pub retired: bool,
     /// World time of the next start; `None` if none is planned.
     pub starts_at: Option<Nanos>,
@@ -200,7 +201,7 @@ impl Place {
 pub enum Caller {
     /// Client whose history the oracle judges.
     Client(usize),
-    /// Client that makes one call.
+    /// Client that makes only this call.
     Extra,
     /// Client that requests an auth token.
     Login(usize),
@@ -236,20 +237,20 @@ pub enum Reply {
 
 /// Result of a finished task of a process.
 pub enum Done {
-    /// Call of a client: caller, operation number, result.
+    /// A client's call has ended: caller, operation number, result.
     Call(Caller, u64, Heard),
-    /// Request of another member was handled: the sender's place and process start number, the receiver of
+    /// A request of another member was handled: the sender's place and process start number, the receiver of
     /// the response, and the response.
     Served((Host, u64), Reply, http::Response<Bytes>),
-    /// Closed watch stream: watcher number and stream number.
+    /// A watch stream was closed: watcher number and stream number.
     Stream(usize, u64),
-    /// Snapshot was received: the sender's place and process start number, and the result.
+    /// A snapshot was received: the sender's place and process start number, and the result.
     Received((Host, u64), Result<(), ReceiveError>),
 }
 
 /// Snapshot that a member is sending.
 pub struct Sending {
-    /// Number of the snapshot, counted from the process start.
+    /// Sequence number of the snapshot: 1 for the first that this process sends.
     pub number: u64,
     /// Id of the receiving member.
     pub to: u64,
@@ -257,9 +258,9 @@ pub struct Sending {
     pub message: Message,
     /// Source of the snapshot, until it is opened.
     pub source: Option<Box<dyn SnapshotSource>>,
-    /// Iterator over the pieces, once the source is open.
+    /// Reader of the snapshot's chunks, once the source is open.
     pub pieces: Option<Pieces>,
-    /// Pieces that were read and sent already.
+    /// Chunks that were already read and sent.
     pub sent: Vec<std::io::Result<Bytes>>,
 }
 
@@ -283,11 +284,11 @@ pub struct Process {
     pub sending: Vec<Sending>,
     /// Number of snapshots sent so far.
     pub snapshots: u64,
-    /// World time of the core's next turn.
+    /// World time at which the core, the member's main loop, next runs.
     pub turn_at: Nanos,
     /// World time of the next timer.
     pub timer_at: Nanos,
-    /// True if a turn of the log is scheduled.
+    /// True if a write of the log is scheduled.
     pub log_busy: bool,
     /// True if a step of the background work is scheduled.
     pub background_busy: bool,
@@ -297,20 +298,20 @@ pub struct Process {
     pub stopping: bool,
 }
 
-/// Pieces of a snapshot, read one by one. They come from a view that does not change after the source was
-/// opened.
+/// Reader of a snapshot, which returns it chunk by chunk. The chunks come from a view that does not change
+/// after the source was opened.
 pub struct Pieces {
     future: LocalBoxFuture<Result<(), BoxError>>,
     next: Rc<RefCell<Option<std::io::Result<Bytes>>>>,
 }
 
-/// Result of reading a piece of a snapshot.
+/// Result of reading a chunk of a snapshot.
 pub enum Piece {
-    /// Piece, or the error of reading it.
+    /// The next chunk, or the error that occurred when it was read.
     Next(std::io::Result<Bytes>),
     /// End of the snapshot.
     End,
-    /// Error of opening the snapshot source.
+    /// The snapshot source could not be opened.
     Failed(BoxError),
 }
 
@@ -341,7 +342,7 @@ impl Pieces {
         Pieces { future, next }
     }
 
-    /// Reads the next piece.
+    /// Reads the next chunk.
     pub fn read(&mut self) -> Piece {
         let mut context = Context::from_waker(Waker::noop());
         match self.future.as_mut().poll(&mut context) {
@@ -356,7 +357,7 @@ impl Pieces {
 }
 
 /// Creates a member's disk. In some seeds, reads often miss the page cache, so that values have to be fetched
-/// from disk. In some, a power cut may lose any of the unsynced directory entries.
+/// from disk. In some seeds, a power cut may lose any of the unsynced directory entries.
 fn disk_of(seed: u64, number: u64) -> MemDisk {
     let disk = MemDisk::new(seed ^ number << 40);
     if (seed ^ number).is_multiple_of(3) {

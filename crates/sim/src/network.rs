@@ -1,4 +1,5 @@
-//! The network between members, and between clients and members: decides if and when a message arrives.
+//! Simulates the network between members, and between clients and members: decides if and when a message
+//! arrives.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,7 +29,7 @@ pub struct Weather {
     pub breaking: u64,
 }
 
-/// The state of the network.
+/// The network: its delays, cuts, slow links and other faults.
 pub struct Network {
     delay: Nanos,
     /// Mean delay of each slow link, by sender and receiver.
@@ -110,7 +111,8 @@ impl Network {
         self.cut_since(a, b).is_none()
     }
 
-    /// Returns the number of the current connection in the direction from `from` to `to`.
+    /// Returns the serial number of the current connection in the direction from `from` to `to`. The number
+    /// is 0 for the first connection.
     pub fn connection(&self, from: Host, to: Host) -> u64 {
         self.breaks.get(&(from, to)).copied().unwrap_or(0)
     }
@@ -122,12 +124,12 @@ impl Network {
         self.arrivals.retain(|(a, b, _), _| (*a, *b) != (from, to));
     }
 
-    /// Cuts one direction.
+    /// Cuts the network in the direction from `from` to `to`.
     pub fn cut(&mut self, from: Host, to: Host, now: Nanos) {
         self.cut.entry((from, to)).or_insert(now);
     }
 
-    /// Cuts every direction from one group to another.
+    /// Cuts the network in the direction from each host of one group to each host of another.
     pub fn cut_groups(&mut self, from: &BTreeSet<Host>, to: &BTreeSet<Host>, now: Nanos) {
         for a in from {
             for b in to.iter().filter(|b| *b != a) {

@@ -1,7 +1,7 @@
-//! The operator of the cluster: replaces members that lost their data, adds, promotes and removes members,
-//! and runs maintenance.
+//! Simulates the operator of the cluster, who replaces members that lost their data, adds, promotes and
+//! removes members, and runs maintenance.
 //!
-//! Any response may be lost. Then the operator lists the members before its next change.
+//! Any response may be lost. After a lost response, the operator lists the members before its next change.
 
 mod calls;
 
@@ -11,7 +11,7 @@ use crate::network::Host;
 
 /// Kind of the call that the operator waits for.
 enum Doing {
-    /// Request the member list; the list is linearizable if this is true.
+    /// A request for the member list; true for a linearizable one.
     List(bool),
     Add,
     Change,
@@ -52,7 +52,8 @@ impl Operator {
         self.fresh = false;
     }
 
-    /// Returns true if the cluster has all wanted voters, no learner, and no pending addition.
+    /// Returns true if the last member list is up to date and has all wanted voters and no learner, and no
+    /// addition is pending.
     pub fn is_whole(&self) -> bool {
         let voters = self.listed.iter().filter(|member| !member.learner).count();
         self.fresh && voters >= self.voters_wanted && voters == self.listed.len() && self.adding.is_empty()

@@ -47,7 +47,8 @@ pub struct Ended {
     pub events: u64,
     /// Number of operations answered.
     pub answered: u64,
-    /// Number of questions that the oracle could not decide.
+    /// Number of possible violations that the oracle could neither confirm nor rule out, because the order of
+    /// writes with unknown outcomes is not certain.
     pub undecided: u64,
     /// Text of the violation; empty if there was none.
     pub violation: String,
@@ -116,7 +117,7 @@ impl ProcessPool {
         Ok(ProcessPool { children, ended })
     }
 
-    /// Waits for the next finished seed. Returns `None` if no seed is left or the time is over.
+    /// Waits for the next finished seed. Returns `None` if all seeds are finished or the time is over.
     pub fn next(&self, until: Option<Instant>) -> Option<Ended> {
         match until {
             None => self.ended.recv().ok(),
@@ -128,7 +129,7 @@ impl ProcessPool {
 impl Drop for ProcessPool {
     fn drop(&mut self) {
         for child in &mut self.children {
-            // Killing fails if the child has already ended, which is fine.
+            // Killing fails if the child has already ended; then it only has to be waited for.
             let _ = child.kill();
             let _ = child.wait();
         }

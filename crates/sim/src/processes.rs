@@ -1,4 +1,4 @@
-//! Member processes: how they start, take turns and end, and what is checked after each turn.
+//! Starts, runs and ends the processes of members, and checks a member after each step.
 
 use std::rc::Rc;
 use std::sync::{Arc, PoisonError};
@@ -23,7 +23,7 @@ use crate::world::{Event, World};
 /// Largest number of nodes on a path from the root to a leaf in a tree of watched ranges: many times the
 /// logarithm of the number of ranges.
 const WATCH_DEPTH_MAX: usize = 120;
-/// Largest number of leases that a leader may visit in one turn.
+/// Largest number of leases that a leader may visit in one turn of its core.
 const LEASES_MAX: usize = 4096;
 /// Largest number of keys that a shard may visit without a pause to evaluate the comparisons of a read-only
 /// transaction, including a few keys of the last comparison.
@@ -167,8 +167,8 @@ impl World {
                 self.trace.note(now, format_args!("m{at} starts, life {life}, id {id:x}"));
                 self.look(at);
                 self.settle(at);
-                // The data that a member has read while starting may be damaged before the member writes
-                // anything.
+                // In some runs, data is damaged directly after the start. At this time, the member has
+                // already read its data and has not written anything yet.
                 if self.profile.fails(Fault::Decay) && life > 1 && self.chaos && self.dice.faults.one_in(6) {
                     self.decay(at);
                 }
@@ -228,7 +228,7 @@ impl World {
         for other in &mut self.places {
             let Some(process) = &other.process else { continue };
             process.links.disconnected(id);
-            // Transfers of snapshots to the ended member break off.
+            // Snapshot transfers to the ended member fail.
             if process.sending.iter().any(|sending| sending.to == id) {
                 let from = (other.number, process.life);
                 self.schedule.after(MILLI, Event::SnapshotEnded { from, to: id, delivered: false });
@@ -351,8 +351,8 @@ impl World {
         (self.dice.schedule.around(self.profile.sync) + MICRO) * slowness
     }
 
-    /// Runs the tasks of a place until each of them waits for a scheduled event, then schedules the next
-    /// events.
+    /// Runs the tasks of the process at this place until each of them waits for a scheduled event, then
+    /// schedules the next events.
     pub(crate) fn settle(&mut self, at: Host) {
         for _ in 0..1000 {
             let Some(process) = &mut self.places[at].process else { return };
@@ -381,7 +381,7 @@ impl World {
         self.plan(at);
     }
 
-    /// Schedules a process's next turn, timer and disk work.
+    /// Schedules the next turn of a process's core, its next timer, and its disk work.
     pub(crate) fn plan(&mut self, at: Host) {
         let now = self.now();
         let turn = self.profile.turn;
@@ -413,7 +413,8 @@ impl World {
         if read {
             let pause = match self.profile.reads {
                 Some(mean) if mean > 0 && self.chaos => {
-                    // A read that began in the phase with faults ends with that phase at the latest.
+                    // The pause is cut short at the end of the phase with faults, because reads must not be
+                    // slow after it.
                     self.dice.schedule.around(mean).min(self.profile.chaos.saturating_sub(now))
                 }
                 _ => 0,
@@ -488,7 +489,7 @@ impl World {
     /// work; in others the check always passes.
     pub(crate) fn look_at_work(&mut self, at: Host) {
         let applied = usize::try_from(applied_per_turn(at)).unwrap_or(usize::MAX);
-        // The last question of a turn may exceed the limit, so its keys are not counted.
+        // The last question of a turn may exceed the limit, so the keys visited for it are not counted.
         let questions = usize::try_from(questions_per_turn(at) - 1).unwrap_or(usize::MAX);
         let bounds = [
             (Measure::WatchDepth, WATCH_DEPTH_MAX),
@@ -497,8 +498,8 @@ impl World {
             (Measure::Queued, 99),
             (Measure::Questions, questions),
             (Measure::Compared, COMPARED_MAX),
-            // A lease was granted again before its revocation was applied. Clients cannot detect this bug,
-            // because for them the revocation may have come after the grant.
+            // The number of leases that were granted again before their revocation was applied. Clients
+            // cannot detect this bug, because for them the revocation may have come after the grant.
             (Measure::GrantedAhead, 0),
         ];
         for (measure, max) in bounds {
@@ -526,13 +527,13 @@ impl World {
 }
 
 /// Returns how many keys a member may visit to answer questions in one turn of its core, not counting the
-/// last question. Half of the members have a small limit.
+/// last question. Half of the members have a small limit, so that both small and large limits are tested.
 fn questions_per_turn(at: Host) -> u64 {
     if at.is_multiple_of(2) { 1 } else { 2048 }
 }
 
-/// Returns how many entries a member applies in one turn of its core. Half of the members apply few, because
-/// the result must not depend on how the work is sliced.
+/// Returns how many entries a member applies in one turn of its core. Half of the members apply few, to test
+/// that the result does not depend on how the work is sliced.
 fn applied_per_turn(at: Host) -> u64 {
     if at.is_multiple_of(2) { 5 } else { 2048 }
 }

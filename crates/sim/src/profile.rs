@@ -1,4 +1,4 @@
-//! The profile of a seed's world: number of members, work of the clients, and kinds and rate of faults.
+//! Draws the profile of a seed's world: number of members, work of the clients, and kinds and rate of faults.
 //!
 //! Swarm testing (Groce et al. 2012): each seed enables a random half of all faults and operations. A fault
 //! that is always present could hide a bug that appears only without it.
@@ -37,7 +37,7 @@ kinds! {
         Stop = "stop";
         /// A process is paused for a while.
         Pause = "pause";
-        /// Power fails at several members at once, perhaps at all.
+        /// Power fails at several members at the same moment, perhaps at all.
         Blackout = "blackout";
         /// A member's clock runs too fast or too slow.
         Drift = "drift";
@@ -79,7 +79,7 @@ kinds! {
         Flags = "flags";
         /// Connections between members break at any message, and all their in-flight messages are lost.
         Cut = "cut";
-        /// Members are removed until one voter is left; leaders are removed as often as others.
+        /// Members, in most cases the leader, are removed until one voter is left.
         Shrink = "shrink";
         /// Disks are small until the end of the run, so deletions and compactions have to free space.
         Tight = "tight";
@@ -184,10 +184,10 @@ impl Kinds {
 const OPERATIONS_MAX: u64 = 2500;
 /// Value of `--quota-backend-bytes` in worlds without quota faults.
 const QUOTA_BYTES: u64 = 2 << 30;
-/// Faults that no seed has by default, because the product does not tolerate them yet; `--with` enables them.
+/// Faults that no seed has by default, because Mainstay does not tolerate them yet; `--with` enables them.
 const HELD_BACK: &[Fault] = &[Fault::Tight];
-/// Faults that each have their own random stream, so that they do not change other draws of a seed. The
-/// number n with a fault means that one seed in n has the fault.
+/// Faults that are each drawn from their own random stream, so that they do not change other draws of a seed.
+/// The number n with a fault means that one seed in n has the fault.
 const WITH_OWN_DICE: &[(Fault, u64)] = &[
     (Fault::FileError, 3),
     (Fault::Suspend, 4),
@@ -210,7 +210,7 @@ const STAGED: &[(Fault, u64)] = &[
 pub(crate) const SLOW: &[Fault] =
     &[Fault::Pause, Fault::Suspend, Fault::Jump, Fault::Stall, Fault::SlowDisk, Fault::Full, Fault::SlowLink];
 
-/// Flags of a member that may differ between members.
+/// Command-line flags of a member that may differ between members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Flags {
     /// Value of `--election-timeout`, in nanoseconds.
@@ -289,9 +289,9 @@ pub struct Profile {
     pub chaos: Nanos,
     /// Mean network delay of a message.
     pub delay: Nanos,
-    /// Mean duration of a turn of the log.
+    /// Mean duration of one write and sync of the log.
     pub sync: Nanos,
-    /// Mean delay between the moment a member has work and its turn.
+    /// Mean delay between the moment at which a member has work and the moment at which its core runs.
     pub turn: Nanos,
     /// Flags of all members, unless members have different flags.
     pub flags: Flags,
@@ -299,24 +299,24 @@ pub struct Profile {
     pub segment_bytes: u32,
     /// Number of entries that are applied between two checkpoints.
     pub checkpoint_entries: u64,
-    /// Size of each disk in bytes, where disks are small.
+    /// Size of each disk in bytes, in worlds with small disks.
     pub disk_bytes: u64,
     /// Bytes that may be in flight to a follower; `None` for the default.
     pub window_bytes: Option<usize>,
     /// Number of leases that are granted at the same time; 0 for none.
     pub crowd: u64,
-    /// Size of the largest values in bytes, where disks are large.
+    /// Size of the largest values in bytes, in worlds without small disks.
     value_bytes: u64,
-    /// Number of waiting batches that the log takes at once; `None` for all of them. The other batches are
-    /// treated as if they had arrived during the write.
+    /// Maximum number of waiting batches that the log writes together; `None` for all of them. The other
+    /// batches are treated as if they had arrived during the write.
     pub log_batches: Option<usize>,
     /// Mean duration of a value read that misses the page cache, in the phase with faults; `None` if such
-    /// reads finish at once.
+    /// reads finish immediately.
     pub reads: Option<Nanos>,
     /// True if tokens are signed and carry the auth revision at which they were issued; otherwise members
     /// store the tokens.
     pub signed_tokens: bool,
-    /// Mean time of one step of background work, in addition to the disk time.
+    /// Mean duration of one step of background work, in addition to the disk time.
     pub background: Nanos,
 }
 
@@ -370,13 +370,14 @@ impl Profile {
         // If clients send many operations in a short time, a short run is enough.
         let chaos = rng.between(5, 25) * SECOND;
         let chaos = chaos.min((OPERATIONS_MAX * think / clients as u64).max(4 * SECOND));
-        // With large values and the smallest segment size, each segment would contain little more than its
-        // header.
+        // With large values, the smallest segments would each contain little more than a header, so larger
+        // segments are drawn.
         let large = work & 1 << Work::BigValues as u8 != 0;
         let sizes: &[u32] = if large { &[64, 64, 128, 256] } else { &[16, 16, 32, 32, 64, 256] };
         let mut segment_bytes: u32 = rng.pick(sizes) << 10;
-        // Forged and hostile values without compaction would soon fill more segments than one segment of the
-        // smallest size can list. Real members choose a segment size that suits their disk.
+        // Without compaction, forged and hostile values would soon fill more segments than the smallest
+        // segment size can list. Real members choose a segment size that suits their disk, so a larger one is
+        // used here, too.
         let does = |kind: Work| work & 1 << kind as u8 != 0;
         if does(Work::Forged) && does(Work::Hostile) && !does(Work::Compact) {
             segment_bytes = segment_bytes.max(64 << 10);
@@ -421,8 +422,8 @@ impl Profile {
         }
     }
 
-    /// Adapts the other properties of the world to the enabled faults and work. Call this once the faults are
-    /// final.
+    /// Adapts the other properties of the world to the enabled faults and work. Must be called after the last
+    /// change of the set of faults.
     pub fn arrange(&mut self) {
         let mut rng = Rng::stream(self.seed, "arrangement");
         let works = |work: Work| 1 << work as u8;
@@ -436,8 +437,8 @@ impl Profile {
             self.chaos = self.chaos.max(8 * SECOND);
         }
         if self.works(Work::Regrant) {
-            // The fault that this work looks for needs stalled disks: the revocation and the new grant have
-            // to wait for the disk while the old lease expires.
+            // The bug that this work looks for appears only with stalled disks: the revocation and the new
+            // grant have to wait for the disk while the old lease expires.
             self.work.0 |= works(Work::Keep);
             self.faults = self.faults.with(Fault::Stall as u8).without(Fault::Quota as u8);
         }
@@ -451,7 +452,7 @@ impl Profile {
             self.members = self.members.max(3);
         }
         if !self.works(Work::Hostile) || self.fails(Fault::Tight) {
-            // A small disk has no space for the state of thousands of leases.
+            // The leases of the crowd are hostile work, and a small disk has no space for their state.
             self.crowd = 0;
         }
         if self.fails(Fault::Ambush) {
@@ -485,8 +486,7 @@ impl Profile {
         }
     }
 
-    /// Returns true if the member at a place behaves like etcd; at least one member of the cluster behaves
-    /// like Mainstay.
+    /// Returns true if the member at a place behaves like etcd. At least one member of the cluster does not.
     pub fn is_etcd(&self, place: usize) -> bool {
         let mut rng = Rng::stream(self.seed, "etcd");
         let own = rng.place(self.members);
@@ -499,8 +499,8 @@ impl Profile {
         if self.fails(Fault::Tight) { u64::from(self.segment_bytes / 4) } else { self.value_bytes }
     }
 
-    /// Returns true if calls that wait for values keep their views for a long time, because many values have
-    /// to be fetched from slow disks.
+    /// Returns true if reads of values from disk take 300 ms or more on average, so that calls that wait for
+    /// values keep their views of the store for a long time.
     pub fn reads_slowly(&self) -> bool {
         self.reads.is_some_and(|mean| mean >= 300 * MILLI)
     }
@@ -517,8 +517,8 @@ impl Profile {
         }
         let mut rng = Rng::stream(self.seed, &format!("flags {place} {life}"));
         let mut flags = Flags::draw(&mut rng);
-        // Pre-vote stays on here: without it, a member with a short timeout and a short log could campaign
-        // forever and prevent the election of others, as in etcd.
+        // Pre-vote stays on if members have different flags: without it, a member with a short timeout and a
+        // short log could start one election after another and prevent the election of others, as in etcd.
         flags.pre_vote = true;
         if self.fails(Fault::Quota) {
             flags.quota_bytes = rng.pick(&[32, 64, 200]) << 10;

@@ -1,8 +1,8 @@
-//! Random numbers: one seed, and one independent stream for each concern of the world.
+//! Draws random numbers from one seed, with an independent stream for each concern of the simulated world.
 //!
-//! Xoshiro256** (Blackman, Vigna 2018), filled by [`Random`]. Each stream has a name. If one concern draws
-//! more or fewer numbers, for example because its faults are disabled, the numbers of other concerns stay the
-//! same.
+//! The generator is Xoshiro256** (Blackman, Vigna 2018); [`Random`] fills its state. Each stream has a name.
+//! If one concern draws more or fewer numbers, for example because its faults are disabled, the numbers of
+//! other concerns stay the same.
 
 use stdx::Random;
 

@@ -64,7 +64,7 @@ pub struct Options {
 pub struct Report {
     /// The seed.
     pub seed: u64,
-    /// Digest of all events; two runs with the same digest were identical.
+    /// Digest of all events. Two runs of the same seed must have the same digest.
     pub digest: u64,
     /// Text of the violation; `None` if there was none.
     pub violation: Option<String>,
@@ -78,7 +78,8 @@ pub struct Report {
     pub counts: Counts,
     /// Last lines of the trace, if there was a violation.
     pub last: Vec<String>,
-    /// Number of questions that the oracle could not decide.
+    /// Number of possible violations that the oracle could neither confirm nor rule out, because the order of
+    /// writes with unknown outcomes is not certain.
     pub undecided: usize,
 }
 
@@ -213,12 +214,12 @@ impl Life<'_> {
         self.finish(revision)
     }
 
-    /// Checks that the largest requests that are allowed are carried out. No fault is active any more.
+    /// Checks that the largest allowed requests succeed. Must be called when no fault is active.
     fn reach_limits(&mut self) -> Result<(), String> {
         let world = &mut *self.world;
         let Some(leader) = world.leader() else { return Ok(()) };
-        // If the replication window allows only one entry per round trip, granting thousands of leases at
-        // once takes longer than a request's timeout, so this check is skipped.
+        // If the replication window allows only one entry per round trip, granting thousands of leases takes
+        // longer than a request's timeout, so this check is skipped.
         let slow = world.profile.window_bytes.is_some();
         world.extra(Client::deepest(), leader);
         let id = world.next_operation;
@@ -293,7 +294,7 @@ impl Life<'_> {
         if world.profile.works(Work::Hostile) || planted::is_any() {
             // Each step of the oracle's search may execute transactions of a hundred operations. Searching an
             // incorrect history completely takes a minute; running another seed finds the same bug in less
-            // time.
+            // time. So the number of steps is limited.
             world.history.settings.search_steps_max = 5_000;
         }
         let verdict = oracle::check(&world.history);
@@ -340,7 +341,7 @@ impl World {
         )
     }
 
-    /// Returns true if a member has raised the alarm for lack of space.
+    /// Returns true if any member knows of a raised alarm for lack of space.
     fn is_short_of_space(&self) -> bool {
         let nospace = api::etcdserverpb::AlarmType::Nospace as i32;
         let processes = self.places.iter().filter_map(|place| place.process.as_ref());
@@ -363,8 +364,8 @@ impl World {
             && hashes.first().is_some_and(|first| first.is_some() && hashes.iter().all(|hash| hash == first))
     }
 
-    /// Returns true if no member keeps anything for a caller that is gone, installs a snapshot, or has more
-    /// unsaved bytes than the limit at which it takes a checkpoint.
+    /// Returns true if all members are at rest: none installs a snapshot, keeps versions for a long read,
+    /// waits to delete a segment, or has as many unsaved bytes as make it take a checkpoint.
     fn is_at_rest(&self) -> bool {
         let processes = self.places.iter().filter_map(|place| place.process.as_ref());
         processes.map(|process| process.stepped.probe()).all(|probe| {

@@ -1,4 +1,4 @@
-//! Scripted simulations of situations that random faults reach too rarely.
+//! Simulates, by a script, situations that random faults reach too rarely.
 
 use api::Rpc;
 use api::etcdserverpb as pb;
@@ -75,9 +75,8 @@ fn version(world: &mut World, at: Host, key: &str) -> i64 {
     }
 }
 
-/// A write that a follower has forwarded is pending there. The follower installs a snapshot that already
-/// contains the write; then another member becomes leader. The follower must not forward the write a second
-/// time.
+/// A follower has forwarded a write and waits for its result. It installs a snapshot that already contains
+/// the write; then another member becomes leader. The follower must not forward the write a second time.
 #[test]
 fn a_write_that_a_snapshot_brought_is_not_proposed_again() {
     let mut happened = 0;

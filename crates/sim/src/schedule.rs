@@ -1,4 +1,4 @@
-//! Queue of events in virtual nanoseconds.
+//! Queues the simulation's events in the order of their virtual times.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

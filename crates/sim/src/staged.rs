@@ -1,4 +1,4 @@
-//! Faults that are staged: they wait until a certain operation is in flight, and happen at that moment.
+//! Defines the staged faults, which wait until a certain operation is in flight, and happen at that moment.
 
 mod steps;
 
@@ -44,9 +44,9 @@ pub(crate) enum Step {
     Revoke(Host, i64),
     /// Renews the revoked lease at this member, on behalf of its owner.
     Renew(Host, i64),
-    /// Grants this number of leases at this member at once.
+    /// Grants this number of leases at this member at the same time.
     Crowd(Host, u64),
-    /// Revokes this number of the crowd's leases at once.
+    /// Revokes this number of the crowd's leases at the same time.
     Disperse(Host, u64),
     /// Retires this member, and drops all messages that it has sent and that have not arrived.
     Vanish(Host),
@@ -73,7 +73,7 @@ impl Staged {
         self.lurks = Some(fault);
     }
 
-    /// Records that the operator's call to remove a member was answered.
+    /// Records that the operator's call to remove a member was answered, so the leader no longer has to end.
     pub fn removal_ended(&mut self) {
         self.leaving = None;
     }

@@ -1,4 +1,4 @@
-//! Short descriptions of operations, for the reader of a trace.
+//! Describes operations in short texts, for the reader of a trace.
 
 use oracle::{Outcome, Request};
 

@@ -1,4 +1,4 @@
-//! Record of all events of a run: as a digest and, on request, as text.
+//! Records all events of a run: as a digest and, on request, as text.
 
 use std::fmt::Arguments;
 
@@ -21,7 +21,7 @@ impl Trace {
         Trace { digest: 0xcbf2_9ce4_8422_2325, events: 0, prints, kinds: [0; 16], last: Default::default() }
     }
 
-    /// Returns the digest; two runs with the same digest have had the same events.
+    /// Returns the digest of all events so far. Two runs of the same seed must have the same digest.
     pub fn digest(&self) -> u64 {
         self.digest
     }

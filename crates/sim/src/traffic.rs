@@ -1,4 +1,5 @@
-//! Traffic between members: messages, requests, snapshots, and the connections for them.
+//! Carries the traffic between members: messages, requests and snapshots, and keeps track of the connections
+//! for them.
 
 use std::cell::RefCell;
 use std::io;
@@ -18,7 +19,7 @@ use crate::profile::Fault;
 use crate::schedule::{MICRO, MILLI, SECOND};
 use crate::world::{CONNECTIONS_EVERY, Event, World};
 
-/// Number of bytes of a snapshot piece that a link transfers within its mean delay.
+/// Number of bytes of a snapshot that a link transfers within its mean delay.
 const PIECE_BYTES: u64 = 64 << 10;
 
 impl World {
@@ -150,7 +151,8 @@ impl World {
         }
     }
 
-    /// Checks that all data whose storage a message confirms is durable when the message is sent.
+    /// Checks that everything that a message acknowledges as stored (entries or a vote) is already durable on
+    /// its sender.
     pub(crate) fn promise(&mut self, at: Host, message: &Message) -> Result<(), String> {
         let vote = match message.r#type() {
             MessageType::MsgVoteResp if !message.reject() => Some(message.to()),
@@ -324,7 +326,7 @@ impl World {
                 let there = self.places.get(place).and_then(|place| place.process.as_ref());
                 let alive = there.is_some_and(|process| process.id == id);
                 match self.network.cut_since(at, place) {
-                    // Other members refuse the stream of a removed member.
+                    // A member that knows of this process's removal refuses its stream.
                     None if there.is_some_and(|there| {
                         alive && there.stepped.is_ready() && there.stepped.peering().is_removed(process.id)
                     }) =>
@@ -353,7 +355,7 @@ impl World {
                 process.stepped.peering().refused(id);
             }
             if lacks_space && !process.log_busy {
-                // A log that lacks space gets a turn now and then, to check if there is space again.
+                // A log that lacks space is run now and then, so that it checks whether there is space again.
                 process.log_busy = true;
                 self.schedule.after(MICRO, Event::Log(at, life));
             }

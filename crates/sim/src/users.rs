@@ -1,9 +1,10 @@
-//! Users, roles and tokens: an administrator grants and revokes permissions while clients send operations
-//! with tokens.
+//! Simulates users, roles and tokens: an administrator grants and revokes permissions while clients send
+//! operations with tokens.
 //!
-//! Each slot has a user with its own role. If the result of a change is unknown, the change may still take
-//! effect at any later time. The administrator then gives up that user and creates another one with new
-//! names, so that the oracle never has to judge the old user.
+//! The number of users is fixed: each of the `SLOTS` slots has one user with its own role. If the result of a
+//! change is unknown, the change may still take effect at any later time. The administrator then gives up the
+//! user of the slot and creates another one with new names, so that the oracle never has to judge the old
+//! user.
 
 mod administration;
 
@@ -67,9 +68,9 @@ enum Step {
     Toggle(usize, usize),
     /// Grant the role to the user of this slot, or revoke it.
     Role(usize),
-    /// Change the user's password.
+    /// Change the password of the user of this slot.
     Password(usize),
-    /// Delete the user and create another one.
+    /// Delete the user of this slot and create another one.
     Delete(usize),
 }
 

@@ -1,4 +1,5 @@
-//! Watch streams of clients: some are read slowly, some break and resume at their last revision.
+//! Simulates the watch streams of clients: some are read slowly, some break and resume at their last
+//! revision.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -142,7 +143,7 @@ pub struct Watcher {
 }
 
 impl Watcher {
-    /// Creates the watcher with this number in the world of a seed.
+    /// Creates watcher `number` for the world of this seed, with its own random stream.
     pub fn new(seed: u64, number: u64) -> Watcher {
         let mut rng = Rng::stream(seed, &format!("watcher {number}"));
         let pace = rng.pick(&[MILLI, 20 * MILLI, 300 * MILLI, 1500 * MILLI, 6000 * MILLI]);
@@ -242,8 +243,8 @@ impl Watcher {
         pipe
     }
 
-    /// Creates many watches of ranges that no client writes, in orders that make an unbalanced tree deep, and
-    /// cancels some of them.
+    /// Creates many watches of ranges that no client writes, in orders that would make a tree without
+    /// balancing deep, and cancels some of the watches.
     fn crowd(&mut self, pipe: &Rc<RefCell<Pipe>>) {
         let count = self.rng.pick(&[50, 300, 300, 1000]);
         let order = self.rng.below(5);
@@ -315,7 +316,7 @@ impl Watcher {
         (watch, start)
     }
 
-    /// Lets many more responses wait for the client. From now on each read takes all of them.
+    /// Lets up to 1024 responses wait for the client.
     pub fn widen(&mut self) {
         if let Some(pipe) = &self.pipe {
             pipe.borrow_mut().window = 1024;
@@ -359,8 +360,8 @@ impl Watcher {
             self.told_at = now;
             return;
         }
-        // A response to a failed creation has watch id -1. Responses to creations come in order, so it
-        // belongs to the first watch without a response.
+        // A response to a failed creation has watch id -1. Responses to creations come in order, so such a
+        // response belongs to the first watch without a response.
         let named = response.watch_id;
         let failed = response.created && response.canceled;
         let found = self.open.iter_mut().find(|open| {

@@ -12,8 +12,8 @@ thread_local! {
 static LISTENS: Once = Once::new();
 
 /// Runs a closure and returns its panic as an error with message and location. A panic that other code has
-/// caught is returned as well, since a panicking task would otherwise disappear silently. In builds where a
-/// panic aborts the process, it still does.
+/// caught is returned as well, since a panicking task would otherwise disappear silently. In builds with
+/// `panic = "abort"`, a panic still aborts the process.
 pub fn panics<T>(something: impl FnOnce() -> T) -> Result<T, String> {
     LISTENS.call_once(|| {
         let before = take_hook();

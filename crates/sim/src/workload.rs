@@ -1,4 +1,5 @@
-//! Operations of clients, drawn from each client's own random stream. No value is written twice.
+//! Draws the operations of the simulated clients. Each client has its own random stream, and no value is
+//! written twice.
 
 use std::collections::BTreeMap;
 
@@ -18,10 +19,10 @@ const NO_END: &[u8] = b"\0";
 const LOCKS: u64 = 2;
 /// Number of nested transactions in the deepest request, which a client sends at the end of the run.
 const DEPTH: usize = 62;
-/// Largest number of leases that a client keeps at once.
+/// Largest number of leases that a client keeps at the same time.
 const LEASES_MAX: usize = 3;
 
-/// Progress of a client with a lock.
+/// Progress of a client that acquires, holds and releases a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Locking {
     /// The client has requested a lease for the lock.
@@ -50,9 +51,9 @@ struct Keeping {
 }
 
 impl Keeping {
-    /// Returns true if some time of the lease has passed, but so much is left that the lease cannot expire
-    /// before its revocation is applied. The revocation of an expired lease would also end a lease that was
-    /// granted again under its id, as in etcd.
+    /// Returns true if the lease may be revoked and granted again: some of its time has passed, but so much
+    /// is left that it cannot expire before its revocation is applied. The revocation of an expired lease
+    /// would also end a lease that was granted again under its id, as in etcd.
     fn is_exchangeable(&self, now: Nanos) -> bool {
         let ttl = u64::try_from(self.ttl).unwrap_or(0) * SECOND;
         !self.anew && now > self.asked + 3 * SECOND && now + 5 * SECOND < self.asked + ttl
@@ -105,7 +106,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Creates the client of this number in the world of a seed.
+    /// Creates client `number` for the world of this seed, with its own random stream.
     pub fn new(seed: u64, number: u64) -> Client {
         Client {
             number,
@@ -439,7 +440,7 @@ impl Client {
     fn kept(&mut self, request: &Request, outcome: &Outcome) {
         match outcome {
             // After a grant under the same id failed, the client does not know whether the old lease still
-            // exists.
+            // exists, so it forgets the lease.
             Outcome::Unknown(_) | Outcome::Refused(_)
                 if matches!(request, Request::Grant { id: 1.., .. }) =>
             {
@@ -507,7 +508,7 @@ impl Client {
         let mut success: Vec<Action> = actions.map(action).collect();
         if profile.works(Work::BigValues) || profile.works(Work::Forged) {
             // If all ranges returned all values, the responses would take most of the run's time and memory,
-            // so they are limited.
+            // so all ranges but two return only keys.
             let ranges = success.iter_mut().filter_map(|action| match action {
                 Action::Range(range) => Some(range),
                 _ => None,
@@ -598,7 +599,8 @@ impl Client {
             Work::Delete => {
                 let span =
                     if self.rng.one_in(3) { self.span(profile) } else { (self.key(profile), Vec::new()) };
-                // Only the owner of a lock may delete its lock key, so the range must not include lock keys.
+                // Only the owner of a lock may delete its lock key, so a range without an end is replaced by
+                // the range of all keys that are not lock keys.
                 let (key, range_end) = if span.1 == NO_END { (b"k".to_vec(), b"l".to_vec()) } else { span };
                 Request::Delete(Delete { key, range_end, prev_kv: self.rng.one_in(2) })
             }
@@ -704,7 +706,7 @@ impl Client {
                 };
                 if lost {
                     // From this response on the client knows that it has lost the lock, so the period of
-                    // holding ends now. Whether the lock was lost earlier, the oracle judges by the lease.
+                    // holding ends now. The oracle judges by the lease whether the lock was lost earlier.
                     self.held.push((fence, lease, since, now));
                     return None;
                 }
@@ -718,7 +720,7 @@ impl Client {
         }
     }
 
-    /// Records the locks that clients still hold at the end of the run as held until now.
+    /// Records that the lock which the client still holds at the end of the run, if any, was held until now.
     pub fn finish(&mut self, now: Nanos) {
         if let Some(Locking::Holding(fence, lease, since, _)) = self.lock.take() {
             self.held.push((fence, lease, since, now));

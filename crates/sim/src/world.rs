@@ -1,7 +1,8 @@
-//! The world of one seed: members, network, disks, clocks and clients, and the order of events.
+//! Simulates the world of one seed: members, network, disks, clocks and clients, and the order of events.
 //!
 //! The world takes one event at a time from the schedule. The consequences of an event at the same place
-//! happen immediately; what is sent to another place becomes a new event. Nothing here waits for real time.
+//! happen immediately; data that is sent to another place becomes a new event. Nothing here waits for real
+//! time.
 
 use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -100,7 +101,7 @@ pub(crate) enum Event {
     Administrator,
 }
 
-/// A fault that lasts for a while and has to be undone.
+/// A fault whose end is scheduled, or a page cache whose drop is scheduled.
 pub(crate) enum Undo {
     /// Network cuts and slow links.
     Network,
@@ -112,7 +113,7 @@ pub(crate) enum Undo {
     SlowDisk(Host),
     /// Clock drift.
     Drift(Host),
-    /// A page cache that holds data which the disk does not have.
+    /// A member's page cache, which holds data that the disk has lost or misplaced.
     Cache(Host),
 }
 
@@ -147,9 +148,11 @@ pub(crate) struct ActiveClient {
     pub place: Host,
     /// True if the client's last operation was answered.
     pub answered: bool,
-    /// Number of the client's `Authenticate` call that is in flight, and the user that it names.
+    /// Operation id and user of the client's `Authenticate` call in flight; `None` if no such call is in
+    /// flight.
     pub login: Option<(u64, String)>,
-    /// True if a member has answered that authentication is not enabled.
+    /// True if a member has answered that authentication is not enabled. The next operation is then sent
+    /// without a token.
     pub needs_no_token: bool,
 }
 
@@ -181,9 +184,9 @@ pub(crate) struct Dice {
 pub struct Counts {
     /// Process starts.
     pub starts: u64,
-    /// Crashes of all sorts.
+    /// Number of crashes of processes, of all kinds.
     pub crashes: u64,
-    /// Faults of all sorts.
+    /// Number of injected faults, of all kinds.
     pub faults: u64,
     /// Snapshots delivered.
     pub snapshots: u64,
@@ -334,7 +337,8 @@ impl World {
         (place.paused_until > self.now() && place.process.is_some()).then_some(place.paused_until)
     }
 
-    /// Returns the process of this start with its clock advanced to now; `None` if that process has ended.
+    /// Returns the process with this start number (any process if 0), with its clock advanced to now; `None`
+    /// if that process has ended.
     pub(crate) fn wake(&mut self, at: Host, life: u64) -> Option<&mut Process> {
         let now = self.now();
         let place = self.places.get_mut(at)?;

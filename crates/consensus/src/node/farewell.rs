@@ -1,5 +1,5 @@
-//! A leader whose own removal was applied: before it ends, it makes sure that the other members know of the
-//! removal.
+//! Lets a leader that has applied its own removal tell the other members of the removal before its process
+//! ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,11 +20,11 @@ pub(super) const FAREWELL: &[u8] = b"mainstay farewell";
 /// committed.
 ///
 /// Only a leader announces the commit index, and members that do not know that the removal is committed still
-/// count the removed member for their quorum. In a cluster of two members, the remaining one would wait for
-/// the removed member's vote forever. So the removed leader continues to send entries and heartbeats. The
-/// raft crate is not told yet that the change was applied, because it requires a leader with a vote. That is
-/// safe: the leader accepts no more proposals, and any majority of the voters before the change has a member
-/// in common with any majority after it.
+/// count the removed member for their quorum. In a cluster of two members, the remaining one could not be
+/// elected without the removed member's vote. So the removed leader continues to send entries and heartbeats.
+/// The raft crate is not notified yet that the change was applied, because it requires a leader with a vote.
+/// That is safe: the leader accepts no more proposals, and any majority of the voters before the change has a
+/// member in common with any majority after it.
 ///
 /// Worked example: member 1 leads {1, 2} and is removed by entry 7. Member 2 has acknowledged entry 7, but
 /// the message that announces its commit was lost. Member 1 sends heartbeats with commit index 7 and the
@@ -41,8 +41,8 @@ pub(super) struct Farewell {
 }
 
 impl Farewell {
-    /// Returns the state of a leader that has applied its own removal. `index` is the commit index at this time,
-    /// so a member that has it knows the removal.
+    /// Begins the farewell of a leader that has applied its own removal. `index` is the commit index at this
+    /// time: a member that knows this commit index knows of the removal.
     pub(super) fn new(index: Index, change: ConfChange) -> Farewell {
         Farewell { index, told: BTreeSet::new(), said: BTreeMap::new(), change }
     }
@@ -64,15 +64,15 @@ impl Node {
             && !planted::is(Bug::RemovedLeaderSilent)
     }
 
-    /// Returns true while this node, whose removal it has applied as a leader, makes sure that a majority of
-    /// the other members knows of the removal. Its process should run on until then, but only for a limited
-    /// number of election timeouts.
+    /// Returns true while this node, which has applied its own removal as a leader, makes sure that a
+    /// majority of the other voters knows of the removal. Its process should continue until then, but only
+    /// for a limited number of election timeouts.
     pub fn is_leaving(&self) -> bool {
         self.leaving.is_some()
     }
 
     /// Announces the committed removal to the members that have the entry of the removal. Once enough members
-    /// know of it, the removal is applied in this node's raft crate, too.
+    /// know of the removal, it is applied in this node's raft crate, too.
     pub(super) fn settle_leaving(&mut self) {
         let Some(leaving) = &mut self.leaving else { return };
         let own = self.config.id.0;
@@ -84,7 +84,8 @@ impl Node {
             let change = leaving.change;
             self.leaving = None;
             self.raw.raft.set_check_quorum(true);
-            // The change was checked when it was applied, and it leaves other voters, so it cannot fail.
+            // The change was checked when it was applied to the member list, and it leaves other voters, so
+            // the raft crate accepts it.
             let changed = self.change_conf(change);
             assert!(changed.is_ok(), "a committed removal with voters left can be applied: {changed:?}");
             return;

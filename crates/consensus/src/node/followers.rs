@@ -1,4 +1,5 @@
-//! A leader's followers: bytes in flight to them, and old entries that are read back from the log for them.
+//! Manages a leader's followers: limits the bytes in flight to them, and reads old entries back from the log
+//! for them.
 
 use std::collections::BTreeMap;
 
@@ -20,8 +21,8 @@ impl Node {
                 && entry.index < fetch.last
                 && tail.term_of(entry.index.0) == Some(entry.term.0)
         });
-        // After a failed read, the entries are requested again when the follower responds to the next
-        // heartbeat.
+        // A failed read needs no handling: the entries are requested again when the follower responds to the
+        // next heartbeat.
         if entries.is_empty() || !sound {
             return;
         }
@@ -40,7 +41,7 @@ impl Node {
         }
     }
 
-    /// Updates windows and fetches to raft's present view of the followers.
+    /// Adapts the windows and fetches to what raft currently knows about the followers.
     pub(super) fn settle_followers(&mut self) {
         let raft = &self.raw.raft;
         let leads = raft.state == StateRole::Leader;

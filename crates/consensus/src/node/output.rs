@@ -1,4 +1,4 @@
-//! The node's effects, which the caller has to carry out.
+//! Collects the node's effects, which the caller has to carry out.
 
 use api::raftpb;
 use numbers::{Index, MemberId, Term};
@@ -37,7 +37,7 @@ impl Node {
             effects.status = Some(self.status());
         }
         // `Outbox`, not the raft crate, decides which messages wait for which batch. So all messages are
-        // taken here.
+        // taken from the raft crate immediately.
         let mut messages = ready.take_messages();
         messages.append(&mut ready.take_persisted_messages());
         let committed = ready.take_committed_entries();
@@ -84,7 +84,7 @@ impl Node {
             effects.append = Some(Append { number, entries, hard_state: self.unsaved.take() });
         } else if self.batches.are_synced() {
             // The raft crate keeps a record of each batch until its sync is reported. This batch has no data
-            // to sync, so that is done at once.
+            // to sync, so its sync is reported immediately.
             self.raw.on_persist_ready(number);
         }
         self.post(messages);
@@ -109,8 +109,9 @@ impl Node {
         Vec::new()
     }
 
-    /// Asserts the order of positions that [`RaftStatus`](crate::RaftStatus) and [`Effects::commit`] promise. An entry that is
-    /// given to the caller too early could be applied from a log that may still lose or replace it.
+    /// Asserts the order of indexes that [`RaftStatus`](crate::RaftStatus) and [`Effects::commit`] promise.
+    /// An entry that is given to the caller too early could be applied from a log that may still lose or
+    /// replace it.
     fn assert_order(&self, given_out: &[Entry]) {
         let log = &self.raw.raft.raft_log;
         let (commit, last, synced) = (Index(log.committed), Index(log.last_index()), Index(log.persisted));
@@ -122,13 +123,14 @@ impl Node {
         assert_eq!(index - first.index + 1, given_out.len() as u64, "entries are given out without a gap");
     }
 
-    /// Returns true if the commit index has to be on disk before it is reported to any member, because it has
-    /// reached the removal of a member. The remaining members may need the removed member's vote until they
-    /// know that the removal is committed, but the removed member ends once it knows. So no member reports,
-    /// confirms or applies the commit of a removal while a crash could make it forget that commit. Other
-    /// changes end no member, and any majority before such a change has a member in common with any majority
-    /// after it, so a forgotten commit is learned again.
+    /// Returns true if an entry that was committed since the last call may remove a member. The new commit
+    /// index must then be on disk before this node reports it to any member.
     fn notes_commit_first(&mut self) -> bool {
+        // The remaining members may need the removed member's vote until they know that the removal is
+        // committed, but the removed member's process ends once it knows. So no member may report, confirm or
+        // apply the commit of a removal while a crash could make it forget that commit. Other changes end no
+        // member, and any majority before such a change has a member in common with any majority after it, so
+        // a forgotten commit is learned again.
         let committed = self.raw.raft.raft_log.committed;
         let looked_through = std::mem::replace(&mut self.looked_through, committed);
         let mut entries = self.raw.store().between(looked_through, committed);
@@ -160,8 +162,8 @@ impl Node {
                 // The hint is also set in a heartbeat that is sent after this leader was deposed: otherwise
                 // members that do not know the new leader yet would conclude that this leader runs etcd.
                 MessageType::MsgHeartbeat => BINDS_PROPOSALS,
-                // Only the first append to a member in a term carries the hint, because there are many later
-                // ones.
+                // Only appends that probe the member carry the hint. The many later appends in this term do
+                // not need to repeat it.
                 MessageType::MsgAppend if of_this_term && self.is_probed(message.to) => BINDS_PROPOSALS,
                 _ => continue,
             };
@@ -200,8 +202,8 @@ fn may_remove(entry: &eraftpb::Entry) -> bool {
     }
 }
 
-/// Returns a confirmed read in the caller's form; `None` if the context is not that of a read of this
-/// program.
+/// Returns a confirmed read in the caller's form; `None` if its context is not 8 bytes long, because then the
+/// read was not made by Mainstay.
 fn read_of(state: raft::ReadState) -> Option<ConfirmedRead> {
     let context = <[u8; 8]>::try_from(&state.request_ctx[..]).ok()?;
     Some(ConfirmedRead { number: u64::from_be_bytes(context), index: Index(state.index) })

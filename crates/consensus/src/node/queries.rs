@@ -1,4 +1,4 @@
-//! Questions to the node about itself and about the other members.
+//! Answers queries about the node: its status, its log, and what it knows about the other members.
 
 use numbers::{Index, MemberId, Term};
 use planted::Bug;
@@ -8,7 +8,7 @@ use super::{Node, named};
 use crate::effects::{OtherPrograms, Progress, ProgressState, RaftStatus, Role};
 
 impl Node {
-    /// Returns the present status of the node.
+    /// Returns the current status of the node.
     pub fn status(&self) -> RaftStatus {
         let raft = &self.raw.raft;
         RaftStatus {
@@ -62,8 +62,8 @@ impl Node {
         }
     }
 
-    /// Returns true if some forwarded proposals were not sent yet, because no leader is known or because this
-    /// member's own vote is not on disk.
+    /// Returns true if some forwarded proposals have not been sent yet, because no leader is known or because
+    /// this member's own vote is not on disk.
     pub fn keeps_proposals(&self) -> bool {
         !self.leaderless.is_empty() || self.outbox.holds_proposals()
     }
@@ -83,13 +83,13 @@ impl Node {
     pub fn data_after(&self, index: Index) -> impl Iterator<Item = (Index, &[u8])> {
         let unstable = &self.raw.raft.raft_log.unstable;
         // Entries that replace others may still be only in the unstable part, so the stable part is used only
-        // up to its beginning.
+        // up to where the unstable part begins.
         let stable = self.raw.store().between(index.0, unstable.offset.saturating_sub(1));
         let unstable = unstable.entries.iter().filter(move |entry| entry.index > index.0);
         stable.chain(unstable).map(|entry| (Index(entry.index), &*entry.data))
     }
 
-    /// Returns the member for which this member voted in its present term; 0 for none.
+    /// Returns the member for which this member voted in its current term; 0 for none.
     pub fn voted_for(&self) -> MemberId {
         MemberId(self.raw.raft.vote)
     }
@@ -110,7 +110,8 @@ impl Node {
         self.batches.stored()
     }
 
-    /// Returns the first index that this node can still send to other members, from memory or from the log.
+    /// Returns the index of the first entry that this node can still send to other members, from memory or
+    /// from the log.
     pub fn first_index(&self) -> Index {
         Index(self.raw.raft.raft_log.first_index())
     }
@@ -136,11 +137,11 @@ impl Node {
         (tail.entries.len(), tail.bytes)
     }
 
-    /// Returns true if a proposal made now will enter the log in the present term or never, so that it may be
+    /// Returns true if a proposal made now will enter the log in the current term or never, so that it may be
     /// proposed again once an entry of a newer term is applied. This holds if this node leads, or if the
-    /// leader has announced that it binds proposals to its term, which its first message of the term does. It
-    /// does not hold if the leader runs etcd, because members that run etcd pass a late proposal on to a
-    /// later leader.
+    /// leader has announced that it binds proposals to its term, as a leader that runs Mainstay does in its
+    /// first message of the term. It does not hold if the leader runs etcd, because members that run etcd
+    /// pass a late proposal on to a later leader.
     pub fn binds_proposals(&self) -> bool {
         let raft = &self.raw.raft;
         raft.state == StateRole::Leader
@@ -164,7 +165,7 @@ impl Node {
         })
     }
 
-    /// Returns true if every other voter is known not to run etcd, and no learner is known to run it: A
+    /// Returns true if every other voter is known not to run etcd, and no learner is known to run it. A
     /// leader knows this from the responses in its term, a follower from the last heartbeat of its leader.
     pub fn has_no_etcd(&self) -> bool {
         let raft = &self.raw.raft;
@@ -173,7 +174,7 @@ impl Node {
         }
         let voters = raft.prs().conf().voters();
         raft.prs().iter().filter(|(id, _)| **id != self.config.id.0).all(|(id, _)| {
-            // A learner that has not responded does not count, because it may not have been started yet.
+            // A learner that has not responded does not count, because it is possibly not started yet.
             self.runs_mainstay(*id).unwrap_or(!voters.contains(*id))
         })
     }

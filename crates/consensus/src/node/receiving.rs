@@ -1,5 +1,5 @@
-//! Messages of other members: forwarded proposals and reads, some of which wait until a leader can accept
-//! them, and all other messages, which go to the raft crate.
+//! Handles messages of other members: forwarded proposals and reads, some of which wait until a leader can
+//! accept them, and all other messages, which go to the raft crate.
 
 use api::raftpb;
 use bytes::Bytes;
@@ -13,10 +13,12 @@ use crate::event::Refusal;
 use crate::validate;
 use crate::wire::{self, BINDS_AND_NO_ETCD, BINDS_PROPOSALS, RUNS_MAINSTAY};
 
-/// Maximum number of reads for which a leader awaits confirmation at the same time.
+/// Maximum number of reads for which a leader awaits confirmation at the same time. Further reads are
+/// refused.
 const PENDING_READS_MAX: usize = 4096;
 
-/// Maximum number of membership changes forwarded by other members that wait for an earlier one.
+/// Maximum number of membership changes, forwarded by other members, that wait for an earlier one. Further
+/// ones are refused.
 const EARLY_CHANGES_MAX: usize = 64;
 
 impl Node {
@@ -55,14 +57,16 @@ impl Node {
             }
         }
         match kind {
-            // The request of a leader to begin an election is ignored. If no member campaigns, the leader
-            // accepts proposals again after a timeout.
+            // A leader that transfers its leadership requests an election. This node must not campaign now,
+            // so the request is ignored. If no other member campaigns either, the leader accepts proposals
+            // again after a timeout.
             MessageType::MsgTimeoutNow if !self.may_campaign() => return Ok(()),
             MessageType::MsgTransferLeader if message.term == self.raw.raft.term => message.term = 0,
             MessageType::MsgReadIndex => return self.read(message),
             // A member that binds its proposal to a term proposes it again when it learns of a new leader.
-            // Members that run etcd do not. So their proposals are kept here; otherwise each of their clients
-            // would wait for its timeout, as it does if etcd leads.
+            // Members that run etcd do not, so their proposals are kept until the transfer has ended. If they
+            // were refused, each client of such a member would wait for its timeout, as it does if etcd
+            // leads.
             MessageType::MsgPropose if self.transferring().is_some() => {
                 let may_keep = !self.config.speaks_as_etcd && wire::bound_term(&message).is_none();
                 let is_kept = may_keep && self.wait_for_leader(message);
@@ -155,7 +159,7 @@ impl Node {
                     self.early_changes.push(message);
                     continue;
                 }
-                // If the raft crate drops the proposal, it is lost, as in etcd.
+                // An error is ignored: a proposal that the raft crate drops is lost, as in etcd.
                 let _ = self.raw.raft.step(message);
             }
         }
@@ -183,8 +187,8 @@ impl Node {
     }
 
     /// Handles a read of a client or a follower. A leader does not know the commit index before it has
-    /// committed an entry of its own term. The raft crate drops reads that arrive before that; here they
-    /// wait.
+    /// committed an entry of its own term. The raft crate drops reads that arrive before that, so they wait
+    /// in `early_reads`.
     pub(super) fn read(&mut self, message: eraftpb::Message) -> Result<(), Refusal> {
         let raft = &mut self.raw.raft;
         if raft.pending_read_count() + self.early_reads.len() >= PENDING_READS_MAX {

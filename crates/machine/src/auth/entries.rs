@@ -1,4 +1,5 @@
-//! Entries about users and roles, and the permission check of every entry at apply.
+//! Applies entries that change users and roles. Checks, for every entry that is applied, that its user may do
+//! what it requests.
 
 use api::Status;
 use api::etcdserverpb::InternalRaftRequest;
@@ -68,7 +69,7 @@ fn subjects(request: &InternalRaftRequest) -> (Option<&str>, Option<&str>) {
     }
 }
 
-/// Adds the users and roles that a request has changed to the state hash.
+/// Adds to the state hash the user and the role that a request has changed.
 fn mix(hash: &mut StateHash, auth: &Auth, request: &InternalRaftRequest) {
     hash.mix(Effect::AuthChanged, &[auth.revision(), u64::from(auth.is_enabled())]);
     let (user, role) = subjects(request);
@@ -84,7 +85,7 @@ fn mix(hash: &mut StateHash, auth: &Auth, request: &InternalRaftRequest) {
 }
 
 impl Machine {
-    /// Checks that the user named in an entry may do what the entry requests, as of the present auth
+    /// Checks that the user named in an entry may do what the entry requests, as of the current auth
     /// revision.
     ///
     /// # Errors
@@ -124,7 +125,7 @@ impl Machine {
     ) -> Option<Result<Outcome, Status>> {
         let auth = &mut self.auth;
         let changed = if let Some(who) = &request.authenticate {
-            // An authentication does not change the replicated state.
+            // An authentication does not change the replicated state, so nothing is added to the state hash.
             let authenticated = auth.authenticated(&who.name, &who.simple_token, index);
             return Some(authenticated.map(|authenticated| {
                 *change = Some(Change::Auth(Box::new(authenticated)));

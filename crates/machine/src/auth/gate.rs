@@ -1,4 +1,5 @@
-//! Permission check of a request, which is made when the request arrives and again when its entry is applied.
+//! Checks whether the user of a request may make it. The check is made when the request arrives, and again
+//! when its entry is applied.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,8 +18,8 @@ use crate::shared_map::SharedMap;
 /// The keys that are attached to a lease.
 type LeaseKeys = SharedMap<Bytes, ()>;
 
-/// The user who sends a request, and the auth revision at which the user was authenticated. The default is a
-/// request without a user.
+/// The user who sends a request, and the auth revision at which the user was authenticated. The default value
+/// stands for a request without a user.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Caller<'a> {
     /// Name of the user; empty for none.
@@ -31,7 +32,7 @@ pub struct Caller<'a> {
 enum Who {
     /// Authentication is not enabled: everything is allowed.
     Anyone,
-    /// No user was named, or no user of that name exists.
+    /// No user was named, or (if `is_named`) no user of that name exists.
     Nobody { is_named: bool },
     /// An existing user with these rights.
     Known(Arc<Rights>),
@@ -40,9 +41,10 @@ enum Who {
 /// Permission check for one caller and one request. Its errors are etcd's.
 pub struct Gate {
     who: Who,
-    /// Error for every access to keys, if the caller's auth revision is missing or too old.
+    /// Error for every access to keys, if the caller's auth revision is missing or too old; otherwise `None`.
     stale: Option<Status>,
-    /// True if the caller's token is outdated, so that it does not give the rights of root.
+    /// True if the caller's token is older than the last change of the user's password. Such a token does not
+    /// give the rights of root.
     is_outdated: bool,
     /// Number of times that the keys of a lease were checked. For tests.
     #[cfg(test)]
@@ -81,8 +83,9 @@ impl Gate {
     }
 
     /// Marks the caller's token as older than the last change of the user's password. Requests that only root
-    /// may make are then refused, as is access to keys. In etcd such a token can still be used to change the
-    /// new password (COMPAT-443). The mark is used only when a request arrives, because at apply all members,
+    /// may make are then refused. (Access to keys is refused without the mark, because the change of the
+    /// password has raised the auth revision.) In etcd such a token can still be used to change the new
+    /// password (COMPAT-443). The mark is used only when a request arrives, because at apply all members,
     /// including those that run etcd, must come to the same result.
     pub fn outdated(mut self) -> Gate {
         self.is_outdated = !self.is_open();
@@ -100,7 +103,7 @@ impl Gate {
     /// # Errors
     ///
     /// Returns an error if no user is named, no user of that name exists, the user does not have the role
-    /// root, or its token is outdated.
+    /// root, or the caller's token is outdated.
     pub fn admin(&self) -> Result<(), Status> {
         match &self.who {
             Who::Anyone => Ok(()),
@@ -148,8 +151,8 @@ impl Gate {
         }
     }
 
-    /// Checks that a put is allowed: to write its key, to attach the key to its lease, and to read the
-    /// previous pair if that is requested. `leases` has the keys of the lease.
+    /// Checks that the caller may write the key of a put, attach the key to the lease of the put, and read
+    /// the previous pair if the put asks for it. `leases` has the keys of the lease.
     ///
     /// # Errors
     ///
@@ -180,7 +183,8 @@ impl Gate {
         if put.prev_kv { self.read(&put.key, &[]) } else { Ok(()) }
     }
 
-    /// Checks that a deletion is allowed, and also reading the previous pairs if that is requested.
+    /// Checks that the caller may delete these keys, and may read them if the request asks for the previous
+    /// pairs.
     ///
     /// # Errors
     ///
@@ -201,7 +205,7 @@ impl Gate {
             return Ok(());
         }
         // Nested transactions are put on a list and not checked by recursion, because the client chooses
-        // their depth.
+        // their depth and could overflow the stack.
         let mut open = vec![txn];
         let mut allowed = BTreeSet::new();
         while let Some(txn) = open.pop() {
@@ -236,9 +240,9 @@ impl Gate {
         }
     }
 
-    /// Checks that all of these keys may be written. If so, the caller may also revoke the lease to which
-    /// they are attached, renew it, and attach more keys. As in etcd, root may at any auth revision, and any
-    /// caller may if the lease has no keys.
+    /// Checks that the caller may write all of these keys, which are attached to one lease. If so, the caller
+    /// may also revoke the lease, renew it, and attach more keys to it. As in etcd, the check succeeds for
+    /// root at any auth revision, and for every caller if the lease has no keys.
     ///
     /// # Errors
     ///
@@ -247,8 +251,8 @@ impl Gate {
         self.all(keys, Rights::write)
     }
 
-    /// Checks that all of these keys may be read. If so, the caller may also see the lease to which they are
-    /// attached.
+    /// Checks that the caller may read all of these keys, which are attached to one lease. If so, the caller
+    /// may also see the lease.
     ///
     /// # Errors
     ///
@@ -257,9 +261,10 @@ impl Gate {
         self.all(keys, Rights::read)
     }
 
-    /// Checks a right on the keys of a lease after the key `behind`. Subtracts 1 from `left` for each search
-    /// except the first, which the caller has counted. Returns the key after which to continue, or `None` if
-    /// all keys were checked.
+    /// Checks that the caller has `right` on the keys of a lease after the key `behind`, until all keys are
+    /// checked or `left` is used up. Each search subtracts 1 from `left`, except the first one, which the
+    /// calling function has already counted. Returns the key after which to continue, or `None` if all keys
+    /// are checked.
     fn some(
         &self,
         keys: &LeaseKeys,
@@ -311,14 +316,14 @@ pub enum Right {
 /// Checks a right on all keys of some leases. The check runs in slices, because a lease may have millions of
 /// keys, and a user thousands of ranges.
 ///
-/// Keys and leases are as they were at the start of the check. Each slice may use another gate, so that a
+/// The check uses the leases and keys as they were when it started. Each slice may use a new gate, so that a
 /// user who loses the right during the check is refused.
 pub struct LeaseRights<'k, L> {
     right: Right,
     leases: L,
-    /// Keys of the lease that is checked next.
+    /// Keys of the lease that is checked next; `None` once all leases are checked.
     keys: Option<&'k LeaseKeys>,
-    /// Last key of this lease that was checked.
+    /// Last key of that lease that was checked; `None` if none was checked yet.
     behind: Option<Bytes>,
 }
 
@@ -336,8 +341,8 @@ impl<'k, L: Iterator<Item = &'k LeaseKeys>> LeaseRights<'k, L> {
     ///
     /// # Errors
     ///
-    /// Returns the same errors as [`Gate::read`]. As in etcd, root may at any auth revision, and any caller may if the leases
-    /// have no keys.
+    /// Returns the same errors as [`Gate::read`]. As in etcd, there is no error for root at any auth
+    /// revision, nor for any caller if the leases have no keys.
     pub fn step(&mut self, gate: &Gate, work_max: usize) -> Result<Option<usize>, Status> {
         let mut left = work_max;
         while let Some(keys) = self.keys {
@@ -358,15 +363,15 @@ impl<'k, L: Iterator<Item = &'k LeaseKeys>> LeaseRights<'k, L> {
 enum Within {
     /// All remaining keys of the lease are in the set.
     All,
-    /// The keys before this one are in the set; the search stopped here.
+    /// The search stopped early, at this key. The keys of the lease before it are in the set.
     Through(Bytes),
     /// At least one key is not in the set.
     No,
 }
 
-/// Searches the keys of a lease after the key `behind` in the set `allowed`. Makes one search per span of the
-/// set, not one per key, but at most `left` + 1 searches. Subtracts the searches after the first one from
-/// `left`.
+/// Checks whether the keys of a lease that are after the key `behind` are in the set `allowed`. Makes one
+/// search per span of the set, not one per key, but at most `left` + 1 searches. Subtracts the searches after
+/// the first one from `left`.
 fn some_within(keys: &LeaseKeys, behind: Option<&Bytes>, left: &mut usize, allowed: &KeyRanges) -> Within {
     let mut through = behind;
     loop {
@@ -374,7 +379,8 @@ fn some_within(keys: &LeaseKeys, behind: Option<&Bytes>, left: &mut usize, allow
         match allowed.end_at(key) {
             None => return Within::No,
             Some(None) => return Within::All,
-            // Spans do not touch, so the key at the end of a span is never in the set.
+            // Spans do not touch, so the key at the end of a span is not in the set. If it is attached to the
+            // lease, the right on it is missing.
             Some(Some(end)) if keys.get(end).is_some() => return Within::No,
             Some(Some(end)) if *left == 0 => return Within::Through(end.clone()),
             Some(Some(end)) => {

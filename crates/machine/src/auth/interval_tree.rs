@@ -1,4 +1,4 @@
-//! etcd's red-black interval tree. It is reproduced here because its shape decides the result of some
+//! Reproduces etcd's red-black interval tree, because the shape of that tree decides the result of some
 //! permission checks.
 
 use std::cmp::Ordering;
@@ -11,7 +11,7 @@ fn compare(a: &[u8], b: &[u8]) -> Ordering {
 }
 
 /// Keys from `begin` up to but not including `end`; an empty `end` means no upper bound. If `end` is not
-/// after `begin`, the interval contains no keys, but it still has a place in the order of the tree.
+/// after `begin`, the interval contains no keys, but the tree orders and searches it like any other interval.
 #[derive(Clone, Copy)]
 pub(super) struct Interval<'a> {
     pub begin: &'a [u8],
@@ -19,8 +19,8 @@ pub(super) struct Interval<'a> {
 }
 
 impl Interval<'_> {
-    /// Returns `Equal` if the two intervals overlap; otherwise the side of `other` on which `self` is. If one
-    /// interval contains no keys, the result depends on the order of the comparisons.
+    /// Returns `Equal` if the two intervals overlap; otherwise the side of `other` on which `self` is. The
+    /// comparisons must be made in etcd's order: if one interval contains no keys, the result depends on it.
     fn side(self, other: Interval<'_>) -> Ordering {
         if compare(self.begin, other.begin).is_lt() && compare(self.end, other.begin).is_le() {
             Ordering::Less
@@ -136,7 +136,8 @@ impl Node {
     /// `found`. Returns false at the first gap.
     ///
     /// An interval without keys does not fit into the order of the tree, so whether a subtree is searched
-    /// depends on the nodes above it. The result must be the same as in etcd.
+    /// depends on the nodes above it. The result must be the same as in etcd, so the search visits the same
+    /// nodes.
     fn visit<'a>(&'a self, asked: Interval<'_>, found: &mut Option<Interval<'a>>) -> bool {
         let below =
             |side: usize, found: &mut _| self.child(side).is_none_or(|child| child.visit(asked, found));
@@ -164,18 +165,18 @@ impl Node {
 /// Intervals in a tree with the shape that etcd's tree has after the same insertions. It is the red-black
 /// tree of Cormen, Leiserson, Rivest and Stein, in which each node also stores the largest end below it.
 ///
-/// For an interval with keys the result is the same as that of [`super::KeyRanges`], which needs no tree. For
-/// an interval without keys, etcd skips subtrees depending on their position:
+/// For an interval with keys, the result is the same as the result of [`super::KeyRanges`], which needs no
+/// tree. For an interval without keys, etcd skips subtrees depending on their position:
 ///
 /// ```text
-/// [a, c) with [m, z) as its right child:  [n, a) is after [a, c), and [a, z) is not before it: [m, z) is skipped
-/// [m, z) with [a, c) as its left child:   [n, a) overlaps [m, z): allowed
+/// [a, c) with right child [m, z):  [n, a) is after [a, c), and does not overlap [a, z): child skipped
+/// [m, z) with left child [a, c):   [n, a) overlaps [m, z), as etcd compares them: allowed
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct IntervalTree(Option<Box<Node>>);
 
 impl IntervalTree {
-    /// Inserts intervals, each given by its beginning and end, in this order.
+    /// Builds the tree by inserting these intervals, each given by its begin and end, in this order.
     pub(super) fn of(intervals: impl IntoIterator<Item = (Bytes, Bytes)>) -> IntervalTree {
         let mut root = None;
         for (begin, end) in intervals {

@@ -1,4 +1,4 @@
-//! Sets of keys: the union of the ranges that several permissions allow.
+//! Represents the set of keys that several permissions allow together, and looks up keys and ranges in it.
 
 use bytes::Bytes;
 
@@ -69,7 +69,7 @@ pub struct KeyRanges {
 impl KeyRanges {
     /// Returns the union of these ranges. Each is a key and a range end as in requests, in the order in which
     /// etcd inserts them. As in etcd, ranges that etcd does not accept in a permission allow nothing; data of
-    /// old versions may contain such ranges.
+    /// old releases of etcd may contain such ranges.
     pub fn union<'a>(ranges: impl Iterator<Item = (&'a Bytes, &'a Bytes)> + Clone) -> KeyRanges {
         let tree = IntervalTree::of(ranges.clone().map(|(key, range_end)| {
             let end = match Extent::of(key, range_end) {

@@ -1,4 +1,4 @@
-//! Rights of one user: the union of the permissions of all roles of the user.
+//! Computes the rights of a user, which are the union of the permissions of all its roles, and caches them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,13 +22,14 @@ impl Rights {
         self.is_root
     }
 
-    /// Returns the keys that the user's roles allow it to read; with the role root it may read all keys.
+    /// Returns the keys that the user's roles permit it to read. Not valid for a user with the role root, who
+    /// may read all keys: check [`Rights::is_root`] first.
     pub fn read(&self) -> &KeyRanges {
         &self.read
     }
 
-    /// Returns the keys that the user's roles allow it to write and delete; with the role root it may write all
-    /// keys.
+    /// Returns the keys that the user's roles permit it to write and delete. Not valid for a user with the
+    /// role root, who may write and delete all keys: check [`Rights::is_root`] first.
     pub fn write(&self) -> &KeyRanges {
         &self.write
     }
@@ -64,9 +65,9 @@ pub struct RightsCache {
     /// Auth revision of all cached rights.
     revision: u64,
     by_user: BTreeMap<Box<str>, Arc<Rights>>,
-    /// Rights by set of roles, because many users have the same roles.
+    /// Rights for each set of roles, because many users have the same roles.
     by_roles: BTreeMap<Box<[String]>, Arc<Rights>>,
-    /// Number of permissions that were merged since the cache was created.
+    /// Measure of the work done; see [`RightsCache::joined`].
     joined: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Encoding of one version in a block of keys; the documentation of `image` describes the bytes.
+//! Encodes and decodes one version in a block of keys; the documentation of `image` describes the bytes.
 
 use mvcc::{KEY_BYTES_MAX, LoadedVersion, Location, Value, Version};
 use numbers::{ChangeId, LeaseId, Revision};
@@ -163,8 +163,8 @@ impl EntryWriter {
     }
 }
 
-/// Decodes entries from blocks. Accepts only entries whose revisions are at least 1, whose create revision is
-/// not above the main revision, and whose numbers are low enough for later writes not to overflow.
+/// Decodes entries from blocks. Accepts an entry only if its revisions are at least 1, its create revision is
+/// not above its main revision, and its numbers are so low that later writes cannot overflow.
 #[derive(Default)]
 pub(crate) struct EntryReader {
     before: Before,
@@ -172,7 +172,7 @@ pub(crate) struct EntryReader {
 }
 
 impl EntryReader {
-    /// Starts a new block.
+    /// Prepares for the first entry of a block, which does not refer to entries of the block before.
     pub fn restart(&mut self) {
         self.before.any = false;
         self.before.key.clear();
@@ -212,7 +212,8 @@ impl EntryReader {
             if rest.len() > KEY_BYTES_MAX - shared {
                 return Err(Malformed("a key that is too long"));
             }
-            // A writer never makes `shared` too short, so the first byte after the shared prefix must differ.
+            // A writer makes `shared` as long as possible, so different keys already differ in the first byte
+            // after the shared prefix. Comparing that byte first is therefore fast.
             let old = &before.key[shared..];
             self.same_key = before.any && rest.first() == old.first() && rest == old;
             before.key.truncate(shared);

@@ -1,4 +1,4 @@
-//! The head of a checkpoint: all state except keys and values.
+//! Defines the head of a checkpoint: all state except keys and values.
 
 use numbers::{Index, Revision, Term};
 
@@ -11,8 +11,8 @@ use crate::machine::Machine;
 use crate::member::Members;
 use crate::state_hash;
 
-/// The state of a machine except keys and values, copied between two entries; leases are shared with the
-/// machine until they change. The head belongs to the view that is published at the same moment.
+/// The state of a machine except keys and values, copied at a moment between two entries; leases are shared
+/// with the machine until they change. The head belongs to the view that is published at the same moment.
 #[derive(Clone, Debug)]
 pub struct Head {
     /// Current revision of the store.
@@ -31,7 +31,8 @@ pub struct Head {
     pub in_use_bytes: u64,
     /// Rolling hash of the state; see [`Machine::state_hash`].
     pub state_hash: Option<u64>,
-    /// Number of versions in the index. Versions that a compaction made unreadable count until they are removed.
+    /// Number of versions in the index. Versions that a compaction made unreadable count until they are
+    /// removed.
     pub(crate) versions: u64,
     /// All granted leases.
     pub leases: Leases,
@@ -44,7 +45,7 @@ pub struct Head {
 }
 
 impl Machine {
-    /// Returns the head of a checkpoint of the present state. Copying the leases costs one pointer per about
+    /// Returns the head of a checkpoint of the current state. Copying the leases costs one pointer per about
     /// 200 leases. The matching view must be published before the next entry is applied.
     pub fn head(&self) -> Head {
         assert!(self.is_whole(), "an image is of a moment between two entries");

@@ -1,4 +1,4 @@
-//! Restores a machine from runs.
+//! Restores a machine from the runs of a checkpoint when a member starts.
 
 use std::ops::Range;
 
@@ -64,9 +64,9 @@ where
 }
 
 /// Begins a restore in two halves for two threads: one half reads and decodes blocks, the other builds the
-/// machine. The caller passes all versions from [`Reading::read`] to [`Building::take`], in order, and then
-/// calls [`Building::finish`] if reading has succeeded. If both halves fail, the error of building is the one
-/// that [`restore`] would have returned.
+/// machine. The caller passes all versions from [`Reading::read`] to [`Building::take`], in the same order,
+/// and then calls [`Building::finish`] if reading has succeeded. If both halves fail, the caller should
+/// report the error of `Building`: it concerns earlier versions, so [`restore`] would have returned that one.
 ///
 /// # Errors
 ///
@@ -104,7 +104,8 @@ where
     Ok((reading, Building { intake: Intake::new(head, versions) }))
 }
 
-/// Size in bytes of the keys at which a batch is passed on, even if it has few versions.
+/// A batch of versions is passed on once its keys have this total size in bytes, even if it contains few
+/// versions.
 const PIECE_KEY_BYTES: usize = 256 << 10;
 
 /// Batch of versions on their way from [`Reading`] to [`Building`].
@@ -140,7 +141,7 @@ impl Versions {
     }
 }
 
-/// The reading half of a restore.
+/// The half of a restore that reads and decodes the blocks of all runs.
 pub struct Reading<I, B> {
     runs: Vec<RunReader<I, B>>,
     compacted: Revision,
@@ -189,7 +190,7 @@ where
     }
 }
 
-/// The building half of a restore.
+/// The half of a restore that builds the machine from the decoded versions.
 pub struct Building {
     intake: Intake,
 }
@@ -217,9 +218,9 @@ impl Building {
     }
 }
 
-/// The accounting of [`Machine`] during a restore. The counters of the current segment are stored separately
-/// and written to the map when the segment changes. This saves look-ups, because values of neighbouring keys
-/// are often in the same segment.
+/// Sums up the machine's bytes in use and the live values of each segment during a restore. The counters of
+/// the current segment are stored separately and written to the map when the segment changes. This saves
+/// look-ups, because values of neighbouring keys are often in the same segment.
 #[derive(Default)]
 struct Accounting {
     usage: std::collections::BTreeMap<u32, SegmentUse>,
@@ -310,7 +311,8 @@ impl Intake {
         machine.applied_term = self.head.applied_term;
         machine.in_use_bytes = self.accounting.in_use_bytes;
         machine.usage = self.accounting.usage;
-        // Any deletion below the compact revision may be missing from the image.
+        // Deletions below the compact revision are possibly missing from the image. So a delta run, which
+        // starts above `delta_from_min`, must not reach below the compact revision.
         machine.delta_from_min = (self.head.compact_revision - 1).max(Revision(0));
         machine.hash =
             StateHash::new(self.head.state_hash, machine.applied_index, machine.store.current_revision());
@@ -332,8 +334,9 @@ where
     for run in runs.iter_mut() {
         run.advance()?;
     }
-    // Runs that have entries left, sorted in descending order by current key and then by age. So the next run
-    // to visit is the last one.
+    // Indexes of the runs that have entries left, sorted in descending order by current key and then by
+    // index. The last run has the lowest key and, among runs with that key, is the oldest, so it is visited
+    // next.
     let mut order: Vec<usize> = (0..runs.len()).filter(|&at| runs[at].entry.is_some()).collect();
     order.sort_by(|&a, &b| (runs[b].reader.key(), b).cmp(&(runs[a].reader.key(), a)));
     let mut history: Vec<Entry<'static>> = Vec::new();
@@ -352,7 +355,8 @@ where
         if is_alone {
             // The common case: only one run has the key.
             runs[first].take_history(&mut history)?;
-            // The run is also next if its following key is below the current keys of all other runs.
+            // If the following key of the run is below the current keys of all other runs, the run is the
+            // next one again, and again alone.
             is_alone = match order.as_slice() {
                 _ if runs[first].entry.is_none() => false,
                 [.., next, _] => runs[first].reader.key() < runs[*next].reader.key(),
@@ -472,8 +476,8 @@ where
                 match self.blocks.next() {
                     None => Ok(None),
                     Some(Ok(_)) => Err(Malformed("a block behind the last").into()),
-                    // Even after the end block the next block is read, because the reader reports damage at
-                    // the end of its file only then.
+                    // A read beyond the end block is attempted, because only such a read reports damage at
+                    // the end of the file.
                     Some(Err(error)) => Err(RestoreError::Read(error)),
                 }
             }
@@ -488,7 +492,8 @@ where
             return Err(Malformed("a version outside the revisions of its run"));
         }
         self.entries += 1;
-        // The entry has the location of the value, not its bytes, so it does not borrow from the block.
+        // Rebuilt with an owned payload, the location of the value, so that the entry does not borrow from
+        // the block.
         Ok(Entry { payload: crate::image::Payload::Place(entry.value()), ..entry })
     }
 
@@ -506,7 +511,8 @@ where
 
     /// Moves to the next entry.
     fn advance(&mut self) -> Result<(), RestoreError<E>> {
-        // At the start of a block, the reader of entries forgets the last key. So that key is saved here.
+        // At the start of a block, the reader of entries forgets the last key. So that key is kept in
+        // `before`, to be compared with the first key of the next block.
         let mut before = None;
         loop {
             if let Some(block) = self.block.take() {

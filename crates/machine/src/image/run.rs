@@ -1,4 +1,4 @@
-//! Writes a run, block by block.
+//! Writes a run of a checkpoint, block by block.
 
 use mvcc::{Changes, Snapshot, Version};
 use numbers::{ChangeId, Revision};
@@ -7,8 +7,8 @@ use crate::as_of::{AsOf, Overtaken};
 use crate::codec::put_u64;
 use crate::image::{BLOCK_BYTES, END, Entry, EntryWriter, Head, KEYS};
 
-/// Writer of one run of a checkpoint. It may be used on any thread and for any length of time, as long as no
-/// version that it needs is removed after a compaction.
+/// Writer of one run of a checkpoint. It can be used on any thread and for any length of time, but it fails
+/// if a version that it still needs is removed after a compaction.
 pub struct RunWriter {
     state: AsOf,
     head: Head,
@@ -101,8 +101,8 @@ impl RunWriter {
 pub(crate) struct Walk {
     /// Ids of the versions that are visited first.
     queue: std::vec::IntoIter<ChangeId>,
-    /// Key after which the histories are visited when the queue is empty; `None` if only the queue is
-    /// visited.
+    /// Position from which the walk continues once the queue is empty, with all versions of each following
+    /// key; `None` if the walk ends with the queue.
     behind: Option<Behind>,
 }
 
@@ -147,7 +147,8 @@ impl Walk {
             if visit(version) {
                 continue;
             }
-            // The next call first visits the rest of this key's history.
+            // The walk stops inside the history of this key, so the next call first visits the rest of that
+            // history.
             let rest: Vec<ChangeId> =
                 histories.take_while(|next| next.key() == version.key()).map(Version::id).collect();
             self.queue = rest.into_iter();
@@ -158,8 +159,8 @@ impl Walk {
     }
 }
 
-/// Finds versions by id. A look-up is cheaper if the version was written directly after the one of the
-/// previous look-up. That is so for a key that is written repeatedly, or for keys that were written in key
+/// Finds versions by id. A look-up is cheaper if the version was written directly after the version that the
+/// previous look-up found. This is the case if one key was written repeatedly, or if keys were written in key
 /// order.
 struct Finder<'s, 'a> {
     snapshot: &'s Snapshot<'a>,
@@ -182,7 +183,8 @@ impl<'a> Finder<'_, 'a> {
             self.behind.get_or_insert_with(|| snapshot.written(change.main, snapshot.current_revision()));
         match behind.next() {
             Some(version) if version.id() == change => Some(version),
-            // The transaction that wrote the previous version made more than one change.
+            // The transaction that wrote the previous version has made more changes, so the iterator is at
+            // one of these. The version is looked up in the index instead.
             _ => {
                 self.behind = None;
                 self.snapshot.version_at(change)

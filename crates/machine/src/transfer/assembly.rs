@@ -1,4 +1,5 @@
-//! Builds a machine from the versions that the receiver already had and those that it received.
+//! Builds a machine from the versions that the receiver of a transfer already had and those that it has
+//! received.
 
 use mvcc::{Location, Value};
 use numbers::{ChangeId, Index, Revision};
@@ -63,9 +64,9 @@ impl ReceivedVersion {
 /// returns the point at which the next stream may continue; at the end of a complete stream,
 /// [`Assembly::finish`] builds the machine. An assembly may be used on any thread.
 ///
-/// Versions that the sender's compact revision makes unreadable are left out of the machine, whether they
-/// come from the receiver's own state or the sender has not physically removed them yet. The first checkpoint
-/// of the machine must be a base run: earlier runs do not contain the new locations of the values.
+/// Versions that the sender's compact revision makes unreadable are left out of the machine. They may come
+/// from the receiver's own state, or from the sender if it has not physically removed them yet. The first
+/// checkpoint of the machine must be a base run: earlier runs do not contain the new locations of the values.
 pub struct Assembly {
     rules: Rules,
     base: Option<(AsOf, Head)>,
@@ -77,7 +78,7 @@ pub struct Assembly {
     batch: Vec<Pending>,
     /// Keys of the batch, concatenated.
     keys: Vec<u8>,
-    /// State of the current stream.
+    /// Progress of the current stream; `None` between two streams.
     stream: Option<Stream>,
 }
 
@@ -106,8 +107,8 @@ struct Pending {
 type Blocks = Box<dyn Iterator<Item = Result<Vec<u8>, Overtaken>>>;
 
 impl Assembly {
-    /// Begins with the receiver's state and its head, both of one moment, as the base. The state is read only
-    /// at the end. Without a base only a full transfer is accepted.
+    /// Creates an assembly whose base is the receiver's own state, with the head of the same moment. The base
+    /// is read only in [`Assembly::finish`]. Without a base only a full transfer is accepted.
     pub fn new(rules: Rules, base: Option<(AsOf, Head)>) -> Assembly {
         let nothing = Held {
             revision: Revision(0),
@@ -157,8 +158,8 @@ impl Assembly {
         let mut entry = version.entry;
         let at = entry.id();
         assert!(at > stream.last, "versions are pushed in the order of their coming");
-        // All versions of a revision stay in one batch, so that `pause` can remove an incomplete revision
-        // from it.
+        // The batch is sorted only between two revisions. So all versions of the last revision stay in the
+        // batch, from which `pause` can remove them if the revision is incomplete.
         if self.batch.len() >= BATCH_VERSIONS && entry.main > stream.last.main {
             self.sort();
         }
@@ -186,8 +187,8 @@ impl Assembly {
         }
         self.held.revision = self.held.revision.max(last - 1);
         self.held.compacted_max = stream.compact_revision;
-        // The sender has compared the receiver's earlier versions with its own state, so its hash covers
-        // both.
+        // The sender's hash also covers the versions that the receiver already had, because a sender starts a
+        // partial transfer only after it has checked that both had the same state up to there.
         self.held.hashed = stream.hashed;
         self.held
     }

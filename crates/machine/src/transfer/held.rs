@@ -1,4 +1,4 @@
-//! Description of the versions that a receiver has, and the rule that decides whether a sender's state can be
+//! Describes the versions that the receiver of a transfer has, and decides whether a sender's state can be
 //! sent on top of them.
 
 use numbers::{Index, Revision};
@@ -8,26 +8,27 @@ use crate::image::Head;
 use crate::machine::Machine;
 use crate::state_hash::StateTrail;
 
-/// Number of the format without a hash.
+/// Format number of the encoding without a hash.
 const FORMAT_UNHASHED: u64 = 1;
 const FORMAT: u64 = 2;
 
 /// The versions that a receiver has: of every revision up to `revision`, all versions except those that a
-/// compaction made unreadable. Parts of them may have been received at different moments, and so with
-/// different compact revisions. The receiver has all versions that are readable at every compact revision
-/// from `compacted_min` to `compacted_max`, and may also have versions that are readable only at the lowest
-/// of these.
+/// compaction made unreadable. They may consist of several parts: the receiver's own earlier state, and the
+/// versions of each stream that it received. The parts are of different moments, and so may have different
+/// compact revisions. Each part lacks at most the versions that are unreadable at its own compact revision.
+/// So the receiver has every version that is readable at the compact revision `compacted_max`, and possibly
+/// older versions, which are readable only at a lower compact revision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
     /// Revision up to which no version is missing.
     pub revision: Revision,
-    /// Oldest compact revision of any part; -1 for none.
+    /// Lowest compact revision of any part; -1 for none.
     pub compacted_min: Revision,
-    /// Newest compact revision of any part; -1 for none.
+    /// Highest compact revision of any part; -1 for none.
     pub compacted_max: Revision,
-    /// Log index of an entry, and the rolling hash after that entry on the member whose state the newest part
-    /// belongs to. `None` if the hash is unknown or the receiver does not send it; the receiver's versions
-    /// then cannot be verified.
+    /// Log index of an entry, and the rolling hash after that entry on the member that sent the newest
+    /// versions. `None` if the hash is unknown or the receiver does not send it; the receiver's versions then
+    /// cannot be verified.
     pub hashed: Option<(Index, u64)>,
 }
 
@@ -43,7 +44,7 @@ impl Held {
         out
     }
 
-    /// Encodes the description without the hash, for a sender of an earlier version.
+    /// Encodes the description without the hash, for a sender that runs an earlier release of Mainstay.
     pub fn to_bytes_unhashed(&self) -> Vec<u8> {
         self.encode(FORMAT_UNHASHED)
     }
@@ -114,27 +115,30 @@ impl Head {
     }
 
     /// Returns true if the receiver gets exactly this state when it merges the versions above `held.revision`
-    /// with those that it has, and drops what this state's compact revision makes unreadable.
-    ///
-    /// Let F be `held.revision` and C the compact revision here. The receiver needs every version above C
-    /// and, for each key, the newest version at or below C, unless that is a deletion below C.
-    ///
-    /// No needed version is missing. Versions above F are all sent. Versions at or below F are in the
-    /// receiver's parts, each of which was compacted at a revision not above C (`compacted_max`): a version
-    /// above C is above that revision, too, and the newest version of a key at C either was the newest at
-    /// that revision or is above it. So every part has the versions that are needed.
-    ///
-    /// No superfluous version stays. A version of the receiver is superfluous if it is at or below C and not
-    /// the newest of its key there: then a later version of the key at or below C exists. If the receiver has
-    /// that later version or gets it, the merge drops the superfluous one. Puts that are newest at C are
-    /// always sent. Deletions are sent, too, except those below C that compaction has already removed, the
-    /// highest of which is `delta_from_min`. If none of the removed deletions is above F, nothing is lost. If
-    /// one is above F, the keys that it deleted would come back. But then F is below C, and if the receiver's
-    /// parts were all compacted at C already, every version at or below F is the newest of its key at C: no
-    /// later version at or below C exists, and no deletion. That is why an interrupted transfer of a whole
-    /// state can be resumed even if the state was compacted many times long ago, as long as no compaction has
-    /// happened since.
+    /// with those that it has, and drops the versions that this state's compact revision makes unreadable.
     pub fn can_follow(&self, held: &Held) -> bool {
+        // Let F be `held.revision`, and C the compact revision of this state. The receiver needs every
+        // version above C and, for each key, the newest version at or below C, unless that is a deletion
+        // below C.
+        //
+        // No needed version is missing. Versions above F are all sent. Versions at or below F are in the
+        // receiver's parts, each of which was compacted at a revision not above C (`compacted_max`): a
+        // version above C is above that revision, too, and the newest version of a key at C either was the
+        // newest at that revision or is above it. So every part has the versions that are needed.
+        //
+        // No superfluous version stays. A version of the receiver is superfluous if it is at or below C and
+        // not the newest of its key there: then a later version of the key at or below C exists. If the
+        // receiver has that later version or gets it, the merge drops the superfluous one. Puts that are
+        // newest at C are always sent. Deletions are sent, too, except those below C that compaction has
+        // already removed, the highest of which is `delta_from_min`. If none of the removed deletions is
+        // above F, nothing is lost.
+        //
+        // If a removed deletion is above F, it is possibly needed: the receiver may have the key that it
+        // deleted. But it is not needed if all of the receiver's parts were compacted at C already. Removed
+        // deletions are below C, so F is below C, too. Every version at or below F that the receiver has is
+        // therefore the newest of its key at C, and no later deletion of the key at or below C exists. This
+        // is why an interrupted transfer of a whole state can be resumed, however often the state was
+        // compacted before the transfer, unless a compaction has happened since.
         held.revision <= self.revision
             && held.compacted_max <= self.compact_revision
             && (held.compacted_min == self.compact_revision || held.revision >= self.delta_from_min)
@@ -143,10 +147,10 @@ impl Head {
     /// Returns the revision after which a transfer to this receiver starts; 0 if everything has to be sent.
     ///
     /// A partial transfer is sent only if the receiver provably had the same state as this member: the hash
-    /// of its state is the one in `trail`, this member's hashes, after the same entry. This is required
-    /// because the receiver takes over the sender's hash, so that a difference in the older versions would
-    /// never be detected later. If the trail does not reach back far enough, or the receiver sends no hash,
-    /// everything is sent.
+    /// of the receiver's state after an entry equals this member's hash after the same entry, which `trail`
+    /// contains. This is required because the receiver continues with the sender's hash: a difference in the
+    /// older versions would never be detected. If the trail does not reach back far enough, or the receiver
+    /// sends no hash, everything is sent.
     pub fn transfer_from(&self, held: Option<&Held>, trail: &StateTrail) -> Revision {
         let is_same =
             |held: &&Held| held.hashed.is_some_and(|(index, hash)| trail.hash_at(index) == Some(hash));

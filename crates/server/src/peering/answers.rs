@@ -1,4 +1,4 @@
-//! HTTP responses to other members, in the form in which Go's `net/http` writes them.
+//! Builds HTTP responses to other members, in the form in which Go's `net/http` writes them.
 
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode};

@@ -1,4 +1,4 @@
-//! Answers to other members that compare their data with this member's.
+//! Answers the requests of other members that compare their data with this member's.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ fn is_of_another(cluster: &str, request: &Request<Bytes>) -> bool {
     theirs.is_some_and(|id| !id.is_empty() && id.as_bytes() != cluster.as_bytes())
 }
 
-/// Answers another member's request for a hash.
+/// Answers another member's request for the hash of the key-value pairs at a revision, as HashKV computes it.
 pub async fn hash_kv(shared: &Arc<Shared>, request: &Request<Bytes>) -> Response<Bytes> {
     let cluster = cluster_id(shared);
     if is_of_another(&cluster, request) {

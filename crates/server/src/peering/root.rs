@@ -1,4 +1,4 @@
-//! Checks that a request for root, passed on by another member, was made on behalf of root.
+//! Checks that a request that only root may make, and that another member has passed on, was made by root.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -12,7 +12,8 @@ use replica::core::{ClientRequest, ReplyBody};
 use replica::shared::Shared;
 use telemetry::logging::{Logger, Value};
 
-/// Address under which token verifications for members are queued: all members share it, and no client can have it.
+/// Address under which token verifications for members are queued: all members share it, and no client can
+/// have it.
 const MEMBERS: IpAddr = IpAddr::V4(Ipv4Addr::BROADCAST);
 
 /// Returns `Ok` if the request may do what only root may. First waits until this member has applied
@@ -24,8 +25,8 @@ const MEMBERS: IpAddr = IpAddr::V4(Ipv4Addr::BROADCAST);
 ///
 /// # Errors
 ///
-/// If authentication is enabled: etcd's error for a token that is missing or not valid, or for a user who is
-/// not root.
+/// If authentication is enabled, returns etcd's error for a token that is missing or not valid, or for a user
+/// who is not root.
 pub(super) async fn is_root(shared: &Shared, logger: &Logger, headers: &HeaderMap) -> Result<(), Status> {
     match shared.core.ask(ClientRequest::Read).await?.body {
         ReplyBody::Readable(_) => {}
@@ -56,7 +57,8 @@ pub(super) async fn is_root(shared: &Shared, logger: &Logger, headers: &HeaderMa
     if is_outdated { gate.outdated().admin() } else { gate.admin() }
 }
 
-/// Returns the session of a token, according to the published state; verifies the token's signature if necessary.
+/// Returns the session of a token, according to the published state; verifies the token's signature if
+/// necessary.
 async fn session(shared: &Shared, token: &[u8]) -> Result<Session, Status> {
     let recall = || shared.clients.credentials.session(token, shared.state.load().applied_index);
     match recall() {

@@ -1,4 +1,4 @@
-//! The individual faults: each function breaks something at one member, or between members.
+//! Implements the individual faults: each function breaks something at one member, or between members.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -40,7 +40,8 @@ fn is_read(path: &Path) -> bool {
 impl World {
     /// Draws a duration between two bounds, in nanoseconds.
     fn duration(&mut self, low: Nanos, high: Nanos) -> Nanos {
-        // The shift makes short durations as likely as long ones.
+        // The shift halves the drawn number up to five times, so that short durations are drawn about as
+        // often as long ones.
         let shift = self.dice.faults.below(6);
         low + (self.dice.faults.below(high - low) >> shift)
     }
@@ -67,7 +68,7 @@ impl World {
         self.start_after(at, delay);
     }
 
-    /// Cuts the power of about two thirds of all members at the same moment.
+    /// Cuts the power at the same moment at each member with a probability of 70 %.
     pub(super) fn blackout(&mut self) {
         for at in 0..self.places.len() {
             if self.dice.faults.per_mille(700) {
@@ -118,9 +119,9 @@ impl World {
         self.history.settings.lease_slack += by;
     }
 
-    /// Moves a member's time of day forward or back, by up to years. In a third of the cases, instead sets
-    /// that at each process start the time of day restarts from the value at the previous start, as on a
-    /// machine whose clock stops while it is off.
+    /// Moves a member's time of day forward or back, by up to years. In a third of the cases, the member
+    /// instead behaves like a machine whose clock stops while it is off: at each process start, its time of
+    /// day goes back to the value at the previous start.
     pub(super) fn set_wall(&mut self, at: Host) {
         let dice = &mut self.dice.faults;
         if dice.one_in(3) {
@@ -250,7 +251,8 @@ impl World {
     /// state.
     fn may_damage(&self) -> bool {
         self.profile.members >= 3
-            // After members were removed, it is not known which members a majority needs.
+            // After members were removed, it is not known which members a majority needs, so nothing is
+            // damaged.
             && !self.profile.fails(Fault::Shrink)
             && self.operator.is_whole()
             && self.places.iter().all(|place| place.retired || !(place.lost || place.decayed))
@@ -275,8 +277,9 @@ impl World {
         self.schedule.after(100 * MILLI, Event::Undo(Undo::Cache(at)));
     }
 
-    /// Drops a member's page cache, while the member runs or by ending its process. Does nothing until the
-    /// disk has misreported a write, and mostly waits some time longer.
+    /// Drops a member's page cache, so that writes that the disk reported as done but lost or misplaced
+    /// become visible. The member keeps running, or its process is ended. If there is no such write yet,
+    /// tries again later. If there is one, does so in half of the cases, too.
     pub(super) fn drop_cache_somehow(&mut self, at: Host) {
         if !self.chaos {
             return;
@@ -296,9 +299,9 @@ impl World {
     }
 
     /// Drops a member's page cache, so that the member reads what its disk really contains. A misreported
-    /// sector stays damaged only where the write is known to have been synced (the part that [`World::decay`]
-    /// may also hit), or where the log has not arrived yet. All other sectors are repaired, so the member
-    /// reads what it wrote.
+    /// sector stays damaged only if its write is known to have been synced (as in the part of the log that
+    /// [`World::decay`] may damage), or if it lies after the end of the log. All other sectors are repaired,
+    /// so the member reads what it wrote.
     pub(crate) fn drop_cache(&mut self, at: Host) {
         let lies = self.places[at].disk.lies();
         if lies.is_empty() {

@@ -1,4 +1,4 @@
-//! The operator's calls to members, and the handling of the responses.
+//! Makes the operator's calls to members, and handles the responses.
 
 use api::Rpc;
 use api::etcdserverpb as pb;
@@ -37,14 +37,15 @@ impl World {
         }
         if !self.chaos && self.dice.operator.one_in(2) {
             // Disk space is available again, but an alarm raised by the quota stays until the operator
-            // disarms it. An alarm of a removed member stays as well.
+            // disarms it. The same is true for an alarm of a removed member. So the operator disarms one of
+            // these alarms.
             let nospace = pb::AlarmType::Nospace as i32;
             let state = self.places[at].process.as_ref().map(|process| process.stepped.published());
             let raised = |place: &&Place| {
                 state.as_ref().is_some_and(|state| state.alarms.is_raised(nospace, place.id))
             };
-            // A running member disarms by itself the alarm that it raised for a full disk. But after a crash
-            // the member may have forgotten that it raised the alarm, so the operator disarms it then.
+            // A running member disarms by itself the alarm that it raised for a full disk. But after a crash,
+            // the member may have forgotten that it raised the alarm, and the operator has to disarm it.
             let quota = self.profile.fails(Fault::Quota);
             let stays =
                 |place: &&Place| raised(place) && (quota || place.process.is_none() || place.lives > 1);
@@ -60,8 +61,8 @@ impl World {
             }
         }
         if !self.operator.fresh || !self.chaos {
-            // If a newly added member was not started yet, there may be no majority. Then only a serializable
-            // list is available, which may be outdated.
+            // After the faults have ended, the list is always serializable, although it may be outdated: if a
+            // newly added member has not been started yet, there may be no majority for a linearizable list.
             let linearizable = self.chaos && self.dice.operator.one_in(2);
             let list = pb::MemberListRequest { linearizable };
             let rpc = Rpc::ClusterMemberList;
@@ -106,13 +107,13 @@ impl World {
         if voters < self.profile.members && learner.is_none() {
             return self.add(at);
         }
-        // In profiles about the removal of leaders, many removals are made.
+        // Profiles that test the removal of leaders need many removals.
         let stages = self.profile.fails(Fault::NoHeir) || self.profile.fails(Fault::Farewell);
         let choice = self.dice.operator.below(if stages { 3 } else { 8 });
         if self.profile.works(Work::Members) && choice < 3 {
             let least = if self.profile.fails(Fault::Shrink) { 1 } else { 3 };
-            // A member with a damaged disk may be lost for good, so the operator must not remove a second
-            // one.
+            // A member with a damaged disk may be lost permanently. If the operator then removed a second
+            // member, the rest might not be a majority.
             let sound = |place: &Place| place.retired || !(place.lost || place.decayed);
             if voters > least && choice < 2 && self.places.iter().all(sound) {
                 let leader = self.leader();
@@ -180,8 +181,8 @@ impl World {
         self.places.push(Place::new(seed, number, epoch));
         self.operator.adding.insert(number);
         self.operator.fresh = false;
-        // If members have different learner limits, the cluster should have several learners, so more added
-        // members are learners.
+        // If members have different learner limits, more of the added members are learners, so that the
+        // cluster reaches the limits.
         let is_learner = self.dice.operator.one_in(2) || self.has_many_learners();
         let message = pb::MemberAddRequest { peer_urls: vec![url(number)], is_learner }.encode_to_vec();
         self.operator_call(at, Rpc::ClusterMemberAdd, message, Doing::Add);
@@ -221,7 +222,7 @@ impl World {
                 self.operator.fresh = false;
             }
             (Doing::Other, _) => {}
-            // Whatever the response, the operator lists the members next.
+            // The operator lists the members next, whether the change succeeded or not.
             _ => self.operator.fresh = false,
         }
     }
@@ -235,7 +236,8 @@ impl World {
         listed.collect()
     }
 
-    /// Starts the members that were added but never started, as far as a running member knows them.
+    /// Starts the members that were added but never started, according to the member list of a running
+    /// member.
     fn start_added_by_peers(&mut self, at: Host) {
         let Some(process) = self.places[at].process.as_ref() else { return };
         let cluster_id = process.stepped.identity().cluster_id;
@@ -266,7 +268,7 @@ impl World {
         }
     }
 
-    /// Takes over a new member list.
+    /// Records a new member list, and retires the members whose removal the list confirms.
     fn listed(&mut self, members: Vec<pb::Member>) {
         let now = self.now();
         let listed = World::places_of(&members);
@@ -284,7 +286,7 @@ impl World {
                 continue;
             }
             if place.lives == 0 && at >= self.profile.members {
-                // The addition may still be in flight, so keep the place; a later list will show the member.
+                // The addition may still be in flight, so keep the place; a later list may show the member.
                 continue;
             }
             if place.lives > 0 && self.operator.removing.contains(&place.id) && place.process.is_none() {

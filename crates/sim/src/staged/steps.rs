@@ -36,12 +36,12 @@ impl World {
         let (turn, delay, sync) = (self.profile.turn, self.profile.delay, self.profile.sync);
         match (fault, lease) {
             (Fault::Strand, _) if writes && at != leader && self.staged.stranded.is_none() => {
-                // After this delay the forwarded write has approximately reached the leader.
+                // Cuts off the follower when its forwarded write has approximately reached the leader.
                 let delay = 2 * turn + delay / 2 + self.dice.faults.around(delay);
                 self.schedule.after(delay, Event::Staged(Step::CutOff(at)));
             }
-            // If leases are granted again under a revoked id, the ambush mostly ignores renewals and waits
-            // for such a grant.
+            // Without slow faults, clients also grant leases again under a revoked id. In that case, the
+            // ambush ignores most renewals and waits for such a grant.
             (Fault::Ambush, Some(_))
                 if !SLOW.iter().any(|fault| self.profile.fails(*fault)) && !self.dice.faults.one_in(4) =>
             {
@@ -81,8 +81,8 @@ impl World {
         self.schedule.after(delay, Event::Staged(Step::Depose));
     }
 
-    /// Pauses a leader for so long that another leader is elected, which revokes the lease that the paused
-    /// leader is about to renew.
+    /// Pauses a leader for so long that another leader is elected. Meanwhile, a client revokes the lease at
+    /// another member. After the pause, the old leader handles a renewal of that lease.
     fn depose(&mut self, leader: Host, lease: i64) {
         let now = self.now();
         let others = self.running().into_iter().filter(|at| *at != leader);
@@ -236,8 +236,8 @@ impl World {
         }
     }
 
-    /// Grants this number of leases at once. After a while all of them are revoked at once, or they expire
-    /// together.
+    /// Grants this number of leases at the same time. After a while all of them are revoked at the same time,
+    /// or they expire together.
     fn crowd(&mut self, at: Host, leases: u64) {
         let ttl = i64::try_from(self.dice.faults.between(2, 9)).unwrap_or(2);
         for number in 0..leases {

@@ -1,4 +1,5 @@
-//! Calls of the administrator, and of clients that request tokens.
+//! Makes the calls of the simulated administrator, who changes users and roles, and of clients that request
+//! tokens.
 
 use std::collections::BTreeMap;
 
@@ -103,7 +104,7 @@ impl World {
                 users.root_token = None;
             }
             match &step {
-                // An earlier call with an unknown result has succeeded.
+                // Root exists already, because an earlier call whose result was unknown has succeeded.
                 Step::AddRoot if why.contains("already exists") => users.root[0] = true,
                 Step::Login if why.contains("not enabled") => {
                     (users.enabled, users.needed) = (false, false);
@@ -267,8 +268,9 @@ impl World {
         }
     }
 
-    /// Returns the token for a watcher's next stream: the token of any client with the same user. The outer
-    /// `None` means that no token is available now; the inner one, that no token is needed.
+    /// Returns the token for a watcher's next stream: the token of any client with the same user, or else
+    /// root's token. The outer `None` means that no token is available now; the inner one, that no token is
+    /// needed.
     pub(crate) fn stream_token(&mut self, number: usize) -> Option<Option<String>> {
         let Some(users) = &mut self.users else { return Some(None) };
         users.streams.remove(&number);
