@@ -262,8 +262,8 @@ impl Metrics {
         })
     }
 
-    /// Returns the observations that were made between the readings if there are at least 20. Otherwise returns
-    /// all since the member's start if there are at least 200. Otherwise returns `None`.
+    /// Returns the observations that were made between the readings if there are at least 20. Otherwise
+    /// returns all since the member's start if there are at least 200. Otherwise returns `None`.
     pub fn observed(&self, name: &str, labels: &[(&str, &str)]) -> Option<Observed> {
         self.enough(name, labels, OBSERVATIONS_MIN, OBSERVATIONS_OF_LIFE_MIN)
     }
