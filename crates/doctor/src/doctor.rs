@@ -140,7 +140,8 @@ pub fn run_in(args: &[OsString], io: &Io) -> u8 {
     }
 }
 
-/// Parses the command line, and runs the command to its end on a single-threaded runtime. Returns the exit code.
+/// Parses the command line, and runs the command to its end on a single-threaded runtime. Returns the exit
+/// code.
 pub(crate) fn launch(program: &Program<Run>, args: &[OsString], io: &Io) -> u8 {
     let outcome = match program.parse(args, io.text_environment()) {
         Ok(Invocation::Help(text)) => print(io, &text),
