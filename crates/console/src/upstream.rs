@@ -33,7 +33,7 @@ const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A member, how to connect to it, and the idle connections to it.
 pub(crate) struct Target {
-    /// URL of the member as browsers are told.
+    /// URL of the member that is shown to browsers.
     pub(crate) url: String,
     /// URL to which connections are made.
     dial_url: Url,

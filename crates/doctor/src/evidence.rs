@@ -222,10 +222,12 @@ const OBSERVATIONS_MIN: f64 = 20.0;
 /// Minimum number of observations since the member's start from which conclusions are drawn. It is higher,
 /// because observations shortly after the start are not typical and must not dominate.
 pub(crate) const OBSERVATIONS_OF_LIFE_MIN: f64 = 200.0;
-/// Like [`OBSERVATIONS_MIN`], for histograms of probes, which a member makes only every few seconds.
+/// Minimum number of probes between the two readings from which conclusions are drawn. It is low, because a
+/// member makes a probe only every few seconds.
 const PROBES_MIN: f64 = 2.0;
-/// Like [`OBSERVATIONS_OF_LIFE_MIN`], for histograms of probes. etcd makes only two probes in half a minute.
-/// Before version 3.6, its smoothed round-trip time starts at 0, so the first values are too low.
+/// Minimum number of probes since the member's start from which conclusions are drawn. It is low, because
+/// etcd makes only two probes in half a minute. It is not lower, because the smoothed round-trip time of etcd
+/// before version 3.6 starts at 0, so the first values are too low.
 pub(crate) const PROBES_OF_LIFE_MIN: f64 = 10.0;
 
 impl Metrics {

@@ -191,8 +191,8 @@ impl Report {
     }
 
     /// Returns one line for each reason why something was not examined, with the names of all rules that the
-    /// reason affects. If `is_failure` is true, returns the reasons that are failed requests; otherwise those
-    /// that are data which does not exist or was not requested.
+    /// reason affects. `is_failure` selects the reasons: true for failed requests, false for data that does
+    /// not exist or was not requested.
     fn not_looked_at(&self, is_failure: bool) -> Vec<String> {
         let mut told: Vec<(&Blind, Vec<&str>)> = Vec::new();
         for blind in self.blind.iter().filter(|blind| blind.is_failure == is_failure) {

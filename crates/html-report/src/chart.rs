@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 
 use crate::text::{escape, with_unit};
 
-/// Number of different colours and dash patterns for lines. If a chart has more lines, they repeat. It must be
-/// equal to `LINES_MAX` in plot.mjs.
+/// Number of different colours and dash patterns for lines. If a chart has more lines, they repeat. The
+/// number must be equal to `LINES_MAX` in plot.mjs.
 pub(crate) const COLOURS: usize = 8;
 /// Text of a cell for which there is no value.
 const NONE: &str = "–";

@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use stdx::Random;
 
-/// A stage of a request. Stages that a request does not pass are not reported for it.
+/// A stage of a request. Unless its description says otherwise, a stage begins when the request's previous
+/// stage ends. Stages that a request does not pass are not reported for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// Time from the arrival of the request's headers until the request is passed to the core, or starts to

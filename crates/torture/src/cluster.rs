@@ -225,8 +225,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Waits until a member's process accepts connections. Before that, it has loaded its certificates. The
-    /// other members need not be running.
+    /// Waits until a member's process accepts connections, which it does only after it has loaded its
+    /// certificates. The other members need not be running.
     ///
     /// # Errors
     /// Returns an error if the process does not accept connections in time, or ends.

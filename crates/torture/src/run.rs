@@ -265,8 +265,8 @@ fn choose(options: &Options, machine: &Machine, own: bool) -> Result<(Vec<Fault>
         }
         match why {
             None => chosen.push(*fault),
-            // Faults were named together with the loopback network. This combination is an error of the
-            // command line.
+            // The command line names this fault, and asks for the loopback network. Report an error instead
+            // of skipping the fault.
             Some(why) if options.faults.is_some() && options.network == Some(NetworkKind::Loopback) => {
                 return Err(SetupError::of(format!(
                     "the fault {fault} is not possible on this machine: {why}"

@@ -74,8 +74,8 @@ impl Shaper {
     /// Creates the TUN device, and starts the thread.
     ///
     /// # Errors
-    /// Returns the error of the operating system, for example if `/dev/net/tun` does not exist or must not be
-    /// used.
+    /// Returns the error of the operating system, for example if `/dev/net/tun` does not exist, or this
+    /// process is not allowed to use it.
     pub fn open(name: &str, seed: u64) -> io::Result<Shaper> {
         let device = OpenOptions::new()
             .read(true)

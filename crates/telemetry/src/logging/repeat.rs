@@ -8,7 +8,7 @@ use super::settings::Level;
 /// Number of lines with the same message that may be written in one second.
 #[derive(Clone, Copy)]
 pub(super) struct Allowance {
-    /// Number of lines of each second that are all written.
+    /// Number of lines with the same message that are all written in each second.
     burst: u64,
     /// After the first `burst` lines, one in this many lines is written for the rest of the second; with
     /// `None`, no more.

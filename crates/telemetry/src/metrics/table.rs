@@ -114,8 +114,8 @@ group! {
 }
 
 group! {
-    /// Metrics of long reads of an old state, such as large ranges, snapshots, hashes and checkpoints. They
-    /// are not in etcd.
+    /// Metrics of long reads of an old state, such as large ranges, snapshots, hashes and checkpoints. etcd
+    /// has no such metrics.
     LongReadMetrics {
         open: Gauge = "mainstay_long_reads", "Large ranges, snapshots, hashes, checkpoints and watches that fell behind; the revisions that they read are not removed.";
         oldest: Gauge = "mainstay_long_reads_oldest_seconds", "Age of the oldest read counted by mainstay_long_reads.";
@@ -124,7 +124,7 @@ group! {
 }
 
 group! {
-    /// Metrics of the audit log. They are not in etcd.
+    /// Metrics of the audit log. etcd has no such metrics.
     AuditMetrics {
         entries: Counter = "mainstay_audit_entries_total", "Entries written to the audit log.";
         dropped: Counter = "mainstay_audit_entries_dropped_total", "Audit log entries dropped because the disk was full or slow.";
@@ -197,7 +197,7 @@ group! {
 }
 
 group! {
-    /// Metrics of the spans of traced calls. They are not in etcd.
+    /// Metrics of the spans of traced calls. etcd has no such metrics.
     TracingMetrics {
         sent: Counter = "mainstay_tracing_spans_sent_total", "Spans accepted by the collector.";
         dropped: Counter = "mainstay_tracing_spans_dropped_total", "Spans dropped because the collector was slow or unreachable.";
@@ -205,7 +205,7 @@ group! {
 }
 
 group! {
-    /// Metrics of the leader's comparison of all members' states. They are not in etcd.
+    /// Metrics of the leader's comparison of all members' states. etcd has no such metrics.
     StateHashMetrics {
         compared: Counter = "mainstay_state_hash_compared_total", "Comparisons of another member's state with this member's, while this member was leader.";
         differences: Counter = "mainstay_state_hash_differences_total", "Members found to differ from this one, while this member was leader.";
@@ -215,7 +215,7 @@ group! {
 
 group! {
     /// Metrics of TLS. The label `listener` is `client` for the listeners for clients and metrics, and `peer`
-    /// for the listener for members. They are not in etcd.
+    /// for the listener for members. etcd has no such metrics.
     TlsMetrics {
         not_after: Labelled<Gauge> = "mainstay_tls_certificate_not_after_seconds" ["listener", "certificate"], "Expiry of the first certificate in use to expire, in seconds since 1970: of the listeners (server), of those shown to other servers (client), of trusted authorities (authority).";
         generation: Labelled<Gauge> = "mainstay_tls_generation" ["listener"], "Times that TLS files were loaded, including at the start.";
