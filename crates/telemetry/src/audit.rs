@@ -36,8 +36,8 @@ use self::refusals::{NotShown, Refusals};
 pub const ENTRIES_MAX: usize = 8192;
 /// Maximum number of bytes that queued entries which are not refused calls take; further ones are dropped.
 pub const BYTES_MAX: usize = 16 << 20;
-/// Divisor for the limits of refused calls: [`ENTRIES_MAX`], [`BYTES_MAX`] and the maximum number of files are
-/// divided by it. Refused calls may use the result in addition to what other entries may use.
+/// Divisor for the limits of refused calls: [`ENTRIES_MAX`], [`BYTES_MAX`] and the maximum number of files
+/// are divided by it. Refused calls may use the result in addition to what other entries may use.
 const REFUSED_SHARE: usize = 8;
 /// Number of bytes that a queued entry is assumed to take in addition to [`Entry::bytes`].
 const ENTRY_BYTES: usize = 256;
