@@ -2,13 +2,13 @@
 //! is one line. A separate thread writes the lines, so that requests never wait for the disk.
 //!
 //! [`AuditLog::push`] never waits. Entries that the thread cannot write in time, because the disk is full or
-//! slow, are dropped and counted, and a line in the log says how many are missing. The size and the number of
-//! the files are limited: the newest file has the configured name, older ones end in `.1`, `.2` and so on.
-//! The caller determines the contents of an entry ([`Entry`]).
+//! slow, are dropped and counted, and a line in the audit log says how many are missing. The size and the
+//! number of the files are limited: the newest file has the configured name, older ones end in `.1`, `.2` and
+//! so on. The caller determines the contents of an entry ([`Entry`]).
 //!
-//! Refused calls ([`AuditLog::push_refused`]) have files, queue limits and rate limits of their own
-//! (`refusals.rs`): any client that can connect can make any number of refused calls, and these must not
-//! displace other entries.
+//! Refused calls ([`AuditLog::push_refused`]) go to separate files with separate queue limits, and their
+//! lines are rate-limited (`refusals.rs`): any client that can connect can make any number of refused calls,
+//! and these must not displace other entries.
 
 mod refusals;
 
@@ -41,10 +41,11 @@ pub const BYTES_MAX: usize = 16 << 20;
 const REFUSED_SHARE: usize = 8;
 /// Number of bytes that a queued entry is assumed to take in addition to [`Entry::bytes`].
 const ENTRY_BYTES: usize = 256;
-/// Number of bytes of lines from which on they are written, even if more entries are queued.
+/// Size of a batch of lines in bytes. The writing thread writes a batch when it has reached this size, or
+/// when no more entries are queued.
 const BATCH_BYTES: usize = 64 << 10;
-/// Longest time for which the writing thread sleeps if no entry arrives. Then it reports dropped entries and
-/// refused calls that have no line of their own.
+/// Longest time for which the writing thread sleeps if no entry arrives. After this time, it reports dropped
+/// entries and refused calls that have no line of their own.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Longest time for which [`AuditLog::stop`] waits until the last lines are written.
 const STOP_TIMEOUT: Duration = Duration::from_secs(2);
@@ -54,8 +55,8 @@ pub trait Entry: Send {
     /// Returns the number of bytes that the entry takes while it is queued.
     fn bytes(&self) -> usize;
 
-    /// Appends the line, without a line feed at its end. Appends nothing if the entry need not be logged,
-    /// which only the writing thread finds out.
+    /// Appends the line, without a line feed at its end. Appends nothing if the entry need not be logged:
+    /// this may be decided here, on the writing thread, so that the request does not spend the time.
     fn write(&self, out: &mut String);
 }
 
@@ -77,7 +78,8 @@ pub trait Lines: Send + 'static {
 pub struct Settings {
     /// Path of the newest file.
     pub path: PathBuf,
-    /// Size in bytes from which on the file is renamed and a new one is begun.
+    /// Maximum size of a file in bytes. Lines that would make the newest file larger go to a new file, and
+    /// the full one is renamed.
     pub file_bytes_max: u64,
     /// Maximum number of files, including the newest.
     pub files_max: u64,
@@ -119,7 +121,7 @@ struct Waiting {
 /// The audit log of a member.
 pub struct AuditLog {
     items: SyncSender<Item>,
-    /// Maximum number of queued entries of each [`Kind`], by its number.
+    /// Maximum number of queued entries of each [`Kind`], indexed by the kind.
     entries_max: [usize; 2],
     clock: Clock,
     shared: Arc<Shared>,
@@ -127,10 +129,10 @@ pub struct AuditLog {
 }
 
 struct Shared {
-    /// Number and size of the queued entries of each [`Kind`], by its number.
+    /// Number and size of the queued entries of each [`Kind`], indexed by the kind.
     waiting: [Waiting; 2],
     refusals: Mutex<Refusals>,
-    /// Number of entries that were dropped since the start, without refused calls.
+    /// Number of entries that were dropped since the start, not counting those of refused calls.
     dropped: AtomicU64,
     is_stopping: AtomicBool,
     metrics: AuditMetrics,
@@ -229,8 +231,9 @@ impl AuditLog {
     }
 
     /// Queues an entry for a refused call of a client at this address. If this address, or all addresses
-    /// together, had too many such entries recently, the call is only counted, and `entry` is not called.
-    /// This function waits only for a lock that is held for a moment.
+    /// together, had too many such entries recently, the call is only counted, and `entry` is not called. The
+    /// call is also only counted if too many entries are queued. This function waits only for a lock that is
+    /// held for a moment.
     pub fn push_refused(&self, address: IpAddr, entry: impl FnOnce() -> Box<dyn Entry>) {
         let now = self.clock.now();
         if !self.shared.refusals().admit(address, now) {
@@ -257,16 +260,16 @@ impl AuditLog {
         is_queued
     }
 
-    /// Returns the number of entries that were dropped since the start, without refused calls.
+    /// Returns the number of entries that were dropped since the start, not counting those of refused calls.
     pub fn dropped(&self) -> u64 {
         self.shared.dropped.load(Ordering::Relaxed)
     }
 
-    /// Lets the thread write the queued entries and end. Waits for that for at most two seconds.
+    /// Makes the writing thread write the queued entries and end, and waits for that for at most two seconds.
     pub fn stop(&self) {
         self.shared.is_stopping.store(true, Ordering::Release);
-        // Wake the thread, which otherwise notices the stop only after [`INTERVAL`]. If the queue is full, it
-        // is awake already.
+        // Wake the thread, which otherwise notices the stop only after [`INTERVAL`]. If the queue is full,
+        // the thread is awake already.
         drop(self.items.try_send(Item::Wake));
         if let Some(ended) = self.ended.lock().unwrap_or_else(PoisonError::into_inner).take() {
             let _ = ended.recv_timeout(STOP_TIMEOUT);
@@ -278,7 +281,8 @@ impl AuditLog {
 struct Output {
     lines: Box<dyn Lines>,
     is_failing: bool,
-    /// Lines that are not written yet. `entries` is their number, without lines that report missing entries.
+    /// Lines that have not been written yet. `entries` is the number of entries among them, so it does not
+    /// count lines that report missing entries.
     batch: String,
     entries: u64,
 }
@@ -318,12 +322,12 @@ impl Output {
 /// State of the thread that writes the audit log.
 struct Writer {
     items: Receiver<Item>,
-    /// The outputs of each [`Kind`], by its number.
+    /// The output for each [`Kind`], indexed by the kind.
     outputs: [Output; 2],
     shared: Arc<Shared>,
     clock: Clock,
     logger: Arc<Logger>,
-    /// Number of dropped entries that lines in the log have reported so far.
+    /// Number of dropped entries that lines in the audit log have reported so far.
     told_dropped: u64,
 }
 
@@ -335,8 +339,8 @@ impl Writer {
                 Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => break,
             };
-            // Read the flag before the queue is emptied, so that every entry that was queued before the stop
-            // is written. Entries that arrive later are not waited for.
+            // Read the flag before emptying the queue, so that every entry that was queued before the stop is
+            // written. The thread does not wait for entries that arrive later.
             let is_stopping = self.shared.is_stopping.load(Ordering::Acquire);
             let mut next = first;
             loop {
@@ -354,8 +358,8 @@ impl Writer {
         }
     }
 
-    /// Writes queued entries, up to one batch. Returns true if the queue was empty then, so that nothing is
-    /// left to write.
+    /// Writes queued entries, up to one batch. Returns true if the queue is empty afterwards, so that nothing
+    /// is left to write.
     fn write_batch(&mut self, first: Option<Item>, is_stopping: bool) -> bool {
         let [accepted, refused] = &mut self.outputs;
         let dropped = self.shared.dropped.load(Ordering::Relaxed);
@@ -419,7 +423,7 @@ impl Writer {
     }
 }
 
-/// The files for one kind of entries.
+/// Writes the entries of one kind to a file. When the file is full, renames it and begins a new one.
 pub struct RotatedFiles {
     path: PathBuf,
     file_bytes_max: u64,
@@ -454,8 +458,8 @@ impl RotatedFiles {
         name.into()
     }
 
-    /// Renames the file and begins a new one. The new file is created first: if that fails, nothing has
-    /// changed, and the next call tries again.
+    /// Renames the file and begins a new one, or truncates it if only one file is allowed. The new file is
+    /// created before anything is renamed: if that fails, nothing has changed, and the next call tries again.
     fn rotate(&mut self) -> io::Result<()> {
         if self.files_max == 1 {
             self.file.set_len(0)?;
@@ -517,7 +521,8 @@ fn open(path: &Path) -> io::Result<File> {
 
 impl Lines for RotatedFiles {
     fn append(&mut self, lines: &[u8]) -> io::Result<()> {
-        // Check this before each write: another process may have removed or truncated the file.
+        // Look at the file again before each write, because another process may have removed, renamed or
+        // truncated it.
         self.follow()?;
         let mut len = self.file.metadata()?.len();
         if len > 0 && len + lines.len() as u64 > self.file_bytes_max {

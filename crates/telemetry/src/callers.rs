@@ -20,10 +20,10 @@ pub struct Caller {
     pub requests: AtomicU64,
     /// Number of open watches.
     pub watches: AtomicI64,
-    /// Number of open watches that lag behind and read history.
+    /// Number of open watches that lag behind and read past events from the store.
     pub slow_watches: AtomicI64,
-    /// Number of leases that clients at the address keep alive: those that its open keepalive streams have
-    /// renewed.
+    /// Number of leases that clients at the address keep alive: those renewed on keepalive streams that are
+    /// still open.
     pub leases: AtomicI64,
     /// Number of `Authenticate` calls.
     pub authentications: AtomicU64,

@@ -157,8 +157,8 @@ impl Sketch {
             self.places.push(new(0.0));
         } else if let Some(least) = self.places.iter_mut().min_by(|a, b| a.amount.total_cmp(&b.amount)) {
             // Replace the name with the least amount. The list no longer knows what the new name caused
-            // before: it may be anything from nothing to the replaced amount. So its amount starts with the
-            // replaced one, and its error says that it may be too large by that.
+            // before: anything from nothing to the replaced amount. So the new name starts with the replaced
+            // amount, and its `error` records that its amount may be too large by that much.
             *least = new(least.amount);
         }
     }
@@ -175,7 +175,7 @@ impl Sketch {
 }
 
 struct State {
-    /// Lists by subject, and for each subject by measure.
+    /// The lists, indexed by [`Subject`] and then by [`Measure`].
     sketches: [[Sketch; 3]; 3],
     faded: Instant,
 }
@@ -273,9 +273,10 @@ impl HeavyHitters {
     }
 }
 
-/// Returns the prefix that a key shares with similar keys: up to its third slash (`/registry/pods/` for
-/// `/registry/pods/default/web`), or up to the last slash before its end if it has fewer. Returns the whole
-/// key if it has no such slash. The result has at most [`NAME_BYTES`] bytes.
+/// Returns the prefix that a key shares with similar keys: the key up to the last of its first three slashes,
+/// where a slash at the very end does not count. So `/registry/pods/default/web` has the prefix
+/// `/registry/pods/`, and `/registry/pods` has `/registry/`. Returns the whole key if it has no such slash,
+/// or only one as its first byte. The result has at most [`NAME_BYTES`] bytes.
 pub fn prefix_of(key: &[u8]) -> &[u8] {
     let mut end = None;
     let slashes = key.iter().take(NAME_BYTES).enumerate().filter(|(_, byte)| **byte == b'/');
@@ -369,14 +370,15 @@ mod tests {
     fn a_key_that_comes_once_is_not_certain_however_little_comes_beside_it() {
         let began = Instant::now();
         let busy = HeavyHitters::new(began);
-        // One sample per second, which stands for 64 requests. Each name is more than a hundredth of the
-        // total.
+        // Each iteration is one second, and each sample stands for 64 requests. Each of these names occurs
+        // once.
         for second in 0..600 {
             let now = began + Duration::from_secs(second);
             busy.note(&noted(format!("session:{second}").as_bytes(), 10), 64, now);
-            // Add large requests, each of which is most of the recent bytes.
+            // Add large requests. Each has more than a hundredth of the bytes, of which old ones have
+            // decayed, but its name too occurs only once.
             busy.note(&noted(format!("token:{second}").as_bytes(), 10_000_000), 64, now);
-            // A name in every tenth sample must be found.
+            // A name in about a tenth of the samples must be found.
             if second % 5 == 0 {
                 busy.note(&noted(b"/hot/", 10), 64, now);
             }

@@ -3,7 +3,7 @@
 //!
 //! * [`logging`] writes the structured log.
 //! * [`metrics`] defines and counts metrics, and renders the response to a scrape.
-//! * [`callers`] counts connections, requests and watches per client address.
+//! * [`callers`] counts connections, requests, watches and leases per client address.
 //! * [`audit`] writes the audit log: which client requested what.
 //! * [`slow_requests`] keeps the most recent slow or expensive requests, with the clients that sent them.
 //! * [`heavy_hitters`] estimates which keys, users and clients cause the most load.

@@ -12,15 +12,15 @@ use bytes::Bytes;
 
 use crate::stages::StageTimes;
 
-/// Number of keys found from which on a range is recorded as expensive.
+/// Minimum number of keys found for a range to be recorded as expensive.
 pub const RANGE_KEYS: u64 = 1000;
-/// Size of the response in bytes from which on a range is recorded as expensive.
+/// Minimum size of the response in bytes for a range to be recorded as expensive.
 pub const RANGE_BYTES: usize = 1 << 20;
-/// Size in bytes from which on the value of a put is recorded as large.
+/// Minimum size in bytes for the value of a put to be recorded as large.
 pub const VALUE_BYTES: usize = 128 << 10;
 
-/// Maximum number of notes of each kind. When there are more, the note whose last occurrence is the oldest is
-/// removed.
+/// Maximum number of [`RangeNote`]s, of [`ValueNote`]s and of [`SlowNote`]s that are kept. Beyond it, the
+/// note of the request that is longest ago is removed.
 const NOTES_MAX: usize = 64;
 /// Maximum number of bytes of a key that a note keeps.
 const KEY_BYTES: usize = 128;
@@ -94,7 +94,8 @@ fn beginning(key: &Bytes) -> Bytes {
     Bytes::copy_from_slice(&key[..key.len().min(KEY_BYTES)])
 }
 
-/// Adds a note. If there are too many, removes the one whose last occurrence is the oldest.
+/// Adds a note. If there are already [`NOTES_MAX`], first removes the one with the earliest time, which
+/// `last` returns.
 fn push<N>(notes: &mut Vec<N>, note: N, last: impl Fn(&N) -> SystemTime) {
     if notes.len() >= NOTES_MAX
         && let Some((oldest, _)) = notes.iter().enumerate().min_by_key(|(_, note)| last(note))

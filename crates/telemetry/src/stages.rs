@@ -15,9 +15,9 @@ use stdx::Random;
 /// stage ends. Stages that a request does not pass are not reported for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// Time from the arrival of the request's headers until the request is passed to the core, or starts to
-    /// read the state, without the time of [`Stage::Auth`]. It includes receiving the message, waiting for
-    /// earlier requests of the connection, decoding and checking.
+    /// Time from the arrival of the request's headers until the request is passed to the core (the thread
+    /// that runs raft), or starts to read the state, without the time of [`Stage::Auth`]. It includes
+    /// receiving the message, waiting for earlier requests of the connection, decoding and checking.
     Front,
     /// Time to determine the user of the request from its token or password, if authentication is enabled.
     Auth,
@@ -27,7 +27,7 @@ pub enum Stage {
     /// For a linearizable read: time until the leader has confirmed its commit index for the read.
     ReadIndex,
     /// For a linearizable read: time until this member has applied the log up to the read index, and the
-    /// thread of the read has been told.
+    /// thread that serves the read has been woken.
     ApplyWait,
     /// For a write: time until its entry is written to the log's file. It includes waiting for the previous
     /// fsync.
@@ -48,7 +48,7 @@ pub enum Stage {
     /// For a read whose stages were not measured one by one: [`Stage::Index`], [`Stage::Values`] and
     /// [`Stage::Encode`] together. Reads other than ranges always have only this stage.
     Range,
-    /// For a write: time until its thread has encoded the response.
+    /// For a write: time until the thread that serves the client has encoded the response.
     Answer,
 }
 

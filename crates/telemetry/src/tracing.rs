@@ -333,8 +333,8 @@ impl Drop for OpenSpan {
     }
 }
 
-/// Decides whether a trace is sampled by the second half of its id. So all processes with the same rate
-/// decide in the same way.
+/// Decides from the second half of a trace's id whether the trace is sampled. So all processes with the same
+/// rate decide in the same way.
 fn is_sampled(lower: [u8; 8], rate: u64) -> bool {
     let bound = u128::from(rate.min(RATE_OF_ALL)) * (1 << 63) / u128::from(RATE_OF_ALL);
     u128::from(u64::from_be_bytes(lower) >> 1) < bound
@@ -453,7 +453,7 @@ mod otlp {
         pub value: Option<Value>,
     }
 
-    /// The types of values that are sent.
+    /// Value of an attribute, of one of the types that Mainstay sends.
     #[derive(Clone, PartialEq, prost::Oneof)]
     pub enum Value {
         #[prost(string, tag = "1")]

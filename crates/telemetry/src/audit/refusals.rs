@@ -1,9 +1,10 @@
 //! Limits how many lines about refused calls are written to the audit log, because any client that can
 //! connect can make any number of such calls.
 //!
-//! An address may have [`BURST`] lines written at a time, and regains one line every [`EACH`]. All addresses
-//! together may have [`BURST_OF_ALL`] lines written at a time, and regain one line every [`EACH_OF_ALL`].
-//! Further calls are only counted, and the counts are written from time to time.
+//! Up to [`BURST`] lines are written for an address in a burst, and the address regains one line every
+//! [`EACH`]. All addresses together have [`BURST_OF_ALL`] lines, and regain one every [`EACH_OF_ALL`].
+//! Further calls are only counted, and the audit log reports the counts at most every [`REPORT_INTERVAL`].
+//! All addresses of an IPv6 network with 64 bits count as one address.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -11,11 +12,11 @@ use std::time::{Duration, Instant};
 
 use stdx::client_network;
 
-/// Number of lines that one address may have written at once.
+/// Maximum number of lines that are written for one address in a burst.
 pub(super) const BURST: u32 = 64;
 /// Time after which an address regains one line.
 const EACH: Duration = Duration::from_millis(250);
-/// Number of lines that all addresses together may have written at once.
+/// Maximum number of lines that are written for all addresses together in a burst.
 const BURST_OF_ALL: u32 = 1024;
 /// Time after which all addresses together regain one line.
 const EACH_OF_ALL: Duration = Duration::from_millis(16);
@@ -28,7 +29,7 @@ pub(super) const REPORTED_MAX: usize = 16;
 /// Minimum time between two reports.
 const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Number of lines that may still be written. It increases over time up to a limit.
+/// Number of lines that may still be written. It increases over time up to a limit, as in a token bucket.
 #[derive(Debug, Default)]
 struct Allowance {
     /// Time at which the allowance will be full again; `None` if no line was written yet.
@@ -49,12 +50,12 @@ struct Client {
     not_shown: u64,
 }
 
-/// The allowances of all clients, and the number of their calls that were not reported yet.
+/// The allowances of all clients, and the number of their calls that have not been reported yet.
 #[derive(Debug, Default)]
 pub(super) struct Refusals {
     of_all: Allowance,
     clients: HashMap<IpAddr, Client>,
-    /// The addresses that are not tracked separately, together.
+    /// Allowance and count that are shared by all addresses that are not tracked separately.
     others: Client,
     reported_at: Option<Instant>,
 }
@@ -68,7 +69,9 @@ pub(super) struct NotShown {
 }
 
 impl Refusals {
-    /// Counts a refused call. Returns true if a line may be written for it.
+    /// Decides whether a line may be written for a refused call. If so, takes the line from the allowance of
+    /// the address and from that of all addresses, and returns true. Otherwise counts the call as one without
+    /// a line.
     pub fn admit(&mut self, address: IpAddr, now: Instant) -> bool {
         let of_all = self.of_all.after(now, BURST_OF_ALL, EACH_OF_ALL);
         let client = self.client(client_network(address), now);
@@ -103,6 +106,8 @@ impl Refusals {
     }
 
     /// Returns the numbers of refused calls without a line, by address, the largest first, and sets them to
+    /// 0. Addresses beyond [`REPORTED_MAX`] are summed in a last element. Returns an empty list if the last
+    /// report was less than [`REPORT_INTERVAL`] ago.
     /// 0. Returns an empty list if the last report was less than [`REPORT_INTERVAL`] ago.
     pub fn report(&mut self, now: Instant) -> Vec<NotShown> {
         if self.reported_at.is_some_and(|at| now.saturating_duration_since(at) < REPORT_INTERVAL) {

@@ -111,7 +111,8 @@ impl Logger {
         Logger { shared: Arc::new(shared) }
     }
 
-    /// Returns true if lines of this level are written. Check this before computing expensive fields.
+    /// Returns true if lines of this level are written. Callers check this before they compute expensive
+    /// fields.
     #[inline]
     pub fn enabled(&self, level: Level) -> bool {
         level as u8 >= self.shared.level_now.load(Ordering::Relaxed)
@@ -199,7 +200,7 @@ impl Logger {
     ) {
         let shared = &*self.shared;
         let second = shared.clock.now().saturating_duration_since(shared.started).as_secs();
-        // Always write a line that announces the end of the process, even if it was repeated often.
+        // Never leave out a line about a bug or a fatal error, even if it is repeated often.
         let suppressed = if level >= Level::DPanic {
             0
         } else {

@@ -10,8 +10,8 @@ use super::settings::Level;
 pub(super) struct Allowance {
     /// Number of lines with the same message that are all written in each second.
     burst: u64,
-    /// After the first `burst` lines, one in this many lines is written for the rest of the second; with
-    /// `None`, no more.
+    /// After the first `burst` lines, one in this many lines is written for the rest of the second; `None` if
+    /// no further line is written.
     every: Option<u64>,
 }
 

@@ -58,7 +58,7 @@ impl RotatedFile {
         thread::Builder::new().name("log-cleaner".to_owned()).spawn(move || {
             // The loop ends when the `RotatedFile` is dropped, because it owns the sender.
             while wanted.recv().is_ok() {
-                // Ignore errors: the log, which could report them, is what has failed.
+                // Ignore errors: they could be reported only in this log, which has just failed.
                 let _ = cleaning.run();
             }
         })?;

@@ -61,7 +61,8 @@ pub struct LogSettings {
 /// Value of `--log-rotation-config-json`. The fields have the same meaning as in the Go package lumberjack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogRotation {
-    /// Size in bytes from which on the file is renamed and a new one is begun; not 0.
+    /// Maximum size of a file in bytes; not 0. Before a line that would make the file larger, the file is
+    /// renamed and a new one is begun.
     pub file_bytes_max: u64,
     /// Age in days at which a rotated file is removed; 0 if files are never removed because of their age.
     pub age_days_max: u64,
@@ -76,8 +77,8 @@ pub struct LogRotation {
 impl LogRotation {
     const MAXSIZE_DEFAULT: u64 = 100;
 
-    /// Parses the JSON of the option. Returns an error, as etcd does, if the outputs have more than one file,
-    /// or are a single output that is not a file.
+    /// Parses the JSON of the option. Returns an error if the JSON is invalid. As in etcd, also returns an
+    /// error if the outputs have more than one file, or are a single output that is not a file.
     pub fn parse(json: &str, outputs: &[String]) -> Result<LogRotation, ValueError> {
         let is_file = |output: &&String| !matches!(output.as_str(), "default" | "stderr" | "stdout");
         let files = outputs.iter().filter(is_file).count();
@@ -192,8 +193,8 @@ impl LogSettings {
         if outputs.is_empty() {
             parsed.push(LogOutput::Stderr);
         }
-        // If one of the outputs is /dev/null, discard all lines, also those for other outputs. etcd does the
-        // same.
+        // If one of the outputs is /dev/null, discard all lines, including those for the other outputs, as
+        // etcd does.
         if parsed.contains(&LogOutput::File(PathBuf::from("/dev/null"))) {
             parsed.clear();
         }

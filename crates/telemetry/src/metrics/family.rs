@@ -107,8 +107,8 @@ impl Labelled<Gauge> {
 }
 
 impl Labelled<Gauge> {
-    /// Replaces all series of the family by these, each with its label values and its number. Ignores those
-    /// above the maximum number of series.
+    /// Replaces all series of the family with the given ones, each a combination of label values and its
+    /// number. Ignores repeated combinations, and series beyond the maximum number.
     pub fn replace(&self, series: Vec<(Vec<String>, i64)>) {
         let mut made: Vec<(Vec<String>, Gauge)> = Vec::new();
         for (values, value) in series.into_iter().take(SERIES_MAX) {
@@ -232,7 +232,7 @@ impl<T: Instrument> Family for Labelled<T> {
         for (values, metric) in series.iter() {
             let mut labels: Vec<(&str, &str)> =
                 descriptor.labels.iter().copied().zip(values.iter().map(String::as_str)).collect();
-            // Prometheus' Go client exports labels sorted by name, whatever their declared order.
+            // Sort the labels by name, whatever their declared order, as Prometheus' Go client does.
             labels.sort_unstable();
             metric.render(&labels, writer);
         }

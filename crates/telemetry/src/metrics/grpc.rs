@@ -1,6 +1,6 @@
-//! Defines the metrics that every gRPC server has for each of its methods, and their values. All series exist
-//! from the start with the value 0, as in etcd. The code of the connections counts the calls, separately in
-//! each shard; a scrape copies the sums to this module.
+//! Holds the metrics of each gRPC method, such as its number of calls, with the names that gRPC servers in Go
+//! use. All series exist from the start with the value 0, as in etcd. The code of the connections counts the
+//! calls, separately in each shard; a scrape copies the sums to this module.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +27,7 @@ pub struct MethodTotals {
     pub received: u64,
     /// Number of messages sent to clients.
     pub sent: u64,
-    /// Number of calls that have ended, by the number of their [`Code`].
+    /// Number of calls that have ended, indexed by their [`Code`].
     pub handled: [u64; Code::ALL.len()],
 }
 
@@ -130,7 +130,7 @@ enum Part {
     Handling,
 }
 
-/// One family of metrics, for all methods.
+/// Renders one family of metrics with the series of all methods.
 struct View {
     metrics: GrpcMetrics,
     part: Part,

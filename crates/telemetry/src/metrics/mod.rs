@@ -30,7 +30,7 @@ use api::{API_VERSION, RUNTIME_VERSION, Rpc};
 use registry::Registry;
 use text::Writer;
 
-/// Values of the label `success`, by the number of the boolean.
+/// Values of the label `success`, indexed by the boolean as a number.
 const SUCCESS: [&str; 2] = ["false", "true"];
 /// Value of the label `version` of applied requests. It is always the same, because only etcd's API version 3
 /// exists.
@@ -63,7 +63,7 @@ pub struct Metrics {
     pub disk: DiskMetrics,
     /// Metrics of the traffic with clients and other members.
     pub network: NetworkMetrics,
-    /// Metrics of the leader's comparison of all members' states.
+    /// Metrics of the leader's check that the replicated states of all members are equal.
     pub state_hash: StateHashMetrics,
     /// Metrics of TLS.
     pub tls: TlsMetrics,
@@ -141,7 +141,7 @@ impl Metrics {
 }
 
 impl ServerMetrics {
-    /// Sets the label with the id of this member.
+    /// Sets the series whose label is the id of this member to 1.
     pub fn set_id(&self, id: u64) {
         self.id.with(&[&format!("{id:x}")]).set(1);
     }
@@ -160,8 +160,8 @@ impl ServerMetrics {
         self.alarms.mark_only(&raised);
     }
 
-    /// Sets the series of the feature gates. Each gate has a name, a stage (`ALPHA`, `BETA`), and is enabled
-    /// or not.
+    /// Sets the series of the feature gates. Each gate is given by its name, its stage (`ALPHA`, `BETA`), and
+    /// true if it is enabled.
     pub fn set_features(&self, gates: impl IntoIterator<Item = (&'static str, &'static str, bool)>) {
         for (name, stage, is_enabled) in gates {
             self.feature_enabled.with(&[name, stage]).set_bool(is_enabled);

@@ -137,7 +137,8 @@ fn soft_limit<'a>(limits: &'a str, name: &str) -> Option<&'a str> {
 }
 
 /// Returns the numbers of bytes received and sent by all processes in the network namespace. They are the
-/// octets under `IpExt`, for which the file has a line with names and a line with numbers.
+/// octets under `IpExt` in `/proc/self/net/netstat`, which has a line with names and a line with numbers for
+/// them.
 fn traffic() -> Option<(f64, f64)> {
     let text = fs::read_to_string("/proc/self/net/netstat").ok()?;
     let mut lines = text.lines().filter_map(|line| line.strip_prefix("IpExt:"));
@@ -165,8 +166,8 @@ struct Times {
 
 fn times() -> Option<Times> {
     let stat = fs::read_to_string("/proc/self/stat").ok()?;
-    // Skip the first two fields: the name of the process, in parentheses, may itself contain spaces and
-    // parentheses. The next field is number 3.
+    // Skip the first two fields, up to the last closing parenthesis: the second one is the name of the
+    // process in parentheses, which may itself contain spaces and parentheses. The next field is number 3.
     let (_, rest) = stat.rsplit_once(')')?;
     let fields: Vec<&str> = rest.split_whitespace().collect();
     let ticks = |field: usize| fields.get(field - 3)?.parse::<f64>().ok();

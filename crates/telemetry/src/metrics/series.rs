@@ -1,7 +1,8 @@
-//! Counters, gauges and histograms that many threads can update without slowing each other down. Each thread
-//! adds to its own lane, a part of the metric's memory in separate cache lines; the lanes are summed only
-//! when the metric is read. Numbers that other crates count are copied at each scrape. All memory orders are
-//! relaxed, so a reader may see the second of two related updates without the first.
+//! Provides counters and histograms that many threads can update without slowing each other down, and gauges.
+//! Each thread adds to its own lane, a part of the metric's memory in separate cache lines; the lanes are
+//! summed only when the metric is read. Gauges have no lanes. Numbers that other crates count are copied at
+//! each scrape. All memory orders are relaxed, so a reader may see the second of two related updates without
+//! the first.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ thread_local! {
 }
 
 fn lane() -> usize {
-    // While a thread ends, it can no longer access its thread-local lane. Use lane 0 then.
+    // Use lane 0 if the thread is ending and can no longer access its thread-local lane.
     LANE.try_with(Cell::get).unwrap_or(0)
 }
 
@@ -120,7 +121,7 @@ impl Total {
         self.value.fetch_max(count, Ordering::Relaxed);
     }
 
-    /// Returns the number that was copied last.
+    /// Returns the largest number that was copied so far.
     pub fn value(&self) -> u64 {
         self.value.load(Ordering::Relaxed)
     }
@@ -257,8 +258,8 @@ pub struct Distribution {
     bounds: Arc<[f64]>,
     /// Number of values in each bucket: one for each upper bound, and one for values above the last bound.
     buckets: Arc<[Total]>,
-    /// Bits of the sum as a floating-point number. The sum is never negative, so its bits have the same order
-    /// as its values, and [`Total::raise_to`] works for it.
+    /// Bits of the sum, which is a floating-point number. The bits of numbers that are not negative have, as
+    /// integers, the same order as the numbers, so [`Total::raise_to`] works for them.
     sum: Total,
 }
 
@@ -284,7 +285,7 @@ impl Distribution {
         self.sum.raise_to(sum.to_bits());
     }
 
-    /// Returns the sum of the values that was copied last.
+    /// Returns the largest sum of the values that was copied so far.
     pub fn sum(&self) -> f64 {
         f64::from_bits(self.sum.value())
     }

@@ -1,5 +1,6 @@
-//! The table of all metrics. Names, types, labels and bounds are etcd's, because dashboards and alerts use
-//! them. This includes odd ones: some gauges' names end in `_total`, and some counters' names do not.
+//! Defines all metrics except those of gRPC methods (`grpc.rs`) and of the process (`process.rs`). etcd's
+//! metrics keep their names, types, labels and bounds, because dashboards and alerts use them. This includes
+//! odd names: some gauges' names end in `_total`, and some counters' names do not.
 
 use super::family::{Descriptor, Family, Labelled};
 use super::registry::Registry;
@@ -114,8 +115,8 @@ group! {
 }
 
 group! {
-    /// Metrics of long reads of an old state, such as large ranges, snapshots, hashes and checkpoints. etcd
-    /// has no such metrics.
+    /// Metrics of long reads at an old revision, such as large ranges, snapshots, hashes and checkpoints.
+    /// etcd has no such metrics.
     LongReadMetrics {
         open: Gauge = "mainstay_long_reads", "Large ranges, snapshots, hashes, checkpoints and watches that fell behind; the revisions that they read are not removed.";
         oldest: Gauge = "mainstay_long_reads_oldest_seconds", "Age of the oldest read counted by mainstay_long_reads.";
@@ -205,7 +206,8 @@ group! {
 }
 
 group! {
-    /// Metrics of the leader's comparison of all members' states. etcd has no such metrics.
+    /// Metrics of the leader's check that the replicated states of all members are equal. etcd has no such
+    /// metrics.
     StateHashMetrics {
         compared: Counter = "mainstay_state_hash_compared_total", "Comparisons of another member's state with this member's, while this member was leader.";
         differences: Counter = "mainstay_state_hash_differences_total", "Members found to differ from this one, while this member was leader.";
