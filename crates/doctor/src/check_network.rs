@@ -174,8 +174,8 @@ fn peer_links(page: &Exposition, endpoint: &str, names: &[(u64, String)]) -> Vec
 }
 
 impl NetworkReport {
-    /// Returns a complaint for each limit that is exceeded and each endpoint that could not be measured, as
-    /// text for people.
+    /// Returns the problems as text for people: limits that are exceeded, endpoints that could not be
+    /// measured, large messages that are lost, and paths with an unusually small MTU.
     pub fn complaints(&self, limits: NetworkLimits) -> Vec<String> {
         let mut complaints = Vec::new();
         for result in &self.endpoints {

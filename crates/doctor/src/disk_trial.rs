@@ -61,7 +61,8 @@ pub enum ReservedRoom {
     Kept,
     /// The file system cannot reserve space by a system call, so a member has to write zeros to do so.
     Zeros,
-    /// Space cannot be reserved, because this file system writes changed blocks elsewhere. Contains its name.
+    /// Space cannot be reserved, because this file system writes changed blocks elsewhere. Contains the name
+    /// of the file system.
     Nowhere(&'static str),
 }
 
@@ -210,9 +211,10 @@ impl DiskResult {
         );
         let heartbeat = up_to((2.0 * p99).max(100.0), 50.0);
         let election = up_to((10.0 * heartbeat).max(5.0 * longest), 100.0).min(50_000.0);
-        // `window` is the time for which a member collects writes before each fsync. A window as long as an
-        // fsync at most halves the number of fsyncs, so longer windows are not recommended. A fast disk needs
-        // no window. On a disk that has used up its burst credit, large batches make the delays worse.
+        // `window` is the time for which a member collects writes before each fsync. Recommend half the
+        // duration of an fsync, from 2 to 5 ms: even a window as long as an fsync would at most halve the
+        // number of fsyncs. A fast disk needs only a short window or none. A disk that has used up its burst
+        // credit gets none, because large batches make its delays worse.
         let window = match self.pace() {
             Pace::Slower { .. } => 0.0,
             _ if p50 < 0.5 => 0.0,

@@ -232,8 +232,8 @@ async fn examine(matches: &Matches, io: &Io) -> Result<(), Failure> {
     match (written, code) {
         (Ok(()), 0) => Ok(()),
         (Ok(()), code) => Err(Failure::said(code)),
-        // If there were findings, keep their exit code. The failure to write the file has its own only
-        // without findings.
+        // Keep the exit code of the report unless it is 0, because the findings matter more than the file.
+        // Only if there is nothing to report, use the exit code of a general error.
         (Err(error), code) => {
             let code = if code == 0 { Failure::ERROR } else { code };
             Err(Failure::new(code, format!("cannot write {file}: {error}")))
@@ -242,7 +242,7 @@ async fn examine(matches: &Matches, io: &Io) -> Result<(), Failure> {
 }
 
 /// Writes a page of HTML to `file` atomically. Only the current user can read it, because it names keys and
-/// clients. Refuses a path that is a symbolic link.
+/// clients. Refuses a path at which something other than a regular file exists, such as a symbolic link.
 fn write_page(file: &Path, page: &str) -> io::Result<()> {
     let name = file.file_name().ok_or(io::ErrorKind::IsADirectory)?;
     if fs::symlink_metadata(file).is_ok_and(|there| !there.is_file()) {
@@ -252,8 +252,8 @@ fn write_page(file: &Path, page: &str) -> io::Result<()> {
     making.push(name);
     making.push(format!(".{}", std::process::id()));
     let making = file.with_file_name(making);
-    // An interrupted run with the same process id may have left this file, and `create_new` would fail. In
-    // containers, the same process ids occur often.
+    // An interrupted run with the same process id may have left this file, and then `create_new` would fail.
+    // In containers, the same process ids occur often.
     if let Err(error) = fs::remove_file(&making)
         && error.kind() != io::ErrorKind::NotFound
     {

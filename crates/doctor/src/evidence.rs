@@ -55,7 +55,7 @@ impl fmt::Display for Unseen {
 
 impl std::error::Error for Unseen {}
 
-/// All evidence about a cluster. Each missing piece is replaced by the reason why it is missing.
+/// All evidence about a cluster. A field whose evidence is missing contains the reason why.
 #[derive(Clone, Debug)]
 pub struct Evidence {
     /// Time of the collection, in seconds since 1970 by this machine's clock.
@@ -121,13 +121,13 @@ pub struct Status {
     /// Time of the response, in seconds since 1970 by this machine's clock.
     pub at_unix: f64,
     /// Commit index at the first successful reading of the status, and the time of that reading in seconds
-    /// since 1970.
+    /// since 1970; `None` if the status was not read repeatedly.
     pub earlier: Option<(u64, f64)>,
     /// True if the member is a learner.
     pub is_learner: bool,
     /// Errors that the member reports.
     pub errors: Vec<String>,
-    /// Target version of a downgrade in progress.
+    /// Target version of the downgrade in progress; `None` if there is none.
     pub downgrade_target: Option<String>,
 }
 
@@ -179,9 +179,9 @@ pub struct Alarm {
 pub enum AlarmKind {
     /// The member's database has reached its quota.
     NoSpace,
-    /// An alarm that this version does not know; contains its number.
+    /// The data of members differs, or a member's data is damaged.
     Corrupt,
-    /// An alarm that this program does not know.
+    /// An alarm that the doctor does not know; contains its number.
     Other(i32),
 }
 
@@ -212,15 +212,16 @@ pub struct Metrics {
 pub struct Observed {
     /// The observations.
     pub histogram: Histogram,
-    /// True if the histogram contains all observations since the member started. It then does, because there
-    /// were too few between the two readings.
+    /// True if the histogram contains all observations since the member started, because there were too few
+    /// between the two readings. False if it contains only those between the readings.
     pub of_life: bool,
 }
 
 /// Minimum number of observations between the two readings from which conclusions are drawn.
 const OBSERVATIONS_MIN: f64 = 20.0;
-/// Minimum number of observations since the member's start from which conclusions are drawn. It is higher,
-/// because observations shortly after the start are not typical and must not dominate.
+/// Minimum number of observations since the member's start from which conclusions are drawn. It is higher
+/// than [`OBSERVATIONS_MIN`], because observations shortly after the start are not typical and must not
+/// dominate.
 pub(crate) const OBSERVATIONS_OF_LIFE_MIN: f64 = 200.0;
 /// Minimum number of probes between the two readings from which conclusions are drawn. It is low, because a
 /// member makes a probe only every few seconds.
@@ -245,7 +246,7 @@ impl Metrics {
     /// because the server restarted in between, returns its value at the second reading.
     pub fn grown(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
         let after = self.after.sum(name, labels)?;
-        // A series that appeared between the readings is missing at the first one; it then started from 0.
+        // A series that the first reading lacks appeared between the readings, so its count started from 0.
         let before = self.before.sum(name, labels).unwrap_or(0.0);
         Some(if after < before { after } else { after - before })
     }
@@ -323,8 +324,8 @@ impl Observed {
 }
 
 impl Status {
-    /// Estimates the member's commit index at the time `unix`, by linear interpolation between its two
-    /// readings.
+    /// Estimates the member's commit index at the time `unix`, by linear interpolation between the first
+    /// reading of its status and the last one.
     pub fn index_at(&self, unix: f64) -> f64 {
         let last = self.index as f64;
         let Some((index, at)) = self.earlier.filter(|(_, at)| *at < self.at_unix) else { return last };

@@ -1,4 +1,4 @@
-//! A distribution of values, counted in fixed buckets as in Prometheus.
+//! Computes quantiles and differences of histograms that count values in buckets, as Prometheus does.
 
 /// A histogram: observations counted in buckets.
 #[derive(Clone, Debug, PartialEq)]
@@ -31,8 +31,9 @@ impl Histogram {
         Histogram { buckets, count, sum }
     }
 
-    /// Returns the observations made since `earlier`, an earlier reading of the same histogram. If the server
-    /// restarted in between, returns all observations.
+    /// Returns the observations made since `earlier`, an earlier reading of the same histogram. Returns all
+    /// observations if the count has decreased or the buckets have changed, because the server restarted in
+    /// between.
     #[must_use]
     pub fn since(&self, earlier: &Histogram) -> Histogram {
         if earlier.count > self.count || earlier.buckets.len() != self.buckets.len() {

@@ -171,8 +171,8 @@ async fn exchange(
         }
         Ok(Answer { status: head.status.as_u16(), date_unix, body, asked_unix, answered_unix })
     };
-    // Drives the connection. This never completes, not even after the connection has failed: the request
-    // fails then too, and with a more precise error.
+    // Drive the connection. This future never completes, not even after the connection has failed: in that
+    // case `answered` fails too, and with a more precise error.
     let driven = async {
         let _ = connection.await;
         std::future::pending::<()>().await;

@@ -1,10 +1,10 @@
-//! The limits from which on the rules report a problem, and the command's flags that set them.
+//! Defines the limits beyond which the rules report a problem, and the flags of `doctor` that set them.
 
 use std::time::Duration;
 
 use cli::{Flag, FlagRow, Matches};
 
-/// The limits from which on the rules report a problem. Each has a flag `--limit-...`.
+/// The limits beyond which the rules report a problem. Each has a flag `--limit-...`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Limits {
     /// Limit for the 99th percentile of the fsyncs of the write-ahead log, in seconds.

@@ -41,14 +41,16 @@ pub struct NetworkResult {
     pub handshake: f64,
     /// Durations of health checks, which the server answers without other work, in seconds.
     pub call: Quantiles,
-    /// Bytes sent per second, or the reason why they could not be measured; `None` if the trial ended before.
+    /// Bytes sent per second, or the reason why they could not be measured; `None` if the trial ended before
+    /// the upload.
     pub upload: Option<Result<f64, Unseen>>,
     /// Bytes received per second, or the reason why they could not be measured; `None` if the trial ended
-    /// before.
+    /// before the download.
     pub download: Option<Result<f64, Unseen>>,
     /// The kernel's counters for the connection, read after the upload.
     pub figures: TcpFigures,
-    /// MTU of the route in bytes, as far as the kernel knows it.
+    /// MTU of the route in bytes, as far as the kernel knows it; `None` if the kernel does not report it, or
+    /// the trial ended before.
     pub mtu: Option<u32>,
     /// True if large segments are lost on the path while small ones arrive.
     pub is_black_hole: bool,
@@ -66,10 +68,11 @@ const SENDERS: usize = 4;
 const SENT_BYTES_MAX: usize = 128 * 1024 * 1024;
 /// Number of TCP connections that are opened to measure the time that this takes.
 const CONNECTIONS: usize = 20;
-/// Two sizes of a response in bytes. Below the first, no download rate is measured, because it would mean
-/// nothing. The number of keys per read is doubled until the next doubling would exceed the second.
+/// Two sizes of a response in bytes. Below the first, no download rate is measured, because it would mostly
+/// depend on the round-trip time. The number of keys per read is doubled until the next doubling would exceed
+/// the second.
 const READ_BYTES: (usize, usize) = (64 * 1024, 1024 * 1024);
-/// Segment size in bytes that passes every network path. 536 is TCP's default for IPv4.
+/// Segment size in bytes that practically every network path lets through. 536 is TCP's default for IPv4.
 const SMALL_SEGMENT: i32 = 536;
 
 impl NetworkResult {

@@ -1,4 +1,4 @@
-//! The report of the doctor, in three formats: text for people, JSON for programs, and HTML for browsers.
+//! Formats the report of the doctor as text for people, as JSON for programs, and as HTML for browsers.
 
 use std::fmt::Write as _;
 

@@ -33,7 +33,8 @@ pub enum Need {
     Observations(&'static str),
     /// The list with this name on Mainstay's page.
     Page(&'static str),
-    /// A fact that is needed only from etcd; for Mainstay the rule does not apply.
+    /// Enough observations in the histogram with this name, but only from etcd: the rule does not apply to
+    /// Mainstay.
     OnlyEtcd(&'static str),
     /// Response to `/version`.
     Versions,
@@ -58,8 +59,8 @@ pub struct Blind {
     pub members: Vec<String>,
     /// Reason why the evidence is missing.
     pub because: String,
-    /// True if a request failed or was refused. Then the cluster must not be called healthy. False if the
-    /// server does not have the data, or too little of it yet.
+    /// True if a request failed or was refused, so that the cluster must not be called healthy. False if the
+    /// server does not have the data, or too little of it yet, or if the user does not want it.
     pub is_failure: bool,
 }
 
@@ -127,7 +128,7 @@ fn too_few(family: &str, count: f64, least: f64, what_to_do: &str) -> Unseen {
     ))
 }
 
-/// Returns a reason with `words` before its text. It counts as a failure if `why` does.
+/// Returns the reason `why` with `words` before its text. The result counts as a failure if `why` does.
 fn behind(words: &str, why: &Unseen) -> Unseen {
     let text = format!("{words}: {why}");
     if why.is_failure() { Unseen::because(text) } else { Unseen::left_out(text) }

@@ -16,8 +16,8 @@ const LARGEST_MAX: usize = 20;
 /// of them, even if it returns only a few.
 pub(crate) const KEYS_MAX: f64 = 1e6;
 
-/// Samples up to `keys_max` keys by a few small, serializable range requests. After each page, skips the rest
-/// of the last key's directory (everything up to the last `/`), because keys in one directory tend to be
+/// Samples up to `keys_max` keys with a few small, serializable range requests. After each page, skips the
+/// rest of the last key's directory (everything up to the last `/`), because keys in one directory tend to be
 /// similar.
 pub(crate) async fn sample(client: &Client, keys_max: usize) -> Result<Sample, Unseen> {
     let mut sample = Sample::default();

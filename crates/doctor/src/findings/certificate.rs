@@ -18,8 +18,7 @@ pub const RULE: Rule = Rule {
 pub const RULE_FOR_STEPS: Rule =
     Rule { judge: |evidence, limits| judge(evidence, limits, STEP_SECONDS), ..RULE };
 
-/// Remaining validity in seconds from which on the renewal of a certificate is urgent, so that it is an
-/// error.
+/// Remaining validity in seconds below which a certificate must be renewed urgently, so that it is an error.
 const URGENT_SECONDS: f64 = 7.0 * 86400.0;
 
 /// Upper estimate for the time that one step of a migration takes, in seconds.

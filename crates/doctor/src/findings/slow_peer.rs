@@ -103,7 +103,8 @@ mod tests {
         assert_eq!(too_few(unchanged(9, 9)), [said]);
         assert_eq!(too_few(unchanged(10, 10)), [""; 0]);
         assert_eq!(too_few(with_metrics(&page(0, 3), &page(2, 5))), [""; 0], "two of them just now");
-        // The member has a link to one of its two peers, then only a link to a former member.
+        // In the first case, the member has a link to only one of its two peers. In the second, it has only a
+        // link to a former member.
         let other =
             |to: u64| format!("{}{}", page(0, 10), histogram(RTT, &format!("To=\"{to}\""), &[(0.0512, 1)]));
         assert_eq!(too_few(with_metrics(&other(3), &other(3))).len(), 1);

@@ -12,7 +12,7 @@ pub const RULE: Rule = Rule {
 
 /// Cluster version, without its patch number, that a new cluster has for some seconds, until its leader knows
 /// the versions of all members. It must not be reported as too old: clusters of the releases that the doctor
-/// supports have it only then.
+/// supports have this version only during these seconds.
 const UNDECIDED: &str = "3.0";
 
 fn version(member: &Member) -> Option<&str> {

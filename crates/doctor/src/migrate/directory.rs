@@ -18,7 +18,7 @@ pub struct Directory {
     pub path: PathBuf,
     /// Directory of the write-ahead log, if it is not inside the data directory.
     pub wal_dir: Option<PathBuf>,
-    /// Product that used the directory last, so that its data belongs to this product.
+    /// Product that used the directory last, and to which its data belongs.
     pub of: Product,
     /// Size of etcd's database file in bytes; 0 for a directory of Mainstay.
     pub database_bytes: u64,

@@ -52,8 +52,8 @@ const HASHES_WITHIN: u32 = 12;
 struct Asked {
     /// Index of the member in `Evidence::members`.
     at: usize,
-    /// Id of the member. Each response is checked for it, because an endpoint, such as a load balancer, may
-    /// lead to a different member each time.
+    /// Id of the member. A member list or a hash that comes from another member is rejected, because an
+    /// endpoint, such as a load balancer, may lead to a different member each time.
     id: u64,
     /// Client that sends requests only to the member's endpoint.
     client: Client,

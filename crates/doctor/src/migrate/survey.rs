@@ -36,8 +36,7 @@ impl Product {
     }
 }
 
-/// All data about a cluster that is to be migrated. Each missing piece is replaced by the reason why it is
-/// missing.
+/// All data about a cluster that is to be migrated. A field whose data is missing contains the reason why.
 #[derive(Clone, Debug)]
 pub struct Survey {
     /// Product to which the cluster is to be migrated.
@@ -134,7 +133,7 @@ impl Hashes {
 }
 
 impl View {
-    /// Returns the view of a member that was not asked; each field contains this reason.
+    /// Returns the view of a member that was not asked. Each of its results contains the reason `why`.
     pub(crate) fn unseen(why: &str) -> View {
         View { members: Err(why.into()), alarms: Err(why.into()), read: Err(why.into()), old_keys: None }
     }

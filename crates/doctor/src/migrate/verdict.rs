@@ -16,7 +16,7 @@ use crate::rule::{Blind, Rule};
 use crate::show;
 
 /// Names of the rules of `doctor` that are also applied before a migration, in addition to
-/// [`certificate::RULE_FOR_STEPS`]. The other rules of `doctor` concern only performance.
+/// [`certificate::RULE_FOR_STEPS`]. Most of the other rules of `doctor` concern only performance.
 const SHARED_RULES: [&str; 8] = [
     "unreachable",
     "no-leader",
@@ -82,8 +82,8 @@ impl Verdict {
         }
     }
 
-    /// Returns true if no finding has severity error. Then the next step can be taken, or the migration is
-    /// complete.
+    /// Returns true if no finding has severity error. In this case the next step can be taken, or the
+    /// migration is complete.
     pub fn is_ready(&self) -> bool {
         self.report.severity() != Some(Severity::Error)
     }

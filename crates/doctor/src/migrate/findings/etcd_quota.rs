@@ -9,10 +9,10 @@ pub const RULE: MigrationRule = MigrationRule {
     judge,
 };
 
-/// Share of Mainstay's quota in use from which on etcd's database file may soon exceed its quota: the file's
-/// pages are partly empty, and it never shrinks.
+/// Share of Mainstay's quota in use from which on etcd's database file may soon exceed etcd's quota: the
+/// file's pages are partly empty, and it never shrinks.
 const NEAR: f64 = 0.7;
-/// Share of Mainstay's quota in use from which on etcd's database file exceeds its quota right after the
+/// Share of Mainstay's quota in use from which on etcd's database file exceeds etcd's quota right after the
 /// migration.
 const FULL: f64 = 0.9;
 

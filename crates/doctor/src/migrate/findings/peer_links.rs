@@ -61,9 +61,9 @@ fn judge(survey: &Survey) -> Option<Finding> {
                 true => format!("no working connection to {name}"),
                 false => format!("no working connection to {name} since it was started"),
             };
-            // This happens if only the other member can open connections to this one. It also happens if a
-            // request of this member, running etcd, failed: etcd reports the connection as lost until the
-            // next time it connects.
+            // The two members may contradict each other if only the other one can open connections. They also
+            // do so if this member runs etcd and one of its requests failed: etcd reports the connection as
+            // lost until it connects the next time.
             let text = match has_active(*other, member.id) {
                 true => format!("{text}, although {name} reports that its own works"),
                 false => text,
