@@ -9,7 +9,7 @@ use crate::loadgen::ask::Asker;
 use crate::loadgen::calls::Target;
 use crate::loadgen::wire::Fields;
 
-/// A thread that compacts the store at intervals until it is stopped.
+/// A thread that compacts the store at intervals, until it is stopped or a request of it fails.
 pub struct Compactor {
     stop: std::sync::mpsc::Sender<()>,
     thread: std::thread::JoinHandle<Result<(), crate::loadgen::Error>>,

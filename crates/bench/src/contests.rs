@@ -117,8 +117,8 @@ pub struct Field<'a> {
     pub scale: Scale,
     /// Number of threads of the load generator.
     pub threads: usize,
-    /// True if the server was started for this comparison. Only then may a workload change its users and
-    /// settings.
+    /// True if the server was started for this comparison. A workload must not change the users and settings
+    /// of any other server.
     pub is_ours: bool,
     /// Measurements so far.
     pub measured: Vec<Measured>,
@@ -298,7 +298,7 @@ fn value_1m(field: &mut Field) -> Result<(), Error> {
     field.measure("value-1m", &plan, |_| range.clone())
 }
 
-/// Workload that fills the store: puts each key once, with 128 bytes, and values of varying size.
+/// Workload that fills the store: puts keys of 128 bytes, each once, with values of varying size.
 #[derive(Clone)]
 struct Fill {
     values: Vec<u8>,
@@ -329,8 +329,8 @@ impl Workload for Fill {
 }
 
 fn expensive(field: &mut Field) -> Result<(), Error> {
-    // The full scale repeats a published experiment: 100,000 pairs with values of 1 to 32 KiB, and every
-    // second one range of 20,000 of them.
+    // The full scale repeats a published experiment: 100,000 pairs with values of 1 to 32 KiB, and one range
+    // of 20,000 of them per second.
     let (pairs, in_range, bytes_max) =
         field.scale.of((4_000, 4_000, 4096), (20_000, 20_000, 8192), (100_000, 20_000, 32_768));
     let time = field.scale.of(Duration::from_secs(4), Duration::from_secs(20), Duration::from_secs(60));

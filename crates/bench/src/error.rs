@@ -85,7 +85,7 @@ pub enum TlsError {
         /// Error of the PEM parser.
         error: pem::Error,
     },
-    /// The file, whose name is contained, has no certificate.
+    /// A file contains no certificate. Contains the name of the file.
     NoCertificate(String),
     /// A certificate for a server of the comparison could not be generated.
     Made(rcgen::Error),

@@ -125,8 +125,9 @@ fn bars_of(document: &Document, servers: &[&str], workload: &str) -> Vec<Bars> {
     .collect()
 }
 
-/// Returns a chart with a bar for each row, scaled to the longest one. `about` contains the title, the unit,
-/// and a text that says whether high or low values are good. Returns `None` if no row has a value.
+/// Returns a chart with a bar for each row, scaled to the longest bar of a server other than the baseline.
+/// `about` contains the title, the unit, and a text that says whether high or low values are good. Returns
+/// `None` if no row has a value.
 fn bars(
     document: &Document,
     servers: &[&str],

@@ -66,8 +66,8 @@ impl Meter {
         self.counters(&metrics)
     }
 
-    /// Returns the resources used since `before`, and the current memory. Reads the metrics last, for the
-    /// same reason.
+    /// Returns the resources used since `before`, and the current memory. Reads the metrics last, because
+    /// serving them is work too, and must not be counted.
     pub fn since(&self, before: Usage) -> Usage {
         let told = self.counters("");
         let metrics = self.metrics();

@@ -287,8 +287,8 @@ impl Calls {
                 break;
             }
             self.mark(at);
-            // A read that did not fill the buffer has emptied the socket. Stop then: the poller will report
-            // further bytes.
+            // A read that did not fill the buffer has emptied the socket. So stop reading: the poller will
+            // report further bytes.
             let is_empty = bytes.len() < buffer.len() && !was_held_up && !self.links[at].closed;
             if is_empty && self.target.endpoints[self.links[at].endpoint].tls.is_none() {
                 self.links[at].held_up = self.links[at].connection.is_blocked();

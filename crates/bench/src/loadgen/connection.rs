@@ -124,7 +124,7 @@ struct Data {
 pub struct Connection {
     options: Options,
     http2: http2::Connection,
-    /// Templates of the request headers, by method; `None` for methods that were not called yet.
+    /// Templates of the request headers, by method; `None` for methods that have not been called yet.
     heads: [Option<Template>; Rpc::ALL.len()],
     /// Calls in flight, by [`Key::slot`].
     calls: Vec<Option<Call>>,
@@ -230,7 +230,7 @@ impl Connection {
     }
 
     /// Sends a further message on the call with this tag. Returns false if there is no such call, or it was
-    /// complete.
+    /// started as complete.
     pub fn send(&mut self, tag: u64, message: &[u8]) -> bool {
         let Some(key) = self.open.get(&tag).copied() else { return false };
         self.put_message(key, message, false);
@@ -257,8 +257,8 @@ impl Connection {
         })
     }
 
-    /// Returns true while the last frame of a stream is being delivered. No new stream may be opened then,
-    /// because it could take the slot in `calls` that is still needed.
+    /// Returns true while the last frame of a stream is being delivered. Until then, no new stream may be
+    /// opened, because it could take the slot in `calls` that is still needed.
     fn hands_over_the_last(&self) -> bool {
         self.data.is_some_and(|data| data.is_last)
     }

@@ -61,7 +61,8 @@ pub trait Workload: Send {
         false
     }
 
-    /// Handles the end of a request, which has this status. Most operations are done then.
+    /// Handles the end of a request, which has this status. Most operations consist of one request, and end
+    /// now.
     fn answered(&mut self, client: &mut Self::Client, status: &Status, request: &mut Request) -> Step;
 }
 
@@ -157,7 +158,7 @@ pub struct Generator {
     pub segment_bytes: Option<u32>,
 }
 
-/// Is notified about the progress of a load.
+/// Receives notifications about the progress of a load.
 pub trait Observer {
     /// Called when a run begins.
     fn begins(&mut self, _run: usize) {}
@@ -301,7 +302,7 @@ fn one_run(
     let (start, began) = (Instant::now(), SystemTime::now());
     let total = match (duration, plan.schedule) {
         (None, _) => plan.total,
-        // With fixed times, the total is the number of operations that are due within the duration.
+        // Under an open schedule, the total is the number of operations that are due within the duration.
         (Some(time), Schedule::Open(rate)) => (time.as_secs_f64() * rate).ceil() as u64,
         (Some(_), _) => u64::MAX,
     };
@@ -436,7 +437,7 @@ struct Slot<C> {
 struct Driver<'a, W: Workload> {
     workload: W,
     slots: Vec<Slot<W::Client>>,
-    /// Idle clients; the client that has been idle longest is last.
+    /// Idle clients, as a stack: the last one, which became idle most recently, begins the next operation.
     idle: Vec<usize>,
     request: Request,
     preparing: bool,
@@ -498,8 +499,8 @@ impl<W: Workload> Driver<'_, W> {
                 return Err(Error::Stopped);
             }
             let now = Instant::now();
-            // With fixed times, operations that became due while no client was free must still begin, but
-            // only for `drain_max`.
+            // Under an open schedule, operations that became due while no client was free must still begin,
+            // but only for `drain_max`.
             let over = self.until.is_some_and(|until| now >= until) || !self.more(now);
             if over && now > *drain.get_or_insert(now + plan.drain_max) {
                 let left = if let Schedule::Open(_) = self.schedule { self.unserved() } else { 0 };

@@ -1,4 +1,4 @@
-//! A histogram of latencies with bounded memory.
+//! Counts latencies in a histogram with bounded memory, and computes their percentiles.
 
 /// A log-linear histogram, like HdrHistogram: the width of its buckets grows with the value. Each power of
 /// two is divided into `2^(precision - 1)` equal buckets, so a value that is read from the histogram exceeds
@@ -18,7 +18,8 @@ pub struct Histogram {
 impl Histogram {
     /// Precision for final results: about three decimal digits.
     pub const FINE: u32 = 11;
-    /// Precision for the latencies of each second, which are many histograms, so that each must be small.
+    /// Precision for the latencies of a single second. There is such a histogram for each second, so it must
+    /// be small.
     pub const COARSE: u32 = 6;
 
     /// Creates an empty histogram with a `precision` from 1 to 16.

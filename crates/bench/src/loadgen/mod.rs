@@ -1,4 +1,5 @@
-//! Load generator for gRPC, which needs only a fraction of the CPU time that the measured server needs.
+//! Generates load on gRPC servers, with only a fraction of the CPU time that the measured server needs for
+//! it.
 //!
 //! Contents: a gRPC client without IO ([`connection`], based on the crate `http2`); many such clients over
 //! non-blocking sockets in one thread ([`calls`], [`socket`], [`poller`]); schedules that reveal stalls of

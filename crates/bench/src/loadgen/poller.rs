@@ -44,8 +44,8 @@ impl Poller {
         Ok(Self { epoll, timer })
     }
 
-    /// Adds a socket. The poller reports it only when it becomes readable or writable, not as long as it is
-    /// (edge-triggered). Closing the socket removes it.
+    /// Adds a socket. The poller reports it once when it becomes readable or writable, and not repeatedly
+    /// while it stays so (edge-triggered). Closing the socket removes it.
     pub fn add(&self, socket: &impl AsFd, token: u64) -> io::Result<()> {
         assert_ne!(token, TIMER, "the timer's token");
         let events = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
@@ -68,7 +68,7 @@ impl Poller {
     }
 
     /// Waits until a socket is ready, the timer expires, or `longest` has passed. Replaces the contents of
-    /// `ready` by the sockets that are ready.
+    /// `ready` with the sockets that are ready.
     pub fn wait(&mut self, longest: Option<Duration>, ready: &mut Vec<Ready>) -> io::Result<()> {
         ready.clear();
         let longest = longest.and_then(|time| Timespec::try_from(time).ok());

@@ -270,7 +270,7 @@ struct Connection {
     requests: u64,
 }
 
-/// What all connections of the responder share.
+/// State that all connections of the responder share.
 struct Context<'a> {
     answers: &'a Answers,
     options: &'a Options,

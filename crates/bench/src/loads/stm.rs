@@ -201,7 +201,7 @@ impl Stm {
             });
         }
         if self.is_serializable() {
-            // If a comparison fails, also read the keys again, for the next attempt.
+            // If a comparison fails, let the same request read the keys again, for the next attempt.
             for key in &client.keys {
                 txn.message(3, |op| {
                     op.message(1, |range| {

@@ -46,7 +46,7 @@ pub struct Put {
 }
 
 impl Put {
-    /// Creates a workload. Each value is `value_bytes` random bytes.
+    /// Creates a workload. All puts have the same value, `value_bytes` random bytes.
     pub fn new(keys: Keys, value_bytes: usize, sequential: bool, seed: u64) -> Self {
         let mut random = random_from_clock(seed);
         Self { keys, value: random.bytes(value_bytes), sequential, random }
