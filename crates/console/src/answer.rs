@@ -1,4 +1,4 @@
-//! Builds the console's own responses. Each has security headers that restrict what browsers may do with it.
+//! Builds the console's responses. Each has security headers that restrict what browsers may do with it.
 
 use bytes::Bytes;
 use http::header::{

@@ -17,11 +17,11 @@ use crate::table::FILES;
 
 /// Size in bytes below which a file is not compressed, because compression would save too little.
 const COMPRESSED_BYTES_MIN: usize = 1024;
-/// Browsers must ask with each request whether their copy is current: after an upgrade, the member has newer
-/// pages.
+/// Value of `Cache-Control` for files: browsers must ask with each request whether their copy is current,
+/// because after an upgrade the member has newer pages.
 const CACHE: &str = "no-cache";
 
-/// What is computed from the contents of a file, at the first request for it.
+/// Data that is computed from the contents of a file, at the first request for the file.
 struct AssetData {
     etag: String,
     /// The compressed contents; `None` for a file that is small or not text.

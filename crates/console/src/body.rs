@@ -1,4 +1,4 @@
-//! Bodies of requests and responses: bytes in memory, or chunks that arrive from the other side.
+//! Defines the bodies of requests and responses: bytes in memory, or chunks that arrive from the other side.
 
 use std::error::Error;
 use std::pin::Pin;

@@ -149,8 +149,8 @@ impl Endpoints {
         entries.iter().find(|entry| entry.id == id && entry.is_listed).map(|entry| Rc::clone(&entry.target))
     }
 
-    /// Returns the response with the list of members, for a browser at this address. Asks the endpoints
-    /// before if the list is not recent.
+    /// Returns the response with the list of members, for a browser at this address. If the list is not
+    /// recent, first asks the endpoints for it.
     ///
     /// # Errors
     /// Returns a refusal if endpoints have to be asked, and too many requests are in flight.
@@ -204,7 +204,7 @@ impl Endpoints {
         self.replace_others(&mut entries, others, is_secure);
     }
 
-    /// Replaces all members of the list that are not given endpoints by `others`. If `is_secure` is true,
+    /// Replaces all members of the list that are not given endpoints with `others`. If `is_secure` is true,
     /// members without an `https` URL are not listed.
     fn replace_others(&self, entries: &mut Vec<Entry>, others: Vec<Member>, is_secure: bool) {
         entries.iter_mut().filter(|entry| !entry.is_given).for_each(|entry| entry.is_listed = false);
@@ -243,11 +243,11 @@ impl Endpoints {
         self.fetched.get().is_some_and(|fetched| fetched.elapsed() < dialer.limits.members_fresh)
     }
 
-    /// Asks the given endpoints for the list. What none of them answers stays as it is.
+    /// Asks the given endpoints for the list. If none of them reports a list, the members stay as they are.
     ///
     /// First, endpoints are asked without the user's token, once for all requests that are waiting. If this
     /// gives a list, no endpoint gets to see the token; an endpoint given by mistake may belong to another
-    /// cluster. Only if there is no list, the endpoints that have refused are asked again with the token,
+    /// cluster. Only if there is no list are the endpoints that have refused asked again with the token,
     /// except those that are known to belong to another cluster.
     async fn fetch(&self, dialer: &Rc<Dialer>, authorization: Option<&HeaderValue>) {
         let came = Instant::now();
@@ -418,7 +418,8 @@ impl Endpoints {
                     entry.lists_of = None;
                 }
             }
-            // If that member has left the cluster, its id no longer says who answers at this endpoint.
+            // If the member in `lists_of` has left the cluster, its id no longer says who answers at this
+            // endpoint.
             entry.lists_of = entry.lists_of.filter(|id| members.iter().any(|member| member.id == *id));
             if entry.lists_of.is_some() {
                 (entry.is_listed, entry.member) = (false, None);
@@ -508,10 +509,11 @@ impl Entry {
     }
 
     /// Returns the listed URL at which this member, which has answered at this endpoint, should be reached
-    /// instead; `None` if the endpoint's own URL is as good. This is so if it is one of the listed URLs. A
-    /// listed loopback URL is used only if the endpoint's URL is a loopback URL too. If only the endpoint's
-    /// URL is one, a listed URL is used only with TLS: the endpoint may be a tunnel, and at this end of the
-    /// tunnel the listed URL may lead to another machine.
+    /// instead of the endpoint's own URL; `None` if no listed URL is better. No other URL is better if the
+    /// endpoint's own URL is listed too. A listed loopback URL is better only if the endpoint's URL is also a
+    /// loopback URL. If the endpoint's URL is a loopback URL and the listed one is not, the listed one is
+    /// better only with TLS: the endpoint may be a tunnel, and at this end of the tunnel the listed URL may
+    /// lead to another machine.
     fn listed_url(&self, member: &Member, is_secure: bool) -> Option<Url> {
         if member.client_urls.contains(&self.target.url) {
             return None;

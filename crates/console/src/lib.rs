@@ -1,5 +1,5 @@
-//! The server of the web console. It serves pages that are compiled into the binary and the list of members,
-//! and forwards requests to members.
+//! Serves the web console: pages that are compiled into the binary, and the list of members. Forwards
+//! requests to members.
 //!
 //! Structure: [`Console::start`] runs the console in a thread of its own with a small runtime, so that
 //! neither shards nor the core of a member wait for it. The console is part of a member
@@ -11,11 +11,11 @@
 //!
 //! The console does not use the crate `front`, which serves the many clients of a member, because browsers
 //! need other rules. An idle connection is closed in favor of a new one ([`Limits::connections_max`]), where
-//! a front refuses the new one. A body that arrives too slowly ends the connection. It is noticed in the
-//! middle of any response that the browser has disconnected. A response keeps the length that the member has
-//! announced. Only HTTP/1.1 is offered. A front also has threads for accepting, for handshakes and for its
-//! shard, and a timer that runs even without clients. The crate `transport` has what both need: streams, TLS,
-//! and reading ahead of hyper.
+//! a front refuses the new one. A body that arrives too slowly ends the connection. In the middle of any
+//! response, the console notices that the browser has disconnected. A response keeps the length that the
+//! member has announced. Only HTTP/1.1 is offered. A front also has threads for accepting, for handshakes and
+//! for its shard, and a timer that runs even without clients. The crate `transport` has what both need:
+//! streams, TLS, and reading ahead of hyper.
 //!
 //! Invariants:
 //! * No page of another origin can make a browser send requests on its behalf (`tests/it/defences.rs`).

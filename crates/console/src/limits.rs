@@ -8,7 +8,8 @@ pub struct Limits {
     /// closed. If all connections have a request in flight, the new one is closed.
     pub connections_max: usize,
     /// Maximum number of requests that are forwarded at the same time; further ones are refused with status
-    /// 503. It must be smaller than the number of connections, so that the pages can be loaded even then.
+    /// 503. It must be smaller than the number of connections, so that the pages can be loaded even when this
+    ///      limit is reached.
     pub forwarded_max: usize,
     /// Maximum number of requests that are forwarded at the same time for one client address; further ones
     /// are refused with status 503. A browser sends at most six at a time.

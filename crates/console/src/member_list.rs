@@ -59,8 +59,7 @@ pub(crate) async fn is_member_at(
     match request_list(dialer, target, None).await {
         ListOutcome::List(list) => list.reporter == member && Some(list.cluster) == cluster,
         // The list is refused. The metrics can be read without permission, and contain the member's id. This
-        // also identifies the cluster, because the cluster's name is one of the things from which the id is
-        // computed.
+        // also identifies the cluster, because the member's id is a hash that covers the cluster's token.
         ListOutcome::Refused => {
             let Ok(request) = Request::get("/metrics").body(UpstreamBody::Whole(None)) else { return false };
             let answer = answer_of(dialer, target, request).await;

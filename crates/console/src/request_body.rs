@@ -1,4 +1,4 @@
-//! Bodies of requests to members: [`RequestBody`] forwards what a browser sends.
+//! Defines the bodies of requests to members: [`RequestBody`] forwards what a browser sends.
 
 use std::cell::Cell;
 use std::pin::Pin;
@@ -15,7 +15,7 @@ use crate::limits::Limits;
 /// The body of a request to a member.
 pub(crate) type UpstreamBody = MessageBody<RequestBody>;
 
-/// How much of a request's body has been forwarded to the member.
+/// Progress of forwarding a request's body to the member.
 #[derive(Debug, Default)]
 pub(crate) struct BodyProgress {
     pub(crate) is_whole: Cell<bool>,

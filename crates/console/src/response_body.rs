@@ -1,4 +1,4 @@
-//! Bodies of responses to browsers: [`MemberBody`] forwards what a member sends.
+//! Defines the bodies of responses to browsers: [`MemberBody`] forwards what a member sends.
 
 use std::pin::Pin;
 use std::rc::Rc;

@@ -1,11 +1,11 @@
-//! Defines where the console gets the list of members from: [`Source`].
+//! Defines the source of the console's list of members: [`Source`].
 
 use std::fmt;
 use std::sync::Arc;
 
 use api::url::Url;
 
-/// Maximum number of endpoints that the console keeps. No cluster has that many members.
+/// Maximum number of endpoints that the console keeps. A cluster has far fewer members.
 pub(crate) const ENDPOINTS_MAX: usize = 256;
 
 /// A member of the cluster, as the list of members contains it.
@@ -24,7 +24,7 @@ pub struct Member {
 /// Function that returns the current list of members.
 pub type ListMembers = Arc<dyn Fn() -> Vec<Member> + Send + Sync>;
 
-/// Where the console gets the list of members from.
+/// Source of the console's list of members.
 #[derive(Clone)]
 pub enum Source {
     /// The console is part of a member, which knows the list.

@@ -1,6 +1,6 @@
-//! Connections to members. [`Target`] is a member with the idle connections that are kept for it, [`Dialer`]
-//! opens connections, and [`Link`] is a connection. Dropping a link closes the connection immediately, so
-//! that the member cancels the request on it.
+//! Opens connections to members, and keeps idle ones. [`Target`] is a member with the idle connections that
+//! are kept for it, [`Dialer`] opens connections, and [`Link`] is a connection. Dropping a link closes the
+//! connection immediately, so that the member cancels the request on it.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -31,7 +31,7 @@ const IDLE_LINKS_MAX: usize = 6;
 /// Minimum time between two checks whether TLS files have changed.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A member, how to connect to it, and the idle connections to it.
+/// A member, with the address and the host name for connections to it, and its idle connections.
 pub(crate) struct Target {
     /// URL of the member that is shown to browsers.
     pub(crate) url: String,

@@ -24,7 +24,7 @@ pub struct Bar {
     pub name: String,
     /// Remark about the item; may be empty.
     pub mark: String,
-    /// Colour of the bar, which depends on what it stands for.
+    /// Meaning of the bar, which determines its colour.
     pub fill: Fill,
     /// Length of the bar as a fraction of the full width. A bar longer than 1 is cut off, with a visible
     /// mark.
@@ -35,7 +35,7 @@ pub struct Bar {
     pub beside: String,
 }
 
-/// What a bar stands for, which determines its colour.
+/// Meaning of a bar, which determines its colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fill {
     /// An item. The colour has this number, which is also that of the item's lines in charts.

@@ -99,7 +99,7 @@ pub struct Span {
     pub to: f64,
     /// Additional text about the span; may be empty.
     pub detail: String,
-    /// What the span stands for, which determines its colour.
+    /// Meaning of the span, which determines its colour.
     pub tone: Tone,
     /// Other lanes in which the outline of the span is drawn, such as those of the members that a fault
     /// affects. These names must not contain spaces.
@@ -108,7 +108,7 @@ pub struct Span {
     pub shades: bool,
 }
 
-/// What a span stands for, which determines its colour.
+/// Meaning of a span, which determines its colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tone {
     /// A fault that was injected.

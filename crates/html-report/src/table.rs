@@ -1,4 +1,4 @@
-//! Writes tables.
+//! Writes tables of text and numbers.
 
 use std::fmt::Write as _;
 

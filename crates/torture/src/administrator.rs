@@ -2,8 +2,8 @@
 //! permissions of some of them during the run.
 //!
 //! Every user whose permissions change has a role of its own. If the result of a change is unknown, the
-//! change may still take effect at any later time. The administrator then stops using that user, and creates
-//! another one with a new name.
+//! change may still take effect at any later time. In this case the administrator stops using that user, and
+//! creates another one with a new name.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! A client that writes large values. So within minutes, logs grow, log segments are completed, checkpoints
-//! are written, and space is reclaimed.
+//! Runs a client that writes large values, so that within minutes logs grow, log segments are completed,
+//! checkpoints are written, and space is reclaimed.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -79,13 +79,14 @@ pub struct Cluster {
     runtime: Runtime,
 }
 
-/// What a cluster is built from.
+/// Parts from which a cluster is built.
 pub struct Parts {
     /// Server binaries: one, or two if members change between two builds.
     pub builds: Vec<PathBuf>,
     /// Additional flags of every member.
     pub flags: Vec<String>,
-    /// Name of a bug that every member whose build supports this is told to have, to check that it is found.
+    /// Name of a planted bug, which is passed to every member to check that the oracle finds it; `None` for
+    /// no bug. Builds without planted bugs ignore it.
     pub bug: Option<String>,
     /// Address of each member, which determines the number of members.
     pub addresses: Vec<Ipv4Addr>,
@@ -637,8 +638,8 @@ impl Cluster {
         let other = (0..self.size())
             .find(|other| *other != at && self.runs(*other))
             .ok_or_else(|| io::Error::other("no other member runs"))?;
-        // The list must be linearizable: the member to be removed may have been added just now, and not every
-        // member knows it yet.
+        // The list must be linearizable: the member to be removed may have been added just now, and a member
+        // that lags behind does not know it yet.
         let deadline = Instant::now() + RECOVERY_TIME_MAX;
         let members = loop {
             let request = pb::MemberListRequest { linearizable: true };

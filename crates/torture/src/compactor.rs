@@ -1,4 +1,4 @@
-//! A client that compacts the store again and again, each time through a random member.
+//! Runs a client that compacts the store again and again, each time through a random member.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,8 +19,8 @@ pub async fn work(context: Arc<ClientContext>, number: u64, mut rng: Rng, mut ph
         let Ok(newest) = session.revision().await else { continue };
         let behind = rng.between(0, 1000) as i64;
         let physical = rng.percent(40);
-        // The revision may be compacted already, or not exist yet. The server must then refuse the request,
-        // which is checked as well.
+        // The revision may be compacted already, or may not exist yet. In both cases the server must refuse
+        // the request, which the oracle checks as well.
         let revision = (newest + 5 - behind).max(1);
         session.ask(Request::Compact { revision, physical }).await;
     }

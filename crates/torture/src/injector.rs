@@ -39,7 +39,8 @@ pub struct Injector<'a> {
 }
 
 impl<'a> Injector<'a> {
-    /// Creates an injector. It injects each of these faults about equally often, at the interval `every`.
+    /// Creates an injector. It injects each of these faults about equally often, and pauses for `every`
+    /// before each fault.
     pub fn new(
         cluster: &'a mut Cluster,
         chronicle: &Arc<Chronicle>,

@@ -1,5 +1,5 @@
-//! A client that reads and writes a few keys. Other clients use the same keys at the same time, so requests
-//! conflict.
+//! Runs a client that reads and writes a few keys. Other clients use the same keys at the same time, so
+//! requests conflict.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,7 +24,8 @@ const GROUP_KEYS: usize = 6;
 /// client would retry in a busy loop.
 const REST: Duration = Duration::from_millis(60);
 
-/// What the clients have seen of the keys, for requests that depend on the current state.
+/// The newest revisions that the clients have seen, of the store and of each key. Requests that depend on the
+/// current state use them.
 #[derive(Default)]
 pub struct Known {
     inner: Mutex<Seen>,

@@ -1,5 +1,5 @@
-//! A client that creates leases, attaches keys to them, and keeps them alive. It then revokes them or lets
-//! them expire.
+//! Runs a client that creates leases, attaches keys to them, and keeps them alive. It then revokes them or
+//! lets them expire.
 
 use std::sync::Arc;
 use std::time::Duration;

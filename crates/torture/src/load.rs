@@ -25,10 +25,10 @@ const LOCKERS: u64 = 3000;
 const LESSEES: u64 = 4000;
 const COMPACTOR: u64 = 5000;
 const BULK: u64 = 5500;
-/// First client number of those that read all events again at the end, one for each member.
+/// First client number of the clients that read all events again at the end, one for each member.
 pub const REREADERS: u64 = 6000;
 
-/// First client number of those whose permissions change.
+/// First client number of the clients whose permissions change and that read and write keys.
 const USERS: u64 = 8000;
 /// First client number of the watching clients whose permissions change.
 const SPIES: u64 = 8200;
@@ -41,7 +41,7 @@ const PROBERS: u64 = 9000;
 pub struct Plan {
     /// Number of clients that read and write keys.
     pub clients: usize,
-    /// Maximum number of operations per second of all these clients together.
+    /// Maximum number of operations per second of all clients together that read and write keys.
     pub rate: u64,
     /// Seed of the clients' random numbers.
     pub seed: u64,

@@ -1,5 +1,5 @@
-//! A client that takes a lock again and again, in the same way as etcd's `concurrency.Mutex`. It writes while
-//! it believes that it holds the lock.
+//! Runs a client that takes a lock again and again, in the same way as etcd's `concurrency.Mutex`. It writes
+//! while it believes that it holds the lock.
 
 use std::sync::Arc;
 use std::time::Duration;

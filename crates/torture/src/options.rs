@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::fault::Fault;
 
-/// How the members are connected to each other.
+/// Kind of network that connects the members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NetworkKind {
     /// Each member in its own network namespace.
@@ -18,7 +18,8 @@ pub enum NetworkKind {
 pub struct Options {
     /// Path of the server's binary; `None` to use the release build of Mainstay.
     pub server: Option<PathBuf>,
-    /// Path of a second build. At each rolling restart, every member changes to the other build.
+    /// Path of a second build; `None` if there is none. At each rolling restart, every member changes to the
+    /// other build.
     pub second_build: Option<PathBuf>,
     /// Number of members: 1, 3 or 5.
     pub members: usize,
@@ -32,7 +33,7 @@ pub struct Options {
     pub faults: Option<Vec<Fault>>,
     /// Number of clients that read and write keys.
     pub clients: usize,
-    /// Maximum number of operations per second of all these clients together.
+    /// Maximum number of operations per second of all clients together that read and write keys.
     pub rate: u64,
     /// Timeout of one operation, in milliseconds.
     pub timeout_ms: u64,
@@ -40,13 +41,16 @@ pub struct Options {
     pub flags: Vec<String>,
     /// True to use TLS between members and with clients, with certificates on both sides.
     pub tls: bool,
-    /// True to create users. Clients then log in, and the permissions of some users change during the run.
+    /// True to create users. In this case clients log in, and the permissions of some users change during the
+    /// run.
     pub users: bool,
-    /// Name of a bug that members are told to have, to check that the oracle finds it.
+    /// Name of a bug that is planted in all members, to check that the oracle finds it; `None` for no bug.
     pub bug: Option<String>,
-    /// How the members are connected; `None` for namespaces if the machine allows them.
+    /// Kind of network that connects the members; `None` for namespaces if the machine allows them, otherwise
+    /// loopback.
     pub network: Option<NetworkKind>,
-    /// True to keep the members' data and the whole history, even if there is no violation.
+    /// True to copy the members' data directories to the output directory at the end of the run. Otherwise
+    /// they are removed, even if there are violations.
     pub keep: bool,
     /// Directory for the results; `None` for a new one.
     pub out: Option<PathBuf>,
@@ -79,7 +83,7 @@ impl Default for Options {
     }
 }
 
-/// What the command line asks the program to do.
+/// Action that the command line requests.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Invocation {
     /// Print the help text.

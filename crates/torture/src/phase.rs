@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-/// A phase of a run, as the clients are told.
+/// A phase of a run. Clients follow its changes, to know when to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// Clients send requests.

@@ -304,7 +304,7 @@ impl Pki {
         inner.peers.issuer = inner.peers.trusted.len() - 1;
     }
 
-    /// Removes all authorities that are older than the issuing ones from the trusted ones.
+    /// Ends the trust in all authorities that are older than the issuing ones.
     pub fn drop_old_authorities(&self) {
         let mut inner = self.lock();
         let Inner { clients, peers, .. } = &mut *inner;

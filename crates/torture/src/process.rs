@@ -1,4 +1,4 @@
-//! A member's process. It runs in its own network namespace and with its own clock, and is killed when this
+//! Runs a member's process in its own network namespace and with its own clock, and kills it when this
 //! program ends.
 
 use std::fs::File;
@@ -22,7 +22,8 @@ pub struct ClockOffset {
 pub(crate) fn shift_clock(command: &mut Command, offset: ClockOffset) {
     let line = format!("monotonic {0} 0\nboottime {0} 0\n", offset.seconds);
     let shift = move || {
-        // SAFETY: a plain system call, in a process with one thread. The next exec enters the new namespace.
+        // SAFETY: the call takes no pointers, and this process has only one thread. The next exec enters the
+        // new namespace.
         if unsafe { libc::unshare(CLONE_NEWTIME) } != 0 {
             return Err(io::Error::last_os_error());
         }
@@ -122,8 +123,8 @@ impl Process {
             return Ok(());
         }
         let Ok(id) = libc::pid_t::try_from(self.id()) else { return Err(io::ErrorKind::InvalidInput.into()) };
-        // SAFETY: the id belongs to a child that was not waited for yet, so no other process can have this
-        // id.
+        // SAFETY: the id belongs to a child that has not been waited for yet, so no other process can have
+        // this id.
         if unsafe { libc::kill(id, signal) } != 0 {
             return Err(io::Error::last_os_error());
         }

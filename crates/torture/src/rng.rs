@@ -42,7 +42,7 @@ impl Rng {
         self.below(100) < chance
     }
 
-    /// Shuffles a list, by the algorithm of Fisher and Yates.
+    /// Shuffles a list with the algorithm of Fisher and Yates.
     pub fn shuffle<T>(&mut self, things: &mut [T]) {
         for end in (1..things.len()).rev() {
             let other = self.index(end + 1);

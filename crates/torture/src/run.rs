@@ -127,7 +127,7 @@ impl Drop for ThawGuard {
     }
 }
 
-/// What this machine provides for a run.
+/// Resources that this machine provides for a run.
 struct Machine {
     addresses: Vec<Ipv4Addr>,
     network: Option<Network>,

@@ -100,7 +100,7 @@ impl ClientContext {
     /// Connects to a member with this identity, and logs in if the user needs a token.
     ///
     /// # Errors
-    /// Returns an error if connecting or logging in fails. Then no request of the client was sent.
+    /// Returns an error if connecting or logging in fails. In this case no request of the client was sent.
     pub async fn open(&self, member: usize, identity: Identity, client: u64) -> Result<Link, Status> {
         self.reopen(None, member, identity, client).await
     }

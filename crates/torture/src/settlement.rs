@@ -1,5 +1,5 @@
-//! Ends a run: heals all faults, waits until all members have the same revision, and reads the data of each
-//! member.
+//! Ends a run: starts members that are down, disarms alarms, waits until all members have the same revision,
+//! and reads the data of each member.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,8 +25,9 @@ pub struct Settled {
     pub finals: Vec<Final>,
 }
 
-/// Waits until all members have the same revision, and reads their data. Records a violation if a member does
-/// not reach that revision.
+/// Makes all members healthy, waits until they have the same revision, and reads their data and all events
+/// again. Records a violation if a member does not become healthy, does not reach that revision, cannot be
+/// read, or has other users than the first member.
 pub fn settle(cluster: &mut Cluster, context: &Arc<ClientContext>, chronicle: &Arc<Chronicle>) -> Settled {
     if let Err(error) = cluster.recover() {
         chronicle.trouble("not recovered", format!("at the end: {error}"));
@@ -89,7 +90,8 @@ fn users_of(cluster: &Cluster, at: usize) -> Result<(bool, u64, Vec<String>), St
     Ok((status.enabled, status.auth_revision, lines))
 }
 
-/// Waits until no lease is left and all members have the same revision. Returns that revision.
+/// Waits until no lease is left, and all members have the same revision and the same compact revision.
+/// Returns the newest revision. Records a violation if this takes too long.
 fn converge(cluster: &mut Cluster, chronicle: &Chronicle) -> i64 {
     let deadline = Instant::now() + RECOVERY_TIME_MAX;
     loop {

@@ -83,7 +83,7 @@ impl Shaper {
             .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
             .open("/dev/net/tun")
             .map_err(|error| io::Error::other(format!("/dev/net/tun: {error}")))?;
-        // SAFETY: an ifreq may consist of zeros.
+        // SAFETY: an `ifreq` is a valid value if all its bytes are zero.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
         for (to, from) in request.ifr_name.iter_mut().take(libc::IFNAMSIZ - 1).zip(name.bytes()) {
             *to = from as libc::c_char;

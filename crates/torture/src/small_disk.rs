@@ -9,7 +9,7 @@ use crate::isolation::system;
 const FIFREEZE: libc::c_ulong = 0xc004_5877;
 const FITHAW: libc::c_ulong = 0xc004_5878;
 
-/// A file system of its own for a member, in an image file. It can be filled and frozen.
+/// A separate file system for one member, in an image file. It can be filled and frozen.
 ///
 /// On drop, the file system is unmounted and its image is removed. After a crash, the mount disappears with
 /// the mount namespace of the program.

@@ -199,8 +199,8 @@ fn comparison(compare: &Compare) -> pb::Compare {
 /// Length in bytes up to which a value is recorded completely.
 const WHOLE_BYTES_MAX: usize = 8192;
 
-/// Returns what is recorded for a value: the value itself if it is small, otherwise its beginning, its length
-/// and its hash. This is enough for the oracle, which only compares values for equality.
+/// Returns the form in which a value is recorded: the value itself if it is small, otherwise its beginning,
+/// its length and its hash. This is enough for the oracle, which compares large values only for equality.
 pub fn recorded(value: &[u8]) -> Vec<u8> {
     if value.len() <= WHOLE_BYTES_MAX {
         return value.to_vec();

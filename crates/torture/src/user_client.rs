@@ -1,4 +1,4 @@
-//! Clients whose permissions change during the run. They send requests that their permissions allow, and
+//! Runs clients whose permissions change during the run. They send requests that their permissions allow, and
 //! requests that the server must refuse.
 
 use std::sync::Arc;

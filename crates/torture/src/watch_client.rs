@@ -1,4 +1,4 @@
-//! Clients that watch keys: some watch all keys during the whole run, others open short watches from old
+//! Runs clients that watch keys: some watch all keys during the whole run, others open short watches from old
 //! revisions, and others test whether watches respect permissions.
 
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Faults of certificates: certificates are replaced, revoked or corrupted, and authorities are replaced.
+//! Injects faults of certificates: replaces, revokes or corrupts certificates, and replaces authorities.
 
 use std::io;
 use std::time::{Duration, Instant};

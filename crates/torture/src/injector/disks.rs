@@ -1,4 +1,4 @@
-//! Faults of disks, and of the files on them.
+//! Injects faults of disks, and of the files on them.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use super::Injector;
 
 /// Smallest size in bytes of a log in which a bit is flipped. In a shorter log, there may be no later record
-/// after the flipped bit, which proves that the damaged record had been synced.
+/// after the flipped bit. Only a later record proves that the damaged one had been synced, so that the member
+/// must report the damage.
 const WRITTEN_BYTES_LEAST: u64 = 64 << 10;
 /// Longest time for which data is written to use up the space that logs have allocated in advance.
 const FILLING_TIME_MAX: Duration = Duration::from_secs(25);

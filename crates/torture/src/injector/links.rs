@@ -1,4 +1,4 @@
-//! Faults of the network between the members.
+//! Injects faults of the network between the members.
 
 use std::io;
 

@@ -1,5 +1,5 @@
-//! Faults of processes: members are killed, paused, restarted or replaced, leadership is moved, and revisions
-//! are compacted.
+//! Injects faults of processes: kills, pauses, restarts or replaces members, moves leadership, and compacts
+//! revisions.
 
 use std::io;
 use std::time::Duration;
@@ -67,7 +67,7 @@ impl Injector<'_> {
         Ok(())
     }
 
-    /// Kills a member, deletes its data, and replaces it by a new member with the same addresses.
+    /// Kills a member, deletes its data, and replaces it with a new member with the same addresses.
     pub(super) fn replace(&mut self, bar: usize) -> io::Result<()> {
         let at = self.leader_or_any();
         self.tell(bar, &[at], &format!("m{at} lost with its data, removed, added"));
@@ -135,7 +135,8 @@ impl Injector<'_> {
             .operate(at, oracle::Request::Compact { revision: request.revision, physical: request.physical });
     }
 
-    /// Sometimes adds a second fault while the member `away` is down. It never takes away the majority.
+    /// Sometimes adds a second fault while the member `away` is down or paused. The second fault never takes
+    /// away the majority.
     fn companion(&mut self, bar: usize, away: usize) -> io::Result<()> {
         let chosen = self.rng.below(10);
         let others: Vec<usize> = (0..self.cluster.size()).filter(|at| *at != away).collect();

@@ -1,4 +1,4 @@
-//! The fault `auth-off`: authentication is disabled, and enabled again after a while.
+//! Injects the fault `auth-off`: disables authentication, and enables it again after a while.
 
 use std::io;
 use std::time::{Duration, Instant};
