@@ -19,7 +19,7 @@ use cli::Failure;
 use crate::usage::Meter;
 use crate::{Error, tls};
 
-/// How a server of a comparison is obtained.
+/// Origin of a server of a comparison: a program to start, a running server, or the built-in responder.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Source {
     /// Start this program, with these additional flags.
@@ -40,7 +40,7 @@ pub enum Source {
 pub struct Contestant {
     /// Name of the server in the results.
     pub name: String,
-    /// How the server is obtained.
+    /// Origin of the server.
     pub source: Source,
     /// True if the server uses TLS, with a certificate that is generated for it.
     pub tls: bool,

@@ -98,8 +98,8 @@ pub(crate) struct Session {
 impl Session {
     fn carry_out(&self, command: Command) -> Result<(), Failure> {
         let matches = &self.matches;
-        // Refuse extra words after a command, although etcd's tool ignores them: no input must be ignored
-        // here.
+        // Refuse extra words after a command, although etcd's tool ignores them: this tool must not ignore
+        // any input.
         if !command.takes_words && !matches.args.is_empty() {
             let word = matches.arg_text(0).unwrap_or_default();
             return Err(Failure::usage(format!(
@@ -233,8 +233,8 @@ impl Session {
     /// Runs a load that consists of several measured parts, `--repeat` times, and writes its results. `names`
     /// are the names of the parts. Each `%s` in `layout` is replaced by the report of a part; these reports
     /// are from the run in which the last part had the median rate. If the parts run one after the other,
-    /// `run` must call its argument between them. If they run at the same time, it must not; they then share
-    /// the server's resource usage.
+    /// `run` must call its argument between them. If they run at the same time, it must not call it; the
+    /// server's resource usage is then known only for all parts together, and is shown for each of them.
     pub(crate) fn in_parts<const N: usize>(
         &self,
         names: [&str; N],

@@ -30,8 +30,8 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(3);
 /// the given endpoint, which has another URL, is used instead.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Longest time for which a user's request for the list waits while members are asked with the tokens of
-/// other users. The request then takes at most 9 s: 3 s to ask without a token, 2 s to wait, 3 s to ask with
-/// the token, and 1 s for a probe. The pages wait for 10 s.
+/// other users. With this wait, the request takes at most 9 s: 3 s to ask without a token, 2 s to wait, 3 s
+/// to ask with the token, and 1 s for a probe. The pages wait for 10 s.
 const TURN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time after which the result of a probe is no longer used.
 const PROBE_FRESH: Duration = Duration::from_secs(30);
@@ -91,8 +91,8 @@ struct Entry {
     was_ours: bool,
     /// True if the endpoint has refused the last request for the list that had no token.
     has_refused: bool,
-    /// If set, the endpoint is possibly a load balancer. It is then used only to get the list, and the
-    /// members are reached at their listed URLs. The value is the id of the member that answered at this
+    /// If set, the endpoint is possibly a load balancer. In this case it is used only to get the list, and
+    /// the members are reached at their listed URLs. The value is the id of the member that answered at this
     /// endpoint and that was also reached at its listed URL. If another member answers at this endpoint next
     /// time, it certainly is a load balancer.
     lists_of: Option<u64>,

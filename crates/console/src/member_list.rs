@@ -59,7 +59,9 @@ pub(crate) async fn is_member_at(
     match request_list(dialer, target, None).await {
         ListOutcome::List(list) => list.reporter == member && Some(list.cluster) == cluster,
         // The list is refused. The metrics can be read without permission, and contain the member's id. This
-        // also identifies the cluster, because the member's id is a hash that covers the cluster's token.
+        // identifies the cluster too, because members of different clusters have different ids: the id is a
+        // hash of the member's peer URLs and of the cluster's token or the time at which the member was
+        // added.
         ListOutcome::Refused => {
             let Ok(request) = Request::get("/metrics").body(UpstreamBody::Whole(None)) else { return false };
             let answer = answer_of(dialer, target, request).await;

@@ -37,8 +37,8 @@ pub(crate) struct Target {
     pub(crate) url: String,
     /// URL to which connections are made.
     dial_url: Url,
-    /// True if the target is a listener of this process. Its certificate is then known, and need not be
-    /// verified by name.
+    /// True if the target is a listener of this process. In this case its certificate is known, and need not
+    /// be verified by name.
     pub(crate) is_own: bool,
     /// Value of the `Host` header of requests.
     authority: RefCell<HeaderValue>,

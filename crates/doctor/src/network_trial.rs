@@ -24,7 +24,7 @@ pub struct NetworkTrial {
     pub within: Duration,
     /// Number of round trips that are measured.
     pub round_trips: usize,
-    /// Time for which data is sent. The same time is then used again to receive data.
+    /// Time for which data is sent, and after that the same time again for which data is received.
     pub time: Duration,
 }
 

@@ -59,7 +59,8 @@ pub struct LargeValue {
     pub last_unix_ms: f64,
 }
 
-/// What the clients at one address have open at a member, and what they have requested from it.
+/// Counts for the clients at one address: the connections, watches and leases that they have at a member, and
+/// the requests that they have sent.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ClientUse {
     /// Address of the clients.

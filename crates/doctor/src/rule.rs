@@ -135,7 +135,7 @@ fn behind(words: &str, why: &Unseen) -> Unseen {
 }
 
 impl Need {
-    /// Returns the reason why the member's evidence lacks what is needed; `None` if it is there.
+    /// Returns the reason why the member's evidence does not contain what is needed; `None` if it does.
     fn missing(self, member: &Member, evidence: &Evidence) -> Option<Unseen> {
         let of_metrics = |seen: &dyn Fn(&Metrics) -> Option<Unseen>| match &member.metrics {
             Ok(metrics) => seen(metrics),

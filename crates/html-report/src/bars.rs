@@ -38,7 +38,7 @@ pub struct Bar {
 /// Meaning of a bar, which determines its colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fill {
-    /// An item. The colour has this number, which is also that of the item's lines in charts.
+    /// An item. Contains the number of its colour, which the item's lines in charts have too.
     Colour(usize),
     /// A limit rather than an item; the bar is grey.
     Limit,

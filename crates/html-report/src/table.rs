@@ -24,7 +24,7 @@ pub struct Column {
     pub name: String,
     /// True if the cells are numbers. These are aligned to the right.
     pub is_number: bool,
-    /// True if the cells are long texts. The column is then wide.
+    /// True if the cells are long texts, for which the column is made wide.
     pub is_wide: bool,
 }
 
@@ -75,8 +75,9 @@ impl Column {
 }
 
 impl Table {
-    /// Writes the table. On a narrow screen, each row is shown as a list of its cells. Browsers then no
-    /// longer treat the elements as a table, so the roles are written explicitly, for screen readers.
+    /// Writes the table. On a narrow screen, each row is shown as a list of its cells. In this layout,
+    /// browsers no longer treat the elements as a table, so the roles are written explicitly, for screen
+    /// readers.
     pub(crate) fn write(&self, out: &mut String) {
         let caption = escape(&self.caption);
         let dense = if self.is_dense { " class=\"figures\"" } else { "" };

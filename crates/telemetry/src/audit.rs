@@ -55,8 +55,9 @@ pub trait Entry: Send {
     /// Returns the number of bytes that the entry takes while it is queued.
     fn bytes(&self) -> usize;
 
-    /// Appends the line, without a line feed at its end. Appends nothing if the entry need not be logged:
-    /// this may be decided here, on the writing thread, so that the request does not spend the time.
+    /// Appends the line, without a line feed at its end. Appends nothing if it turns out that the entry need
+    /// not be logged, for example when its request is decoded. Such work is done here, on the writing thread,
+    /// so that no request waits for it.
     fn write(&self, out: &mut String);
 }
 

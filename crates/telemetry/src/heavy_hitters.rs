@@ -11,9 +11,8 @@
 //! their whole error is subtracted, and that were seen about [`TIMES`] times recently. So a key that occurs
 //! only once is never returned, even if there is hardly any other load.
 //!
-//! Only sampled requests are counted (one of 64, see `rpc`'s sampler), each weighted by the number of
-//! requests that it stands for. So most requests cost nothing here, but names with few requests may be
-//! missed.
+//! Only sampled requests are counted (by default one of 64), each weighted by the number of requests that it
+//! stands for. So most requests cost nothing here, but names with few requests may be missed.
 //!
 //! # Example
 //!
@@ -101,7 +100,7 @@ impl Measure {
 /// A sampled request, after it was answered.
 #[derive(Clone, Copy, Debug)]
 pub struct Noted<'a> {
-    /// Prefix of the request's key; `None` if it has no key.
+    /// Prefix of the request's key; `None` if it has no key, or was refused and so is no load on the key.
     pub prefix: Option<&'a [u8]>,
     /// User of the request; empty if there is none.
     pub user: &'a str,

@@ -153,7 +153,7 @@ pub struct Tracer {
     /// Seeds of the hashes that produce ids: one for the ids of spans and the first half of the ids of
     /// traces, one for the second half.
     seeds: [RandomState; 2],
-    /// Number of ids drawn so far. Each id is a hash of this number.
+    /// Number of ids drawn so far. The next id is a hash of this number.
     ids: AtomicU64,
 }
 

@@ -202,7 +202,7 @@ impl Pki {
             let realm = if side == "peer" { &inner.peers } else { &inner.clients };
             let leaf = realm.issue(&format!("m{at}"), serial, &inner.hosts)?;
             // Write the certificate and the key one after the other, as operators' tools do. A member must
-            // not use either before both are there.
+            // use neither of them before both have been written.
             std::fs::write(dir.join(format!("{side}.crt")), leaf.cert)?;
             std::fs::write(dir.join(format!("{side}.key")), leaf.key)?;
             if side == "client"
@@ -280,7 +280,7 @@ impl Pki {
     }
 
     /// Drops the cached TLS settings of clients. Later connections use new certificates, and the authorities
-    /// that are trusted then.
+    /// that are trusted at that time.
     pub fn renew_clients(&self) {
         self.lock().settings.clear();
     }

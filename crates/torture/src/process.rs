@@ -98,7 +98,7 @@ impl Process {
                 return Err(io::Error::last_os_error());
             }
             // SAFETY: a plain system call without pointers. The check is needed because the parent may have
-            // ended before prctl took effect; then no signal would come.
+            // ended before prctl took effect; in this case no signal would come.
             if unsafe { libc::getppid() }.unsigned_abs() != parent {
                 return Err(io::Error::from_raw_os_error(libc::ESRCH));
             }

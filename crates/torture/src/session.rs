@@ -38,8 +38,8 @@ pub struct ClientContext {
 pub struct Link {
     /// The connection.
     pub channel: Channel,
-    /// The connection leads to the member's process with this number, counted from its first start; 0 if that
-    /// is uncertain.
+    /// Number of the member's process to which the connection leads, counted from the member's first start; 0
+    /// if it is uncertain.
     pub life: u64,
     /// Account of the user; its name is empty if the run has no users.
     pub account: Account,

@@ -114,7 +114,7 @@ impl Shaper {
         self.links.lock().unwrap_or_else(PoisonError::into_inner).insert((from, to), quality);
     }
 
-    /// Removes the quality of all links. Packets of such links are then forwarded without delay.
+    /// Removes the quality of all links. From then on, all packets are forwarded without delay.
     pub fn clear(&self) {
         self.links.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }

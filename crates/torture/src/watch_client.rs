@@ -145,7 +145,7 @@ pub async fn reread(context: &Arc<ClientContext>, number: u64, member: usize, fr
     context.record.lock().watches.push(watch);
 }
 
-/// Returns the user that the client with this number acts for.
+/// Returns the user on whose behalf the client with this number acts.
 fn identity_of(number: u64) -> Identity {
     if number.is_multiple_of(2) { Identity::Staff } else { Identity::Worker }
 }

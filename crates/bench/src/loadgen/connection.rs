@@ -257,8 +257,8 @@ impl Connection {
         })
     }
 
-    /// Returns true while the last frame of a stream is being delivered. Until then, no new stream may be
-    /// opened, because it could take the slot in `calls` that is still needed.
+    /// Returns true while the last frame of a stream is being delivered. During this time no new stream may
+    /// be opened, because it could take the slot in `calls` that is still needed.
     fn hands_over_the_last(&self) -> bool {
         self.data.is_some_and(|data| data.is_last)
     }

@@ -23,8 +23,8 @@ pub struct Ready {
     pub token: u64,
     /// True if there are bytes to read, or the end of the stream.
     pub readable: bool,
-    /// True if the peer has closed at least its sending side. The bytes that can still be read are then the
-    /// last ones.
+    /// True if the peer has closed at least its sending side. In this case the bytes that can still be read
+    /// are the last ones.
     pub closed: bool,
     /// True if the socket accepts output again.
     pub writable: bool,

@@ -22,7 +22,7 @@ pub enum Isolation {
     /// All reads of a transaction see the same revision.
     Serializable,
     /// All reads of a transaction see the same revision, and the keys that it writes have not changed since
-    /// then.
+    /// that revision.
     SerializableSnapshot,
 }
 

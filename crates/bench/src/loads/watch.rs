@@ -235,7 +235,7 @@ impl Watch {
             watching.bodies.clear();
             for (_, _, count, _) in watching.events.drain(..) {
                 until = deadline();
-                // Measure only from here, after the message was received, as etcd's tool does.
+                // Start measuring only now, after the message was received, as etcd's tool does.
                 let (start, second) = (Instant::now(), unix_second());
                 for _ in 0..count.min(left) {
                     series.record(second, start.elapsed().as_nanos() as u64);
@@ -411,7 +411,7 @@ impl WatchLatency {
         let mut events = Series::default();
         for times in came.iter().flatten() {
             for (event, put) in times.iter().zip(&answered) {
-                // An event may arrive before the response to its put. Its latency then counts as 0.
+                // An event may arrive before the response to its put. In this case its latency counts as 0.
                 events.record(unix_second(), event.saturating_duration_since(*put).as_nanos() as u64);
             }
         }

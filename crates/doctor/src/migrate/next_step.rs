@@ -68,8 +68,8 @@ fn to_mainstay(step: &mut NextStep, back: Option<(u32, u32)>) {
 
 fn to_etcd(step: &mut NextStep, back: Option<(u32, u32)>, learners: usize) {
     let release = back.map_or_else(|| "RELEASE".to_owned(), shown);
-    // With at most one learner, leave out the flag: the export then works without it, or its error asks for
-    // it.
+    // With at most one learner, leave out the flag: in this case the export works without it, or its error
+    // asks for it.
     let limit = if learners > 1 { " --max-learners MAX" } else { "" };
     // Chain the commands with `&&`, so that etcd is not started if the export fails. It could start with an
     // empty store under this member's id, or with an older export.

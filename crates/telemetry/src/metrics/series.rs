@@ -76,7 +76,7 @@ impl Block {
     }
 }
 
-/// A number that only increases. Clones are the same counter.
+/// A number that only increases. Clones refer to the same counter.
 #[derive(Clone)]
 pub struct Counter {
     block: Arc<Block>,
@@ -106,8 +106,8 @@ impl Counter {
     }
 }
 
-/// A number that only increases and is counted elsewhere; a scrape copies it here. Clones are the same
-/// number.
+/// A number that only increases, and that other crates count. Each scrape copies the current count into it.
+/// Clones refer to the same number.
 #[derive(Clone, Default)]
 pub struct Total {
     value: Arc<AtomicU64>,
@@ -127,9 +127,9 @@ impl Total {
     }
 }
 
-/// A whole number that can increase and decrease. Clones are the same gauge. Because a gauge can be set, it
-/// has only one cell and no lanes. So if many threads change a value often, they should count it elsewhere,
-/// and one thread should set the gauge.
+/// A whole number that can increase and decrease. Clones refer to the same gauge. Because a gauge can be set,
+/// it has only one cell and no lanes. So if many threads change a value often, they should count it
+/// elsewhere, and one thread should set the gauge.
 #[derive(Clone, Default)]
 pub struct Gauge {
     value: Arc<AtomicI64>,
@@ -186,7 +186,7 @@ impl Buckets {
     }
 }
 
-/// A distribution of observed values over fixed buckets. Clones are the same histogram.
+/// A distribution of observed values over fixed buckets. Clones refer to the same histogram.
 #[derive(Clone)]
 pub struct Histogram {
     /// Cells: one for each bucket with an upper bound, one for values above the last bound, and one for the
@@ -251,8 +251,8 @@ impl Histogram {
     }
 }
 
-/// A distribution that is counted elsewhere; a scrape copies it here, like a [`Total`]. Clones are the same
-/// distribution.
+/// A distribution that other crates count. Each scrape copies the current counts into it, as into a
+/// [`Total`]. Clones refer to the same distribution.
 #[derive(Clone)]
 pub struct Distribution {
     bounds: Arc<[f64]>,

@@ -13,7 +13,7 @@ pub const RULE: MigrationRule = MigrationRule {
 };
 
 /// Metric that is 1 for each other member to which a connection works, and 0 for each to which it is lost.
-/// Its labels are the ids of both members in hexadecimal, without leading zeros.
+/// The labels of its series are the ids of the two members in hexadecimal, without leading zeros.
 const ACTIVE: &str = "etcd_network_active_peers";
 
 /// Connection from one member to another, as the first one's metrics report it.

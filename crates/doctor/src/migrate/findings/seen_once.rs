@@ -73,7 +73,7 @@ mod tests {
             facts(&RULE, &survey),
             (Severity::Error, vec!["member 2 (m2) is listed but was not checked".to_owned()])
         );
-        // The member was examined, although without success, so it is not missing here.
+        // The member was examined, although without success, so this rule does not report it as unchecked.
         let mut survey = etcds("3.6.16");
         survey.evidence.members[1] = Member::unseen("10.0.0.2:2379", "m2", 2, "refused");
         assert_eq!(judged(&RULE, &survey), None);
