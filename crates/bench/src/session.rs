@@ -322,8 +322,8 @@ impl Session {
         // Print the text first, so that the results are not lost if a file cannot be written.
         if self.matches.get(JSON) != "-" {
             self.say(text)?;
-            // Print additional text only on a terminal, or if a flag asks for it, because programs may parse
-            // the report of etcd's tool.
+            // Print additional text only on a terminal, or if a flag is given that etcd's tool does not have.
+            // Otherwise programs may parse the output as the report of etcd's tool.
             let ours = [DURATION.row(), REPEAT.row(), SCHEDULE.row(), THREADS.row(), WARMUP.row(), PID.row()];
             let asked = ours.iter().any(|flag| self.matches.is_given(*flag));
             if self.matches.path != ["compare"] && (asked || self.io.is_terminal) {

@@ -62,8 +62,8 @@ impl BodyStream for MemberBody {
 
 impl Drop for MemberBody {
     fn drop(&mut self) {
-        // Detect the end of the body here too: hyper does not poll a body of known length again after its
-        // last byte.
+        // Detect the end of the body here too, so that the connection is kept: hyper does not poll a body of
+        // known length again after its last byte.
         if self.incoming.is_end_stream() {
             self.give_back();
         }

@@ -1,5 +1,5 @@
-//! The rules that find problems in a cluster, one file each. Each file has a test with evidence of the
-//! problem that its rule must find, and with evidence that is just good enough.
+//! Defines the rules that find problems in a cluster, each in its own file. Each file has a test with
+//! evidence of the problem that its rule must find, and with evidence that is just good enough.
 
 mod alarm_corrupt;
 mod alarm_no_space;

@@ -1,5 +1,5 @@
-//! Fetches small pages such as `/metrics` over HTTP/1.1, with limits on their size and on the time that this
-//! takes.
+//! Fetches small pages such as `/metrics` over HTTP/1.1, with limits on their size and on the time that a
+//! request takes.
 
 use std::fmt;
 use std::io;

@@ -77,7 +77,7 @@ const SMALL_SEGMENT: i32 = 536;
 
 impl NetworkResult {
     /// Returns the share of segments that were retransmitted; `None` if the kernel does not count them, or
-    /// only few segments were sent.
+    /// fewer than 20 segments were sent.
     pub fn loss(&self) -> Option<f64> {
         let sent = self.figures.data_segments_sent;
         (sent >= 20).then(|| f64::from(self.figures.resent) / f64::from(sent))

@@ -32,9 +32,10 @@ use crate::metrics::AuditMetrics;
 
 use self::refusals::{NotShown, Refusals};
 
-/// Maximum number of queued entries that are not refused calls; further ones are dropped.
+/// Maximum number of queued entries, not counting those of refused calls; further entries are dropped.
 pub const ENTRIES_MAX: usize = 8192;
-/// Maximum number of bytes that queued entries which are not refused calls take; further ones are dropped.
+/// Maximum size in bytes of all queued entries together, not counting those of refused calls; further entries
+/// are dropped.
 pub const BYTES_MAX: usize = 16 << 20;
 /// Divisor for the limits of refused calls: [`ENTRIES_MAX`], [`BYTES_MAX`] and the maximum number of files
 /// are divided by it. Refused calls may use the result in addition to what other entries may use.

@@ -374,8 +374,8 @@ mod tests {
         for second in 0..600 {
             let now = began + Duration::from_secs(second);
             busy.note(&noted(format!("session:{second}").as_bytes(), 10), 64, now);
-            // Add large requests. Each has more than a hundredth of the bytes, of which old ones have
-            // decayed, but its name too occurs only once.
+            // Add large requests. Each is more than a hundredth of the decayed total of bytes, but its name
+            // also occurs only once.
             busy.note(&noted(format!("token:{second}").as_bytes(), 10_000_000), 64, now);
             // A name in about a tenth of the samples must be found.
             if second % 5 == 0 {

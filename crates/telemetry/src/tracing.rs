@@ -227,7 +227,7 @@ impl Tracer {
         self.has_some.notify_one();
     }
 
-    /// Waits until `enough` spans are queued, but at most for `patience`; blocks the thread. Then takes up to
+    /// Blocks the thread until `enough` spans are queued, but at most for `patience`, and then takes up to
     /// `max` spans. Returns `None` if [`Tracer::end`] was called and all spans have been taken.
     pub fn take(&self, enough: usize, max: usize, patience: Duration) -> Option<Vec<Span>> {
         let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);

@@ -11,7 +11,7 @@ pub enum State {
     Down,
     /// The process is running.
     Up,
-    /// The process is paused by SIGSTOP.
+    /// The process is paused with SIGSTOP.
     Paused,
 }
 

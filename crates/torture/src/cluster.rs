@@ -42,8 +42,8 @@ const LISTEN_TIME_MAX: Duration = Duration::from_secs(30);
 /// Maximum number of bytes of a member's output that a message quotes.
 const QUOTE_BYTES: u64 = 1500;
 
-/// Flags of every member, in front of the user's flags. They make checkpoints and snapshots happen within
-/// seconds, because logs stay short and a member that lags behind soon needs a snapshot.
+/// Flags of every member, in front of the user's flags. They keep logs short, so that checkpoints happen
+/// within seconds, and a member that lags behind soon needs a snapshot.
 const FLAGS: &[&str] =
     &["--snapshot-count=300", "--snapshot-catchup-entries=100", "--watch-progress-notify-interval=2s"];
 
@@ -278,7 +278,7 @@ impl Cluster {
         members.iter().try_for_each(|at| self.kill(*at))
     }
 
-    /// Stops a member by SIGTERM, and waits until its process has ended.
+    /// Stops a member with SIGTERM, and waits until its process has ended.
     ///
     /// # Errors
     /// Returns an error if the process does not end in time.
@@ -574,7 +574,7 @@ impl Cluster {
     }
 
     /// Waits until a member reports that it is the leader, at most for `patience`. Returns the index of this
-    /// member.
+    /// member; `None` if no member has reported this in time.
     pub fn leader(&self, patience: Duration) -> Option<usize> {
         let deadline = Instant::now() + patience;
         loop {

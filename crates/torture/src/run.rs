@@ -46,8 +46,8 @@ const LEASE_SLACK: u64 = 10_000_000;
 pub struct SetupError {
     /// Message for the user that says what could not be set up, and why.
     pub text: String,
-    /// True if the operating system does not allow what every run needs, so the server and the arguments are
-    /// not at fault.
+    /// True if the operating system does not allow something that every run needs, so the server and the
+    /// arguments are not at fault.
     pub is_of_machine: bool,
 }
 

@@ -64,8 +64,8 @@ struct Link {
     /// True if there is received input that must not be processed before the server accepts some of the
     /// output.
     held_up: bool,
-    /// True if the server has closed its sending side. The poller then reports nothing more, so everything
-    /// that remains must be read immediately.
+    /// True if the server has closed its sending side. In this case the poller reports nothing more, so
+    /// everything that remains must be read immediately.
     closed: bool,
     dirty: bool,
     retry: Option<Instant>,
@@ -304,7 +304,7 @@ impl Calls {
     fn take<H: Handler>(&mut self, at: usize, bytes: &[u8], handler: &mut H) -> Result<(), Violation> {
         let link = &mut self.links[at];
         // Take the bytes out of the connection, because the handler may start calls on this connection while
-        // they are processed.
+        // the bytes are processed.
         let mut joined = std::mem::take(&mut link.partial);
         let input = if joined.is_empty() {
             bytes

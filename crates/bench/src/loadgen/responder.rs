@@ -1,4 +1,4 @@
-//! A gRPC server that does no work: it answers every request with the same bytes. A measurement of this
+//! Runs a gRPC server that does no work: it answers every request with the same bytes. A measurement of this
 //! server shows the cost of the client and the network alone, which is the baseline for other servers. To
 //! test the client, the server can also be made to misbehave.
 

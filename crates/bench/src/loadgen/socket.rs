@@ -1,5 +1,5 @@
-//! A byte stream over TCP or a Unix socket, with or without TLS. Reads and writes never block once the stream
-//! is set up.
+//! Provides byte streams over TCP and Unix sockets, with or without TLS. Reads and writes never block once a
+//! stream is set up.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};

@@ -1,4 +1,4 @@
-//! The load of `authenticate`: repeated logins, like those of a client that does not reuse its token.
+//! Defines the load of `authenticate`: repeated logins, like those of a client that does not reuse its token.
 
 use crate::loadgen::drive::{Request, Step, Workload, done};
 use crate::loadgen::status::Status;

@@ -1,5 +1,5 @@
-//! The loads of `mvcc put` and `mvcc range`. They use only the key index, in this process: no network, no log
-//! and no disk.
+//! Defines the loads of `mvcc put` and `mvcc range`. They use only the key index, in this process: no
+//! network, no log and no disk.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 

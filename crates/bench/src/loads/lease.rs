@@ -1,4 +1,4 @@
-//! The load of `lease-keepalive`: each client keeps its own lease alive.
+//! Defines the load of `lease-keepalive`: each client keeps its own lease alive.
 
 use crate::loadgen::drive::{Request, Step, Workload, done};
 use crate::loadgen::status::Status;

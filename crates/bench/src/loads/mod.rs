@@ -1,5 +1,5 @@
-//! The loads of etcd's benchmark, one file per kind of load, with the same keys and requests as etcd's tool
-//! sends.
+//! Defines the loads of etcd's benchmark, one file per kind of load, with the same keys and requests as
+//! etcd's tool sends.
 
 pub mod authenticate;
 pub mod index;

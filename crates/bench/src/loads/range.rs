@@ -1,5 +1,5 @@
-//! The load of `range`. Each operation is a single request, a streamed response, or several requests for the
-//! pages of a range.
+//! Defines the load of `range`. Each operation is a single request, a streamed response, or several requests
+//! for the pages of a range.
 
 use crate::loadgen::drive::{Request, Step, Workload, done, outcome};
 use crate::loadgen::status::Status;

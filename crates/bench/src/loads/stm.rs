@@ -1,5 +1,5 @@
-//! The load of `stm`: transactions of the software transactional memory in etcd's client. A transaction reads
-//! keys, and commits only if none of the keys it depends on has changed since.
+//! Defines the load of `stm`: transactions of the software transactional memory in etcd's client. A
+//! transaction reads keys, and commits only if none of the keys it depends on has changed since.
 
 use std::fmt;
 use std::time::{Duration, Instant};

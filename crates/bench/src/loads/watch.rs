@@ -1,5 +1,5 @@
-//! The loads of `watch`, `watch-get` and `watch-latency`. Each uses only one thread, because it measures when
-//! events arrive, and not how many calls are possible.
+//! Defines the loads of `watch`, `watch-get` and `watch-latency`. Each uses only one thread, because it
+//! measures when events arrive, and not how many calls are possible.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 

@@ -1,4 +1,4 @@
-//! The loads of `put`, `txn-put` and `txn-mixed`, which write keys.
+//! Defines the loads of `put`, `txn-put` and `txn-mixed`, which write keys.
 
 use stdx::Random;
 

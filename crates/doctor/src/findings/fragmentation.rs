@@ -17,7 +17,7 @@ const BYTES_MIN: f64 = 64.0 * 1024.0 * 1024.0;
 fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
     Facts::of_each(evidence, |member| {
         // Mainstay frees space without defragmentation, and its unused space includes a reserve that it needs
-        // for this. So a large unused share is no problem there.
+        // for this. So with Mainstay, a large unused share is no problem.
         if member.is_mainstay() {
             return None;
         }

@@ -1,5 +1,5 @@
-//! The rules that find obstacles to a migration, one file each. Each file has a test with a case that its
-//! rule must find, and with a similar case that it must not find.
+//! Defines the rules that find obstacles to a migration, each in its own file. Each file has a test with a
+//! case that its rule must find, and with a similar case that it must not find.
 
 mod apart;
 mod caught_up;

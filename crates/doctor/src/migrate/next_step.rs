@@ -113,7 +113,7 @@ pub(crate) fn is_leader(evidence: &Evidence, member: &Member) -> bool {
 }
 
 /// Returns the voter to which leadership should be moved before the leader stops; if possible, one that has
-/// been migrated already.
+/// been migrated already. Returns `None` if there is no other voter.
 fn successor<'s>(survey: &'s Survey, leader: &Member) -> Option<(&'s Member, &'s Status)> {
     let others = survey.evidence.statuses().filter(|(member, _)| member.id != leader.id && member.id != 0);
     let voters = others.filter(|(_, status)| !status.is_learner);

@@ -104,8 +104,8 @@ fn write_field(out: &mut String, key: &str, value: &Value<'_>) {
 }
 
 fn write_value(out: &mut String, value: &Value<'_>) {
-    // Ignore errors. Writing to a `String` cannot fail; only the `Display` of a caller's value can, and then
-    // this value is incomplete.
+    // Ignore errors. Writing to a `String` cannot fail. Only the `Display` of a caller's value can, and in
+    // that case this value is incomplete.
     match value {
         Value::Str(text) => write_text(out, text),
         Value::Int(number) => {
