@@ -1,4 +1,4 @@
-//! Compacts at intervals while a load runs (`--compact-interval`).
+//! Compacts the store at intervals while a load runs (`--compact-interval`).
 
 use std::time::Duration;
 
@@ -9,15 +9,15 @@ use crate::loadgen::ask::Asker;
 use crate::loadgen::calls::Target;
 use crate::loadgen::wire::Fields;
 
-/// Thread that compacts at intervals while a load runs.
+/// A thread that compacts the store at intervals, until it is stopped or a request of it fails.
 pub struct Compactor {
     stop: std::sync::mpsc::Sender<()>,
     thread: std::thread::JoinHandle<Result<(), crate::loadgen::Error>>,
 }
 
 impl Compactor {
-    /// Connects to the server, and starts a thread that compacts after each interval, to `delta` revisions
-    /// below the current revision.
+    /// Connects to the server, and starts a thread. After each interval, the thread compacts at `delta`
+    /// revisions below the current revision.
     pub fn start(target: Target, interval: Duration, delta: i64) -> Result<Self, Failure> {
         let mut asker = Asker::new(target).map_err(Failure::error)?;
         let (stop, stopped) = std::sync::mpsc::channel();

@@ -1,4 +1,4 @@
-//! Workloads of a comparison, with their names and sizes.
+//! Defines the workloads of a comparison: their names, their sizes, and how each of them is run.
 
 use std::time::Duration;
 use stdx::Random;
@@ -18,14 +18,14 @@ use crate::loads::range::Range;
 use crate::loads::write::{Keys, Put, TxnMixed};
 use crate::usage::{Meter, Usage};
 
-/// Size of all workloads.
+/// Size of all workloads of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scale {
-    /// About a minute per server.
+    /// Takes about one minute per server.
     Small,
-    /// About ten minutes per server.
+    /// Takes about ten minutes per server.
     Medium,
-    /// Sizes of published experiments with etcd.
+    /// Uses the sizes of published experiments with etcd.
     Full,
 }
 
@@ -49,16 +49,16 @@ impl Scale {
     }
 }
 
-/// Named workload of a comparison.
+/// A named workload of a comparison.
 pub struct Contest {
-    /// Name that `--workload` takes.
+    /// Name of the workload, as in `--workload`.
     pub name: &'static str,
     /// Description in one line.
     pub about: &'static str,
     run: fn(&mut Field) -> Result<(), Error>,
 }
 
-/// All workloads, in execution order.
+/// All workloads, in the order in which they run.
 pub static CONTESTS: &[Contest] = &[
     Contest { name: "put-1k", about: "puts of 1 KiB, 500 clients on 100 connections", run: put_1k },
     Contest { name: "put-one", about: "puts of 256 B, one client", run: put_one },
@@ -97,17 +97,17 @@ pub static CONTESTS: &[Contest] = &[
     Contest { name: "authenticate", about: "logins on 200 connections", run: logins },
 ];
 
-/// Measurement of a workload.
+/// Result of a workload on one server.
 pub struct Measured {
     /// Name of the workload or of one of its parts.
     pub workload: String,
-    /// Measured run.
+    /// The run, with its latencies.
     pub run: Run,
     /// Resources that the server used; `None` if they cannot be attributed to this load.
     pub usage: Option<Usage>,
 }
 
-/// Server and settings for one workload, and the measurements so far.
+/// Everything that a workload needs to run on one server, and the measurements so far.
 pub struct Field<'a> {
     /// Address and settings of the server.
     pub target: &'a Target,
@@ -117,7 +117,8 @@ pub struct Field<'a> {
     pub scale: Scale,
     /// Number of threads of the load generator.
     pub threads: usize,
-    /// True if the server was started for the comparison, so that its users and settings may be changed.
+    /// True if the server was started for this comparison. A workload must not change the users and settings
+    /// of any other server.
     pub is_ours: bool,
     /// Measurements so far.
     pub measured: Vec<Measured>,
@@ -130,7 +131,7 @@ impl Contest {
     }
 }
 
-/// Observer that measures the server's resource usage for exactly the run, without the warm-up.
+/// Observer that measures the server's resource usage during the run, without the warm-up before it.
 struct Metered<'a> {
     meter: &'a Meter,
     before: Usage,
@@ -166,7 +167,7 @@ impl Field<'_> {
         Ok(())
     }
 
-    /// Writes one key with a value of the given size.
+    /// Writes one key with a random value of the given size, so that the load can read it.
     fn seed(&self, key: &[u8], value_bytes: usize) -> Result<(), Error> {
         let value = random_from_clock(5).bytes(value_bytes);
         Asker::new(self.target.clone())?.ask(Rpc::KvPut, |message| {
@@ -175,7 +176,8 @@ impl Field<'_> {
         Ok(())
     }
 
-    /// Runs another load at the given rate while `measured` runs: for the given time, and slightly longer.
+    /// Runs the load `load` at the given rate in the background while `measured` runs. The background load
+    /// runs slightly longer than `time`, so that it covers all of `measured`.
     fn beside<W: Workload + Clone + Sync>(
         &mut self,
         load: W,
@@ -278,7 +280,7 @@ fn txn_mixed(field: &mut Field) -> Result<(), Error> {
     field.measure("txn-mixed", &plan, |thread| {
         TxnMixed::new(keys.clone(), 1024, 4.0, &range, thread as u64)
     })?;
-    // Merge reads and writes into one load.
+    // Merge the series of the reads and of the writes, so that the report shows one load.
     if let Some(Measured { run, .. }) = field.measured.last_mut()
         && let Some(writes) = run.series.pop()
         && let Some(all) = run.series.first_mut()
@@ -296,7 +298,7 @@ fn value_1m(field: &mut Field) -> Result<(), Error> {
     field.measure("value-1m", &plan, |_| range.clone())
 }
 
-/// Workload that puts values of varying size under keys of 128 bytes, each key once.
+/// Workload that fills the store: puts keys of 128 bytes, each once, with values of varying size.
 #[derive(Clone)]
 struct Fill {
     values: Vec<u8>,
@@ -327,8 +329,8 @@ impl Workload for Fill {
 }
 
 fn expensive(field: &mut Field) -> Result<(), Error> {
-    // The full scale is a published experiment: 100k pairs of 1 to 32 KB, and one range of 20k of them per
-    // second.
+    // The full scale repeats a published experiment: 100,000 pairs with values of 1 to 32 KiB, and one range
+    // of 20,000 of them per second.
     let (pairs, in_range, bytes_max) =
         field.scale.of((4_000, 4_000, 4096), (20_000, 20_000, 8192), (100_000, 20_000, 32_768));
     let time = field.scale.of(Duration::from_secs(4), Duration::from_secs(20), Duration::from_secs(60));
@@ -347,7 +349,8 @@ fn expensive(field: &mut Field) -> Result<(), Error> {
     reads.schedule = Schedule::Open(100.0);
     let writes = Plan { schedule: Schedule::Open(20.0), clients: 20, connections: 4, ..reads.clone() };
     let both = |field: &mut Field, name: &str| -> Result<(), Error> {
-        // Both loads run at the same time; a separate field holds the measurements of the writes.
+        // Run both loads at the same time. `other` collects the measurements of the writes, because `field`
+        // is in use by the reads.
         let mut other = Field { measured: Vec::new(), ..*field };
         let (read_name, write_name) = (format!("{name}-reads"), format!("{name}-writes"));
         let written = std::thread::scope(|scope| {
@@ -360,8 +363,8 @@ fn expensive(field: &mut Field) -> Result<(), Error> {
             result.and(written)
         })?;
         field.measured.extend(written);
-        // The server's CPU time and disk use cannot be attributed to one of the two loads; its memory counts
-        // for both.
+        // The two loads ran at the same time, so the server's CPU time and disk writes cannot be attributed
+        // to either. Keep only its memory.
         for measured in &mut field.measured {
             measured.usage =
                 measured.usage.map(|usage| Usage { rss_bytes: usage.rss_bytes, ..Usage::default() });
@@ -395,7 +398,7 @@ fn logins(field: &mut Field) -> Result<(), Error> {
         password: USER.1.to_owned(),
         users: 0,
     });
-    // Later workloads use this server without a token, so authentication is disabled again.
+    // Disable authentication again, because the workloads that follow use this server without a token.
     let token = Asker::new(field.target.clone())?.authenticate(USER.0, USER.1)?;
     let mut target = field.target.clone();
     target.token = Some(token);

@@ -4,24 +4,25 @@ use std::io;
 use crate::loadgen::status::Status;
 use rustls::pki_types::pem;
 
-/// Error that prevented a measurement.
+/// Reason why a measurement is not possible or was aborted.
 #[derive(Debug)]
 pub enum Error {
-    /// The load failed.
+    /// The load generator reported an error.
     Load(crate::loadgen::Error),
-    /// A put failed during a watch load.
+    /// A put that produces events for a watch load failed.
     Put(crate::loadgen::Error),
-    /// A put of `watch-latency` failed. The error has its own text, because etcd's tool also has one.
+    /// A put of `watch-latency` failed. It has its own variant, because etcd's tool prints its own message
+    /// for it.
     LatencyPut(crate::loadgen::Error),
     /// The server canceled a watch, with this reason.
     WatchCanceled(String),
     /// The server ended a watch stream.
     WatchEnded(Status),
-    /// No event arrived for a minute.
+    /// No event arrived for a minute, although some were expected.
     NoEvent,
     /// An event arrived for a watch that was not created.
     UnknownWatch,
-    /// The key index cannot read at the requested revision.
+    /// The key index reported an error for the revision of a read.
     Index(mvcc::RevisionError),
     /// A file, a directory or a server could not be used.
     At {
@@ -48,25 +49,25 @@ pub enum Error {
         /// Last lines of the server's output.
         log: String,
     },
-    /// The TLS settings are not usable.
+    /// The TLS settings cannot be used.
     Tls(TlsError),
     /// The named thread panicked.
     ThreadGone(&'static str),
-    /// Operations failed in the load that runs beside the measured one; the variant contains their number.
+    /// Operations failed in the load that runs in the background of the measured one. Contains their number.
     BesideFailed(u64),
-    /// The workload would change settings of a server that was not started for the comparison, and that
-    /// others may use.
+    /// The workload would change settings of a server that was not started for the comparison. Other clients
+    /// may use that server, so this is refused.
     NotOurs,
 }
 
-/// Error of the TLS settings.
+/// Reason why the TLS settings cannot be used.
 #[derive(Debug)]
 pub enum TlsError {
     /// Only one of certificate and key was given.
     HalfPair,
-    /// Error of the client's settings.
+    /// The TLS settings of the client are invalid.
     Client(client::TlsError),
-    /// Error of the server's settings.
+    /// The TLS settings of the server are invalid.
     Server(rustls::Error),
     /// The server's certificate and key do not match.
     Pair {
@@ -84,14 +85,15 @@ pub enum TlsError {
         /// Error of the PEM parser.
         error: pem::Error,
     },
-    /// The file contains no certificate.
+    /// A file contains no certificate. Contains the name of the file.
     NoCertificate(String),
-    /// A certificate for the comparison could not be generated.
+    /// A certificate for a server of the comparison could not be generated.
     Made(rcgen::Error),
 }
 
 impl Error {
-    /// Returns a function that converts an operating system error about this path or server.
+    /// Returns a function that turns an error of the operating system into an [`Error::At`] for this path or
+    /// server.
     pub fn at(place: impl fmt::Display) -> impl Fn(io::Error) -> Error {
         let place = place.to_string();
         move |error| Error::At { place: place.clone(), error }
@@ -160,7 +162,7 @@ impl From<TlsError> for Error {
     }
 }
 
-/// Converts an error to a failure with its text and exit code 1.
+/// Converts an error to a failure with the error's message and exit code 1.
 impl From<Error> for cli::Failure {
     fn from(error: Error) -> cli::Failure {
         cli::Failure::error(error)

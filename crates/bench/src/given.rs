@@ -1,4 +1,4 @@
-//! Flags that several commands share, and functions that check their values and convert them to this crate's
+//! Defines the flags that several commands share, checks their values, and converts them to this crate's
 //! types.
 
 use std::io::IsTerminal as _;
@@ -47,7 +47,7 @@ pub(crate) const PID: Flag<u64> = Flag::uint(
     "process of the server, to measure its use of resources (0: found by the endpoint's port)",
 );
 
-/// Flags of every command.
+/// Flags that every command has.
 pub(crate) static GLOBALS: &[FlagRow] = &[
     AUTO_SYNC_INTERVAL.row(),
     CACERT.row(),
@@ -68,7 +68,7 @@ pub(crate) static GLOBALS: &[FlagRow] = &[
     PID.row(),
 ];
 
-// Flags that several commands have.
+// Flags that only some commands have.
 pub(crate) const DURATION: Flag<Duration> = Flag::duration(
     "duration",
     "0s",
@@ -85,9 +85,9 @@ pub(crate) const THREADS: Flag<u64> = Flag::uint("threads", "1", "Threads that g
 pub(crate) const WARMUP: Flag<Duration> =
     Flag::duration("warmup", "0s", "Warm-up time of the load before it is measured");
 
-/// Flags of every command that measures single operations: duration, repetitions, schedule, and number of
-/// threads. Such a command also has flags `--total` and `--rate`, whose help text differs from command to
-/// command; see [`total`] and [`rate`].
+/// Flags of every command that measures single operations. Such a command also has the flags `--total` and
+/// `--rate`; they are not in this list, because their help text differs from command to command (see
+/// [`total`] and [`rate`]).
 pub(crate) const RUN_FLAGS: &[FlagRow] =
     &[DURATION.row(), REPEAT.row(), SCHEDULE.row(), THREADS.row(), WARMUP.row()];
 
@@ -96,17 +96,17 @@ pub(crate) const SEQUENTIAL_KEYS: Flag<bool> = Flag::bool("sequential-keys", "Us
 pub(crate) const CONSISTENCY: Flag<String> =
     Flag::text("consistency", "l", "Linearizable(l) or Serializable(s)");
 
-/// Returns the `--rate` flag: the largest number of operations that a command begins per second.
+/// Returns the flag `--rate`: the maximum number of operations that a command begins per second.
 pub(crate) const fn rate(help: &'static str) -> Flag<i64> {
     Flag::int("rate", "0", help)
 }
 
-/// Returns the `--total` flag: the number of operations that a command measures.
+/// Returns the flag `--total`: the number of operations that a command measures.
 pub(crate) const fn total(help: &'static str) -> Flag<i64> {
     Flag::int("total", "10000", help)
 }
 
-/// Returns the value of a flag that must be at least one.
+/// Returns the value of a flag. Returns an error if it is not at least 1.
 pub fn positive(matches: &Matches, flag: Flag<i64>) -> Result<u64, Failure> {
     match u64::try_from(matches.get(flag)) {
         Ok(value) if value > 0 => Ok(value),
@@ -114,7 +114,7 @@ pub fn positive(matches: &Matches, flag: Flag<i64>) -> Result<u64, Failure> {
     }
 }
 
-/// Returns the value of a flag that must not be negative.
+/// Returns the value of a flag. Returns an error if it is negative.
 pub fn natural(matches: &Matches, flag: Flag<i64>) -> Result<u64, Failure> {
     u64::try_from(matches.get(flag)).map_err(|_| {
         Failure::error(format!("--{} must not be negative, got ({})", flag.name(), matches.get(flag)))
@@ -123,14 +123,15 @@ pub fn natural(matches: &Matches, flag: Flag<i64>) -> Result<u64, Failure> {
 
 /// Returns a flag's value as a size in bytes.
 pub fn size(matches: &Matches, flag: Flag<i64>) -> Result<usize, Failure> {
-    // A size of more than a gigabyte in one request is probably a typing error, so it is refused.
+    // Refuse a size of more than a gibibyte, which is probably a typing error.
     match natural(matches, flag)? {
         bytes if bytes <= 1 << 30 => Ok(bytes as usize),
         bytes => Err(Failure::error(format!("--{} of {bytes} is more than any server accepts", flag.name()))),
     }
 }
 
-/// Returns the heading for the consistency that `--consistency` selects, and true if reads are serializable.
+/// Returns the report's heading for the consistency that `--consistency` selects, and true if reads are to be
+/// serializable.
 pub fn consistency(matches: &Matches) -> Result<(&'static str, bool), Failure> {
     match matches.get(CONSISTENCY) {
         "l" => Ok(("bench with linearizable range\n", false)),
@@ -139,7 +140,8 @@ pub fn consistency(matches: &Matches) -> Result<(&'static str, bool), Failure> {
     }
 }
 
-/// Returns the endpoints and TLS settings that the flags request, without logging in.
+/// Returns the endpoints and the TLS settings that the flags describe, without an auth token: does not log
+/// in.
 pub fn open_target(matches: &Matches) -> Result<Target, Failure> {
     let endpoints = matches.get(ENDPOINTS);
     let files = tls::Files {
@@ -175,7 +177,7 @@ pub fn connections(matches: &Matches) -> Result<(usize, usize), Failure> {
     }
 }
 
-/// Splits `name:password`. If the password is missing, asks the user for it.
+/// Splits `name:password`. Without a colon, asks for the password on the terminal.
 pub fn credentials(user: &str, io: &Io) -> Result<(String, String), Failure> {
     if let Some((name, password)) = user.split_once(':') {
         return Ok((name.to_owned(), password.to_owned()));
@@ -185,12 +187,13 @@ pub fn credentials(user: &str, io: &Io) -> Result<(String, String), Failure> {
     Ok((user.to_owned(), password))
 }
 
-/// Reads a line from standard input, while the terminal does not show the typed text.
+/// Reads a password from standard input. While the user types, the terminal does not show the text.
 fn password(io: &Io) -> std::io::Result<String> {
     io.err.notice("Password: ");
     let hidden = io.is_process && std::io::stdin().is_terminal();
     let echo = |word: &str| {
-        // If `stty` fails, the terminal shows the typed password. This is no reason to fail.
+        // Ignore a failure: the terminal then shows the password while it is typed, but the command still
+        // works.
         let _ = std::process::Command::new("stty").arg(word).status();
     };
     if hidden {
@@ -205,12 +208,12 @@ fn password(io: &Io) -> std::io::Result<String> {
     Ok(line.trim_end_matches(['\r', '\n']).to_owned())
 }
 
-/// Returns the style of reports.
+/// Returns how reports are to be formatted.
 pub fn style(matches: &Matches) -> Style {
     Style { precise: matches.get(PRECISE), sample: matches.get(SAMPLE) }
 }
 
-/// Returns the plan of a load. `total` is the flag with the number of operations.
+/// Returns the plan of a load as the flags describe it. `total` is the flag with the number of operations.
 pub fn plan(matches: &Matches, total: Flag<i64>) -> Result<Plan, Failure> {
     let rate = natural(matches, rate(""))? as f64;
     let schedule = match (matches.get(SCHEDULE), rate) {

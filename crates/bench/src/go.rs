@@ -1,7 +1,7 @@
-//! Formats numbers as Go does, for the report of etcd's tool.
+//! Formats numbers as Go does, for reports that must equal those of etcd's tool.
 
-/// Formats like `%g`: the shortest digits that identify the number, with an exponent below 1e-4 and from 1e6
-/// on.
+/// Formats a number like Go's `%g`: with the shortest digits that identify it, and with an exponent below
+/// 1e-4 and from 1e6 on.
 pub fn general(value: f64) -> String {
     if value == 0.0 || !value.is_finite() {
         return match value {

@@ -1,4 +1,5 @@
-//! HTML report on a single page: conclusions, bars for each load, warnings, and all figures.
+//! Formats a result as a single HTML page with the conclusions, bars for each load, warnings, and a table of
+//! all numbers.
 
 use html_report::{
     Axis, Bar, Bars, Chart, Column, Fill, Group, Line, Lines, Page, Row as TableRow, Scale, Table,
@@ -50,7 +51,7 @@ pub fn html(document: &Document) -> String {
     page.html()
 }
 
-/// Returns the distinct names of the servers, in the order of the rows.
+/// Returns the names of the servers without repetitions, in the order of the rows.
 fn servers(document: &Document) -> Vec<&str> {
     let mut names: Vec<&str> = Vec::new();
     for row in &document.rows {
@@ -61,12 +62,13 @@ fn servers(document: &Document) -> Vec<&str> {
     names
 }
 
-/// Returns the position of a row's server, which determines its color and line style in all charts.
+/// Returns the index of the server of a row. It determines the color and line style of this server in all
+/// charts.
 fn place(servers: &[&str], row: &Row) -> usize {
     servers.iter().position(|name| *name == row.server).unwrap_or(0)
 }
 
-/// Returns the distinct names of the loads, in the order in which they ran.
+/// Returns the names of the loads without repetitions, in the order in which they ran.
 pub fn workloads(document: &Document) -> Vec<&str> {
     let mut names: Vec<&str> = Vec::new();
     for row in &document.rows {
@@ -77,7 +79,8 @@ pub fn workloads(document: &Document) -> Vec<&str> {
     names
 }
 
-/// Returns the ratio between a row's value and the value of the server `other` with the same load.
+/// Returns a row's value divided by the value that the server `to` has for the same load; `None` if either is
+/// missing.
 pub fn ratio(
     document: &Document,
     row: &Row,
@@ -92,7 +95,7 @@ pub fn ratio(
     (of > 0.0).then_some(value / of)
 }
 
-/// Returns the text that explains the marks on the bars.
+/// Returns the text above the bars that explains what they show.
 fn said_of_bars(document: &Document) -> String {
     let mut said = "Medians.".to_owned();
     if let Some(reference) = &document.reference {
@@ -122,8 +125,9 @@ fn bars_of(document: &Document, servers: &[&str], workload: &str) -> Vec<Bars> {
     .collect()
 }
 
-/// Returns a bar for each server, scaled to the longest bar. `about` contains the title, the unit, and a text
-/// that says which values are good. Returns `None` if there is no figure to show.
+/// Returns a chart with a bar for each row, scaled to the longest bar of a server other than the baseline.
+/// `about` contains the title, the unit, and a text that says whether high or low values are good. Returns
+/// `None` if no row has a value.
 fn bars(
     document: &Document,
     servers: &[&str],
@@ -168,7 +172,7 @@ fn bars(
     })
 }
 
-/// Returns the table of all medians.
+/// Returns the table with the medians of all rows.
 fn table(document: &Document) -> Table {
     let mut heads = vec!["rate, /s".to_owned()];
     heads.extend(PERCENTILES.iter().map(|(_, name)| format!("{name}, ms")));
@@ -253,13 +257,14 @@ fn plots_of(document: &Document, servers: &[&str], workload: &str, page: &mut Pa
     }
 }
 
-/// Returns the line of a row in a chart. A row that names no server belongs to the only server.
+/// Returns the line for a row in a chart. Its name is the server's, or the load's if the row names no server.
 fn line((colour, row): &(usize, &Row), values: Vec<Option<f64>>) -> Line {
     let name = if row.server.is_empty() { &row.workload } else { &row.server };
     Line { name: name.clone(), colour: *colour, values }
 }
 
-/// Returns the values of a row at each position of the axis; `None` where the row has no value.
+/// Returns the values of a row at each position of the x axis; `None` at positions for which the row has no
+/// value.
 fn at_each<T>(
     x: &[f64],
     points: &[T],
@@ -269,7 +274,7 @@ fn at_each<T>(
     x.iter().map(|x| points.iter().find(|point| place(point) == *x).map(&get)).collect()
 }
 
-/// Returns the distinct values in ascending order.
+/// Returns the values in ascending order, without repetitions.
 fn sorted(places: impl Iterator<Item = f64>) -> Vec<f64> {
     let mut places: Vec<f64> = places.collect();
     places.sort_by(f64::total_cmp);
@@ -277,7 +282,7 @@ fn sorted(places: impl Iterator<Item = f64>) -> Vec<f64> {
     places
 }
 
-/// Returns the chart of latency by percentile; `None` if the rows contain no latencies.
+/// Returns the chart of the latency over the percentiles; `None` if there are no latencies.
 fn distribution(rows: &[(usize, &Row)]) -> Option<Chart> {
     let all = || rows.iter().flat_map(|(_, row)| &row.distribution);
     if !all().any(|(_, ms)| *ms > 0.0) {
@@ -300,7 +305,7 @@ fn distribution(rows: &[(usize, &Row)]) -> Option<Chart> {
     }))
 }
 
-/// Returns a chart of a figure over the seconds of the run; `None` if the figure is always zero.
+/// Returns the chart of a value over the seconds of the run; `None` if the value is always zero.
 fn over_time(
     title: &str,
     unit: &'static str,
@@ -357,7 +362,7 @@ mod tests {
             [(Fill::Colour(0), 1.0), (Fill::Colour(1), 0.5), (Fill::Limit, 90.0)]
         );
         assert_eq!((&*bars[2].value, &*bars[2].beside), ("9000\u{a0}/s", "90.0 \u{d7}"));
-        // A bar longer than the chart is cut, with a visible mark.
+        // A bar that is longer than the chart is cut off, with a visible mark.
         let page = html(&document);
         assert!(
             page.contains("<rect class=\"bar limit\" width=\"100.0%\" height=\"100%\"/><line class=\"cut\""),
@@ -367,7 +372,7 @@ mod tests {
             page.contains("<rect class=\"bar colour-1\" width=\"50.0%\" height=\"100%\"/></svg>"),
             "{page}"
         );
-        // Without other servers, the baseline defines the scale.
+        // If no other server has a value, the baseline determines the scale.
         let alone = Document { rows: vec![row("nothing", 9.0), row("b", 0.0)], ..document };
         assert_eq!(drawn(&rates(&alone)[0]), (Fill::Limit, 1.0));
     }

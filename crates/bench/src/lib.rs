@@ -1,19 +1,21 @@
-//! Loads and measures servers with etcd's API. It has all commands of etcd's `benchmark`, and more.
+//! Puts load on servers with etcd's API, and measures them. It has all commands of etcd's `benchmark`, and
+//! further ones.
 //!
-//! Contents: the workloads of etcd's tool and its reports, word for word ([`loads`], [`report`]), which
-//! [`loadgen`] runs; comparisons of several servers in turn, with the resources that each server used; and
-//! reports as JSON, CSV and one HTML page.
+//! Contents: the workloads of etcd's tool and its reports, word for word ([`loads`], [`report`]); the load
+//! generator that runs them ([`loadgen`]); comparisons of several servers, one after the other, with the
+//! resources that each server used; and reports as JSON, CSV and an HTML page.
 //!
-//! Outside of its scope: how the servers work inside. The tool talks to servers as any client does, and reads
+//! The tool does not depend on how the servers work inside. It talks to servers as any client does, and reads
 //! `/proc` and metrics.
 //!
 //! Invariants, and the tests that check them (`tests/it`):
-//! * an open schedule begins operations at the given rate whatever the server does, and latency counts from
-//!   the time at which an operation was due (`open_loop`);
-//! * from the same samples, reports equal those of etcd's tool, byte for byte (`reports`, with reports
-//!   recorded from that tool);
-//! * whatever a server sends, the engine continues or closes the connection, and every call ends (`engine`);
-//! * no flag is accepted and then ignored (`tool`).
+//! * An open schedule begins operations at the given rate whatever the server does, and latency counts from
+//!   the time at which an operation was due (`open_loop`).
+//! * From the same samples, reports are equal to those of etcd's tool, byte for byte (`reports`, which
+//!   compares them with reports recorded from that tool).
+//! * Whatever a server sends, the load generator continues or closes the connection, and every call ends
+//!   (`engine`).
+//! * No flag is accepted and then ignored (`tool`).
 //!
 //! Start reading with [`run_in`], [`loads`] and `contests.rs`. `docs/bench.md` explains how to measure.
 

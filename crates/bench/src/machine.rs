@@ -1,10 +1,10 @@
-//! Describes the machine of a measurement, and finds conditions that may distort the figures.
+//! Describes the machine on which a measurement runs, and warns of conditions that may distort the results.
 
 use std::fs;
 
 use crate::outcome::Row;
 
-/// Returns a description of this machine, as pairs of name and value.
+/// Returns facts about this machine, such as its processor and kernel, as pairs of name and value.
 pub fn facts() -> Vec<(String, String)> {
     let read = |file: &str| fs::read_to_string(file).unwrap_or_default().trim().to_owned();
     let cpus = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -28,7 +28,7 @@ pub fn facts() -> Vec<(String, String)> {
     ]
 }
 
-/// Returns warnings about conditions that distort figures, checked before the run.
+/// Returns warnings about conditions of the machine that may distort results. Call this before the run.
 pub fn checks() -> Vec<String> {
     let mut warnings = Vec::new();
     let governor =
@@ -57,7 +57,8 @@ pub fn checks() -> Vec<String> {
     warnings
 }
 
-/// Returns a warning if TCP segments are much smaller than usual. The usual cause is a tunnel or a wrong MTU.
+/// Returns a warning if TCP segments are much smaller than usual, which most often is due to a tunnel or a
+/// wrong MTU.
 pub fn path_check(server: &str, segment_bytes: Option<u32>) -> Option<String> {
     let bytes = segment_bytes.filter(|bytes| *bytes < 1400)?;
     Some(format!(
@@ -65,7 +66,7 @@ pub fn path_check(server: &str, segment_bytes: Option<u32>) -> Option<String> {
     ))
 }
 
-/// Returns a warning if a requested rate was not reached.
+/// Returns a warning if the rate was more than 5 % below the requested one.
 pub fn rate_check(row: &Row, wanted: f64) -> Option<String> {
     let got = row.median.rate;
     (got < wanted * 0.95).then(|| {
@@ -77,13 +78,13 @@ pub fn rate_check(row: &Row, wanted: f64) -> Option<String> {
     })
 }
 
-/// Returns the fraction of time, from 0 to 1, for which the load generator waited for a CPU in the worst run.
-/// Returns `None` if it is at most a fifth.
+/// Returns the fraction of the time for which the load generator waited for a CPU, from 0 to 1, in the worst
+/// run; `None` if it is at most 0.2.
 pub fn starved(row: &Row) -> Option<f64> {
     Some(row.runs.iter().map(|run| run.client_starved).fold(0.0, f64::max)).filter(|part| *part > 0.2)
 }
 
-/// Returns a warning if the load generator waited for a CPU for too long.
+/// Returns a warning if the load generator waited for a CPU for more than a fifth of the time.
 pub fn starved_check(row: &Row) -> Option<String> {
     starved(row).map(|part| {
         format!(
@@ -95,7 +96,8 @@ pub fn starved_check(row: &Row) -> Option<String> {
     })
 }
 
-/// Returns warnings about the runs: that operations failed, or that the load generator was the bottleneck.
+/// Returns warnings about the runs of a row: that operations failed, or that the load generator was the
+/// bottleneck.
 pub fn run_checks(row: &Row) -> Vec<String> {
     let name = if row.server.is_empty() {
         row.workload.clone()

@@ -1,14 +1,15 @@
-//! Results as they are shown and written: figures of runs, their medians, and the environment.
+//! Defines the results of a measurement: the numbers of each run, their medians, and facts about the
+//! environment.
 
 use crate::loadgen::drive::{Generator, Run};
 use crate::loadgen::samples::Series;
 use crate::usage::Usage;
 
-/// Reported percentiles.
+/// Percentiles that are reported, with their names.
 pub const PERCENTILES: [(f64, &str); 6] =
     [(50.0, "p50"), (90.0, "p90"), (95.0, "p95"), (99.0, "p99"), (99.9, "p99.9"), (99.99, "p99.99")];
 
-/// Figures of one run. Latencies are in milliseconds.
+/// The numbers that describe one run. Latencies are in milliseconds.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Figures {
     /// Number of successful operations.
@@ -27,27 +28,27 @@ pub struct Figures {
     pub max_ms: f64,
     /// Latencies at the percentiles, in the order of [`PERCENTILES`].
     pub percentiles_ms: [f64; 6],
-    /// The server's CPU time per operation, in microseconds.
+    /// CPU time that the server used per operation, in microseconds; `None` if unknown.
     pub server_cpu_us: Option<f64>,
-    /// The server's CPU time in thousandths of one core.
+    /// CPU time that the server used per second of the run, in thousandths of one core; `None` if unknown.
     pub server_per_mille: Option<f64>,
-    /// Server's resident memory at the end of the run, in megabytes.
+    /// Resident memory of the server at the end of the run, in megabytes; `None` if unknown.
     pub server_rss_mb: Option<f64>,
-    /// Bytes written to the server's disk per operation.
+    /// Number of bytes that the server wrote to its disk per operation; `None` if unknown.
     pub server_disk_bytes: Option<f64>,
-    /// Number of log syncs on the server per operation.
+    /// Number of log syncs that the server made per operation; `None` if unknown.
     pub server_fsyncs: Option<f64>,
-    /// Load generator's CPU time per operation, in microseconds.
+    /// CPU time that the load generator used per operation, in microseconds.
     pub client_cpu_us: f64,
-    /// CPU use of the load generator's busiest thread, 0 to 1.
+    /// CPU time of the load generator's busiest thread as a fraction of the run's duration, from 0 to 1.
     pub client_busy: f64,
-    /// Fraction of the run that the load generator's threads waited for a CPU, 0 to 1.
+    /// Time for which the load generator's threads waited for a CPU, as a fraction of the run's duration.
     pub client_starved: f64,
 }
 
 impl Figures {
-    /// Computes the figures of a series. The server's and the generator's resources are divided by `all`, the
-    /// number of operations of all series of the run.
+    /// Computes the numbers for a series. `all` is the number of operations of all series of the run; the
+    /// resources that the server and the load generator used are divided by it.
     pub fn new(
         series: &Series,
         elapsed_s: f64,
@@ -80,7 +81,7 @@ impl Figures {
         }
     }
 
-    /// Returns the median over the runs, computed separately for each figure.
+    /// Returns the medians of the runs, computed separately for each number.
     pub fn median(runs: &[Self]) -> Self {
         let of = |get: &dyn Fn(&Self) -> f64| median(runs.iter().map(get).collect()).unwrap_or(0.0);
         let maybe = |get: &dyn Fn(&Self) -> Option<f64>| median(runs.iter().filter_map(get).collect());
@@ -115,7 +116,7 @@ impl Figures {
     }
 }
 
-/// Returns the middle value, or the mean of the two in the middle; `None` for an empty list.
+/// Returns the median: the middle value, or the mean of the two middle ones; `None` if there are no values.
 pub fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
@@ -123,30 +124,30 @@ pub fn median(mut values: Vec<f64>) -> Option<f64> {
     Some(if values.len().is_multiple_of(2) { (values[middle - 1] + upper) / 2.0 } else { upper })
 }
 
-/// Row of a result: one load on one server, over all its runs.
+/// One load on one server: a row of the result, over all runs.
 #[derive(Clone, Debug, Default)]
 pub struct Row {
     /// Name of the load.
     pub workload: String,
     /// Name of the server.
     pub server: String,
-    /// Figures of each run.
+    /// The numbers of each run.
     pub runs: Vec<Figures>,
     /// Medians of the runs.
     pub median: Figures,
-    /// Pairs of a percentage and the latency in milliseconds that this percentage of operations does not
-    /// exceed, over all runs together; for the chart.
+    /// Latency by percentile over all runs, for the chart: pairs of a percentage, and the latency in
+    /// milliseconds that this percentage of the operations did not exceed.
     pub distribution: Vec<(f64, f64)>,
-    /// For each second of the run with the median rate: the second, its number of operations, and its p50 and
-    /// p99 in milliseconds.
+    /// Course of the run whose rate is closest to the median. For each second: its number, the number of
+    /// operations, and their p50 and p99 in milliseconds.
     pub seconds: Vec<(f64, u64, f64, f64)>,
-    /// Failures by text, over all runs.
+    /// Error messages of failed operations, each with its number of occurrences, over all runs.
     pub errors: Vec<(String, u64)>,
 }
 
 impl Row {
-    /// Creates a row from the runs; `series` selects the series of each run. `usages` has the server's usage
-    /// in the same order.
+    /// Creates a row from its runs. `series` is the index of the series of each run that the row describes.
+    /// `usages` has the server's resource usage in each run.
     pub fn new(workload: &str, server: &str, runs: &[Run], series: usize, usages: &[Option<Usage>]) -> Self {
         let mut row = Self { workload: workload.to_owned(), server: server.to_owned(), ..Self::default() };
         let mut all = Series::default();
@@ -160,8 +161,8 @@ impl Row {
         row.median = Figures::median(&row.runs);
         let histogram = all.histogram();
         if histogram.count() > 0 {
-            // The percentages are evenly spaced on a logarithmic scale: 0 %, 50 %, 75 % and so on, as far as
-            // the number of samples allows.
+            // Choose percentages that are evenly spaced on a logarithmic scale (0 %, 50 %, 75 %, 87.5 % and
+            // so on, with three more between each two), as far as the number of samples allows.
             let steps = ((histogram.count() as f64).log2() * 4.0).ceil() as u32;
             row.distribution = (0..=steps.min(100))
                 .map(|step| 100.0 * (1.0 - 0.5_f64.powf(f64::from(step) / 4.0)))
@@ -185,23 +186,23 @@ impl Row {
     }
 }
 
-/// Complete result of a measurement.
+/// The complete result of a measurement, as reports show it.
 #[derive(Clone, Debug, Default)]
 pub struct Document {
-    /// Exact command line.
+    /// The command line, without passwords.
     pub command: String,
     /// Time of the measurement, as RFC 3339.
     pub time: String,
-    /// Pairs of name and value: machine, kernel, versions.
+    /// Facts about the machine and the servers, as pairs of name and value.
     pub facts: Vec<(String, String)>,
-    /// Conditions that may distort the figures.
+    /// Warnings about conditions that may have distorted the results.
     pub warnings: Vec<String>,
     /// Rows of the result.
     pub rows: Vec<Row>,
-    /// Sentences about the figures.
+    /// Sentences that summarize the results.
     pub conclusions: Vec<String>,
-    /// Name of the server to which ratios refer; `None` if there is only one server.
+    /// Name of the server to which the ratios in the report refer; `None` for no ratios.
     pub reference: Option<String>,
-    /// Name of the server that does no work; `None` if it does not take part.
+    /// Name of the responder, a server that does no work; `None` if it does not take part.
     pub baseline: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! Renders results as JSON, CSV and text.
+//! Formats results as JSON, as CSV, and as text for a terminal.
 
 use std::fmt::Write as _;
 
@@ -61,7 +61,7 @@ fn figures(figures: &Figures) -> String {
     ])
 }
 
-/// Returns the whole document as one JSON object, followed by a line feed.
+/// Formats the result as one JSON object, followed by a line feed.
 pub fn json(document: &Document) -> String {
     let row = |row: &Row| {
         map(&[
@@ -111,7 +111,7 @@ pub fn json(document: &Document) -> String {
     text
 }
 
-/// Returns a CSV header, then one line per run.
+/// Formats the result as CSV: a header, then one line for each run.
 pub fn csv(document: &Document) -> String {
     let mut out =
         "workload,server,run,operations,failed,elapsed_s,rate_per_s,mean_ms,min_ms,max_ms".to_owned();
@@ -165,12 +165,12 @@ fn quoted(text: &str) -> String {
     }
 }
 
-/// Formats a number with [`short`]. Returns an empty string for an unknown value.
+/// Formats a number with [`short`]; an unknown value becomes an empty string.
 pub fn short_or_blank(value: Option<f64>) -> String {
     value.map_or_else(String::new, short)
 }
 
-/// Returns the figures that etcd's report does not contain, as text for a terminal.
+/// Formats the numbers that etcd's report does not contain, as text for a terminal.
 pub fn details(row: &Row) -> String {
     let median = &row.median;
     let mut text = String::new();

@@ -1,4 +1,4 @@
-//! The report of etcd's benchmark, line by line.
+//! Formats a report exactly as etcd's benchmark does, line by line.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use crate::loadgen::samples::Series;
 
 use crate::go;
 
-/// Style of a report.
+/// Options for the format of a report.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Style {
     /// True to print all digits (`--precise`).
@@ -24,15 +24,15 @@ impl Style {
     }
 }
 
-/// The percentiles of etcd's report.
+/// Percentiles in etcd's report.
 pub const PERCENTILES: [f64; 8] = [10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9];
 
-/// Figures of the report, before they are formatted. Times are in seconds.
+/// Statistics of a run, as the report contains them. Times are in seconds.
 #[derive(Clone, Debug)]
 pub struct Stats {
     /// Duration of the run.
     pub total: f64,
-    /// Latencies in ascending order, with their counts.
+    /// Distinct latencies in ascending order, each with its number of occurrences.
     latencies: Vec<(f64, u64)>,
     count: u64,
     /// Mean latency.
@@ -44,10 +44,12 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Computes the figures; `weight` is the number of requests per operation (1 except for `mvcc put`).
+    /// Computes the statistics. `weight` is the number of requests per operation, which is 1 except for `mvcc
+    /// put`.
     pub fn new(series: &Series, total: Duration, weight: f64) -> Self {
         let total = total.as_secs_f64();
-        // The latency is divided by the weight in whole nanoseconds, as in etcd's tool.
+        // Divide the latency by the weight in whole nanoseconds, so that rounding is the same as in etcd's
+        // tool.
         let latencies: Vec<(f64, u64)> = series
             .sorted()
             .into_iter()
@@ -78,12 +80,12 @@ impl Stats {
         self.latencies.last().map_or(0.0, |(latency, _)| *latency)
     }
 
-    /// Returns a percentile as etcd's report defines it: the first latency whose position reaches the
-    /// percentile. Returns 0 if there are too few samples.
+    /// Returns a percentile as etcd's report defines it: the latency at the index that corresponds to the
+    /// percentage. Returns 0 if there are too few samples for it.
     pub fn percentile(&self, percent: f64) -> f64 {
         let mut before = 0;
         for (latency, count) in &self.latencies {
-            // The position is counted from 0 over all samples.
+            // `place` is an index, counted from 0, into all samples in ascending order.
             let place = self.place(percent);
             if place < before + count {
                 return *latency;
@@ -106,12 +108,12 @@ impl Stats {
     }
 }
 
-/// Returns the whole text of a report; empty if there are no operations at all.
+/// Returns the text of a report; empty if there are neither successful nor failed operations.
 pub fn report(style: Style, series: &Series, total: Duration) -> String {
     weighted(style, series, total, 1.0)
 }
 
-/// Returns a report like [`report`], if each operation stands for `weight` requests.
+/// Returns a report like [`report`] for operations that each consist of `weight` requests.
 pub fn weighted(style: Style, series: &Series, total: Duration, weight: f64) -> String {
     let mut text = String::new();
     if series.count() > 0 {
@@ -180,7 +182,7 @@ fn samples(series: &Series, text: &mut String) {
         return;
     };
     for second in *first..=*last {
-        // A second without operations also gets a line.
+        // Print a line for a second without operations too, as etcd's tool does.
         let (min, mean, max, count) = series.seconds.get(&second).map_or((0, 0, 0, 0), |second| {
             let all = &second.latencies;
             (all.min(), all.mean() as u64, all.max(), all.count())
@@ -191,7 +193,7 @@ fn samples(series: &Series, text: &mut String) {
     *text += "\n";
 }
 
-/// Returns the name of the file that `--report-perfdash` writes, and its contents.
+/// Returns the name and the contents of the file that `--report-perfdash` writes.
 pub fn perfdash(operation: &str, series: &Series, total: Duration, now: SystemTime) -> (String, String) {
     let stats = Stats::new(series, total, 1.0);
     let ms = |percent| {
@@ -211,13 +213,13 @@ pub fn perfdash(operation: &str, series: &Series, total: Duration, now: SystemTi
     (format!("EtcdAPI_benchmark_{operation}_{}.json", rfc3339(seconds)), text)
 }
 
-/// Formats a number as Go's JSON does, which uses no exponent for numbers of this size.
+/// Formats a number as Go's JSON encoder does, for numbers that it writes without an exponent.
 fn general_json(value: f64) -> String {
     format!("{value}")
 }
 
-/// Writes the perfdash file to the directory that etcd's tool uses. Returns a message that says where, or why
-/// this failed.
+/// Writes the perfdash file into the directory that etcd's tool uses. Returns the message about success or
+/// failure.
 pub fn write_perfdash(operation: &str, series: &Series, total: Duration, artifacts: Option<&str>) -> String {
     let (name, text) = perfdash(operation, series, total, SystemTime::now());
     let folder = PathBuf::from(artifacts.filter(|dir| !dir.is_empty()).unwrap_or("./_artifacts"));
@@ -225,7 +227,7 @@ pub fn write_perfdash(operation: &str, series: &Series, total: Duration, artifac
     if let Err(error) = std::fs::create_dir_all(&folder) {
         let _ = writeln!(said, "Error creating artifacts directory: {error}");
     }
-    // Go's `filepath.Join` removes a leading "./", and so does this path.
+    // Remove a leading "./" from the path, as Go's `filepath.Join` does, so that the message is the same.
     let path = folder.join(name);
     let path = path.strip_prefix("./").unwrap_or(&path).to_path_buf();
     match std::fs::write(&path, text) {

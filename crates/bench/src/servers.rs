@@ -1,5 +1,5 @@
-//! Servers of a comparison: a program that is started in its own directory and on its own ports, a server
-//! that already runs, or the responder in a thread.
+//! Starts the servers of a comparison and stops them: programs, each in its own directory and on its own
+//! ports, and the built-in responder. Servers that are already running are only connected to.
 
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
@@ -19,35 +19,35 @@ use cli::Failure;
 use crate::usage::Meter;
 use crate::{Error, tls};
 
-/// Where a server comes from.
+/// Origin of a server of a comparison: a program to start, a running server, or the built-in responder.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Source {
-    /// Program to start, and its additional flags.
+    /// Start this program, with these additional flags.
     Program(PathBuf, Vec<String>),
-    /// Server that already runs.
+    /// Connect to a server that is already running.
     Running {
         /// Endpoint of the server.
         endpoint: String,
         /// Process id, if known.
         pid: Option<u32>,
     },
-    /// Built-in responder.
+    /// Start the built-in responder, a server that does no work.
     Responder,
 }
 
-/// Server that takes part in a comparison.
+/// A server that takes part in a comparison.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Contestant {
-    /// Name in the table.
+    /// Name of the server in the results.
     pub name: String,
-    /// Where the server comes from.
+    /// Origin of the server.
     pub source: Source,
     /// True if the server uses TLS, with a certificate that is generated for it.
     pub tls: bool,
 }
 
-/// Parses a sequence of `NAME=PATH[,flag…]`; a word that begins with a dash is a flag of the server before
-/// it.
+/// Parses words of the form `NAME=PATH` or `-flag`. A word that begins with a dash is a flag for the server
+/// before it.
 pub fn programs(words: &[String]) -> Result<Vec<Contestant>, Failure> {
     let mut all: Vec<Contestant> = Vec::new();
     for word in words {
@@ -68,7 +68,7 @@ pub fn programs(words: &[String]) -> Result<Vec<Contestant>, Failure> {
     Ok(all)
 }
 
-/// Parses a sequence of `NAME=ENDPOINT[,pid=N]`.
+/// Parses words of the form `NAME=ENDPOINT` or `pid=N`. A process id belongs to the server before it.
 pub fn running(words: &[String]) -> Result<Vec<Contestant>, Failure> {
     let mut all: Vec<Contestant> = Vec::new();
     for word in words {
@@ -98,7 +98,8 @@ fn named(flag: &str, word: &str, form: &str) -> Result<(String, String), Failure
     }
 }
 
-/// Server that answers requests. If it was started here, a drop stops it and removes its data.
+/// A server that answers requests. When this value is dropped, a server that was started for the comparison
+/// is stopped, and its data is removed.
 pub struct Server {
     /// Address and settings for clients.
     pub target: Target,
@@ -107,14 +108,15 @@ pub struct Server {
     /// Version of the server; empty if unknown.
     pub version: String,
     child: Option<Child>,
-    /// Directory of the server, which is removed after the process has ended.
+    /// Directory of the server. It is removed when this value is dropped, after the process has ended.
     directory: Option<Place>,
     responder: Option<(Arc<AtomicBool>, JoinHandle<()>)>,
 }
 
 impl Server {
-    /// Starts the server, or connects to it, and waits until it answers. `place` is the directory in which a
-    /// started server gets its own directory; `given` contains the TLS settings for servers that already run.
+    /// Starts the server or connects to it, and waits until it answers. `place` is the directory in which a
+    /// started server gets a directory of its own. `given` has the TLS settings for servers without a
+    /// generated certificate.
     pub fn start(contestant: &Contestant, place: &Path, given: &tls::Files) -> Result<Self, Error> {
         let said = Error::at(&contestant.name);
         let place = Place(place.join(format!("mainstay-bench-{}-{}", file_name(&contestant.name), unique())));
@@ -149,7 +151,7 @@ impl Server {
         Ok(server)
     }
 
-    /// Starts the responder in a thread.
+    /// Starts the responder in a thread of this process.
     fn responder(
         contestant: &Contestant,
         certificates: Option<&(String, String)>,
@@ -167,8 +169,8 @@ impl Server {
             .name("responder".to_owned())
             .spawn(move || {
                 let _ = tell.send(std::fs::read_link("/proc/thread-self").unwrap_or_default());
-                // The responder runs until `stop` is set. If it fails earlier, the calls to it fail and
-                // report an error, so its own error is ignored.
+                // Ignore the result. The responder runs until `stop` is set; if it fails earlier, the calls
+                // to it fail, and these errors are reported.
                 let _ = responder.run(&seen);
             })
             .map_err(&said)?;
@@ -178,7 +180,7 @@ impl Server {
         Ok(server)
     }
 
-    /// Starts a server's program in its own directory and on its own ports.
+    /// Starts the program of a server in its own directory and on unused ports.
     fn program(
         contestant: &Contestant,
         path: &Path,
@@ -206,8 +208,7 @@ impl Server {
         if let Some((cert, key)) = certificates {
             command.args(["--cert-file", cert, "--key-file", key]);
         }
-        // All steps that may fail come before the start of the process, so that no process is left running
-        // after an error.
+        // Start the process last: if a later step failed, the process would be left running.
         let endpoint = endpoint_of(&url)?;
         let child = command
             .args(flags)
@@ -236,7 +237,7 @@ impl Server {
         }
     }
 
-    /// Waits until the server answers a linearizable read.
+    /// Waits until the server answers a linearizable read, for at most a minute.
     fn wait(&mut self, name: &str) -> Result<(), Error> {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
@@ -261,7 +262,7 @@ impl Server {
                 let last: Vec<&str> = last.into_iter().rev().collect();
                 return Err(Error::NotReady { name: name.to_owned(), error, log: last.join("\n") });
             }
-            // Give the starting server some time before the next attempt.
+            // Wait before the next attempt, because the server is still starting.
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -270,7 +271,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         if let Some(mut child) = self.child.take() {
-            // The process is killed instead of shut down, because its data is removed anyway.
+            // Kill the process instead of stopping it gracefully, because its data is removed anyway.
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -281,18 +282,19 @@ impl Drop for Server {
     }
 }
 
-/// Returns the scheme of the client URLs.
+/// Returns the scheme of the server's client URLs.
 fn scheme(contestant: &Contestant) -> &'static str {
     if contestant.tls { "https" } else { "http" }
 }
 
-/// Directory of one server. It need not exist yet, and is removed on drop.
+/// The directory of one server, which is removed on drop. The server creates it, so it possibly does not
+/// exist.
 struct Place(PathBuf);
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // If the directory does not exist, there is nothing to remove. If it cannot be removed, it stays as a
-        // temporary directory.
+        // Ignore errors. The directory may not exist; if it cannot be removed, it stays among the temporary
+        // files.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }

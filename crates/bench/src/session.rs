@@ -1,4 +1,4 @@
-//! Runs one command line: parses it, measures, and writes the results.
+//! Runs one command of the tool: parses the command line, measures, and writes the results.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -22,13 +22,13 @@ use crate::usage::Usage;
 use crate::watcher::Watcher;
 use crate::{Error, html, machine, render};
 
-/// Runs the tool in this process with `args`, the words after the program's name. Results go to standard
-/// output, everything else to standard error.
+/// Runs the tool in this process. `args` are the words after the program's name. Results go to standard
+/// output, everything else goes to standard error.
 pub fn run(args: &[OsString]) -> ExitCode {
     ExitCode::from(run_in(args, &Io::of_process()))
 }
 
-/// Runs the tool with any streams and environment. Returns the exit code.
+/// Runs the tool like [`run`], with caller-supplied streams and environment. Returns the exit code.
 pub fn run_in(args: &[OsString], io: &Io) -> u8 {
     match PROGRAM.parse(args, io.text_environment()) {
         Ok(Invocation::Help(text)) => help(io, &text),
@@ -51,19 +51,19 @@ pub fn run_in(args: &[OsString], io: &Io) -> u8 {
         }
         Err(error) => {
             io.err.notice(format!("Error: {error}\n{}\n", PROGRAM.usage(&error.path)));
-            // The exit code is 255, because etcd's tool exits with -1 here.
+            // Return 255, because etcd's tool exits with -1 after such an error.
             255
         }
     }
 }
 
 fn help(io: &Io, text: &str) -> u8 {
-    // A closed standard output is no error: its reader does not want more.
+    // Ignore errors: the reader of the help may have closed the pipe.
     io.out.notice(text);
     0
 }
 
-/// Returns the command line as text that a user can run again. Passwords are replaced.
+/// Returns the command line as text that a user can run again, except that passwords are replaced by `***`.
 fn shown(args: &[OsString]) -> String {
     let mut words = vec!["mainstay bench".to_owned()];
     let mut secret = false;
@@ -85,11 +85,11 @@ fn shown(args: &[OsString]) -> String {
     words.join(" ")
 }
 
-/// One execution of a command: its arguments, and its output streams.
+/// One execution of a command: its arguments and its streams.
 pub(crate) struct Session {
     /// Command line, as returned by [`shown`].
     pub(crate) command: String,
-    /// Value of the environment variable `ARTIFACTS`: the directory for perfdash reports.
+    /// Directory for perfdash files, from the environment variable `ARTIFACTS`.
     artifacts: Option<String>,
     pub(crate) matches: Matches,
     pub(crate) io: Io,
@@ -98,7 +98,8 @@ pub(crate) struct Session {
 impl Session {
     fn carry_out(&self, command: Command) -> Result<(), Failure> {
         let matches = &self.matches;
-        // etcd's tool ignores extra words after a command, but this tool refuses them.
+        // Refuse extra words after a command, although etcd's tool ignores them: this tool must not ignore
+        // any input.
         if !command.takes_words && !matches.args.is_empty() {
             let word = matches.arg_text(0).unwrap_or_default();
             return Err(Failure::usage(format!(
@@ -131,7 +132,7 @@ impl Session {
             .map_err(|error| Failure::error(format!("standard output: {error}")))
     }
 
-    /// Prints a warning on standard error.
+    /// Prints a warning to standard error.
     pub(crate) fn warn(&self, text: &str) {
         self.io.err.notice(format!("warning: {text}\n"));
     }
@@ -149,9 +150,9 @@ impl Session {
         Ok(target)
     }
 
-    /// Runs a load of single operations, and writes its results. `names` are the names of its series;
-    /// `layout` is the text around the reports, in which `%s` stands for the report of a series, and `%d` for
-    /// its number of operations.
+    /// Runs a load of single operations, and writes its results. `names` are the names of its series.
+    /// `layout` is the text around the reports: each `%s` in it is replaced by the report of a series, and
+    /// each `%d` by the number of operations of a series.
     pub(crate) fn unary<W: Workload>(
         &self,
         names: &[&str],
@@ -160,14 +161,14 @@ impl Session {
         make: impl Fn(u64) -> Result<W, Failure>,
     ) -> Result<(), Failure> {
         let plan = plan(&self.matches, total)?;
-        // Create the first workload before any connection is made, so that a wrong argument is refused at
-        // once.
+        // Create the first workload before connecting to the server, so that an invalid argument is reported
+        // right away.
         let mut first = Some(make(0)?);
         let target = self.target()?;
         let mut watch = Watcher::new(&self.matches, &target, &plan);
         let before = machine::checks();
-        // All workloads have the same arguments, so if the first one could be created, the others can be,
-        // too.
+        // Create the workloads of the other threads. This does not fail, because they have the same arguments
+        // as the first one.
         let others: Vec<W> = (1..plan.threads as u64).map(&make).collect::<Result<_, _>>()?;
         let mut others = others.into_iter();
         let mut workloads: Vec<Option<W>> = vec![first.take()];
@@ -200,7 +201,7 @@ impl Session {
         self.write(&text, &document)
     }
 
-    /// Returns the report of a series, and writes the perfdash file if requested.
+    /// Returns the report of a series. If requested, also writes the perfdash file.
     fn reported(&self, name: &str, series: &Series, elapsed: Duration) -> String {
         let text = report::report(style(&self.matches), series, elapsed);
         if self.matches.get(REPORT_PERFDASH) {
@@ -229,10 +230,11 @@ impl Session {
         document.warnings.extend(starved);
     }
 
-    /// Runs a load with several measured parts, repeated as `--repeat` requests, and writes its results.
-    /// `names` are the names of the parts. In `layout`, `%s` stands for the report of a part; the reports are
-    /// those of the run in which the last part had the median rate. `run` must call its argument between two
-    /// parts that follow each other. Parts that run at the same time share the server's resource usage.
+    /// Runs a load that consists of several measured parts, `--repeat` times, and writes its results. `names`
+    /// are the names of the parts. Each `%s` in `layout` is replaced by the report of a part; these reports
+    /// are from the run in which the last part had the median rate. If the parts run one after the other,
+    /// `run` must call its argument between them. If they run at the same time, it must not call it; the
+    /// server's resource usage is then known only for all parts together, and is shown for each of them.
     pub(crate) fn in_parts<const N: usize>(
         &self,
         names: [&str; N],
@@ -289,7 +291,7 @@ impl Session {
         (series, elapsed): (Series, Duration),
     ) -> Result<(), Failure> {
         let said = if self.matches.get(REPORT_PERFDASH) {
-            // In the perfdash file the operation has the name of the command's last word.
+            // Use the last word of the command as the operation's name in the perfdash file.
             let operation = self.matches.path.last().copied().unwrap_or(name);
             report::write_perfdash(operation, &series, elapsed, self.artifacts.as_deref())
         } else {
@@ -312,16 +314,16 @@ impl Session {
         self.write(&(said + text), &document)
     }
 
-    /// Prints the text, and writes the files that the flags request.
+    /// Prints the text, and writes the files that the flags ask for.
     pub(crate) fn write(&self, text: &str, document: &Document) -> Result<(), Failure> {
         for warning in &document.warnings {
             self.warn(warning);
         }
-        // Print the text first, so that the measurement is not lost if a file cannot be written.
+        // Print the text first, so that the results are not lost if a file cannot be written.
         if self.matches.get(JSON) != "-" {
             self.say(text)?;
-            // Programs may parse the report of etcd's tool, so additional text is printed only if a flag
-            // requests it.
+            // Print additional text only on a terminal, or if a flag is given that etcd's tool does not have.
+            // Otherwise programs may parse the output as the report of etcd's tool.
             let ours = [DURATION.row(), REPEAT.row(), SCHEDULE.row(), THREADS.row(), WARMUP.row(), PID.row()];
             let asked = ours.iter().any(|flag| self.matches.is_given(*flag));
             if self.matches.path != ["compare"] && (asked || self.io.is_terminal) {
@@ -345,9 +347,9 @@ impl Session {
     }
 }
 
-/// Returns the resources that the tool and the server used for part number `part` of `parts`; the part took
-/// `elapsed`. `stages` has one entry for each part if the parts followed each other, otherwise one entry for
-/// all parts together.
+/// Returns the resources that the load generator and the server used for part number `part` of `parts`, which
+/// took `elapsed`. `stages` and `used` have an entry for each part if the parts ran one after the other,
+/// otherwise one entry for all parts together.
 fn attributed(
     stages: &[(Duration, Generator)],
     used: &[Option<Usage>],
@@ -356,22 +358,22 @@ fn attributed(
 ) -> (Generator, Option<Usage>) {
     let stage = if stages.len() == parts { part } else { 0 };
     let (took, whole) = stages.get(stage).copied().unwrap_or_default();
-    // The tool's own resource usage is known only for all parts together, so each part gets a share in
-    // proportion to its duration.
+    // For parts that ran at the same time, the load generator's own usage is known only for all of them
+    // together. Attribute to each part a share that is proportional to its duration.
     let share = (elapsed.as_secs_f64() / took.as_secs_f64().max(1e-9)).min(1.0);
     let generator =
         Generator { cpu: whole.cpu.mul_f64(share), starved: whole.starved.mul_f64(share), ..whole };
     (generator, used.get(stage).copied().flatten())
 }
 
-/// Returns the index of the run whose rate is closest to the median rate of its row.
+/// Returns the index of the run whose rate is closest to the row's median rate.
 fn closest(runs: &[Run], row: Option<&Row>) -> Option<usize> {
     let row = row?;
     let apart = |at: usize| row.runs.get(at).map_or(f64::MAX, |run| (run.rate - row.median.rate).abs());
     (0..runs.len()).min_by(|a, b| apart(*a).total_cmp(&apart(*b)))
 }
 
-/// Returns the current time as RFC 3339.
+/// Returns the current time in RFC 3339 format.
 pub fn now() -> String {
     report::rfc3339(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()))
 }
@@ -390,7 +392,7 @@ mod tests {
             let (generator, usage) = attributed(&stages, &used, (part, 2), second);
             assert_eq!((generator.cpu, usage), (second * cpu, used[part]), "{part}");
         }
-        // Parts that ran at the same time share the usage of the run.
+        // Parts that ran at the same time share the usage of the whole run.
         let (generator, usage) = attributed(&stages[1..], &used[1..], (1, 2), second / 2);
         assert_eq!((generator.cpu, usage), (second * 5 / 2, used[1]));
         // If the server's process was not found, its usage is unknown.

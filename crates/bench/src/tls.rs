@@ -1,4 +1,4 @@
-//! TLS settings read from files, and certificates that are generated for a comparison.
+//! Builds TLS settings from files, and generates certificates for the servers of a comparison.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,22 +11,22 @@ use rustls::{ClientConfig, ServerConfig};
 
 use crate::{Error, TlsError};
 
-/// Values of the TLS flags.
+/// Values of the TLS flags; an empty path means that the flag is not given.
 #[derive(Clone, Debug, Default)]
 pub struct Files {
-    /// Path of the trusted certificate authorities.
+    /// Path of the file with the trusted certificate authorities.
     pub cacert: String,
     /// Path of the client's certificate.
     pub cert: String,
     /// Path of the client's key.
     pub key: String,
-    /// True to skip the verification of the server's certificate.
+    /// True if the server's certificate is not to be verified.
     pub skip_verify: bool,
 }
 
 impl Files {
-    /// Returns TLS settings if a TLS file is given, or if `wanted` is true because the scheme of an endpoint
-    /// requires TLS. An error names the file that cannot be used.
+    /// Returns TLS settings for a client; `None` if no TLS file is given and `wanted` is false. `wanted` says
+    /// whether the scheme of an endpoint requires TLS. An error names the file that cannot be used.
     pub fn client(&self, wanted: bool) -> Result<Option<Arc<ClientConfig>>, TlsError> {
         if !wanted && self.cacert.is_empty() && self.cert.is_empty() && self.key.is_empty() {
             return Ok(None);
@@ -58,7 +58,7 @@ fn key(file: &str) -> Result<PrivateKeyDer<'static>, TlsError> {
     PrivateKeyDer::from_pem_file(file).map_err(|error| TlsError::Pem { file: file.to_owned(), error })
 }
 
-/// Reads a server's certificate and key from files, and returns its TLS settings.
+/// Returns TLS settings for a server with the certificate and the key in these files.
 pub fn server(cert_file: &str, key_file: &str) -> Result<Arc<ServerConfig>, TlsError> {
     let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
@@ -70,8 +70,8 @@ pub fn server(cert_file: &str, key_file: &str) -> Result<Arc<ServerConfig>, TlsE
     Ok(Arc::new(config))
 }
 
-/// Generates a key, and a self-signed certificate for the names of the loopback interface. Stores both as
-/// files in a directory and returns their paths.
+/// Generates a key and a self-signed certificate for `localhost` and `127.0.0.1`. Writes both to files in the
+/// directory, and returns their paths.
 pub fn make(directory: &Path) -> Result<(String, String), Error> {
     let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
     let made = rcgen::generate_simple_self_signed(names).map_err(TlsError::Made)?;

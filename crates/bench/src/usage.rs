@@ -1,4 +1,4 @@
-//! Measures the resources that a server uses: from `/proc` if the server runs on this machine, otherwise from
+//! Measures the resources that a server uses: from `/proc` if its process is on this machine, otherwise from
 //! its metrics.
 
 use std::fs;
@@ -9,21 +9,21 @@ use std::time::Duration;
 
 use crate::loadgen::socket::Endpoint;
 
-/// Resource counters of a server at one point in time. A counter that is unknown is `None`.
+/// Resource counters of a server at one point in time; `None` for those that are unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Usage {
-    /// CPU time, user and system, in seconds.
+    /// CPU time in user and kernel mode, in seconds.
     pub cpu_s: Option<f64>,
     /// Resident memory in bytes.
     pub rss_bytes: Option<u64>,
-    /// Bytes written to the disk so far.
+    /// Number of bytes that the server has written to its disk so far.
     pub written_bytes: Option<u64>,
-    /// Number of log syncs so far.
+    /// Number of log syncs that the server has made so far.
     pub fsyncs: Option<f64>,
 }
 
 impl Usage {
-    /// Returns the increase of the counters since `before`. The memory is not a difference but the current
+    /// Returns the increase of each counter since `before`. The memory is not a counter; it stays the current
     /// value.
     pub fn since(self, before: Self) -> Self {
         Self {
@@ -38,7 +38,7 @@ impl Usage {
     }
 }
 
-/// Where the resource counters of a server are read.
+/// Reads the resource counters of one server.
 #[derive(Clone, Debug)]
 pub struct Meter {
     pid: Option<u32>,
@@ -47,32 +47,33 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// Creates a meter that uses the endpoint's metrics and a process: the given process, or the one that
-    /// listens at the endpoint if it is on this machine.
+    /// Creates a meter that reads the metrics of the endpoint, and the process `pid`. Without `pid`, it reads
+    /// the process that listens at the endpoint, if the endpoint is a loopback address.
     pub fn new(endpoint: &Endpoint, pid: Option<u32>) -> Self {
         let pid = pid.or_else(|| is_local(endpoint).then(|| listener(endpoint)).flatten());
         Self { pid, task: None, endpoint: Some(endpoint.clone()) }
     }
 
-    /// Creates a meter for one thread of this process. It measures only CPU time.
+    /// Creates a meter for one thread of this process, which is the responder's. It measures only CPU time.
     pub fn thread(task: &str) -> Self {
         Self { pid: None, task: Some(format!("/proc/{task}/schedstat")), endpoint: None }
     }
 
-    /// Reads the counters before a load. The metrics are read before `/proc`, so that the work of serving
-    /// them is not counted.
+    /// Reads the counters before a load. Reads the metrics first: serving them is work too, and must not be
+    /// counted.
     pub fn before(&self) -> Usage {
         let metrics = self.metrics();
         self.counters(&metrics)
     }
 
-    /// Returns the usage since `before`, and the current memory.
+    /// Returns the resources used since `before`, and the current memory. Reads the metrics last, because
+    /// serving them is work too, and must not be counted.
     pub fn since(&self, before: Usage) -> Usage {
         let told = self.counters("");
         let metrics = self.metrics();
         let from_metrics = self.counters(&metrics);
         Usage {
-            // A metric is used only if `/proc` does not provide the value.
+            // Prefer `/proc`, which is more precise; use a metric only if `/proc` does not have the value.
             cpu_s: told.cpu_s.or(from_metrics.cpu_s),
             rss_bytes: told.rss_bytes.or(from_metrics.rss_bytes),
             written_bytes: told.written_bytes,
@@ -107,8 +108,8 @@ impl Meter {
 
 fn cpu_s(stat: &str) -> Option<f64> {
     let text = fs::read_to_string(stat).ok()?;
-    // The process name, which is in parentheses, may contain any character, so the fields are read from after
-    // the last parenthesis.
+    // Skip the name of the process, in parentheses: it may contain any character, including parentheses and
+    // spaces.
     let fields: Vec<&str> = text.rsplit_once(')')?.1.split_ascii_whitespace().collect();
     let ticks: u64 = fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?;
     // Linux reports CPU time in ticks of 1/100 s (USER_HZ) on every architecture.
@@ -127,16 +128,16 @@ fn written_bytes(pid: u32) -> Option<u64> {
 }
 
 fn is_local(endpoint: &Endpoint) -> bool {
-    // Only loopback addresses count as local. Other addresses of this machine would be local too, but they
-    // are harder to recognize.
+    // Treat only loopback addresses as local. Other addresses of this machine are harder to recognize; for
+    // them, the metrics or `--pid` are used.
     endpoint.unix
         || (endpoint.address.as_str())
             .to_socket_addrs()
             .is_ok_and(|mut all| all.any(|address| address.ip().is_loopback()))
 }
 
-/// Returns the id of the process that listens on the endpoint's port. Returns `None` if no such process is
-/// visible.
+/// Returns the id of the process that listens on the endpoint's port; `None` if there is none that this
+/// process can see.
 fn listener(endpoint: &Endpoint) -> Option<u32> {
     let port: u16 = endpoint.address.rsplit_once(':')?.1.parse().ok()?;
     let mut inodes = Vec::new();
@@ -162,12 +163,13 @@ fn listener(endpoint: &Endpoint) -> Option<u32> {
     None
 }
 
-/// Returns the value of a metric without labels.
+/// Returns the value of a metric without labels from the text of a metrics page.
 fn metric(text: &str, name: &str) -> Option<f64> {
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
 }
 
-/// Sends a GET request to an endpoint and returns the body of the response. Fails after five seconds.
+/// Sends a GET request to the endpoint, and returns the body of the response. Each wait for the network is
+/// limited to five seconds.
 pub fn get(endpoint: &Endpoint, path: &str) -> io::Result<String> {
     if endpoint.unix {
         return Err(io::Error::other("metrics over a Unix socket are not asked for"));
@@ -191,8 +193,8 @@ pub fn get(endpoint: &Endpoint, path: &str) -> io::Result<String> {
             let client = rustls::ClientConnection::new(Arc::new(tls), name).map_err(io::Error::other)?;
             let mut stream = rustls::StreamOwned::new(client, stream);
             stream.write_all(request.as_bytes())?;
-            // An error at the end of the stream, such as a missing close_notify alert, is ignored, because
-            // the response is checked later.
+            // Ignore an error, such as a missing close_notify alert at the end of the stream: whether the
+            // response is complete is checked below.
             let _ = stream.read_to_end(&mut answer);
         }
     }
@@ -227,7 +229,7 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = Endpoint::parse(&listener.local_addr().unwrap().to_string(), None).unwrap();
         assert_eq!(super::listener(&endpoint), Some(std::process::id()));
-        // This listener accepts and closes the connection, so that there are no metrics.
+        // Accept the connection and close it, so that reading the metrics fails.
         let thread = std::thread::spawn(move || {
             for _ in 0..1 {
                 drop(listener.accept())

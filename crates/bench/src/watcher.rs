@@ -1,5 +1,5 @@
-//! Observes a running load: measures the resources that the server uses, and shows the progress on a
-//! terminal.
+//! Observes a running load: measures the resources that the server uses in each run, and draws the progress
+//! on a terminal.
 
 use std::time::{Duration, Instant};
 
@@ -16,20 +16,20 @@ use crate::usage::{Meter, Usage};
 pub struct Watcher {
     meter: Option<Meter>,
     before: Usage,
-    /// Resources that the server used in each run; `None` if they are unknown.
+    /// Resources that the server used in each run; `None` for a run in which they are unknown.
     pub usages: Vec<Option<Usage>>,
     progress: cli::Progress,
     total: Option<u64>,
     repeat: usize,
     times: (Duration, Duration),
     began: Instant,
-    /// Duration of each run, and the resources that this thread used in it, for loads that run in this
-    /// thread.
+    /// For loads that run in this thread: the duration of each run, and the resources that this thread used
+    /// in it.
     pub own: Vec<(Duration, Generator)>,
 }
 
 impl Watcher {
-    /// Creates a watcher for the server at the target's first endpoint.
+    /// Creates a watcher. It measures the server at the first endpoint of the target.
     pub fn new(matches: &Matches, target: &Target, plan: &Plan) -> Self {
         let pid = u32::try_from(matches.get(PID)).ok().filter(|pid| *pid > 0);
         let total = plan.duration.is_none().then_some(plan.total);
@@ -56,8 +56,8 @@ impl Observer for Watcher {
     }
 
     fn ends(&mut self, _: usize) {
-        // Loads that run in this thread have no other measure of their own cost, so the thread's CPU time is
-        // read here.
+        // Read this thread's CPU time. It is the only measure of the load generator's own cost for loads that
+        // run in this thread.
         let (cpu, starved) = thread_times();
         let cpu = cpu.saturating_sub(self.times.0);
         let took = self.began.elapsed();

@@ -1,4 +1,4 @@
-//! Responses of the console itself. Every response has security headers that restrict what browsers may do with it.
+//! Builds the console's responses. Each has security headers that restrict what browsers may do with it.
 
 use bytes::Bytes;
 use http::header::{
@@ -10,8 +10,8 @@ use serde_json::json;
 use crate::refusal::Refusal;
 use crate::response_body::{AnswerBody, MemberBody};
 
-/// Content security policy: nothing is loaded from other origins, no inline code runs, and no other page may
-/// show a page of the console in a frame.
+/// Content security policy: browsers load nothing from other origins and run no inline code, and no other
+/// page can show a page of the console in a frame.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; \
                       connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -50,12 +50,12 @@ pub(crate) fn whole(
     response
 }
 
-/// Returns a JSON response that must not be cached.
+/// Returns a JSON response, which browsers do not cache.
 pub(crate) fn json(status: StatusCode, value: &serde_json::Value) -> Response<AnswerBody> {
     whole(status, "application/json", "no-store", value.to_string())
 }
 
-/// Returns a response that forwards a member's body, with this status and content type.
+/// Returns a response that forwards the body of a member's response, with this status and content type.
 pub(crate) fn forwarded(
     status: StatusCode,
     content_type: Option<HeaderValue>,

@@ -1,5 +1,5 @@
-//! The pages, which are compiled into the binary: the files of `crates/console/assets/`, listed by `cargo
-//! xtask console`, and the stylesheet and charts that they share with reports, from `html_report`.
+//! Serves the files of the web pages, which are compiled into the binary: those of `crates/console/assets/`,
+//! which `cargo xtask console` lists, and the stylesheets and charts in `html_report` that reports use too.
 
 use std::io::Write as _;
 use std::sync::OnceLock;
@@ -15,15 +15,16 @@ use crate::answer;
 use crate::response_body::AnswerBody;
 use crate::table::FILES;
 
-/// File size in bytes below which a file is not compressed.
+/// Size in bytes below which a file is not compressed, because compression would save too little.
 const COMPRESSED_BYTES_MIN: usize = 1024;
-/// Browsers revalidate their copy with each request, since a newer member has newer pages.
+/// Value of `Cache-Control` for files: browsers must ask with each request whether their copy is current,
+/// because after an upgrade the member has newer pages.
 const CACHE: &str = "no-cache";
 
-/// Data derived from the contents of a file; computed at the first request.
+/// Data that is computed from the contents of a file, at the first request for the file.
 struct AssetData {
     etag: String,
-    /// `None` if compression does not pay off.
+    /// The compressed contents; `None` for a file that is small or not text.
     compressed: Option<Bytes>,
 }
 
@@ -36,13 +37,13 @@ fn files() -> impl Iterator<Item = (&'static str, &'static [u8])> {
     FILES.iter().copied().chain(SHARED.iter().map(|(name, text)| (*name, text.as_bytes())))
 }
 
-/// Returns the index of a file, by its path below the folder. Only names in the table are found, so no file
-/// system path is used.
+/// Returns the index of the file with this path below the assets folder. The path is only compared with the
+/// names in the table, and never used to access the file system.
 pub(crate) fn find(name: &str) -> Option<usize> {
     files().position(|(listed, _)| listed == name)
 }
 
-/// Responds to a request for a file.
+/// Returns the response to a request for the file with this index.
 pub(crate) fn answer(at: usize, headers: &HeaderMap) -> Response<AnswerBody> {
     let (name, contents) = match at.checked_sub(FILES.len()) {
         None => FILES[at],
@@ -62,7 +63,7 @@ pub(crate) fn answer(at: usize, headers: &HeaderMap) -> Response<AnswerBody> {
     let mut response = answer::whole(status, content_type(name), CACHE, body);
     let headers = response.headers_mut();
     headers.insert(VARY, HeaderValue::from_static("accept-encoding"));
-    // The tag is weak: it stands for the contents in any encoding.
+    // Mark the tag as weak, because it is the same for the compressed and the uncompressed contents.
     if let Ok(tag) = HeaderValue::try_from(format!("W/{}", prepared.etag)) {
         headers.insert(ETAG, tag);
     }
@@ -78,7 +79,7 @@ fn prepare(name: &str, contents: &[u8]) -> AssetData {
     let is_worth_it = contents.len() >= COMPRESSED_BYTES_MIN && is_text(content_type(name));
     let compressed = is_worth_it.then(|| {
         let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
-        // Writing to memory does not fail.
+        // Writing to memory does not fail. If it did, the file would be sent uncompressed.
         encoder.write_all(contents).and_then(|()| encoder.finish()).ok().map(Bytes::from)
     });
     AssetData { etag: format!("\"{etag}\""), compressed: compressed.flatten() }
@@ -105,7 +106,7 @@ fn content_type(name: &str) -> &'static str {
     }
 }
 
-/// Returns true if the browser accepts gzip.
+/// Returns true if the browser accepts responses that are compressed with gzip.
 fn takes_gzip(headers: &HeaderMap) -> bool {
     headers.get_all(ACCEPT_ENCODING).iter().any(|accepted| {
         accepted.to_str().unwrap_or_default().split(',').any(|one| {

@@ -1,4 +1,4 @@
-//! Bodies of requests and responses: bytes in memory, or pieces that arrive from the other side.
+//! Defines the bodies of requests and responses: bytes in memory, or chunks that arrive from the other side.
 
 use std::error::Error;
 use std::pin::Pin;
@@ -10,26 +10,26 @@ use hyper::body::{Body, Frame, SizeHint};
 /// Reason why a body ends early.
 pub(crate) type BodyError = Box<dyn Error + Send + Sync>;
 
-/// A body that arrives in pieces.
+/// A body that arrives in chunks.
 pub(crate) trait BodyStream {
-    /// Returns the next piece.
+    /// Returns the next chunk; `None` at the end of the body.
     ///
     /// # Errors
-    /// The body was interrupted, or is too large.
+    /// Returns an error if the body was interrupted or is too large.
     fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, BodyError>>>;
 
-    /// Returns true if no more pieces follow.
+    /// Returns true if no more chunks follow.
     fn is_ended(&self) -> bool;
 
-    /// Returns the number of remaining bytes, as far as it is known.
+    /// Returns bounds of the number of remaining bytes.
     fn size_hint(&self) -> SizeHint;
 }
 
 /// The body of a request or a response.
 pub(crate) enum MessageBody<P> {
-    /// Bytes in memory; `None` once they are taken.
+    /// Bytes in memory; `None` if there are none, or they have been taken.
     Whole(Option<Bytes>),
-    /// A body that arrives in pieces.
+    /// A body that arrives in chunks.
     Stream(Box<P>),
 }
 

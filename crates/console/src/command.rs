@@ -1,4 +1,5 @@
-//! `mainstay console`: the console as a separate process, for any cluster of Mainstay or etcd.
+//! Implements `mainstay console`, which runs the console as a separate process, for any cluster of Mainstay
+//! or etcd.
 
 use std::ffi::OsString;
 use std::net::ToSocketAddrs as _;
@@ -46,7 +47,7 @@ const OWN_FLAGS: &[FlagRow] = &[
     KEY_FILE.row(),
     TRUSTED_CA_FILE.row(),
 ];
-/// Flags with etcdctl's names, which are also read from etcdctl's environment variables.
+/// Flags with the same names as etcdctl's. They can also be set by etcdctl's environment variables.
 const SHARED_FLAGS: &[FlagRow] =
     &[ENDPOINTS.row(), CACERT.row(), CERT.row(), KEY.row(), INSECURE_SKIP_TLS_VERIFY.row()];
 
@@ -60,7 +61,7 @@ const EXAMPLE: &str = "  mainstay console --endpoints=10.0.0.1:2379,10.0.0.2:237
   mainstay console --cacert=ca.crt --cert=client.crt --key=client.key --endpoints=https://etcd.example:2379
   ETCDCTL_ENDPOINTS=10.0.0.1:2379 mainstay console --listen=http://127.0.0.1:8080";
 
-/// The command table of `mainstay console`.
+/// The command line of `mainstay console`.
 pub const PROGRAM: Program<()> = Program {
     root: Command {
         name: "console",
@@ -78,7 +79,7 @@ pub const PROGRAM: Program<()> = Program {
     globals_hint: "",
 };
 
-/// Runs `console` in this process until `wait` returns. `args` are the arguments after its name.
+/// Runs the console in this process until `wait` returns. `args` are the arguments that follow `console`.
 pub fn run(args: &[OsString], wait: &dyn Fn(&Logger)) -> ExitCode {
     ExitCode::from(run_in(args, &Io::of_process(), wait))
 }
@@ -158,15 +159,15 @@ fn serve(matches: &Matches, io: &Io, wait: &dyn Fn(&Logger)) -> Result<(), Failu
     Ok(())
 }
 
-/// Warning about a listener without TLS that other machines can reach.
+/// Warning if other machines can reach a listener that does not use TLS.
 const EXPOSED: &str = "passwords and data are sent in clear text to the console's listener: serve it over https, or on the loopback interface";
 
-/// Returns true if other machines can reach a listener that uses plain HTTP.
+/// Returns true if the listener does not use TLS and other machines can reach it.
 fn is_exposed(url: &Url) -> bool {
     !url.scheme().is_secure() && !url.is_local()
 }
 
-/// Returns the limits with this number of requests per address.
+/// Returns the default limits, but with this number of concurrent requests for each client address.
 fn limits(requests_per_address: u64) -> Result<Limits, Failure> {
     let limits = Limits::default();
     let max = limits.forwarded_max;
@@ -178,7 +179,7 @@ fn limits(requests_per_address: u64) -> Result<Limits, Failure> {
     }
 }
 
-/// Parses endpoints by the rule of etcd's tools: an endpoint without a scheme uses TLS if any TLS flag is given.
+/// Parses the endpoints. As in etcd's tools, an endpoint without a scheme uses TLS if any TLS flag is given.
 fn endpoints(given: &[String], is_secure: bool) -> Result<Vec<Url>, Failure> {
     let mut urls: Vec<Url> = Vec::new();
     for text in given.iter().map(|text| text.trim()).filter(|text| !text.is_empty()) {
@@ -197,7 +198,7 @@ fn endpoints(given: &[String], is_secure: bool) -> Result<Vec<Url>, Failure> {
     Ok(urls)
 }
 
-/// Listens at a URL; also returns the URL to open in a browser.
+/// Starts to listen at a URL. Returns the listener, and the URL that a user can open in a browser.
 fn listen(url: &Url, serving: &Tls) -> Result<(Listener, String), Failure> {
     if url.scheme().is_unix() {
         return Err(Failure::error("--listen: `mainstay console` listens only at http and https URLs"));

@@ -1,4 +1,5 @@
-//! One connection of a browser, from its handshake to its end: [`serve`]. Its requests go to [`Service::answer`].
+//! Serves one connection of a browser, from its handshake to its end: [`serve`]. The requests are answered by
+//! [`Service::answer`].
 
 use std::cell::RefCell;
 use std::convert::Infallible;
@@ -26,10 +27,10 @@ use crate::service::Service;
 use crate::slots::Slot;
 use crate::socket::{SharedSocket, Socket, TLS_BUFFERS};
 
-/// Interval at which the expiry of a client certificate is checked.
+/// Interval between two checks whether the client certificate of a connection has expired.
 const CERTIFICATE_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
-/// While this value lives, a request is in flight.
+/// Marks a request as in flight until it is dropped.
 struct RequestGuard(Rc<Slot>);
 
 impl RequestGuard {
@@ -46,7 +47,7 @@ impl Drop for RequestGuard {
     }
 }
 
-/// The body of a response, which keeps the request in flight until its end.
+/// The body of a response. The request counts as in flight until this body is dropped.
 struct GuardedBody {
     body: AnswerBody,
     _guard: RequestGuard,
@@ -72,7 +73,8 @@ impl Body for GuardedBody {
     }
 }
 
-/// Serves a connection until it ends, or until it is closed for a new connection.
+/// Serves a connection until it ends, must give its slot to a new connection, or its certificate is no longer
+/// valid.
 pub(crate) async fn serve(
     stream: Stream,
     settings: Rc<ListenerSettings>,
@@ -133,8 +135,8 @@ pub(crate) async fn serve(
             return Poll::Pending;
         }
         match state.body_until() {
-            // hyper reads at most the first bytes of a next request, so only reading ahead shows that the
-            // browser has disconnected.
+            // Read ahead while the response is being sent, to notice that the browser has disconnected. hyper
+            // itself reads at most the first bytes of the next request.
             None => socket.borrow_mut().poll_ahead(cx),
             Some(until) => {
                 let timer = body_timer.get_or_insert_with(|| Box::pin(sleep_until(until)));
@@ -146,7 +148,7 @@ pub(crate) async fn serve(
         }
     });
     let expelled = expelled(settings.tls.as_ref(), session, service.reloaded.clone());
-    // The result is ignored, because it concerns only the client of this connection.
+    // Ignore the result: an error concerns only the client of this connection.
     let _ = race(pin!(connection), race(ended, expelled)).await;
 }
 
@@ -157,14 +159,15 @@ fn poll_evicted(slot: &Slot, cx: &Context<'_>) -> Poll<()> {
 
 type TlsWire = (Wire<Stream>, Option<Session>);
 
-/// Performs the TLS handshake. Only HTTP/1.1 is offered by ALPN, even if other listeners with the same files
-/// offer more.
+/// Performs the TLS handshake. Offers only HTTP/1.1, even if other listeners with the same TLS files offer
+/// HTTP/2 too.
 async fn shake_hands(stream: Stream, tls: &ServerTls) -> Result<TlsWire, String> {
     let mut config = rustls::ServerConfig::clone(&tls.config());
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     let secured = async {
         let connection = ServerConnection::new(config.into()).map_err(io::Error::other)?;
-        // HTTP itself shows whether a message is complete, so a missing `close_notify` is accepted.
+        // Accept the end of a TLS connection without `close_notify`: HTTP itself shows whether a message is
+        // complete.
         transport::accept(stream, connection, TLS_BUFFERS, Ending::Any).await
     };
     let stream = secured.await.map_err(|error| error.to_string())?;
@@ -173,15 +176,15 @@ async fn shake_hands(stream: Stream, tls: &ServerTls) -> Result<TlsWire, String>
     Ok((Wire::Tls(Box::new(stream)), Some(session)))
 }
 
-/// Resolves when a browser must be disconnected: its certificate has expired, or the TLS files were replaced
-/// and the browser would not be admitted any more.
+/// Resolves when the browser must be disconnected, because its certificate has expired, or because TLS files
+/// were reloaded and no longer admit the certificate.
 async fn expelled(
     tls: Option<&ServerTls>,
     session: Option<Session>,
     mut reloaded: tokio::sync::watch::Receiver<()>,
 ) {
     let (Some(tls), Some(session)) = (tls, session) else { return std::future::pending().await };
-    // Without a client certificate, nothing can expire or be revoked.
+    // A session without a client certificate cannot expire, so it is checked only after a reload.
     let has_certificate = session.not_after().is_some();
     loop {
         let due = async {
@@ -191,7 +194,7 @@ async fn expelled(
             }
         };
         if let stdx::First::Left(Err(_)) = race(reloaded.changed(), due).await {
-            // The sender was dropped, so the files are never reloaded again.
+            // The sender was dropped, so there will be no more reloads.
             return std::future::pending().await;
         }
         if tls.still_valid(&session).is_err() {

@@ -1,4 +1,5 @@
-//! State of a browser's connection that other connections and its request depend on: [`ConnectionState`].
+//! Holds the state of a browser's connection that its requests and the other connections use:
+//! [`ConnectionState`].
 
 use std::cell::{Cell, RefCell};
 use std::net::IpAddr;
@@ -6,16 +7,17 @@ use std::task::{Context, Waker};
 
 use tokio::time::Instant;
 
-/// State of a connection's request that other connections depend on. One request is in flight at a time.
+/// State of a browser's connection. A connection has at most one request in flight.
 #[derive(Debug, Default)]
 pub(crate) struct ConnectionState {
     /// Address of the browser; `None` if it came through a Unix socket.
     pub(crate) address: Option<IpAddr>,
     has_request: Cell<bool>,
-    /// Deadline for the body of the request; `None` once it has arrived.
+    /// Time until which the body of the current request must arrive; `None` if it has arrived or there is no
+    /// request.
     body_until: Cell<Option<Instant>>,
     is_evicted: Cell<bool>,
-    /// Waker of the task that serves the connection.
+    /// Waker of the task that serves this connection.
     waker: RefCell<Option<Waker>>,
 }
 
@@ -24,7 +26,7 @@ impl ConnectionState {
         ConnectionState { address, ..ConnectionState::default() }
     }
 
-    /// Returns true from the head of a request to the end of its response.
+    /// Returns true while a request is in flight: from the arrival of its headers to the end of its response.
     pub(crate) fn has_request(&self) -> bool {
         self.has_request.get()
     }
@@ -35,13 +37,14 @@ impl ConnectionState {
         self.body_until.set(Some(body_until));
     }
 
-    /// Records that the response has ended.
+    /// Records that the response to the request has ended.
     pub(crate) fn end(&self) {
         self.has_request.set(false);
         self.body_until.set(None);
     }
 
-    /// Returns the time until which the body of the request must arrive; `None` once it has arrived.
+    /// Returns the time until which the body of the current request must arrive; `None` if it has arrived or
+    /// there is no request.
     pub(crate) fn body_until(&self) -> Option<Instant> {
         self.body_until.get()
     }
@@ -53,13 +56,13 @@ impl ConnectionState {
         }
     }
 
-    /// Closes the connection so that another one can use its slot.
+    /// Tells the connection to close, so that another one can use its slot.
     pub(crate) fn evict(&self) {
         self.is_evicted.set(true);
         self.wake();
     }
 
-    /// Returns true if the connection must close so that another one can use its slot.
+    /// Returns true if the connection has been told to close.
     pub(crate) fn is_evicted(&self) -> bool {
         self.is_evicted.get()
     }
@@ -70,7 +73,8 @@ impl ConnectionState {
         }
     }
 
-    /// Wakes the task that serves the connection when the body has arrived, or the connection must close.
+    /// Registers the task that serves the connection. It is woken when the body has arrived, or the
+    /// connection must close.
     pub(crate) fn wake_on_change(&self, cx: &Context<'_>) {
         let mut waker = self.waker.borrow_mut();
         if !waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {

@@ -1,5 +1,5 @@
-//! Checks of a request's origin: protection against pages of other origins that make a browser send requests,
-//! under this console's host name or another.
+//! Checks where a request comes from. This protects against pages of other origins that make a browser send
+//! requests to the console, under the console's host name or under another name for its address.
 
 use std::net::IpAddr;
 
@@ -10,14 +10,14 @@ use http::{HeaderMap, Request, StatusCode, Version};
 use crate::listener_settings::ListenerSettings;
 use crate::refusal::Refusal;
 
-/// Header that every request to `/api/` must have. A page of another origin cannot send it without a CORS
-/// preflight, which is never allowed.
+/// Header that every request to `/api/` must have. A page of another origin could send it only after a CORS
+/// preflight request, which the console never allows.
 const OWN_HEADER: &str = "x-mainstay-console";
 
-/// Returns the host that a request is for, with its port.
+/// Returns the host and port to which a request is addressed, from its `Host` header.
 ///
 /// # Errors
-/// Returns a refusal if the request names no host or more than one, or if it is meant for a proxy.
+/// Returns a refusal if the request has no `Host` header or several, or is addressed to a proxy.
 pub(crate) fn host<B>(request: &Request<B>) -> Result<&str, Refusal> {
     let malformed =
         || Refusal::new(StatusCode::BAD_REQUEST, "the request must have exactly one Host header and a path");
@@ -31,11 +31,12 @@ pub(crate) fn host<B>(request: &Request<B>) -> Result<&str, Refusal> {
     }
 }
 
-/// Refuses a host name that an attacker could have made resolve to this console (DNS rebinding). IP addresses
-/// and `localhost` are safe; over TLS, a foreign name does not match the certificate.
+/// Refuses a host name that an attacker could have made resolve to the console's address (DNS rebinding). IP
+/// addresses and `localhost` cannot be abused in this way. Over TLS, no check is needed: the browser has
+/// found that the certificate is valid for the name.
 ///
 /// # Errors
-/// Returns a refusal if the host is not one of the listener's.
+/// Returns a refusal if the name is neither safe nor one of the console's own.
 pub(crate) fn check_host(host: &str, settings: &ListenerSettings, listed: &[String]) -> Result<(), Refusal> {
     if settings.tls.is_some() {
         return Ok(());
@@ -47,7 +48,8 @@ pub(crate) fn check_host(host: &str, settings: &ListenerSettings, listed: &[Stri
     };
     let is_listed =
         |listed: &String| !listed.is_empty() && listed != "*" && listed.eq_ignore_ascii_case(name);
-    // The path of a Unix socket is not a name, and an IP address was checked above.
+    // The host of the listener's URL counts only if it is a name: not the path of a Unix socket, and not an
+    // IP address, which was checked above.
     let is_name = !settings.host.contains('/') && settings.host.parse::<IpAddr>().is_err();
     let is_own = is_name && settings.host.eq_ignore_ascii_case(name);
     if is_address || is_own || name.eq_ignore_ascii_case("localhost") || listed.iter().any(is_listed) {
@@ -58,11 +60,11 @@ pub(crate) fn check_host(host: &str, settings: &ListenerSettings, listed: &[Stri
     Err(Refusal::new(StatusCode::MISDIRECTED_REQUEST, text))
 }
 
-/// Allows only requests of the console's own pages, and of programs that send the header.
+/// Accepts only requests from the console's own pages, and from programs other than browsers that send the
+/// header.
 ///
 /// # Errors
-/// Returns a refusal if the request lacks the header of the console's pages, or comes from a page of another
-/// origin.
+/// Returns a refusal if the request lacks the console's header, or comes from a page of another origin.
 pub(crate) fn check_caller<B>(request: &Request<B>, host: &str) -> Result<(), Refusal> {
     let headers = request.headers();
     let refused = |text: &str| Err(Refusal::new(StatusCode::FORBIDDEN, text));
@@ -78,8 +80,8 @@ pub(crate) fn check_caller<B>(request: &Request<B>, host: &str) -> Result<(), Re
     Ok(())
 }
 
-/// Returns true if the requesting page was loaded from this console. The scheme is not compared, since it
-/// differs behind a TLS proxy.
+/// Returns true if the page that has sent the request was loaded from this console. The schemes are not
+/// compared, because they differ behind a proxy that terminates TLS.
 fn is_origin_own(headers: &HeaderMap, host: &str) -> bool {
     headers.get_all(ORIGIN).iter().all(|origin| {
         let authority = origin.to_str().ok().and_then(|origin| origin.split_once("://"));

@@ -1,5 +1,5 @@
-//! The members that the console reaches: [`Endpoints`]. Their ids are numbers that stay the same for the life
-//! of the process.
+//! Keeps the members that browsers can reach through the console: [`Endpoints`]. Each has a number as its id,
+//! which stays the same until the process ends.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -23,52 +23,52 @@ use crate::response_body::AnswerBody;
 use crate::source::{ENDPOINTS_MAX, Member, Source};
 use crate::upstream::{Dialer, Target};
 
-/// Timeout of a request for the list of members.
+/// Time limit for a request for the list of members.
 const LIST_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Timeout of the request that verifies a member at the URL in the list, if an endpoint at another URL could
-/// be used instead.
+/// Time limit for the request that checks whether a member can be reached at its listed URL. If it cannot,
+/// the given endpoint, which has another URL, is used instead.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Maximum time for which a user's request for the list waits while the requests of other users are in
-/// progress. With two rounds, one of them with a probe, a response takes at most 9 s; the pages wait for 10
-/// s.
+/// Longest time for which a user's request for the list waits while members are asked with the tokens of
+/// other users. With this wait, the request takes at most 9 s: 3 s to ask without a token, 2 s to wait, 3 s
+/// to ask with the token, and 1 s for a probe. The pages wait for 10 s.
 const TURN_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time for which the result of a probe is valid.
+/// Time after which the result of a probe is no longer used.
 const PROBE_FRESH: Duration = Duration::from_secs(30);
 
-/// All endpoints that were ever listed.
+/// The given endpoints, and the members that they list or have listed.
 pub(crate) struct Endpoints {
     source: Source,
     entries: RefCell<Vec<Entry>>,
-    /// Results of probes of members' listed URLs within the last [`PROBE_FRESH`].
+    /// Results of probes that are not older than [`PROBE_FRESH`].
     probes: RefCell<Vec<Probe>>,
-    /// Members that are in the list now, but to which no requests are sent.
+    /// Members that are listed now, but that have no URL to which requests may be sent, each with the reason.
     unreached: RefCell<Vec<(Member, ExclusionReason)>>,
     next_id: Cell<u64>,
-    /// Cluster whose members are shown; `None` until a member reports it.
+    /// Id of the cluster whose members are shown; `None` until an endpoint has reported a cluster.
     cluster: Cell<Option<u64>>,
-    /// Time when members last reported the list.
+    /// Time at which the list was last received.
     fetched: Cell<Option<Instant>>,
-    /// Time when the last round of requests without a token ended.
+    /// Time at which endpoints were last asked without a token, whatever they answered.
     round_ended: Cell<Option<Instant>>,
-    /// Held while the list of members is fetched, so that all requests that wait meanwhile use the result of
-    /// one round.
+    /// Held while endpoints are asked without a token. Requests that arrive meanwhile wait, and then use the
+    /// answers.
     fetching: tokio::sync::Mutex<()>,
-    /// Held while members are queried with a user's token, so that users whose tokens are refused cannot open
-    /// more than one connection to each member together.
+    /// Held while endpoints are asked with a user's token. So even if many users have invalid tokens, the
+    /// console has at most one such connection to each endpoint at a time.
     asking_as_user: tokio::sync::Mutex<()>,
 }
 
-/// Authorization with which members were asked for the list.
+/// Says how endpoints were asked for the list of members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ListAccess {
-    /// No authorization: the members show the list to everybody.
+    /// Without a token: the endpoint shows the list to everybody.
     Public,
-    /// The token of a user.
+    /// With the token of a user.
     User,
 }
 
-/// Result of a request to a member at its listed URL.
+/// Result of checking whether a member can be reached at its listed URL.
 struct Probe {
     member: u64,
     url: Url,
@@ -79,21 +79,22 @@ struct Probe {
 struct Entry {
     id: u64,
     target: Rc<Target>,
-    /// True if the endpoint was given by the user. Such an endpoint is never removed.
+    /// True if the endpoint was given by the user. Such an endpoint is never forgotten.
     is_given: bool,
-    /// True if the endpoint is listed now, so that requests may be sent to it.
+    /// True if the endpoint is in the list that browsers get, so that they may send requests to it.
     is_listed: bool,
-    /// Cluster in the endpoint's last successful response with the list. Only given endpoints are queried.
+    /// Id of the cluster in the endpoint's last list of members. `None` for endpoints that are not given,
+    /// because these are not asked.
     reported_cluster: Option<u64>,
-    /// True if the endpoint has reported the shown cluster at some time since that cluster became the shown
+    /// True if the endpoint has reported the shown cluster at least once since that cluster became the shown
     /// one.
     was_ours: bool,
-    /// True if the endpoint refused the last request for the list without a token.
+    /// True if the endpoint has refused the last request for the list that had no token.
     has_refused: bool,
-    /// If set, the endpoint may be a load balancer: it is used only for the list, and the members behind it
-    /// are reached at their listed URLs. The value is the id of the member that responded at this endpoint
-    /// and was also reached at its own URL. If the next response comes from another member, the endpoint is
-    /// certainly a load balancer.
+    /// If set, the endpoint is possibly a load balancer. In this case it is used only to get the list, and
+    /// the members are reached at their listed URLs. The value is the id of the member that answered at this
+    /// endpoint and that was also reached at its listed URL. If another member answers at this endpoint next
+    /// time, it certainly is a load balancer.
     lists_of: Option<u64>,
     member: Option<Member>,
 }
@@ -141,17 +142,18 @@ impl Endpoints {
         }
     }
 
-    /// Returns the endpoint with this id, if it is listed now.
+    /// Returns the endpoint with this id; `None` if it is not in the list now.
     pub(crate) fn find(&self, id: &str) -> Option<Rc<Target>> {
         let id: u64 = Some(id).filter(|id| id.bytes().all(|b| b.is_ascii_digit()))?.parse().ok()?;
         let entries = self.entries.borrow();
         entries.iter().find(|entry| entry.id == id && entry.is_listed).map(|entry| Rc::clone(&entry.target))
     }
 
-    /// Responds with the list, for a browser at this address.
+    /// Returns the response with the list of members, for a browser at this address. If the list is not
+    /// recent, first asks the endpoints for it.
     ///
     /// # Errors
-    /// Returns a refusal if members would have to be queried and too many requests are in flight.
+    /// Returns a refusal if endpoints have to be asked, and too many requests are in flight.
     pub(crate) async fn list(
         &self,
         dialer: &Rc<Dialer>,
@@ -183,7 +185,7 @@ impl Endpoints {
         Ok(answer::json(StatusCode::OK, &list))
     }
 
-    /// Updates the list from this process's own member, which comes first.
+    /// Updates the list from the member that this process runs. That member is the first in the list.
     fn refresh_own(&self) {
         let Source::Member { id, listens_at, list } = &self.source else { return };
         let (own, others): (Vec<Member>, Vec<Member>) =
@@ -202,8 +204,8 @@ impl Endpoints {
         self.replace_others(&mut entries, others, is_secure);
     }
 
-    /// Sets the listed members besides the given endpoints to exactly `others`; with `is_secure`, only
-    /// members with an `https` URL are listed.
+    /// Replaces all members of the list that are not given endpoints with `others`. If `is_secure` is true,
+    /// members without an `https` URL are not listed.
     fn replace_others(&self, entries: &mut Vec<Entry>, others: Vec<Member>, is_secure: bool) {
         entries.iter_mut().filter(|entry| !entry.is_given).for_each(|entry| entry.is_listed = false);
         let mut unreached = Vec::new();
@@ -215,7 +217,7 @@ impl Endpoints {
                     continue;
                 }
             };
-            // Two members with the same URL stay separate: the member that responds there identifies itself.
+            // Do not merge two members with the same URL: whichever answers there will identify itself.
             let known = entries
                 .iter_mut()
                 .find(|entry| !entry.is_given && !entry.is_listed && entry.target.url == url.as_str());
@@ -236,17 +238,17 @@ impl Endpoints {
         self.unreached.replace(unreached);
     }
 
-    /// Returns true if members reported the list recently.
+    /// Returns true if the list was received so recently that endpoints need not be asked.
     fn is_fresh(&self, dialer: &Rc<Dialer>) -> bool {
         self.fetched.get().is_some_and(|fetched| fetched.elapsed() < dialer.limits.members_fresh)
     }
 
-    /// Requests the list from the given endpoints. State that no response updates stays unchanged.
+    /// Asks the given endpoints for the list. If none of them reports a list, the members stay as they are.
     ///
-    /// The endpoints are first queried without the user's token, in one round that serves all waiting
-    /// requests: if the list is available without the token, the token is not shown to an endpoint that may
-    /// belong to another cluster. Only if members restrict the list to users, the endpoints that refused are
-    /// queried again with the token, but never an endpoint that is known to belong to another cluster.
+    /// First, endpoints are asked without the user's token, once for all requests that are waiting. If this
+    /// gives a list, no endpoint gets to see the token; an endpoint given by mistake may belong to another
+    /// cluster. Only if there is no list are the endpoints that have refused asked again with the token,
+    /// except those that are known to belong to another cluster.
     async fn fetch(&self, dialer: &Rc<Dialer>, authorization: Option<&HeaderValue>) {
         let came = Instant::now();
         {
@@ -254,7 +256,7 @@ impl Endpoints {
             if self.is_fresh(dialer) {
                 return;
             }
-            // A round that has ended while this request waited is used, whatever its result.
+            // Skip this if endpoints were asked while this request was waiting, whatever they answered.
             if self.round_ended.get().is_none_or(|ended| ended < came) {
                 let reports = self.query_given(dialer, None, |_| true).await;
                 self.apply_reports(dialer, reports, ListAccess::Public).await;
@@ -264,7 +266,7 @@ impl Endpoints {
         let has_list = || self.fetched.get().is_some_and(|fetched| fetched > came);
         let Some(authorization) = authorization.filter(|_| !has_list()) else { return };
         let Ok(_turn) = timeout(TURN_TIMEOUT, self.asking_as_user.lock()).await else { return };
-        // The request of another user may have obtained the list while this one waited.
+        // Another user's request may have obtained the list while this one was waiting.
         if !has_list() {
             let cluster = self.cluster.get();
             let may_see = |entry: &Entry| entry.has_refused && !entry.is_foreign_to(cluster);
@@ -273,7 +275,8 @@ impl Endpoints {
         }
     }
 
-    /// Queries the matching given endpoints concurrently; returns the lists received, by endpoint id.
+    /// Asks the given endpoints for which `is_meant` is true, all at the same time. Returns the lists that
+    /// they report, by the endpoint's id.
     async fn query_given(
         &self,
         dialer: &Rc<Dialer>,
@@ -296,8 +299,8 @@ impl Endpoints {
         for (id, task) in queries {
             let answer = task.outcome().await.unwrap_or(ListOutcome::NoAnswer);
             let mut entries = self.entries.borrow_mut();
-            // A result that was obtained with the token of one user does not apply to other users, so it is
-            // not stored.
+            // Store only answers to requests without a token: an answer to one user's token says nothing
+            // about other users.
             if let Some(entry) = entries.iter_mut().find(|entry| entry.id == id && authorization.is_none()) {
                 entry.has_refused = matches!(answer, ListOutcome::Refused);
             }
@@ -308,8 +311,9 @@ impl Endpoints {
         reports
     }
 
-    /// Records the cluster that each of these endpoints reports, and keeps in `reports` only the reports of
-    /// the shown cluster. `access` tells whether the endpoints were asked with a user's token.
+    /// Records which cluster each endpoint has reported, and determines which cluster is shown. Removes
+    /// reports of other clusters from `reports`. `access` says whether the endpoints were asked with a user's
+    /// token.
     fn settle_cluster(&self, reports: &mut Vec<(u64, MemberList)>, access: ListAccess) {
         let mut entries = self.entries.borrow_mut();
         let known = self.cluster.get();
@@ -328,8 +332,8 @@ impl Endpoints {
         reports.retain(|(_, list)| Some(list.cluster) == next);
     }
 
-    /// Lists the members that these endpoints report. Reports of another cluster and empty reports have no
-    /// effect on the members.
+    /// Updates the list from the reports of endpoints. Reports of clusters that are not shown do not change
+    /// the members.
     async fn apply_reports(
         &self,
         dialer: &Rc<Dialer>,
@@ -343,9 +347,9 @@ impl Endpoints {
         }
     }
 
-    /// Probes the listed URLs of members that responded at an endpoint with another URL. Such an endpoint may
-    /// be a load balancer, and its next response may come from another member. The probe carries no token,
-    /// because the listed URL is not verified yet.
+    /// Checks the listed URLs of members that have answered at an endpoint with another URL. Such an endpoint
+    /// may be a load balancer, behind which another member answers next time. The check is made without a
+    /// token, because it is not known yet who answers at the listed URL.
     async fn probe(&self, dialer: &Rc<Dialer>, reports: &[(u64, MemberList)]) {
         let mut wanted: Vec<(u64, Url)> = Vec::new();
         {
@@ -381,7 +385,7 @@ impl Endpoints {
         }
     }
 
-    /// Lists the members that these endpoints, all of one cluster, report.
+    /// Updates the list of members from these reports, which are all of the shown cluster.
     fn list_members(&self, reports: Vec<(u64, MemberList)>) {
         self.fetched.set(Some(Instant::now()));
         let (mut members, mut reporters) = (Vec::<Member>::new(), Vec::new());
@@ -403,7 +407,7 @@ impl Endpoints {
         };
         let cluster = self.cluster.get();
         for entry in entries.iter_mut().filter(|entry| entry.is_given && !entry.is_foreign_to(cluster)) {
-            // An endpoint without a response keeps its state.
+            // An endpoint that has not reported keeps its state.
             let reporter = reporters.iter().find(|(id, _)| *id == entry.id).map(|(_, reporter)| *reporter);
             if let Some(reporter) = reporter {
                 let member = members.iter().find(|member| member.id == reporter);
@@ -414,8 +418,8 @@ impl Endpoints {
                     entry.lists_of = None;
                 }
             }
-            // If that member has left the cluster, its id does not show which member responds at this
-            // endpoint now.
+            // If the member in `lists_of` has left the cluster, its id no longer says who answers at this
+            // endpoint.
             entry.lists_of = entry.lists_of.filter(|id| members.iter().any(|member| member.id == *id));
             if entry.lists_of.is_some() {
                 (entry.is_listed, entry.member) = (false, None);
@@ -425,7 +429,7 @@ impl Endpoints {
             let by_url = || members.iter().find(|member| member.client_urls.contains(&entry.target.url));
             let id = reporter.or(known).or_else(|| by_url().map(|member| member.id));
             entry.member = id.and_then(|id| members.iter().find(|member| member.id == id).cloned());
-            // If two endpoints reach the same member, only one of them is listed.
+            // If two endpoints lead to the same member, list only the first.
             entry.is_listed = id.is_none_or(|id| !reached.contains(&id));
             reached.extend(id);
         }
@@ -434,15 +438,17 @@ impl Endpoints {
     }
 }
 
-/// Returns the cluster that is shown after these endpoints have reported theirs.
+/// Returns the cluster that must be shown after these reports.
 ///
-/// At first it is the cluster of the first given endpoint that responds. An endpoint of another cluster,
-/// given by mistake, is not chosen just because it shows its list to everybody while the first one restricts
-/// the list to users. If a user's token is needed, because all endpoints restrict their lists, it is the
-/// cluster of the first endpoint that accepts the token. Later the shown cluster changes only if no endpoint
-/// reports it any more and an endpoint that once reported it now reports another cluster, however long it has
-/// done so. An endpoint that restricts its list may still belong to the shown cluster, unless its last report
-/// named another cluster.
+/// While no cluster is known, the first given endpoint that answers decides. If it refuses to show its list
+/// without a token, no cluster is chosen yet. Otherwise an endpoint that was given by mistake and shows
+/// another cluster's list to everybody would be chosen. If endpoints were asked with a user's token, the
+/// first one that has accepted it decides.
+///
+/// Later, the shown cluster changes only under two conditions: no endpoint reports it any more, and an
+/// endpoint that has reported it before has reported another cluster in its last list. While such an endpoint
+/// refuses to show its list, it still counts for the shown cluster, unless its last list was of another
+/// cluster.
 fn next_cluster(
     known: Option<u64>,
     entries: &[Entry],
@@ -456,7 +462,8 @@ fn next_cluster(
         |entry: &Entry| reports.iter().find(|(id, _)| *id == entry.id).map(|(_, list)| list.cluster);
     let mut decide = entries.iter().filter(|entry| entry.is_given && (known.is_none() || entry.was_ours));
     let may_be_ours = |entry: &Entry| entry.has_refused && !entry.is_foreign_to(known);
-    // An endpoint of another cluster that restricts its list is never queried with a user's token.
+    // An endpoint that refuses its list now is not asked with a token if its last list was of another
+    // cluster. So use that last list.
     let left_for =
         |entry: &Entry| entry.reported_cluster.filter(|cluster| entry.has_refused && Some(*cluster) != known);
     let next = match known {
@@ -468,12 +475,12 @@ fn next_cluster(
     next.or(known)
 }
 
-/// Spawns a task that ends when the returned handle is dropped, or when the time `limit` has passed.
+/// Spawns a task. It is aborted when the returned handle is dropped, or after the time `limit`.
 fn start<T: 'static>(limit: Duration, work: impl Future<Output = T> + 'static) -> Task<T> {
     Task(spawn_local(async move { timeout(limit, work).await.ok() }))
 }
 
-/// Returns true if URLs without TLS must not be used, because all given URLs use TLS.
+/// Returns true if all given URLs use TLS. Then URLs without TLS must not be used.
 fn all_given_are_secure(entries: &[Entry]) -> bool {
     entries.iter().filter(|entry| entry.is_given).all(|entry| entry.target.is_secure())
 }
@@ -482,8 +489,8 @@ fn all_given_are_secure(entries: &[Entry]) -> bool {
 struct Task<T>(tokio::task::JoinHandle<Option<T>>);
 
 impl<T> Task<T> {
-    /// Waits for the task and returns its result; returns `None` if the time limit of the task has passed
-    /// before.
+    /// Waits until the task has ended, and returns its result; `None` if it was aborted because of its time
+    /// limit.
     async fn outcome(mut self) -> Option<T> {
         (&mut self.0).await.ok().flatten()
     }
@@ -496,16 +503,17 @@ impl<T> Drop for Task<T> {
 }
 
 impl Entry {
-    /// Returns true if the endpoint has reported another cluster than this one.
+    /// Returns true if the endpoint's last list was of a cluster other than this one.
     fn is_foreign_to(&self, cluster: Option<u64>) -> bool {
         self.reported_cluster.is_some() && self.reported_cluster != cluster
     }
 
-    /// Returns the better URL for this member, which responded at this endpoint: one of its listed URLs,
-    /// unless this endpoint's URL is among them. A loopback URL is no better than a given URL, unless the
-    /// given URL is a loopback URL, too. A plain URL of another machine is no better than a given loopback
-    /// URL: the given URL may be a tunnel, and the listed URL may mean another machine here than at the far
-    /// end of the tunnel.
+    /// Returns the listed URL at which this member, which has answered at this endpoint, should be reached
+    /// instead of the endpoint's own URL; `None` if no listed URL is better. No other URL is better if the
+    /// endpoint's own URL is listed too. A listed loopback URL is better only if the endpoint's URL is also a
+    /// loopback URL. If the endpoint's URL is a loopback URL and the listed one is not, the listed one is
+    /// better only with TLS: the endpoint may be a tunnel, and at this end of the tunnel the listed URL may
+    /// lead to another machine.
     fn listed_url(&self, member: &Member, is_secure: bool) -> Option<Url> {
         if member.client_urls.contains(&self.target.url) {
             return None;
@@ -520,7 +528,8 @@ impl Entry {
 
     fn shown(&self) -> Value {
         let member = self.member.as_ref();
-        // A member that has just started reports its client URLs a little later.
+        // A member that has just started knows its client URLs a little later. Until then, the URL of its
+        // listener is shown.
         let own = member.filter(|_| self.target.is_own).and_then(own_url);
         json!({
             "id": self.id.to_string(),
@@ -532,7 +541,7 @@ impl Entry {
     }
 }
 
-/// Returns the JSON entry of a member to which no requests are sent. The entry has no endpoint id, since
+/// Returns the JSON of a member to which no requests can be sent, with the reason. Its id is null, because
 /// there is no endpoint.
 fn unreached(member: &Member, why: ExclusionReason) -> Value {
     json!({
@@ -545,7 +554,7 @@ fn unreached(member: &Member, why: ExclusionReason) -> Value {
     })
 }
 
-/// Returns an id in the form used in the console's JSON.
+/// Returns the id of a member as the console's JSON contains it.
 fn hex(id: u64) -> String {
     format!("{id:016x}")
 }
@@ -638,8 +647,8 @@ mod tests {
         let given = (1..=2).map(|port| Url::parse(&format!("http://given:{port}")).unwrap());
         let endpoints = Endpoints::new(Source::Endpoints(given.collect()));
         let mut entries = endpoints.entries.borrow_mut();
-        // A second endpoint of a member, or an endpoint of another cluster: it is not listed now, but queried
-        // again in the next round.
+        // The second endpoint is not listed at the moment, for example because it leads to the same member as
+        // the first. It must stay, because it is asked again next time.
         entries[1].is_listed = false;
         for number in 0..1_000 {
             let others = vec![member(2, &[&format!("http://h:{number}")])];

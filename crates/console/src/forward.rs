@@ -1,5 +1,5 @@
-//! `/api/endpoint/<id>/<path>`: forwards a request to a member, and its response to the browser. Neither of
-//! them is ever held in memory as a whole.
+//! Forwards requests to members, under `/api/endpoint/<id>/<path>`, and their responses to the browser. No
+//! request or response is ever in memory as a whole.
 
 use std::rc::Rc;
 
@@ -16,19 +16,19 @@ use crate::request_body::{BodyProgress, RequestBody, UpstreamBody};
 use crate::response_body::{AnswerBody, MemberBody};
 use crate::upstream::{Dialer, Target, UpstreamError};
 
-/// Headers of a browser's request that are forwarded to members.
+/// Headers of a browser's request that are forwarded to members; all others are dropped.
 const FORWARDED_HEADERS: [http::HeaderName; 3] = [AUTHORIZATION, CONTENT_TYPE, ACCEPT];
 
-/// Pages of a member that may be requested.
+/// Pages of a member to which requests are forwarded.
 const PAGES: [&str; 7] =
     ["metrics", "health", "livez", "readyz", "version", "debug/mainstay", "debug/requests"];
-/// Prefixes of pages that may be requested with the name of a check.
+/// Prefixes of pages to which the name of a single health check may be added.
 const CHECKS: [&str; 2] = ["livez/", "readyz/"];
 
-/// Returns the path at the member, with its query if the page has one.
+/// Returns the path to request from the member, with the query if it is the path of a page.
 ///
 /// # Errors
-/// Returns a refusal if requests to this path, or with this method, are not forwarded.
+/// Returns a refusal if requests to this path, or with this method to this path, are not forwarded.
 fn path_at_member(method: &Method, rest: &str, query: Option<&str>) -> Result<String, Refusal> {
     let is_call = rest.strip_prefix("v3/").is_some_and(|call| {
         let is_word = |word: &str| {
@@ -49,7 +49,7 @@ fn path_at_member(method: &Method, rest: &str, query: Option<&str>) -> Result<St
     Ok(format!("/{rest}{query}"))
 }
 
-/// Forwards a request, and returns its response as soon as it begins.
+/// Forwards a request to a member, and returns the member's response as soon as it begins.
 pub(crate) async fn forward(
     dialer: &Dialer,
     permits: &Rc<RequestPermits>,

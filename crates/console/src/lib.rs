@@ -1,32 +1,34 @@
-//! The server of the web console: pages that are compiled into the binary, the list of members, and requests
-//! forwarded to members.
+//! Serves the web console: pages that are compiled into the binary, and the list of members. Forwards
+//! requests to members.
 //!
-//! Structure: [`Console::start`] runs the console in a separate thread with a small runtime, so that neither
-//! shards nor the core wait for it. The console is part of a member (`--listen-console-urls`), or a separate
-//! process ([`run`], `mainstay console`). The console makes no access decisions: a browser's user logs in at
-//! a member, and members decide about permissions. It offers only what any client can request.
+//! Structure: [`Console::start`] runs the console in a thread of its own with a small runtime, so that
+//! neither shards nor the core of a member wait for it. The console is part of a member
+//! (`--listen-console-urls`), or a separate process ([`run`], `mainstay console`). It makes no access
+//! decisions: the user of a browser logs in at a member, and members decide what the user may do. It offers
+//! nothing that other clients could not request from a member.
 //!
-//! The server does not know the meaning of calls, the users, the state of a member, or what the pages do.
+//! The server does not know the meaning of calls, the users, the state of members, or what the pages do.
 //!
-//! It is no service of the crate `front`, which serves many clients of one member, because browsers need other
-//! limits: an idle connection gives way to a new one ([`Limits::connections_max`]), where a front refuses the
-//! new one; a body that arrives too slowly ends the connection; a browser that leaves is noticed in the middle
-//! of any response; a response keeps the length that the member announced; and only HTTP/1.1 is offered. A
-//! front also has a thread each for accepting, for handshakes and for its shard, and a timer that runs without
-//! clients. Shared with `front`: the streams, TLS, and reading ahead of hyper, all in `transport`.
+//! The console does not use the crate `front`, which serves the many clients of a member, because browsers
+//! need other rules. An idle connection is closed in favor of a new one ([`Limits::connections_max`]), where
+//! a front refuses the new one. A body that arrives too slowly ends the connection. In the middle of any
+//! response, the console notices that the browser has disconnected. A response keeps the length that the
+//! member has announced. Only HTTP/1.1 is offered. A front also has threads for accepting, for handshakes and
+//! for its shard, and a timer that runs even without clients. The crate `transport` has what both need:
+//! streams, TLS, and reading ahead of hyper.
 //!
 //! Invariants:
-//! * No page of another origin can make a browser send requests in its name (`tests/it/defences.rs`).
-//! * At most a buffer of a request or a response is held in memory: back-pressure reaches the sender
-//!   (`tests/it/forwarding.rs`). Connections, requests and buffers are bounded ([`Limits`];
-//!   `tests/it/limits.rs`).
-//! * Requests of a browser end with the browser's connection.
-//! * Without clients nothing runs: no timer, no connection.
-//! * No input causes a panic, and no path leads to a file: the files are a table.
+//! * No page of another origin can make a browser send requests on its behalf (`tests/it/defences.rs`).
+//! * Of a request or a response, at most one buffer is in memory: a slow receiver slows down the sender
+//!   (`tests/it/forwarding.rs`). The numbers of connections and requests, and the sizes of buffers, are
+//!   limited ([`Limits`]; `tests/it/limits.rs`).
+//! * When a browser disconnects, its request to a member is cancelled.
+//! * Without clients, the console soon has no timers and no connections to members.
+//! * No input causes a panic. No path leads to the file system: the files are in a table.
 //!
-//! Start reading with `service.rs` (requests), `forward.rs` and `upstream.rs` (to a member and back). The
-//! pages are in `assets/`; `cargo xtask console` lists them in `table.rs`. Tests: beside the code, `tests/it`
-//! with scripted members, `mainstay/tests/it/console.rs` with real members.
+//! Start reading with `service.rs` (routes requests), `forward.rs` and `upstream.rs` (to a member and back).
+//! The pages are in `assets/`; `cargo xtask console` writes their list to `table.rs`. Tests: beside the code,
+//! in `tests/it` with scripted members, and in `mainstay/tests/it/console.rs` with real members.
 
 #![forbid(unsafe_code)]
 
@@ -79,7 +81,7 @@ pub use listener::Listener;
 pub use source::{ListMembers, Member, Source};
 pub use transport::ListenerSocket;
 
-/// Largest number of threads for name look-ups; each name is looked up once at a time.
+/// Maximum number of threads for name look-ups. The same name is looked up by only one thread at a time.
 const LOOK_UP_THREADS_MAX: usize = 8;
 
 /// Settings of a console.
@@ -87,21 +89,21 @@ const LOOK_UP_THREADS_MAX: usize = 8;
 pub struct Options {
     /// Listeners of the console.
     pub listeners: Vec<Listener>,
-    /// Host names under which the console may be requested without TLS, besides IP addresses, `localhost` and
-    /// the hosts of its listeners.
+    /// Host names under which browsers may reach the console without TLS, in addition to IP addresses,
+    /// `localhost` and the hosts of its listeners.
     pub hosts: Vec<String>,
     /// Source of the list of members.
     pub source: Source,
     /// TLS settings of connections to members.
     pub dialing: ClientTls,
-    /// Reloaders of TLS files that no other part of the process polls: those of connections to members, and
-    /// of the listeners.
+    /// Reloaders for TLS files, of connections to members and of the listeners, that no other thread of the
+    /// process runs. The console runs them.
     pub reloaders: Vec<Reloader>,
     /// Limits of memory, connections and waiting times.
     pub limits: Limits,
 }
 
-/// A running console. It stops when dropped.
+/// A running console. It stops when this value is dropped.
 pub struct Console {
     stop: Option<oneshot::Sender<()>>,
     reloaded: watch::Sender<()>,
@@ -118,7 +120,7 @@ impl Console {
     /// Starts the console.
     ///
     /// # Errors
-    /// The system cannot create a thread or the runtime's event queue.
+    /// Returns an error if the system cannot create a thread, or the event queue of the runtime.
     pub fn start(options: Options, logger: Logger) -> io::Result<Console> {
         let (stop, stopped) = oneshot::channel();
         let (reloaded, reloads) = watch::channel(());
@@ -151,18 +153,19 @@ impl Console {
                     let settings = Rc::new(ListenerSettings { tls, host });
                     spawn_local(listener::accept(socket, settings, Rc::clone(&service), Rc::clone(&slots)));
                 }
-                // All connections end with the runtime.
+                // Wait until the console is stopped. All connections end with the runtime.
                 let _ = stopped.await;
             };
             LocalSet::new().block_on(&runtime, serving);
-            // A name look-up may take long, and its result is not needed any more.
+            // Do not wait for name look-ups: they may take long, and their results are not needed any more.
             runtime.shutdown_background();
         };
         let thread = std::thread::Builder::new().name("console".to_owned()).spawn(body)?;
         Ok(Console { stop: Some(stop), reloaded, thread: Some(thread) })
     }
 
-    /// Checks all connections again, after TLS files were replaced.
+    /// Must be called when TLS files have been reloaded. Disconnects browsers whose certificates are no
+    /// longer valid.
     pub fn tls_reloaded(&self) {
         self.reloaded.send_replace(());
     }

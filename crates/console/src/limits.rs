@@ -1,37 +1,42 @@
 use std::time::Duration;
 
-/// Limits of the console's memory, connections and waiting times. `docs/reference/resources.md` has the product of the limits.
+/// Limits of the console's memory, connections and waiting times. `docs/reference/resources.md` says how much
+/// memory follows from them.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Largest number of browser connections. A further connection replaces the one that has been idle
-    /// longest. If all connections have a request in flight, the new one is closed.
+    /// Maximum number of browser connections. For another one, the connection that has been idle longest is
+    /// closed. If all connections have a request in flight, the new one is closed.
     pub connections_max: usize,
-    /// Largest number of requests forwarded at the same time; further ones are refused with 503. Smaller than
-    /// the number of connections, so that the pages themselves can always be loaded.
+    /// Maximum number of requests that are forwarded at the same time; further ones are refused with status
+    /// 503. It must be smaller than the number of connections, so that the pages can be loaded even when this
+    ///      limit is reached.
     pub forwarded_max: usize,
-    /// Largest number of forwarded requests per address. A browser has at most six in flight.
+    /// Maximum number of requests that are forwarded at the same time for one client address; further ones
+    /// are refused with status 503. A browser sends at most six at a time.
     pub forwarded_per_address: usize,
-    /// Largest size in bytes of each buffer of a connection: the head of a request, the bytes read ahead, and
-    /// the bytes that wait to be written.
+    /// Maximum size in bytes of each buffer of a connection: for the headers of a request, for bytes that are
+    /// read ahead, and for bytes that are to be written.
     pub buffer_bytes: usize,
-    /// Largest size of a request's body in bytes. The console never holds a whole body, so the limit protects
-    /// the members. It allows a value of the largest size that a member accepts by default, which is 2 MiB in
-    /// base64, plus its frame.
+    /// Maximum size of the body of a request in bytes. The limit protects the members, because the console
+    /// never holds a whole body. It allows the largest value that a member accepts by default, which has 2
+    /// MiB in base64, and the JSON around it.
     pub body_bytes_max: u64,
-    /// Time within which a request's head must arrive, counted from the start of the connection or the end of
-    /// the previous response. Idle connections are closed after this time as well.
+    /// Time within which the headers of a request must arrive, counted from the start of the connection or
+    /// the end of the previous response. So it is also the time after which an idle connection is closed.
     pub head_timeout: Duration,
-    /// Time within which a request's body must arrive.
+    /// Time within which the body of a request must arrive.
     pub body_timeout: Duration,
-    /// Time after which a browser, or a member, that accepts no bytes is given up.
+    /// Time after which a connection is closed because the browser or the member accepts no bytes.
     pub stall_timeout: Duration,
-    /// Timeout of connecting to a member: name look-up, TCP and TLS.
+    /// Time limit for connecting to a member, including the name look-up and the TLS handshake.
     pub dial_timeout: Duration,
-    /// Time within which a member has to begin its response with a page; a call may wait as long as its user likes.
+    /// Time within which a member must begin its response to a request for a page. For other calls there is
+    /// no limit.
     pub page_timeout: Duration,
-    /// Time for which an idle connection to a member is kept. Members close idle connections after 10 s.
+    /// Time for which an idle connection to a member is kept. It is shorter than 10 s, after which members
+    /// close it.
     pub idle_link: Duration,
-    /// Time for which a fetched list of members counts as current.
+    /// Time for which a list of members is used without asking again.
     pub members_fresh: Duration,
 }
 

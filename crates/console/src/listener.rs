@@ -1,4 +1,4 @@
-//! The listeners of the console.
+//! Accepts connections to the console.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -13,21 +13,21 @@ use crate::service::Service;
 use crate::slots::Slots;
 use crate::socket::prepare;
 
-/// Pause after a connection could not be accepted, for example for lack of file descriptors.
+/// Pause after accepting a connection has failed, for example because there are no free file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// A listener of the console, whose socket listens already.
+/// A listener of the console. Its socket is listening already.
 #[derive(Debug)]
 pub struct Listener {
     /// Socket that listens.
     pub socket: ListenerSocket,
     /// TLS settings; `None` for plain HTTP.
     pub tls: Option<ServerTls>,
-    /// Host of the listener's URL.
+    /// Host in the listener's URL.
     pub host: String,
 }
 
-/// Accepts connections as long as the future is polled.
+/// Accepts connections, and spawns a task that serves each, until the future is dropped.
 pub(crate) async fn accept(
     socket: transport::Listener,
     settings: Rc<ListenerSettings>,

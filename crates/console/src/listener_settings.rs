@@ -1,4 +1,4 @@
-//! Settings of a listener that its connections and their requests need: [`ListenerSettings`].
+//! Holds the settings of a listener that its connections need: [`ListenerSettings`].
 
 use tls::ServerTls;
 

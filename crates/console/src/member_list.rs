@@ -1,4 +1,5 @@
-//! Requests to a member for the list of members, and for its identity: [`request_list`], [`is_member_at`].
+//! Asks a member for the list of members, and checks which member answers: [`request_list`],
+//! [`is_member_at`].
 
 use std::rc::Rc;
 
@@ -12,19 +13,19 @@ use crate::request_body::UpstreamBody;
 use crate::source::{ENDPOINTS_MAX, Member};
 use crate::upstream::{Dialer, Target};
 
-/// Largest accepted list of members, in bytes.
+/// Maximum size in bytes of a response; a larger one is ignored.
 const LIST_BYTES_MAX: usize = 1 << 20;
 
-/// Result of requesting the list of members from a member.
+/// Answer of a member that was asked for the list of members.
 pub(crate) enum ListOutcome {
     List(MemberList),
-    /// The member refuses the list to this user, or without a user.
+    /// The member refuses to show the list to this user, or without a user.
     Refused,
-    /// The member gave no response, or an invalid one.
+    /// There was no valid response.
     NoAnswer,
 }
 
-/// Requests the list of members from a member.
+/// Asks a member for the list of members, with the token of a user if there is an `authorization`.
 pub(crate) async fn request_list(
     dialer: &Dialer,
     target: &Rc<Target>,
@@ -39,7 +40,7 @@ pub(crate) async fn request_list(
     }
     match answer_of(dialer, target, request).await {
         Some((StatusCode::OK, body)) => read_list(&body).map_or(ListOutcome::NoAnswer, ListOutcome::List),
-        // etcd's gateway responds with 400 to a call without a user.
+        // etcd's gateway answers with status 400 if a user is required.
         Some((StatusCode::BAD_REQUEST | StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, _)) => {
             ListOutcome::Refused
         }
@@ -47,7 +48,8 @@ pub(crate) async fn request_list(
     }
 }
 
-/// Returns true if this member of this cluster responds there, as far as it can be identified without a token.
+/// Returns true if this member of this cluster answers at the target, as far as it can be found out without a
+/// token.
 pub(crate) async fn is_member_at(
     dialer: &Dialer,
     target: &Rc<Target>,
@@ -56,8 +58,10 @@ pub(crate) async fn is_member_at(
 ) -> bool {
     match request_list(dialer, target, None).await {
         ListOutcome::List(list) => list.reporter == member && Some(list.cluster) == cluster,
-        // The list is refused, but the metrics need no permission and contain the member's id. The id is
-        // derived from the cluster's name, among others, so it also identifies the cluster.
+        // The list is refused. The metrics can be read without permission, and contain the member's id. This
+        // identifies the cluster too, because members of different clusters have different ids: the id is a
+        // hash of the member's peer URLs and of the cluster's token or the time at which the member was
+        // added.
         ListOutcome::Refused => {
             let Ok(request) = Request::get("/metrics").body(UpstreamBody::Whole(None)) else { return false };
             let answer = answer_of(dialer, target, request).await;
@@ -68,7 +72,7 @@ pub(crate) async fn is_member_at(
     }
 }
 
-/// Returns the complete response to a request; `None` if there is none.
+/// Sends a request, and returns the status and body of the response; `None` if there was no complete one.
 async fn answer_of(
     dialer: &Dialer,
     target: &Rc<Target>,
@@ -81,7 +85,7 @@ async fn answer_of(
     Some((status, body))
 }
 
-/// Returns the id of the member from its metrics page.
+/// Returns the id of the member from the text of its metrics.
 fn read_id(page: &[u8]) -> Option<u64> {
     let mut lines = page.split(|byte| *byte == b'\n');
     let id = lines.find_map(|line| line.strip_prefix(b"etcd_server_id{server_id=\""))?;
@@ -89,7 +93,7 @@ fn read_id(page: &[u8]) -> Option<u64> {
     u64::from_str_radix(id, 16).ok()
 }
 
-/// Returns the body of a response; `None` if it was interrupted or is longer than a list may be.
+/// Returns the body of a response; `None` if it was interrupted or is larger than [`LIST_BYTES_MAX`].
 async fn whole(mut incoming: hyper::body::Incoming) -> Option<Vec<u8>> {
     let mut body = Vec::new();
     while let Some(frame) = std::future::poll_fn(|cx| std::pin::Pin::new(&mut incoming).poll_frame(cx)).await
@@ -103,7 +107,7 @@ async fn whole(mut incoming: hyper::body::Incoming) -> Option<Vec<u8>> {
     Some(body)
 }
 
-/// The list of members as one of them reports it.
+/// A list of members, as one of the members reports it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct MemberList {
     pub(crate) cluster: u64,
@@ -112,7 +116,7 @@ pub(crate) struct MemberList {
     pub(crate) members: Vec<Member>,
 }
 
-/// Parses a list. Ids are numbers, which protobuf's JSON writes as strings.
+/// Parses a list of members. Ids are numbers, which protobuf's JSON encoding writes as strings.
 fn read_list(body: &[u8]) -> Option<MemberList> {
     let answer: Value = serde_json::from_slice(body).ok()?;
     let id = |value: &Value| match value {

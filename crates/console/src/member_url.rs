@@ -1,32 +1,32 @@
-//! Choice of the URL at which a listed member is reached: [`usable`]. [`ExclusionReason`] is the reason why there is
-//! none.
+//! Chooses the URL at which a listed member is reached: [`usable`]. If there is none, [`ExclusionReason`]
+//! says why.
 
 use api::url::Url;
 
 use crate::source::Member;
 
-/// Reason why no requests are sent to a listed member. The variants are ordered by how close such a member is
-/// to being usable.
+/// Reason why no requests are sent to a listed member. Reasons further down are closer to a usable URL; if a
+/// member has several URLs, the reason of the closest one is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum ExclusionReason {
-    /// The member has no client URL: it has not started yet, or advertises none.
+    /// The member has no client URL: it has not started yet, or does not advertise any.
     NoUrl,
     /// None of the member's URLs is a valid client URL.
     Malformed,
-    /// The member's URLs are Unix sockets, which would be files of the console's machine.
+    /// The member's URLs are Unix sockets. On the console's machine, these would be other files.
     Unix,
-    /// The member's URLs have unspecified addresses, such as `0.0.0.0`, which would mean the console's own
-    /// machine.
+    /// The member's URLs have unspecified addresses, such as `0.0.0.0`. From the console, these would lead to
+    /// its own machine.
     Unspecified,
-    /// The member has only URLs without TLS, while the URLs given to the console, or those of its own member,
+    /// The member has only URLs without TLS, but the URLs given to the console, or those of its own member,
     /// use TLS.
     Plain,
-    /// More members are listed than the console remembers.
+    /// There are more members than the console keeps.
     TooMany,
 }
 
 impl ExclusionReason {
-    /// Returns the word for the reason in the list; the pages have a text for each word.
+    /// Returns the word for this reason in the list of members. The pages have a text for each word.
     pub(crate) fn word(self) -> &'static str {
         match self {
             ExclusionReason::NoUrl => "none",
@@ -39,13 +39,13 @@ impl ExclusionReason {
     }
 }
 
-/// Returns the URL by which another member is reached. URLs of other machines are preferred to loopback URLs,
-/// then URLs with TLS.
+/// Returns the URL at which another member is reached. A URL of another machine is better than a loopback
+/// URL; among these, a URL with TLS is better than one without.
 ///
 /// # Errors
-/// Returns the reason if the member has no usable URL: a Unix socket or an unspecified address would be on
-/// the console's own machine, and with `is_secure` a URL without TLS would carry tokens and passwords in
-/// clear text.
+/// Returns the reason if the member has no usable URL. A Unix socket or an unspecified address would be on
+/// the console's own machine. If `is_secure` is true, a URL without TLS is not usable, because tokens and
+/// passwords would be sent in clear text.
 pub(crate) fn usable(urls: &[String], is_secure: bool) -> Result<Url, ExclusionReason> {
     let is_unspecified =
         |url: &Url| url.host().parse::<std::net::IpAddr>().is_ok_and(|address| address.is_unspecified());
@@ -68,8 +68,8 @@ pub(crate) fn usable(urls: &[String], is_secure: bool) -> Result<Url, ExclusionR
     best.ok_or(nearest)
 }
 
-/// Returns the URL under which this process's own member is known: a URL that other machines can use, if
-/// there is one.
+/// Returns the URL that is shown for the member that this process runs: if possible, one that other machines
+/// can use.
 pub(crate) fn own_url(member: &Member) -> Option<Url> {
     let urls: Vec<Url> = member.client_urls.iter().filter_map(|url| Url::parse(url).ok()).collect();
     urls.iter().find(|url| !url.is_local()).or(urls.first()).cloned()

@@ -1,4 +1,4 @@
-//! Name look-ups: [`NameLookUps`].
+//! Looks up the addresses of host names, each name only once at a time: [`NameLookUps`].
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -11,23 +11,23 @@ use tokio::sync::watch;
 use tokio::task::spawn_local;
 
 /// The addresses of a name, each with its IPv6 scope if it has one, or the reason why there are none. The
-/// type can be cloned for all waiting callers.
+/// type can be cloned, because several callers may wait for the same result.
 type LookUpResult = Result<Vec<SocketAddr>, (io::ErrorKind, String)>;
 
-/// Look-ups in flight. Callers that look up the same name at the same time share one look-up: a name without
-/// an answer takes long, and the threads for look-ups are few. A look-up continues even if no caller waits
-/// for it any more. Results are not cached.
+/// Look-ups in progress. Callers that need the same name at the same time share one look-up, because a name
+/// that no server answers for takes long, and there are few threads for look-ups. A look-up continues even if
+/// its callers no longer wait. Results are not cached.
 #[derive(Default)]
 pub(crate) struct NameLookUps {
     in_flight: RefCell<BTreeMap<String, watch::Receiver<Option<LookUpResult>>>>,
 }
 
 impl NameLookUps {
-    /// Returns the addresses of this name, in the order in which `look_up` returns them. `look_up` is called
-    /// unless a look-up of the name is in flight.
+    /// Returns the addresses of this name, in the order in which `look_up` returns them. Calls `look_up` only
+    /// if the name is not being looked up already.
     ///
     /// # Errors
-    /// Returns an error if the name has no addresses, or if the look-up failed.
+    /// Returns an error if the name has no addresses, or the look-up has failed.
     pub(crate) async fn find<F>(
         self: &Rc<NameLookUps>,
         name: &str,
@@ -73,7 +73,7 @@ mod tests {
     fn those_who_want_a_name_at_the_same_time_share_its_look_up() {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         LocalSet::new().block_on(&runtime, async {
-            // A link-local address is useless without its scope.
+            // Use an address with a scope, without which a link-local address is useless.
             let address =
                 SocketAddr::V6(SocketAddrV6::new(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1), 0, 0, 3));
             let (names, count) = (Rc::new(NameLookUps::default()), Rc::new(Cell::new(0)));
@@ -96,10 +96,10 @@ mod tests {
                 })
             };
             let waiting = ["a", "a", "a"].map(ask);
-            // Another name does not wait for this look-up.
+            // Another name does not wait for the look-up of "a".
             assert_eq!(ask("b").await.unwrap().unwrap(), [address]);
             assert_eq!(count.get(), 2);
-            // One caller stops waiting, and the other callers get the result, even if it is an error.
+            // One caller stops waiting. The others still get the result, here an error.
             let [first, second, third] = waiting;
             first.abort();
             end.send(Err(io::Error::new(io::ErrorKind::NotFound, "no such name"))).unwrap();
@@ -111,7 +111,7 @@ mod tests {
                 );
             }
             assert_eq!(count.get(), 2);
-            // Results are not cached.
+            // The next caller starts another look-up, because results are not cached.
             assert_eq!(ask("a").await.unwrap().unwrap(), [address]);
             assert_eq!(count.get(), 3);
             assert!(names.in_flight.borrow().is_empty());

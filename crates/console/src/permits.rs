@@ -1,4 +1,4 @@
-//! Limit of forwarded requests: [`RequestPermits`]. No single client can use up the whole limit.
+//! Limits the number of forwarded requests: [`RequestPermits`]. No client address can use up the whole limit.
 
 use std::cell::RefCell;
 use std::net::IpAddr;
@@ -9,16 +9,16 @@ use http::StatusCode;
 use crate::limits::Limits;
 use crate::refusal::Refusal;
 
-/// The permits of all requests that are being forwarded.
+/// The permits for all requests that are being forwarded.
 #[derive(Debug)]
 pub(crate) struct RequestPermits {
     max: usize,
     per_address: usize,
-    /// Address of each request's client; clients of Unix sockets have none.
+    /// For each permit that is in use, the address of the client; `None` for a client of a Unix socket.
     of: RefCell<Vec<Option<IpAddr>>>,
 }
 
-/// Permit for one forwarded request.
+/// The permit for one forwarded request. It is given back on drop.
 #[derive(Debug)]
 pub(crate) struct Permit {
     permits: Rc<RequestPermits>,
@@ -34,15 +34,13 @@ impl RequestPermits {
     /// Takes a permit for a request to members, for a browser at this address.
     ///
     /// # Errors
-    /// Returns a refusal if the limit is reached, or if this address has as many permits as one address may
-    /// have.
+    /// Returns a refusal if all permits are in use, or this address already has its maximum number.
     pub(crate) fn permit(self: &Rc<RequestPermits>, address: Option<IpAddr>) -> Result<Permit, Refusal> {
         let text = "the console has too many requests in progress: close some of its pages";
         self.take(address).ok_or_else(|| Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text))
     }
 
-    /// Takes a permit; returns `None` if the limit is reached, or if this address has as many permits as one
-    /// address may have.
+    /// Takes a permit; `None` if all permits are in use, or this address already has its maximum number.
     fn take(self: &Rc<RequestPermits>, of: Option<IpAddr>) -> Option<Permit> {
         let mut all = self.of.borrow_mut();
         let own = all.iter().filter(|other| **other == of).count();

@@ -1,8 +1,9 @@
-//! Refusals of requests: [`Refusal`].
+//! Defines the console's own error responses: [`Refusal`].
 
 use http::StatusCode;
 
-/// An error of the console, in the form of the JSON gateway's errors: a gRPC code and a text.
+/// Reason why the console refuses a request. The response has the form of the JSON gateway's errors: a gRPC
+/// code and a message.
 #[derive(Debug)]
 pub(crate) struct Refusal {
     pub(crate) status: StatusCode,

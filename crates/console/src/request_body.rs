@@ -1,4 +1,4 @@
-//! Bodies of requests to members: [`RequestBody`] passes on what a browser sends.
+//! Defines the bodies of requests to members: [`RequestBody`] forwards what a browser sends.
 
 use std::cell::Cell;
 use std::pin::Pin;
@@ -15,14 +15,14 @@ use crate::limits::Limits;
 /// The body of a request to a member.
 pub(crate) type UpstreamBody = MessageBody<RequestBody>;
 
-/// Progress of a request's body on its way to the member.
+/// Progress of forwarding a request's body to the member.
 #[derive(Debug, Default)]
 pub(crate) struct BodyProgress {
     pub(crate) is_whole: Cell<bool>,
     pub(crate) is_too_large: Cell<bool>,
 }
 
-/// The body of a browser's request.
+/// The body of a browser's request, limited in size.
 pub(crate) struct RequestBody {
     incoming: Incoming,
     bytes_left: u64,
@@ -60,7 +60,7 @@ impl BodyStream for RequestBody {
                 self.state.body_arrived();
                 return Poll::Ready(None);
             };
-            // Trailers have no meaning for a member.
+            // Drop trailers, which have no meaning for a member.
             let Ok(data) = frame.into_data() else { continue };
             let Some(left) = self.bytes_left.checked_sub(data.len() as u64) else {
                 self.sent.is_too_large.set(true);

@@ -1,4 +1,4 @@
-//! Bodies of responses to browsers: [`MemberBody`] passes on what a member sends.
+//! Defines the bodies of responses to browsers: [`MemberBody`] forwards what a member sends.
 
 use std::pin::Pin;
 use std::rc::Rc;
@@ -13,17 +13,17 @@ use crate::permits::Permit;
 use crate::request_body::BodyProgress;
 use crate::upstream::{Link, Target};
 
-/// Body of a response: forwarded from a member, or made by the console itself.
+/// The body of a response to a browser: forwarded from a member, or from the console itself.
 pub(crate) type AnswerBody = MessageBody<MemberBody>;
 
-/// The body of a member's response. The connection to the member lasts as long as this body, and is kept for
-/// another request if the response was read to its end.
+/// The body of a member's response. It owns the connection to the member. If the response was read to its
+/// end, the connection is kept for another request; otherwise it is closed with the body.
 pub(crate) struct MemberBody {
     pub(crate) incoming: Incoming,
-    /// Connection to the member; `None` once it was given back.
+    /// Connection to the member; `None` after it was given back to the target.
     pub(crate) link: Option<Link>,
     pub(crate) target: Rc<Target>,
-    /// Progress of the request's body. A connection is kept only after the whole body was sent.
+    /// Progress of the request's body. The connection is kept only if that body was sent completely.
     pub(crate) sent: Rc<BodyProgress>,
     pub(crate) limits: Limits,
     pub(crate) _permit: Permit,
@@ -62,7 +62,8 @@ impl BodyStream for MemberBody {
 
 impl Drop for MemberBody {
     fn drop(&mut self) {
-        // hyper does not poll a body of known length again after its last byte, so the end is detected here.
+        // Detect the end of the body here too, so that the connection is kept: hyper does not poll a body of
+        // known length again after its last byte.
         if self.incoming.is_end_stream() {
             self.give_back();
         }

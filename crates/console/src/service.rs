@@ -1,4 +1,4 @@
-//! Routing of requests: [`Service::answer`].
+//! Routes requests to pages, to the list of members, or to a member: [`Service::answer`].
 
 use std::rc::Rc;
 
@@ -23,16 +23,17 @@ use crate::upstream::Dialer;
 pub(crate) struct Service {
     pub(crate) dialer: Rc<Dialer>,
     pub(crate) endpoints: Endpoints,
-    /// Host names, besides those of the listener, under which the console may be requested without TLS.
+    /// Host names under which browsers may reach the console without TLS, in addition to those of the
+    /// listener.
     pub(crate) hosts: Vec<String>,
     pub(crate) logger: Logger,
     pub(crate) permits: Rc<RequestPermits>,
-    /// Changes when TLS files were replaced.
+    /// Changes whenever TLS files have been reloaded.
     pub(crate) reloaded: watch::Receiver<()>,
 }
 
 impl Service {
-    /// Responds to a request.
+    /// Returns the response to a request. Errors become responses too.
     pub(crate) async fn answer(
         self: &Rc<Service>,
         request: Request<Incoming>,

@@ -1,5 +1,5 @@
-//! Connection slots: [`Slots`]. A connection without a request in flight is closed for a new one, so that
-//! idle connections cannot use up the limit.
+//! Limits the number of browser connections: [`Slots`]. If all slots are taken, a connection without a
+//! request in flight is closed for the new one, so that idle connections cannot use up the limit.
 
 use std::cell::{Cell, RefCell};
 use std::net::IpAddr;
@@ -7,13 +7,13 @@ use std::rc::Rc;
 
 use crate::connection_state::ConnectionState;
 
-/// The slots of all connections.
+/// The slots of all connections, of which there are at most `max`.
 #[derive(Debug)]
 pub(crate) struct Slots {
     max: usize,
     taken: RefCell<Vec<OpenConnection>>,
-    /// Counter that gives each connection its id, and each connection that becomes idle its position in the
-    /// order of idleness.
+    /// Increases with each use. Gives each connection its id, and determines the order in which connections
+    /// became idle.
     counter: Cell<u64>,
 }
 
@@ -25,7 +25,7 @@ struct OpenConnection {
     state: Rc<ConnectionState>,
 }
 
-/// The slot of one connection.
+/// The slot of one connection. It is given back on drop.
 #[derive(Debug)]
 pub(crate) struct Slot {
     pub(crate) state: Rc<ConnectionState>,
@@ -38,7 +38,8 @@ impl Slots {
         Rc::new(Slots { max, taken: RefCell::default(), counter: Cell::new(0) })
     }
 
-    /// Takes a slot for a connection of this address; returns `None` if all slots have a request in flight.
+    /// Takes a slot for a connection from this address. If none is free, takes that of the connection that
+    /// has been idle longest, which is closed. Returns `None` if all connections have a request in flight.
     pub(crate) fn take(self: &Rc<Slots>, address: Option<IpAddr>) -> Option<Rc<Slot>> {
         let mut taken = self.taken.borrow_mut();
         if taken.len() >= self.max {
@@ -60,7 +61,7 @@ impl Slots {
 }
 
 impl Slot {
-    /// Records that the connection's request has ended.
+    /// Records that the connection has become idle, because its request has ended.
     pub(crate) fn mark_idle(&self) {
         let count = self.slots.count();
         if let Some(taken) = self.slots.taken.borrow_mut().iter_mut().find(|taken| taken.id == self.id) {
@@ -83,7 +84,8 @@ mod tests {
     fn who_was_idle_for_longest_gives_way() {
         let slots = Slots::new(2);
         let (first, second) = (slots.take(None).unwrap(), slots.take(None).unwrap());
-        // The first connection has served a request since the second one was opened.
+        // The first connection has served a request after the second one was opened, so the second one has
+        // been idle longer.
         first.mark_idle();
         let third = slots.take(None).unwrap();
         assert_eq!(slots.taken.borrow().len(), 2);

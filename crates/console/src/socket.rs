@@ -1,6 +1,6 @@
-//! A connection in the form that hyper needs, with or without TLS: [`Socket`]. The connection is closed when
-//! the other end accepts no bytes for too long. It can be read ahead of hyper; otherwise hyper would not
-//! notice during a response that the browser has disconnected.
+//! Adapts a connection, with or without TLS, to hyper: [`Socket`]. A write fails if the other end accepts no
+//! bytes for too long. The connection can be read ahead of hyper, which otherwise would not notice during a
+//! response that the browser has disconnected.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -16,16 +16,17 @@ use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
 use transport::{ReadAhead, Stream, ThreadBuffers, Wire, poll_read_bounded};
 
-/// Buffers for TLS.
+/// Size of each thread's buffers for TLS.
 pub(crate) const TLS_BUFFERS: ThreadBuffers = ThreadBuffers(16 * 1024);
 
-/// Idle time after which the kernel probes the peer.
+/// Time without traffic after which the kernel sends keepalive probes to the other end, and the time between
+/// the probes.
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
-/// Enables TCP keepalive, to detect a dead peer, and sends small responses without delay.
+/// Enables TCP keepalive, so that a dead peer is noticed, and disables the delay of small packets.
 pub(crate) fn prepare(stream: &TcpStream) {
     let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
-    // If an option cannot be set, the connection still works.
+    // Ignore errors: the connection works without these options too.
     let _ = SockRef::from(stream).set_tcp_keepalive(&keepalive);
     let _ = stream.set_nodelay(true);
 }
@@ -33,11 +34,11 @@ pub(crate) fn prepare(stream: &TcpStream) {
 /// A connection that can be read ahead, and whose writes must make progress.
 pub(crate) struct Socket {
     wire: Wire<Stream>,
-    /// Bytes read ahead of hyper.
+    /// Bytes that were read ahead of hyper, which gets them first.
     ahead: ReadAhead,
     ahead_bytes_max: usize,
     stall_timeout: Duration,
-    /// Timer that runs while the other end accepts no bytes.
+    /// Timer that runs while a write makes no progress.
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
@@ -46,8 +47,8 @@ impl Socket {
         Socket { wire, ahead: ReadAhead::default(), ahead_bytes_max, stall_timeout, stalled: None }
     }
 
-    /// Reads ahead what the browser sends. Becomes ready when the browser has disconnected, or has sent more
-    /// than the buffer holds.
+    /// Reads what the browser sends, ahead of hyper. Resolves when the browser has disconnected, or has sent
+    /// more than the buffer can hold.
     pub(crate) fn poll_ahead(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         self.ahead.poll_fill(&mut self.wire, cx, self.ahead_bytes_max, |_| Poll::Ready(())).map(drop)
     }
@@ -59,7 +60,8 @@ impl Socket {
         poll_read_bounded(&mut self.wire, cx, into)
     }
 
-    /// Checks the progress of a write or a flush; returns an error if there was none for too long.
+    /// Must be called with the result of each write and flush. Returns an error if they have made no progress
+    /// for too long.
     fn written<T>(&mut self, cx: &mut Context<'_>, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if polled.is_ready() {
             self.stalled = None;
@@ -72,7 +74,7 @@ impl Socket {
     }
 }
 
-/// The socket as hyper reads and writes it. Clones share it.
+/// The socket in the form in which hyper reads and writes it. Clones refer to the same socket.
 #[derive(Clone)]
 pub(crate) struct SharedSocket(pub(crate) Rc<RefCell<Socket>>);
 

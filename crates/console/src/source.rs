@@ -1,14 +1,14 @@
-//! Source of the list of members, given to the console at its start: [`Source`].
+//! Defines the source of the console's list of members: [`Source`].
 
 use std::fmt;
 use std::sync::Arc;
 
 use api::url::Url;
 
-/// Largest number of endpoints that are remembered; more than any cluster has members.
+/// Maximum number of endpoints that the console keeps. A cluster has far fewer members.
 pub(crate) const ENDPOINTS_MAX: usize = 256;
 
-/// A member of the cluster, as in the list of members.
+/// A member of the cluster, as the list of members contains it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
     /// Id of the member.
@@ -21,13 +21,13 @@ pub struct Member {
     pub is_learner: bool,
 }
 
-/// Callback that returns the present list of members.
+/// Function that returns the current list of members.
 pub type ListMembers = Arc<dyn Fn() -> Vec<Member> + Send + Sync>;
 
-/// Source of the list of members.
+/// Source of the console's list of members.
 #[derive(Clone)]
 pub enum Source {
-    /// The console is part of a member.
+    /// The console is part of a member, which knows the list.
     Member {
         /// Id of this member.
         id: u64,
@@ -36,7 +36,7 @@ pub enum Source {
         /// Returns the members as this member knows them.
         list: ListMembers,
     },
-    /// The console is a separate process: these endpoints, and the members that they list.
+    /// The console is a separate process. It asks these endpoints for the list.
     Endpoints(Vec<Url>),
 }
 

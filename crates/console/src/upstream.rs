@@ -1,6 +1,6 @@
-//! Connections to members: [`Target`] is a member with the idle connections that are kept for it, [`Dialer`]
-//! opens connections, [`Link`] is one connection. Dropping a link closes the connection at once, which
-//! cancels its request.
+//! Opens connections to members, and keeps idle ones. [`Target`] is a member with the idle connections that
+//! are kept for it, [`Dialer`] opens connections, and [`Link`] is a connection. Dropping a link closes the
+//! connection immediately, so that the member cancels the request on it.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -25,18 +25,20 @@ use crate::name_look_ups::NameLookUps;
 use crate::request_body::UpstreamBody;
 use crate::socket::{SharedSocket, Socket, TLS_BUFFERS, prepare};
 
-/// Largest number of idle connections kept for one member: as many as a browser opens at a time.
+/// Maximum number of idle connections that are kept for one member. A browser has as many connections to a
+/// server.
 const IDLE_LINKS_MAX: usize = 6;
-/// Interval at which the TLS files are read while connections are opened.
+/// Minimum time between two checks whether TLS files have changed.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A member and the way to reach it.
+/// A member, with the address and the host name for connections to it, and its idle connections.
 pub(crate) struct Target {
-    /// URL that is shown.
+    /// URL of the member that is shown to browsers.
     pub(crate) url: String,
     /// URL to which connections are made.
     dial_url: Url,
-    /// True if this is a listener of the same process, whose certificate is known.
+    /// True if the target is a listener of this process. In this case its certificate is known, and need not
+    /// be verified by name.
     pub(crate) is_own: bool,
     /// Value of the `Host` header of requests.
     authority: RefCell<HeaderValue>,
@@ -67,31 +69,33 @@ impl Target {
         self.dial_url.scheme().is_secure()
     }
 
-    /// Returns true if the member is on the same machine as the console.
+    /// Returns true if the URL is a loopback address or a Unix socket, so the member is on the console's
+    /// machine.
     pub(crate) fn is_local(&self) -> bool {
         self.dial_url.is_local()
     }
 
-    /// Sets the `Host` header to the host that clients use: the member may not accept requests for the
-    /// address where it listens (`--host-whitelist`).
+    /// Sets the host for the `Host` header to that of the URL that clients use. A member may refuse requests
+    /// with the address of its listener as the host (`--host-whitelist`).
     pub(crate) fn set_authority(&self, url: &Url) {
         self.authority.replace(authority(url));
     }
 
-    /// Returns the addresses of the host.
+    /// Returns the addresses to which connections are made.
     async fn addresses(&self, names: &Rc<NameLookUps>) -> io::Result<Vec<SocketAddr>> {
         let (host, port) = (reachable(self.dial_url.host()).to_owned(), self.dial_url.port());
         if let Ok(address) = host.parse::<IpAddr>() {
             return Ok(vec![SocketAddr::new(address, port)]);
         }
-        // Targets with different ports share look-ups.
+        // Look up the name with port 0, so that targets with the same host and different ports share the
+        // look-up.
         let look_up = |host: String| async move { Ok(tokio::net::lookup_host((host, 0)).await?.collect()) };
         let mut addresses = names.find(&host, || look_up(host.clone())).await?;
         addresses.iter_mut().for_each(|address| address.set_port(port));
         Ok(addresses)
     }
 
-    /// Keeps a connection for the next request.
+    /// Keeps a connection for the next request, if there are not too many already.
     pub(crate) fn keep(self: &Rc<Target>, link: Link, limits: &Limits) {
         let is_kept = self.idle.keep(link, Instant::now() + limits.idle_link);
         if is_kept && !self.has_reaper.replace(true) {
@@ -99,7 +103,8 @@ impl Target {
         }
     }
 
-    /// Closes idle connections whose time has passed, until none is left: an unused console has no timer.
+    /// Closes idle connections when their time has passed. Ends when there are none, so that a console
+    /// without clients has no timer.
     async fn reap(self: Rc<Target>) {
         while let Some(next) = self.idle.sweep() {
             tokio::time::sleep_until(next.into()).await;
@@ -111,11 +116,12 @@ impl Target {
 /// Reason why a member did not respond.
 #[derive(Debug)]
 pub(crate) enum UpstreamError {
-    /// No connection could be made.
+    /// No connection could be opened.
     Unreachable(String),
     /// Connecting took too long.
     Late(String),
-    /// The connection broke before the response began.
+    /// The connection broke before the response began, so it is unknown whether the member has carried out
+    /// the request.
     Broken(String),
 }
 
@@ -132,9 +138,9 @@ impl Dialer {
         Dialer { tls, files: FileWatch::new(files), limits, names: Rc::default() }
     }
 
-    /// Sends a request and waits for the head of its response. If the member has closed a kept connection,
-    /// the request is sent again on another connection, provided that nothing of the request was sent, or
-    /// that the request only reads a page.
+    /// Sends a request, and waits for the headers of the response. Prefers a connection that was kept. If the
+    /// member has closed it meanwhile, sends the request again on another one, provided that nothing of it
+    /// was sent before, or that it only reads a page.
     pub(crate) async fn send(
         &self,
         target: &Target,
@@ -189,15 +195,15 @@ impl Dialer {
         let name = self.tls.server_name(server_name(url)).map_err(io::Error::other)?;
         let config = if target.is_own { self.tls.config_for_own_listener() } else { self.tls.config() };
         let connection = ClientConnection::new(config, name).map_err(io::Error::other)?;
-        // Some servers end a TLS connection without close_notify. HTTP itself shows whether the response is
-        // complete.
+        // Accept the end of a TLS connection without `close_notify`: HTTP itself shows whether the response
+        // is complete.
         let stream = transport::connect(stream, connection, TLS_BUFFERS, Ending::Any).await?;
         Ok(Wire::Tls(Box::new(stream)))
     }
 }
 
-/// Reloads changed TLS files when a connection is made, if no thread of a member does it: an unused console
-/// reads no files.
+/// Reloads changed TLS files when a connection is made, so that a console without clients reads no files. It
+/// only has the reloaders that no thread of a member runs.
 pub(crate) struct FileWatch {
     reloaders: RefCell<Vec<Reloader>>,
     checked_at: Cell<Instant>,
@@ -215,14 +221,14 @@ impl FileWatch {
         self.checked_at.set(Instant::now());
         let now = SystemTime::now();
         for reloader in self.reloaders.borrow_mut().iter_mut() {
-            // A change takes effect at the second poll that sees it, so the files are polled twice. If the
-            // new files cannot be used, the loaded ones stay in use.
+            // Poll twice, because a change takes effect at the second poll that sees it. Ignore the result:
+            // if the new files cannot be used, the loaded ones stay in use.
             let _ = reloader.poll(now).or_else(|| reloader.poll(now));
         }
     }
 }
 
-/// Returns the host of a URL with its port.
+/// Returns the value of the `Host` header for a URL: its host and port.
 fn authority(url: &Url) -> HeaderValue {
     let authority = match url.scheme().is_unix() {
         true => "localhost".to_owned(),
@@ -232,7 +238,8 @@ fn authority(url: &Url) -> HeaderValue {
     HeaderValue::try_from(authority).unwrap_or(HeaderValue::from_static("localhost"))
 }
 
-/// Returns the address at which this machine reaches a listener that listens on all addresses.
+/// Returns the address at which this machine reaches a listener with this host. This differs from the host
+/// only if it means all addresses.
 fn reachable(host: &str) -> &str {
     match host.parse::<IpAddr>() {
         Ok(IpAddr::V4(address)) if address.is_unspecified() => "127.0.0.1",
@@ -241,7 +248,8 @@ fn reachable(host: &str) -> &str {
     }
 }
 
-/// Returns the name that the certificate must have: the host, or the name of the socket's file.
+/// Returns the name for which the member's certificate must be valid: the host, or the file name of the Unix
+/// socket.
 fn server_name(url: &Url) -> &str {
     match url.scheme().is_unix() {
         true => url.host().rsplit('/').next().unwrap_or_default(),
@@ -249,7 +257,8 @@ fn server_name(url: &Url) -> &str {
     }
 }
 
-/// Returns the text of an error of hyper; the cause is more precise if there is one.
+/// Returns the message of the error's cause, which is more precise, or the error's own message if it has no
+/// cause.
 pub(crate) fn text(error: &hyper::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }

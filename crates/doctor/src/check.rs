@@ -24,8 +24,8 @@ pub(crate) const PROGRAM: Program<Run> = Program {
     globals_hint: "",
 };
 
-/// Checks of etcdctl, which `ctl` runs. This table contains them only so that the list of commands is
-/// complete.
+/// Checks that belong to etcdctl: `mainstay ctl check` runs them. This table contains them only so that the
+/// help of `check` lists them; their function returns an error.
 const PERF: Command<Run> = of_etcdctl("perf", "Check the performance of the etcd cluster (etcdctl's)");
 const DATASCALE: Command<Run> = of_etcdctl(
     "datascale",
@@ -37,7 +37,8 @@ const fn of_etcdctl(name: &'static str, about: &'static str) -> Command<Run> {
     Command { name, about, run: Some(run), ..Command::EMPTY }
 }
 
-/// Returns the shell completions for `doctor` and for `check`, without the checks that belong to etcdctl.
+/// Returns the shell completions for `doctor` and for `check`. The completions for `check` leave out the
+/// checks that belong to etcdctl.
 pub fn completion() -> [Tree; 2] {
     let mut doctor = Tree::of(&crate::doctor::PROGRAM);
     doctor.below.push(Tree { name: "migrate", ..Tree::of(&crate::migrate::PROGRAM) });
@@ -46,7 +47,8 @@ pub fn completion() -> [Tree; 2] {
     [doctor, check]
 }
 
-/// Runs `check disk` or `check network` in this process, with the arguments that follow `check`. Prints the result.
+/// Runs `check disk` or `check network` in this process and prints the result. `args` are the arguments that
+/// follow `check`.
 pub fn check(args: &[OsString]) -> ExitCode {
     ExitCode::from(check_in(args, &Io::of_process()))
 }

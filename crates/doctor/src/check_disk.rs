@@ -1,4 +1,5 @@
-//! The command `check disk`: from flags to output.
+//! Implements the command `check disk`: reads its flags, runs the trial of the disk, and prints the result
+//! and the verdict.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -43,9 +44,11 @@ Exit codes: 0 passed; 1 failed, or could not be measured.",
                 ..Command::EMPTY
             };
 
-/// Record size in bytes that the usual recipe for testing disks for etcd uses.
+/// Default record size in bytes. The usual fio command for testing whether a disk is fast enough for etcd
+/// uses this size.
 const RECORD_BYTES: usize = 2300;
-/// Largest record size accepted, in bytes; no request to a member is larger.
+/// Largest record size accepted, in bytes. It is far above 1.5 MiB, the default of a member's
+/// `--max-request-bytes`.
 const RECORD_BYTES_MAX: u64 = 16 * 1024 * 1024;
 /// Smallest number of fsyncs for which a p99 is reported.
 const SYNCS_MIN: usize = 100;
@@ -78,7 +81,7 @@ async fn run(matches: &Matches, io: &Io) -> Result<(), Failure> {
     concluded(io, &output, if passed { 0 } else { doctor::COULD_NOT_LOOK })
 }
 
-/// Returns the record size in bytes, and the reason for it.
+/// Returns the record size in bytes, and a text that says where this size comes from, for the report.
 async fn record_size(matches: &Matches) -> Result<(usize, &'static str), Failure> {
     let given = matches.get(SIZE);
     if given > RECORD_BYTES_MAX {
@@ -108,8 +111,8 @@ async fn record_size(matches: &Matches) -> Result<(usize, &'static str), Failure
     Err(Failure::error(format!("the size of a member's records is unknown ({why}): give --size")))
 }
 
-/// Returns the average number of bytes per write of a member's log; `None` if its metrics count too few
-/// writes.
+/// Returns the average number of bytes per write of a member's write-ahead log; `None` if the metrics count
+/// fewer than ten writes.
 fn observed_size(page: &Exposition) -> Option<usize> {
     let bytes = page.sum("etcd_disk_wal_write_bytes_total", &[])?;
     let writes =

@@ -1,4 +1,5 @@
-//! The command `check network`: from flags to output.
+//! Implements the command `check network`: reads its flags, measures the network to each endpoint, and prints
+//! the result and the verdict.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -48,11 +49,11 @@ pub struct PeerLink {
     pub from: String,
     /// Member at the other end.
     pub to: String,
-    /// Number of probes since the reporting member started.
+    /// Number of round trips that the reporting member has measured since it started.
     pub probes: f64,
     /// Median round trip, in seconds.
     pub p50: f64,
-    /// p99 of the round trip, in seconds.
+    /// 99th percentile of the round trip, in seconds.
     pub p99: f64,
     /// Number of messages that could not be sent since the reporting member started.
     pub failures: f64,
@@ -72,15 +73,16 @@ pub struct NetworkReport {
 /// The limits that a network has to meet.
 #[derive(Clone, Copy, Debug)]
 pub struct NetworkLimits {
-    /// p99 of a round trip, in seconds.
+    /// Upper limit for the 99th percentile of the round-trip time, in seconds.
     pub rtt: f64,
-    /// Share of segments that are retransmitted.
+    /// Upper limit for the share of TCP segments that are retransmitted, from 0 to 1.
     pub loss: f64,
 }
 
 const RTT: &str = "etcd_network_peer_round_trip_time_seconds";
 const FAILURES: &str = "etcd_network_peer_sent_failures_total";
-/// Minimum MTU of IPv6 in bytes; every common network has a larger one.
+/// Smallest MTU, in bytes, that is accepted without a complaint. It is the minimum that IPv6 requires, so
+/// common networks have a larger one.
 const MTU_USUAL: u32 = 1280;
 
 async fn run(matches: &Matches, io: &Io) -> Result<(), Failure> {
@@ -96,8 +98,8 @@ async fn run(matches: &Matches, io: &Io) -> Result<(), Failure> {
     for member in list.map(|list| list.members).unwrap_or_default() {
         names.push((member.id, member.name));
         let others = member.client_urls.into_iter().filter(|_| matches.get(CLUSTER));
-        // If TLS was not requested, `host:port` and `http://host:port` are the same endpoint, so it is listed
-        // only once.
+        // Without TLS, `host:port` and `http://host:port` are the same endpoint. Add the scheme before
+        // comparing the two, so that an endpoint is not measured twice.
         let scheme = if connection.is_secure { "https://" } else { "http://" };
         let full =
             |text: &str| if text.contains("://") { text.to_owned() } else { format!("{scheme}{text}") };
@@ -115,7 +117,8 @@ async fn run(matches: &Matches, io: &Io) -> Result<(), Failure> {
         time: matches.get(FOR),
     };
     let mut report = NetworkReport::default();
-    // Measure the endpoints one after the other, since they share the bandwidth of this machine.
+    // Measure the endpoints one after the other: parallel measurements would share this machine's bandwidth
+    // and slow each other down.
     for text in endpoints {
         let endpoint = Endpoint::new(&*text);
         let result = trial.run(&endpoint, &client.at(&text)).await;
@@ -171,7 +174,8 @@ fn peer_links(page: &Exposition, endpoint: &str, names: &[(u64, String)]) -> Vec
 }
 
 impl NetworkReport {
-    /// Returns a text for each limit that is not met.
+    /// Returns the problems as text for people: limits that are exceeded, endpoints that could not be
+    /// measured, large messages that are lost, and paths with an unusually small MTU.
     pub fn complaints(&self, limits: NetworkLimits) -> Vec<String> {
         let mut complaints = Vec::new();
         for result in &self.endpoints {
@@ -292,7 +296,8 @@ impl NetworkReport {
         out
     }
 
-    /// Returns pairs of endpoints of the same host, one without and one with TLS.
+    /// Returns pairs of endpoints on the same host, the first of each pair without TLS and the second with
+    /// TLS.
     fn pairs(&self) -> impl Iterator<Item = (&NetworkResult, &NetworkResult)> {
         let host = |result: &NetworkResult| Endpoint::new(&*result.endpoint).host_name().to_owned();
         let measured = |result: &&NetworkResult| result.call.count() > 0;

@@ -1,4 +1,5 @@
-//! Examines a cluster, and records the evidence.
+//! Examines a cluster: requests the status, metrics and pages of each member, and returns the answers as
+//! evidence for the rules.
 
 use std::time::Duration;
 
@@ -28,7 +29,7 @@ use crate::sampling;
 pub struct Plan {
     /// Settings for connections to the members.
     pub connection: Connection,
-    /// URLs of the metrics of each endpoint, in the endpoints' order; if empty, the endpoints themselves
+    /// URL of the metrics of each endpoint, in the order of the endpoints. If empty, the endpoints themselves
     /// serve the metrics.
     pub metrics_endpoints: Vec<String>,
     /// True if all members of the cluster are examined, even those that no endpoint names.
@@ -39,21 +40,23 @@ pub struct Plan {
     pub sample_keys: usize,
 }
 
-/// Number of round trips that are measured during the time window for rates.
+/// Number of status requests that each member is sent, spread evenly over the time window. Their round-trip
+/// times are measured.
 const ROUND_TRIPS: u32 = 10;
-/// Largest number of members that are examined.
+/// Largest number of members that are examined. The report says so if the cluster has more.
 const MEMBERS_MAX: usize = 100;
-/// Seconds by which a server's `Date` header may lag, in addition to the lost fraction of a second, because
-/// some servers update the header only once a second.
+/// Seconds by which a server's `Date` header may lag behind the server's clock, in addition to the fraction
+/// of a second that the header's format drops: some servers update the header only once a second.
 const DATE_LATE_SECONDS: f64 = 1.0;
 
 /// The members of a cluster.
 struct Targets {
     /// Members to examine.
     seen: Vec<Target>,
-    /// Members that cannot be examined, because only their names are known.
+    /// Members that cannot be examined, because the member list has no URL for them.
     unseen: Vec<Member>,
-    /// `Ok` if no member is missing in the lists; otherwise the reason why some may be missing.
+    /// `Ok` if `seen` and `unseen` together contain all members to be examined. Otherwise the reason why some
+    /// may be missing.
     complete: Result<(), Unseen>,
 }
 
@@ -119,7 +122,8 @@ impl Plan {
         sampling::sample(client, self.sample_keys).await
     }
 
-    /// Returns the members that answer at the endpoints, and those that the cluster's member list names.
+    /// Returns the members to examine: those at the given endpoints, and with [`Plan::whole_cluster`] also
+    /// the other members of the cluster's member list.
     async fn targets(&self, client: &Client) -> Targets {
         let endpoints = &self.connection.settings.endpoints;
         let mut asked = Vec::new();
@@ -127,7 +131,8 @@ impl Plan {
             let at = client.at(endpoint);
             let (endpoint, transport) = (Endpoint::new(&**endpoint), self.connection.transport.clone());
             asked.push(tokio::spawn(async move {
-                // Try to connect only once, since the client would retry until the request times out.
+                // Open a connection of our own first and give up if that fails: the client would retry until
+                // the request times out.
                 Channel::open(&endpoint, &transport).await.ok()?;
                 status_of(&at).await.ok().map(|answer| answer.1)
             }));
@@ -138,7 +143,7 @@ impl Plan {
             let metrics_endpoint = self.metrics_endpoints.get(at).unwrap_or(endpoint).clone();
             targets.push(Target { endpoint: endpoint.clone(), metrics_endpoint, name: String::new(), id });
         }
-        // Two endpoints with the same member id count as one member.
+        // Two endpoints with the same member id are two addresses of one member, so examine only the first.
         let mut seen: Vec<u64> = Vec::new();
         targets.retain(|target| {
             let is_new = target.id == 0 || !seen.contains(&target.id);
@@ -146,8 +151,8 @@ impl Plan {
             is_new
         });
         let mut unseen = Vec::new();
-        // If only the members at the given endpoints are examined, the member list only provides names, so it
-        // is no problem if the list is incomplete.
+        // Report an unreadable or incomplete member list only if the whole cluster is to be examined.
+        // Otherwise the list only provides names for the members at the given endpoints.
         let incomplete = |why: String| match self.whole_cluster {
             true => Err(Unseen::from(why)),
             false => Ok(()),
@@ -261,8 +266,8 @@ async fn look(plan: Plan, client: Client, target: Target) -> Member {
     let endpoint = Endpoint::new(&*target.endpoint);
     let pages = Endpoint::new(&*target.metrics_endpoint);
     let (transport, within) = (&plan.connection.transport, plan.connection.within);
-    // This connection only shows why connecting fails, and which certificate the server has. The client opens
-    // its own connections.
+    // This connection only serves to find out why connecting fails, and which certificate the server has. The
+    // requests below use the client, which opens its own connections.
     let opened = Channel::open(&endpoint, transport).await;
     member.certificate = certificate(&plan.connection, &endpoint, opened.as_ref().ok()).await;
     if let Err(error) = &opened {
@@ -295,7 +300,8 @@ async fn look(plan: Plan, client: Client, target: Target) -> Member {
         }
         match &status {
             Ok(_) => round_trips.call.push(asked.elapsed().as_secs_f64()),
-            // A failed request may take as long as its timeout, so give up after the second failure.
+            // Every failed request may take as long as its timeout. Tolerate a failure only of the first
+            // request, and stop measuring at a later one.
             Err(_) if turn > 1 => break,
             Err(_) => {}
         }
@@ -342,8 +348,9 @@ async fn look(plan: Plan, client: Client, target: Target) -> Member {
     member
 }
 
-/// Returns the certificate that the server showed on this connection. If connecting failed, opens another
-/// connection that accepts any certificate.
+/// Returns the certificate that the server presents on `channel`. If there is no `channel`, because
+/// connecting failed, opens another connection that accepts any certificate, so that an untrusted certificate
+/// is reported too.
 async fn certificate(
     connection: &Connection,
     endpoint: &Endpoint,
@@ -391,15 +398,15 @@ fn metrics(first: &Result<Answer, GetError>, second: &Result<Answer, GetError>) 
     }
 }
 
-/// Returns the offset of the server's clock that follows from the `Date` header, with bounds that follow from
-/// the times of request and response.
+/// Returns bounds of the offset of the server's clock, computed from the `Date` header of an answer and the
+/// times at which the request was sent and the answer arrived.
 fn by_date(answer: &Answer) -> Option<Clock> {
     let date = answer.date_unix? as f64;
     Some(Clock { low: date - answer.answered_unix, high: date + 1.0 + DATE_LATE_SECONDS - answer.asked_unix })
 }
 
-/// Returns the range of offsets on which all measurements agree. If they contradict each other, because a
-/// clock was set in between, returns the last measurement.
+/// Returns the range of clock offsets that all measurements allow. If no offset satisfies all of them,
+/// because a clock was set in between, returns the last measurement.
 fn meet(clocks: &[Clock]) -> Option<Clock> {
     let last = *clocks.last()?;
     let low = clocks.iter().map(|clock| clock.low).fold(f64::MIN, f64::max);

@@ -1,4 +1,5 @@
-//! Connections to the members: the flags that etcd's tools share, and the settings that follow from them.
+//! Defines the flags for connections to the members, which have etcdctl's names, and turns them into settings
+//! for the client.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -32,8 +33,8 @@ const WRITE_OUT: Flag<String> =
     Flag::text("write-out", "simple", "set the output format (simple, json)").short('w');
 const JSON: Flag<bool> = Flag::bool("json", "short for --write-out=json");
 
-/// Errors with which a member refuses a caller without a user, or without permission, if authentication is
-/// enabled.
+/// Errors with which a member rejects a request if authentication is enabled and the request comes without a
+/// valid user, or from a user who lacks the permission.
 pub(crate) const REFUSALS: &[api::Status] = &[
     api::error::USER_EMPTY,
     api::error::AUTH_FAILED,
@@ -46,7 +47,8 @@ pub(crate) const WITH_USERS: &str = "authentication is on (auth enable): give a 
     --user=root:PASSWORD (or --user=root --password=PASSWORD), --auth-jwt-token=TOKEN, or --cert and --key \
     of a certificate whose common name is a user";
 
-/// Maximum size of a response in bytes, which is enough for a list of some millions of leases.
+/// Maximum size of a response in bytes. It is large enough for a list of several million leases; a larger
+/// response is an error.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
 /// The flags for connections, with etcdctl's names.
@@ -74,9 +76,10 @@ pub(crate) const FLAGS: &[FlagRow] = &[
 pub struct Connection {
     /// Settings of the client.
     pub settings: Settings,
-    /// Transport of single connections.
+    /// Settings for connections that are opened directly, without the client.
     pub transport: Transport,
-    /// TLS files. They are also needed for fetching a certificate that is not trusted.
+    /// TLS files that the flags name. They are kept to build another transport, which accepts any
+    /// certificate, if the server's certificate is not trusted.
     pub files: TlsFiles,
     /// Timeout of a request.
     pub within: Duration,
@@ -85,7 +88,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Builds the settings from the flags; queries DNS if the flags ask for discovery.
+    /// Builds the settings from the flags. Queries DNS if the flags ask for discovery.
     ///
     /// # Errors
     /// Returns an error if no endpoint is given or found, or a TLS file is not valid.
@@ -140,8 +143,9 @@ impl Connection {
         Ok(Connection { settings, transport, files, within, is_secure })
     }
 
-    /// Returns [`Connection::transport`] changed to accept any certificate. It is used to inspect an
-    /// untrusted certificate, and sends no data.
+    /// Returns a copy of [`Connection::transport`] that accepts any certificate; `None` if the TLS files
+    /// cannot be loaded. It only serves to read an untrusted certificate: no request is sent over such a
+    /// connection.
     pub(crate) fn unverified(&self) -> Option<Transport> {
         let files = TlsFiles { cacert: None, insecure_skip_verify: true, ..self.files.clone() };
         Some(Transport { tls: Some(files.load().ok()?), ..self.transport.clone() })

@@ -1,4 +1,5 @@
-//! Writes like the log of a member, and measures how long the disk takes to make writes durable.
+//! Tests a disk: writes records as a member writes its write-ahead log, and measures how long each fsync
+//! takes.
 
 use std::io;
 use std::path::Path;
@@ -10,15 +11,17 @@ use disk::{Disk as _, File, RealDisk, Reservation};
 
 use crate::quantiles::Quantiles;
 
-/// Size in bytes of the file that is overwritten in a loop. It is the size of a segment of etcd's log.
+/// Size in bytes of the trial's file, which is overwritten from the start when its end is reached. A segment
+/// of etcd's write-ahead log has this size.
 const FILE_BYTES: u64 = 64_000_000;
-/// Number of time windows that are compared.
+/// Number of equal time windows into which the trial is divided, to find out whether the disk becomes slower.
 const WINDOWS: u32 = 10;
-/// Block size in bytes of the bandwidth trial, and its longest duration.
+/// Size in bytes of each write of the bandwidth trial.
 const BLOCK_BYTES: usize = 1024 * 1024;
 const BANDWIDTH_TIME: Duration = Duration::from_secs(5);
-/// If the write rate of the last windows falls below this share of the first windows' rate, the disk counts
-/// as having become slower. The usual cause is a burst credit that was used up.
+/// If the write rate in the last two windows is below this share of the rate in the first two, the disk
+/// counts as having become slower. The usual cause is that the disk, for example a cloud volume, has used up
+/// its burst credit.
 const SLOWER: f64 = 0.6;
 
 /// Parameters of a disk trial.
@@ -45,19 +48,21 @@ pub struct DiskResult {
     pub windows: Vec<DiskWindow>,
     /// Rate of large sequential writes with one fsync at the end, in bytes per second.
     pub bandwidth: f64,
-    /// Result of reserving space for the log on this file system.
+    /// Says whether a member can reserve space for its log on this file system.
     pub reserved: ReservedRoom,
 }
 
-/// Result of reserving space on a file system, which a member needs in case the disk becomes full.
+/// Says whether a file system can reserve space. A member reserves space for its log so that it can still
+/// write when the disk becomes full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReservedRoom {
     /// The file system can reserve space and keeps the reserved space.
     #[default]
     Kept,
-    /// The member has to write zeros to reserve space.
+    /// The file system cannot reserve space by a system call, so a member has to write zeros to do so.
     Zeros,
-    /// This file system cannot reserve space, for this reason.
+    /// Space cannot be reserved, because this file system writes changed blocks elsewhere. Contains the name
+    /// of the file system.
     Nowhere(&'static str),
 }
 
@@ -70,7 +75,8 @@ pub struct DiskWindow {
     pub p99: f64,
 }
 
-/// Creates an unlinked file, which disappears with the process, however the process ends.
+/// Creates a file and removes its name right away, so that the file disappears when the process ends, however
+/// it ends.
 fn nameless_file(dir: &Path) -> io::Result<Arc<dyn File>> {
     let path = dir.join(format!(".mainstay-check-disk-{}", std::process::id()));
     let file = RealDisk.create(&path)?;
@@ -84,7 +90,7 @@ impl DiskTrial {
     /// # Errors
     /// Returns an error if the directory cannot be written to, or lacks space.
     pub fn run(&self, dir: &Path, mut told: impl FnMut(f64)) -> io::Result<DiskResult> {
-        // The record contains random bytes, which no disk can compress.
+        // Random bytes, because a disk that compresses data would otherwise write less than a record.
         let record = Random::new(1).bytes(self.record_bytes.max(1));
         let file_bytes = FILE_BYTES.max(record.len() as u64);
         let room = RealDisk.space(dir)?.free_bytes;
@@ -124,8 +130,8 @@ impl DiskTrial {
         }
         let seconds = begun.elapsed().as_secs_f64();
         let window_seconds = self.time.as_secs_f64() / f64::from(WINDOWS);
-        // If the trial ended because of the number of records, its last window is incomplete and not
-        // reported.
+        // If the trial ended early, because the maximum number of records was written, its last window is
+        // incomplete. Leave it out, because its rate would be too low.
         let whole = (seconds / window_seconds.max(1e-9)).floor() as usize;
         let windows = windows.into_iter().take(whole).map(|times| DiskWindow {
             rate: times.len() as f64 / window_seconds,
@@ -156,10 +162,10 @@ fn bandwidth(file: &dyn File, file_bytes: u64) -> io::Result<f64> {
     Ok(written as f64 / begun.elapsed().as_secs_f64().max(1e-9))
 }
 
-/// Comparison of the disk's rates at the beginning and at the end of the trial.
+/// Result of comparing the disk's write rates at the beginning and at the end of the trial.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Pace {
-    /// The run was too short to exhaust a burst credit.
+    /// The trial was too short to use up a burst credit, so nothing is known.
     TooShort,
     /// The disk kept its rate.
     Steady,
@@ -180,7 +186,8 @@ impl DiskResult {
 
     /// Compares the rates of the first and the last fifth of the time.
     pub fn pace(&self) -> Pace {
-        /// Minimum duration in seconds, since a shorter trial does not use up the burst credit of most disks.
+        /// Shorter trials do not use up the burst credit of most disks, so they cannot show that a disk keeps
+        /// its rate.
         const SECONDS_MIN: f64 = 30.0;
         let (Some(first), Some(last)) = (self.windows.first_chunk::<2>(), self.windows.last_chunk::<2>())
         else {
@@ -204,9 +211,10 @@ impl DiskResult {
         );
         let heartbeat = up_to((2.0 * p99).max(100.0), 50.0);
         let election = up_to((10.0 * heartbeat).max(5.0 * longest), 100.0).min(50_000.0);
-        // Batching the writes of the time that one fsync takes at most halves the number of fsyncs. A fast
-        // disk does not need this, and on a disk whose burst credit is used up, large batches make the delays
-        // worse.
+        // `window` is the time for which a member collects writes before each fsync. Recommend half the
+        // duration of an fsync, from 2 to 5 ms: even a window as long as an fsync would at most halve the
+        // number of fsyncs. A fast disk needs only a short window or none. A disk that has used up its burst
+        // credit gets none, because large batches make its delays worse.
         let window = match self.pace() {
             Pace::Slower { .. } => 0.0,
             _ if p50 < 0.5 => 0.0,
@@ -220,12 +228,13 @@ impl DiskResult {
 /// Recommended settings, in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskAdvice {
-    /// Time in milliseconds for which writes are batched for one fsync.
+    /// Time in milliseconds for which writes are collected for one fsync; 0 for not at all.
     pub window_ms: u64,
-    /// `--heartbeat-interval` in milliseconds: twice the p99, and at least the default.
+    /// Value for `--heartbeat-interval` in milliseconds: at least twice the 99th percentile of the fsyncs,
+    /// and at least 100, the default.
     pub heartbeat_ms: u64,
-    /// `--election-timeout` in milliseconds: at least ten heartbeats and five of the longest fsyncs, and at
-    /// most etcd's bound.
+    /// Value for `--election-timeout` in milliseconds: at least ten heartbeat intervals and five times the
+    /// longest fsync, but at most 50,000, which is etcd's upper limit.
     pub election_ms: u64,
 }
 

@@ -1,4 +1,5 @@
-//! The command `doctor`.
+//! Implements the command `doctor`: reads its flags, examines the cluster, applies the rules to the evidence,
+//! and prints the report.
 
 use std::ffi::OsString;
 use std::fs;
@@ -20,19 +21,19 @@ use crate::migrate;
 use crate::report::{Health, Report};
 use crate::rule::Rule;
 
-/// Exit code if nothing could be examined, or the command line is wrong.
+/// Exit code if nothing could be examined, the command line is wrong, or a check did not pass.
 pub(crate) const COULD_NOT_LOOK: u8 = 1;
 /// Exit code if a finding of severity error exists.
 const ERRORS: u8 = 5;
 /// Exit code if only warnings were found.
 const WARNINGS: u8 = 6;
-/// Exit code if no errors were found, but a part of the evidence could not be read.
+/// Exit code if there are no errors, but some evidence could not be read, so an error may be hidden.
 const UNKNOWN: u8 = 7;
 
 /// Name of the subcommand `doctor migrate`, which has its own flags ([`migrate`]).
 const MIGRATE: &str = "migrate";
 
-/// Shortest time between two readings of the metrics from which rates are computed.
+/// Shortest accepted `--for`: the time between the two readings of the metrics from which rates are computed.
 const WINDOW_MIN: Duration = Duration::from_millis(10);
 
 const FOR: Flag<Duration> =
@@ -83,7 +84,7 @@ const EXAMPLE: &str = "  mainstay doctor --endpoints=10.0.0.1:2379,10.0.0.2:2379
 
 const ALL_FLAGS_COUNT: usize = OWN_FLAGS.len() + connection::FLAGS.len() + limits::FLAGS.len();
 
-/// The flags of all parts of the command, in one table.
+/// The command's own flags, the flags for connections, and the flags for limits, in one table.
 const ALL_FLAGS: [FlagRow; ALL_FLAGS_COUNT] = {
     let mut all = [CLUSTER.row(); ALL_FLAGS_COUNT];
     let (own, shared) = (OWN_FLAGS.len(), connection::FLAGS.len());
@@ -117,14 +118,16 @@ pub(crate) const PROGRAM: Program<Run> = Program {
     globals_hint: "",
 };
 
-/// Function of a command. It prints the result, and fails with the exit code that stands for the findings.
+/// Function of a command. It prints the result. If the result is not good, it returns an error with the exit
+/// code for it.
 #[derive(Clone, Copy)]
 pub(crate) struct Run(pub(crate) for<'c> fn(&'c Matches, &'c Io) -> Running<'c>);
 
 /// Future of a running command.
 pub(crate) type Running<'c> = Pin<Box<dyn Future<Output = Result<(), Failure>> + 'c>>;
 
-/// Runs the command `doctor` in this process, with the arguments that follow its name. Prints the report.
+/// Runs the command `doctor` in this process and prints the report. `args` are the arguments that follow
+/// `doctor`.
 pub fn run(args: &[OsString]) -> ExitCode {
     ExitCode::from(run_in(args, &Io::of_process()))
 }
@@ -137,7 +140,8 @@ pub fn run_in(args: &[OsString], io: &Io) -> u8 {
     }
 }
 
-/// Parses the command line, and runs the command to its end on a single-threaded runtime. Returns the exit code.
+/// Parses the command line, and runs the command to its end on a single-threaded runtime. Returns the exit
+/// code.
 pub(crate) fn launch(program: &Program<Run>, args: &[OsString], io: &Io) -> u8 {
     let outcome = match program.parse(args, io.text_environment()) {
         Ok(Invocation::Help(text)) => print(io, &text),
@@ -165,13 +169,14 @@ pub(crate) fn launch(program: &Program<Run>, args: &[OsString], io: &Io) -> u8 {
     }
 }
 
-/// Prints to standard output. A closed standard output is no error, because its reader does not want more.
+/// Prints to standard output. A failed write, for example because the reader has closed the pipe, is not
+/// reported as an error.
 pub(crate) fn print(io: &Io, text: &str) -> Result<(), Failure> {
     io.out.notice(text);
     Ok(())
 }
 
-/// Prints a result. Returns an error with this exit code if the code is not 0.
+/// Prints a result. Returns an error with the exit code `code` unless it is 0.
 pub(crate) fn concluded(io: &Io, output: &str, code: u8) -> Result<(), Failure> {
     print(io, output)?;
     if code == 0 { Ok(()) } else { Err(Failure::said(code)) }
@@ -207,8 +212,8 @@ async fn examine(matches: &Matches, io: &Io) -> Result<(), Failure> {
     let plan = Plan { connection, metrics_endpoints, whole_cluster, window, sample_keys };
     let evidence = plan.collect().await.map_err(Failure::error)?;
     let report = Report::of(&evidence, &Limits::of(matches), window.as_secs_f64(), &rules);
-    // Even if no member was reached, there may be findings, such as an expired certificate; then they are
-    // reported.
+    // Fail only if no member was reached and there is nothing else to report. Findings such as an expired
+    // certificate do not need a connection that works.
     let is_told = report.findings.iter().any(|finding| finding.name != "unreachable");
     if !is_told && evidence.members.iter().all(|member| member.reached.is_err()) {
         return Err(no_member_answers(&evidence));
@@ -219,7 +224,7 @@ async fn examine(matches: &Matches, io: &Io) -> Result<(), Failure> {
         Health::Warnings => WARNINGS,
         Health::Unknown => UNKNOWN,
     };
-    // Print the report before writing the file, so that the result is not lost if the file cannot be written.
+    // Print the report first, so that it is not lost if the file cannot be written.
     print(io, &if is_json { report.json() } else { report.text() })?;
     let file = matches.get(HTML);
     let taken = format!("{}Z", stdx::calendar::Utc::from_unix(evidence.taken_unix as u64));
@@ -227,7 +232,8 @@ async fn examine(matches: &Matches, io: &Io) -> Result<(), Failure> {
     match (written, code) {
         (Ok(()), 0) => Ok(()),
         (Ok(()), code) => Err(Failure::said(code)),
-        // The exit code that stands for the findings takes precedence over the failure to write the file.
+        // Keep the exit code of the report unless it is 0, because the findings matter more than the file.
+        // Only if there is nothing to report, use the exit code of a general error.
         (Err(error), code) => {
             let code = if code == 0 { Failure::ERROR } else { code };
             Err(Failure::new(code, format!("cannot write {file}: {error}")))
@@ -235,8 +241,8 @@ async fn examine(matches: &Matches, io: &Io) -> Result<(), Failure> {
     }
 }
 
-/// Writes a page atomically, readable only by this user, because it names keys and clients. Does not follow
-/// symbolic links.
+/// Writes a page of HTML to `file` atomically. Only the current user can read it, because it names keys and
+/// clients. Refuses a path at which something other than a regular file exists, such as a symbolic link.
 fn write_page(file: &Path, page: &str) -> io::Result<()> {
     let name = file.file_name().ok_or(io::ErrorKind::IsADirectory)?;
     if fs::symlink_metadata(file).is_ok_and(|there| !there.is_file()) {
@@ -246,7 +252,8 @@ fn write_page(file: &Path, page: &str) -> io::Result<()> {
     making.push(name);
     making.push(format!(".{}", std::process::id()));
     let making = file.with_file_name(making);
-    // A killed run with the same process id may have left this file; in containers, process ids often repeat.
+    // An interrupted run with the same process id may have left this file, and then `create_new` would fail.
+    // In containers, the same process ids occur often.
     if let Err(error) = fs::remove_file(&making)
         && error.kind() != io::ErrorKind::NotFound
     {
@@ -256,18 +263,18 @@ fn write_page(file: &Path, page: &str) -> io::Result<()> {
     let written =
         new.write_all(page.as_bytes()).and_then(|()| new.sync_all()).and_then(|()| fs::rename(&making, file));
     if written.is_err() {
-        // The partial file is useless. If it cannot be removed, the error that is returned below is still the
-        // important one.
+        // Remove the incomplete file. If that fails too, ignore it: the caller needs the error that is
+        // returned below.
         let _ = fs::remove_file(&making);
     }
     written
 }
 
-/// Returns the URLs of each endpoint's metrics, in the endpoints' order; empty if the endpoints themselves
-/// serve the metrics.
+/// Returns the URL of each endpoint's metrics, in the order of the endpoints; empty if the endpoints
+/// themselves serve the metrics.
 ///
 /// # Errors
-/// Returns an error if the two lists have different lengths.
+/// Returns an error if the number of URLs differs from the number of endpoints.
 pub(crate) fn metrics_endpoints(matches: &Matches, connection: &Connection) -> Result<Vec<String>, Failure> {
     let given = matches.get(METRICS_ENDPOINTS).to_vec();
     if !given.is_empty() && given.len() != connection.settings.endpoints.len() {

@@ -1,4 +1,5 @@
-//! The evidence collected from a cluster: plain data, which the findings judge without further requests.
+//! Defines the evidence that is collected from a cluster. It is plain data, so that the rules can judge it
+//! without further requests.
 
 use std::fmt;
 
@@ -6,7 +7,7 @@ use crate::exposition::Exposition;
 use crate::histogram::Histogram;
 use crate::page::Page;
 
-/// Reason why a part of the evidence is missing, as text for the report.
+/// Reason why some evidence is missing, as text for the report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unseen {
     why: String,
@@ -16,13 +17,14 @@ pub struct Unseen {
 }
 
 impl Unseen {
-    /// Creates the reason for a failed attempt. A cluster with such a failure is never called healthy.
+    /// Creates the reason for an attempt that failed or was refused. A cluster with such a failure is never
+    /// called healthy.
     pub fn because(why: impl fmt::Display) -> Unseen {
         Unseen { why: why.to_string(), is_failure: true }
     }
 
-    /// Creates the reason for an attempt that was not made, because the server has no such page or the user
-    /// does not want it.
+    /// Creates the reason for evidence that was not requested, or that the server does not have. It does not
+    /// prevent the cluster from being called healthy.
     pub fn left_out(why: impl fmt::Display) -> Unseen {
         Unseen { why: why.to_string(), is_failure: false }
     }
@@ -53,7 +55,7 @@ impl fmt::Display for Unseen {
 
 impl std::error::Error for Unseen {}
 
-/// All evidence about a cluster. A missing part contains the reason why it is missing.
+/// All evidence about a cluster. A field whose evidence is missing contains the reason why.
 #[derive(Clone, Debug)]
 pub struct Evidence {
     /// Time of the collection, in seconds since 1970 by this machine's clock.
@@ -77,15 +79,15 @@ pub struct Member {
     pub name: String,
     /// Id of the member; 0 if unknown.
     pub id: u64,
-    /// `Ok` if at least one connection to the member worked; otherwise the reason.
+    /// `Ok` if the member answered a status request or served its metrics; otherwise the reason why not.
     pub reached: Result<(), Unseen>,
-    /// Response to Maintenance.Status.
+    /// Response to the RPC `Maintenance.Status`.
     pub status: Result<Status, Unseen>,
-    /// Metrics, read twice.
+    /// Metrics, read at the beginning and at the end of the time window.
     pub metrics: Result<Metrics, Unseen>,
     /// The page `/debug/mainstay`, which only Mainstay serves.
     pub page: Result<Page, Unseen>,
-    /// Response at `/version`.
+    /// Response to `/version`: the versions of the server and of the cluster.
     pub versions: Result<Versions, Unseen>,
     /// Wall clock of the member, relative to this machine's clock.
     pub clock: Result<Clock, Unseen>,
@@ -95,7 +97,7 @@ pub struct Member {
     pub certificate: Result<Option<Certificate>, Unseen>,
 }
 
-/// A member's answer to Maintenance.Status.
+/// A member's response to the RPC `Maintenance.Status`, as far as the rules use it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Status {
     /// Id of the cluster that the member belongs to.
@@ -118,17 +120,18 @@ pub struct Status {
     pub applied: u64,
     /// Time of the response, in seconds since 1970 by this machine's clock.
     pub at_unix: f64,
-    /// Commit index at the first reading, and the time of that reading in seconds since 1970.
+    /// Commit index at the first successful reading of the status, and the time of that reading in seconds
+    /// since 1970; `None` if the status was not read repeatedly.
     pub earlier: Option<(u64, f64)>,
     /// True if the member is a learner.
     pub is_learner: bool,
     /// Errors that the member reports.
     pub errors: Vec<String>,
-    /// Target version of a downgrade in progress.
+    /// Target version of the downgrade in progress; `None` if there is none.
     pub downgrade_target: Option<String>,
 }
 
-/// Response at `/version`.
+/// A member's response to `/version`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Versions {
     /// Version of the server.
@@ -149,13 +152,13 @@ pub struct Clock {
 /// Round-trip times from this machine, in seconds.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RoundTrips {
-    /// Times to open a TCP connection, which takes one packet in each direction.
+    /// Times to open a TCP connection, which is one round trip of the network.
     pub connect: Vec<f64>,
-    /// Times of a call that the member answers from memory.
+    /// Times of a status request, which the member answers from memory, without disk or consensus.
     pub call: Vec<f64>,
 }
 
-/// Certificate that a server shows.
+/// Certificate that a server presents in the TLS handshake.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Certificate {
     /// Expiry time, in seconds since 1970.
@@ -174,15 +177,16 @@ pub struct Alarm {
 /// Kinds of etcd's alarms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum AlarmKind {
-    /// The quota is used up.
+    /// The member's database has reached its quota.
     NoSpace,
-    /// Members hold different data.
+    /// The data of members differs, or a member's data is damaged.
     Corrupt,
-    /// An alarm that this program does not know.
+    /// An alarm that the doctor does not know; contains its number.
     Other(i32),
 }
 
-/// A sample of the keys. The keys are not chosen at random, so the sample is not representative.
+/// A sample of the keys. The keys are not chosen at random, so statistics about all keys must not be derived
+/// from it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sample {
     /// Number of sampled keys.
@@ -191,7 +195,7 @@ pub struct Sample {
     pub largest: Vec<(String, f64)>,
 }
 
-/// Metrics of a member, read at two times.
+/// Metrics of a member, read at the beginning and at the end of the time window.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Metrics {
     /// Metrics at the first reading.
@@ -202,25 +206,29 @@ pub struct Metrics {
     pub seconds: f64,
 }
 
-/// Observations of a histogram, and the period in which they were made.
+/// Observations of a histogram, and whether they were made between the two readings or since the member's
+/// start.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Observed {
     /// The observations.
     pub histogram: Histogram,
-    /// True if the histogram contains all observations since the member started, because too few were made
-    /// between the readings.
+    /// True if the histogram contains all observations since the member started, because there were too few
+    /// between the two readings. False if it contains only those between the readings.
     pub of_life: bool,
 }
 
-/// Minimum number of observations between the two readings for a judgement.
+/// Minimum number of observations between the two readings from which conclusions are drawn.
 const OBSERVATIONS_MIN: f64 = 20.0;
-/// Minimum number of observations since the member's start for a judgement. It is higher, because the first
-/// observations are not typical.
+/// Minimum number of observations since the member's start from which conclusions are drawn. It is higher
+/// than [`OBSERVATIONS_MIN`], because observations shortly after the start are not typical and must not
+/// dominate.
 pub(crate) const OBSERVATIONS_OF_LIFE_MIN: f64 = 200.0;
-/// Minimum number of probes between the two readings for a judgement. Probes are made only every few seconds.
+/// Minimum number of probes between the two readings from which conclusions are drawn. It is low, because a
+/// member makes a probe only every few seconds.
 const PROBES_MIN: f64 = 2.0;
-/// Minimum number of probes since the member's start for a judgement: etcd makes two in half a minute, and
-/// before version 3.6 its smoothed round-trip time starts at 0.
+/// Minimum number of probes since the member's start from which conclusions are drawn. It is low, because
+/// etcd makes only two probes in half a minute. It is not lower, because the smoothed round-trip time of etcd
+/// before version 3.6 starts at 0, so the first values are too low.
 pub(crate) const PROBES_OF_LIFE_MIN: f64 = 10.0;
 
 impl Metrics {
@@ -234,11 +242,11 @@ impl Metrics {
         self.after.sum(name, &[])
     }
 
-    /// Returns the increase of a counter between the readings. If the server restarted in between, the
-    /// increase is counted from 0.
+    /// Returns the increase of a counter between the readings. If the counter is lower at the second reading,
+    /// because the server restarted in between, returns its value at the second reading.
     pub fn grown(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
         let after = self.after.sum(name, labels)?;
-        // The first reading may lack the series, if it appeared between the readings.
+        // A series that the first reading lacks appeared between the readings, so its count started from 0.
         let before = self.before.sum(name, labels).unwrap_or(0.0);
         Some(if after < before { after } else { after - before })
     }
@@ -248,7 +256,7 @@ impl Metrics {
         Some(self.grown(name, labels)? / self.seconds).filter(|rate| rate.is_finite())
     }
 
-    /// Returns the observations of a histogram between the readings.
+    /// Returns the observations of a histogram that were made between the readings.
     pub fn recent(&self, name: &str, labels: &[(&str, &str)]) -> Option<Histogram> {
         let after = self.after.histogram(name, labels)?;
         Some(match self.before.histogram(name, labels) {
@@ -257,13 +265,14 @@ impl Metrics {
         })
     }
 
-    /// Returns the observations between the readings if there are enough; otherwise the observations since
-    /// the member's start if those are enough; otherwise `None`.
+    /// Returns the observations that were made between the readings if there are at least 20. Otherwise
+    /// returns all since the member's start if there are at least 200. Otherwise returns `None`.
     pub fn observed(&self, name: &str, labels: &[(&str, &str)]) -> Option<Observed> {
         self.enough(name, labels, OBSERVATIONS_MIN, OBSERVATIONS_OF_LIFE_MIN)
     }
 
-    /// Returns observations like [`Metrics::observed`], for a histogram that is updated only every few seconds.
+    /// Does the same as [`Metrics::observed`], with lower minimums, for a histogram that is updated only
+    /// every few seconds.
     pub fn probed(&self, name: &str, labels: &[(&str, &str)]) -> Option<Observed> {
         self.enough(name, labels, PROBES_MIN, PROBES_OF_LIFE_MIN)
     }
@@ -294,7 +303,8 @@ impl Metrics {
         values
     }
 
-    /// Returns the member's uptime at the second reading, in seconds.
+    /// Returns the time from the member's start to `taken_unix`, in seconds; `None` if the start is unknown
+    /// or later.
     pub fn uptime(&self, taken_unix: f64) -> Option<f64> {
         let start = self.now("process_start_time_seconds")?;
         Some(taken_unix - start).filter(|uptime| *uptime >= 0.0)
@@ -302,8 +312,8 @@ impl Metrics {
 }
 
 impl Observed {
-    /// Returns the number of observations and their period as text: `(240 in 10 s)`, `(4,000 since the
-    /// start)`.
+    /// Returns the number of observations and their period as text, for example `(240 in 10 s)` or `(4,000
+    /// since the start)`.
     pub fn span(&self, metrics: &Metrics) -> String {
         let count = crate::show::count(self.histogram.count);
         match self.of_life {
@@ -314,13 +324,13 @@ impl Observed {
 }
 
 impl Status {
-    /// Estimates the member's commit index at the time `unix` from its two readings.
+    /// Estimates the member's commit index at the time `unix`, by linear interpolation between the first
+    /// reading of its status and the last one.
     pub fn index_at(&self, unix: f64) -> f64 {
         let last = self.index as f64;
         let Some((index, at)) = self.earlier.filter(|(_, at)| *at < self.at_unix) else { return last };
         let rate = (last - index as f64).max(0.0) / (self.at_unix - at);
-        // For a time after the last reading no increase is assumed, because the rate of commits is not known
-        // for it.
+        // After the last reading the rate of commits is unknown, so assume no further commits.
         last - rate * (self.at_unix - unix).max(0.0)
     }
 }
@@ -344,7 +354,7 @@ impl Member {
         }
     }
 
-    /// Returns the name of the member for texts.
+    /// Returns the name and the endpoint of the member, as far as they are known, for messages.
     pub fn label(&self) -> String {
         match (self.name.is_empty(), self.endpoint.is_empty()) {
             (true, _) => self.endpoint.clone(),

@@ -1,12 +1,12 @@
-//! Parses Prometheus' text format, as far as servers of etcd's API use it. Lines that cannot be parsed are
+//! Parses Prometheus' text format, as far as etcd and Mainstay use it. Lines that cannot be parsed are
 //! counted and skipped.
 
 use std::collections::BTreeMap;
 
 use crate::histogram::Histogram;
 
-/// Largest number of samples kept of one page. Further samples are ignored, because only a broken server has
-/// more.
+/// Largest number of samples kept from one page. Further samples are counted and ignored: only a faulty
+/// server has more.
 const SAMPLES_MAX: usize = 200_000;
 
 /// One page of metrics.
@@ -110,15 +110,15 @@ fn sample(line: &str) -> Option<(&str, Sample)> {
     };
     let mut words = rest.split_whitespace();
     let value = number(words.next()?)?;
-    // After the number, only a timestamp may follow.
+    // Only a timestamp may follow the number. It is checked and then ignored.
     if let Some(timestamp) = words.next() {
         timestamp.parse::<f64>().ok()?;
     }
     words.next().is_none().then_some((name, Sample { labels, value }))
 }
 
-/// Parses a number. Go and Rust write numbers in the same way here, including infinities, in upper or lower
-/// case.
+/// Parses a number as Prometheus writes it. Rust's parser accepts all these forms, including `+Inf` and
+/// `NaN`.
 fn number(word: &str) -> Option<f64> {
     word.parse().ok()
 }

@@ -1,4 +1,4 @@
-//! The findings of the doctor.
+//! Defines a finding, which is a problem that a rule has found in a cluster, and the facts that prove it.
 
 use crate::evidence::{Evidence, Member};
 
@@ -24,13 +24,13 @@ impl Severity {
 /// One finding: a problem and its evidence.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finding {
-    /// Name of the finding, for `--only` and scripts.
+    /// Name of the finding, which is also its rule's name. Flags such as `--only` and scripts use it.
     pub name: &'static str,
     /// Severity of the finding.
     pub severity: Severity,
     /// Description of the problem in one line.
     pub title: String,
-    /// Evidence with figures.
+    /// Facts with numbers that show the problem.
     pub facts: Vec<Fact>,
     /// Consequence of the problem.
     pub meaning: &'static str,
@@ -38,12 +38,12 @@ pub struct Finding {
     pub remedies: Vec<String>,
 }
 
-/// One line of evidence.
+/// One line of evidence in a finding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fact {
-    /// Member that the fact is about; `None` for the cluster.
+    /// Member that the fact is about; `None` if it is about the whole cluster.
     pub member: Option<String>,
-    /// Text with the figures.
+    /// The statement, with its numbers.
     pub text: String,
 }
 
@@ -67,7 +67,7 @@ impl Fact {
     }
 }
 
-/// Facts collected by a rule, with the highest severity among them.
+/// The facts that a rule has collected, and the highest severity among them.
 #[derive(Debug, Default)]
 pub(crate) struct Facts {
     facts: Vec<Fact>,
@@ -84,7 +84,7 @@ impl Facts {
         self.facts.is_empty()
     }
 
-    /// Collects one fact from each member that has one.
+    /// Collects a fact about each member for which `judge` returns one.
     pub(crate) fn of_each(
         evidence: &Evidence,
         judge: impl Fn(&Member) -> Option<(Severity, String)>,

@@ -1,4 +1,5 @@
-//! All rules, one file each: the condition, the judgement, and a test with a planted case and its near miss.
+//! Defines the rules that find problems in a cluster, each in its own file. Each file has a test with
+//! evidence of the problem that its rule must find, and with evidence that is just good enough.
 
 mod alarm_corrupt;
 mod alarm_no_space;
@@ -33,7 +34,7 @@ mod version_skew;
 
 use crate::rule::Rule;
 
-/// All rules, in order of danger: rules about a cluster that stops working come first.
+/// All rules. The most dangerous problems come first: those that stop the cluster.
 pub const RULES: &[Rule] = &[
     unreachable::RULE,
     no_leader::RULE,

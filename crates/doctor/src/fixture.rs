@@ -1,4 +1,4 @@
-//! Evidence for tests of the findings: a healthy cluster, which the tests change to have problems.
+//! Builds evidence for the tests of the rules: a healthy cluster, into which each test plants a problem.
 
 use crate::evidence::{Certificate, Clock, Evidence, Member, Metrics, RoundTrips, Sample, Status, Versions};
 use crate::finding::{Finding, Severity};
@@ -43,26 +43,27 @@ pub fn healthy() -> Evidence {
     }
 }
 
-/// Returns a healthy cluster whose first member has these metrics, read ten seconds apart.
+/// Returns a healthy cluster in which the metrics of the first member are `before` and, ten seconds later,
+/// `after`.
 pub fn with_metrics(before: &str, after: &str) -> Evidence {
     let mut evidence = healthy();
     evidence.members[0].metrics = Ok(Metrics::of(before, after, 10.0));
     evidence
 }
 
-/// Returns a healthy cluster whose first member serves this page.
+/// Returns a healthy cluster whose first member serves `page` at `/debug/mainstay`.
 pub fn with_page(page: &str) -> Evidence {
     let mut evidence = healthy();
     evidence.members[0].page = Page::read(page.as_bytes());
     evidence
 }
 
-/// Returns the status of one member, for the test to change.
+/// Returns the status of the member with index `at`, for a test to change.
 pub fn status(evidence: &mut Evidence, at: usize) -> &mut Status {
     evidence.members[at].status.as_mut().expect("healthy members have one")
 }
 
-/// Returns the lines of a histogram with these cumulative buckets.
+/// Returns a histogram in Prometheus' text format. Each bucket is its upper bound and its cumulative count.
 pub fn histogram(name: &str, labels: &str, buckets: &[(f64, u64)]) -> String {
     let comma = if labels.is_empty() { "" } else { "," };
     let mut text = String::new();
@@ -74,7 +75,8 @@ pub fn histogram(name: &str, labels: &str, buckets: &[(f64, u64)]) -> String {
     text + &format!("{name}_sum{{{labels}}} 1\n{name}_count{{{labels}}} {all}\n")
 }
 
-/// Returns the finding of a rule with the default limits.
+/// Applies a rule with the default limits, and returns its finding. Asserts that the finding has the rule's
+/// name and a remedy.
 pub fn judged(rule: &Rule, evidence: &Evidence) -> Option<Finding> {
     let finding = (rule.judge)(evidence, &Limits::default());
     assert!(finding.as_ref().is_none_or(|finding| finding.name == rule.name && !finding.remedies.is_empty()));

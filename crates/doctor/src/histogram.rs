@@ -1,10 +1,10 @@
-//! Distributions in fixed buckets, as in Prometheus.
+//! Computes quantiles and differences of histograms that count values in buckets, as Prometheus does.
 
 /// A histogram: observations counted in buckets.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Histogram {
-    /// For each bucket, its upper bound, and the number of observations up to this bound; in ascending order,
-    /// the last bound is infinite.
+    /// Buckets in ascending order. Each has its upper bound and the cumulative number of observations up to
+    /// this bound. The last bound is infinite.
     buckets: Vec<(f64, f64)>,
     /// Number of all observations.
     pub count: f64,
@@ -13,8 +13,8 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// Creates a histogram from cumulative buckets in any order. A broken server may report a count that is
-    /// lower than that of a smaller bound; it is raised to the count of that bound.
+    /// Creates a histogram from cumulative buckets in any order. If a faulty server reports a lower count for
+    /// a bucket than for a smaller bound, the count is raised to that of the smaller bound.
     pub fn new(mut buckets: Vec<(f64, f64)>, count: f64, sum: f64) -> Histogram {
         let count = count.max(0.0);
         buckets.retain(|(bound, below)| !bound.is_nan() && below.is_finite());
@@ -31,8 +31,9 @@ impl Histogram {
         Histogram { buckets, count, sum }
     }
 
-    /// Returns the observations made after an earlier reading of the same histogram. If the server restarted
-    /// in between, these are all observations.
+    /// Returns the observations made since `earlier`, an earlier reading of the same histogram. Returns all
+    /// observations if the count has decreased or the buckets have changed, because the server restarted in
+    /// between.
     #[must_use]
     pub fn since(&self, earlier: &Histogram) -> Histogram {
         if earlier.count > self.count || earlier.buckets.len() != self.buckets.len() {
@@ -43,9 +44,9 @@ impl Histogram {
         Histogram::new(buckets, self.count - earlier.count, self.sum - earlier.sum)
     }
 
-    /// Returns the value below which this share of the observations lies, interpolated linearly within its
-    /// bucket as Prometheus does. A value above the last finite bound is returned as that bound. Returns
-    /// `None` without observations.
+    /// Returns the quantile `share` (0.99 for the 99th percentile), interpolated linearly within its bucket
+    /// as Prometheus does. If the quantile is above the last finite bound, returns that bound. Returns `None`
+    /// if there are no observations.
     pub fn quantile(&self, share: f64) -> Option<f64> {
         if self.count <= 0.0 {
             return None;
@@ -64,7 +65,8 @@ impl Histogram {
         None
     }
 
-    /// Returns the number of observations that were certainly above `value`.
+    /// Returns a lower bound for the number of observations above `value`: those in buckets that lie entirely
+    /// above it.
     pub fn above(&self, value: f64) -> f64 {
         let bucket = self.buckets.iter().find(|(bound, _)| *bound >= value);
         bucket.map_or(0.0, |(_, below)| self.count - below)

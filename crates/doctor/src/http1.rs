@@ -1,4 +1,5 @@
-//! Requests small pages over HTTP/1.1, with limits on size and time.
+//! Fetches small pages such as `/metrics` over HTTP/1.1, with limits on their size and on the time that a
+//! request takes.
 
 use std::fmt;
 use std::io;
@@ -20,17 +21,18 @@ use stdx::{First, race};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::timeout;
 
-/// Longest accepted head of a response, in bytes.
+/// Longest accepted head of a response, in bytes; a longer one is an error.
 const HEAD_BYTES_MAX: usize = 64 * 1024;
-/// Maximum size of a response body in bytes; the metrics of a member have about 200 kB.
+/// Maximum size of a response body in bytes; a larger one is an error. The metrics of a member have about 200
+/// kB.
 const BODY_BYTES_MAX: usize = 32 * 1024 * 1024;
-/// Bytes read from the connection at once.
+/// Largest number of bytes taken from the connection in one read.
 const READ_BYTES: usize = 16 * 1024;
 
 /// Reason why a page could not be fetched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GetError {
-    /// The connection failed or broke. The variant contains the error text of the library.
+    /// The connection failed or broke. Contains the error message of the library.
     Connection(String),
     /// The response did not arrive within this time.
     Late(Duration),
@@ -71,7 +73,7 @@ impl From<GetError> for Unseen {
     }
 }
 
-/// A response, and the time when it arrived.
+/// A response, and the times that are needed to compare the server's clock with this machine's.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
     /// HTTP status code.
@@ -91,11 +93,11 @@ pub fn unix_now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
-/// Fetches a page.
+/// Fetches the page at `path` with one request, on a new connection.
 ///
 /// # Errors
-/// Returns an error if the connection fails, the response is not HTTP, too large or too late, or its status
-/// is not 200.
+/// Returns an error if the connection fails, the response is not HTTP or is too large, it takes longer than
+/// `within`, or its status is not 200.
 pub async fn get(
     endpoint: &Endpoint,
     transport: &Transport,
@@ -118,7 +120,7 @@ async fn get_unbounded(endpoint: &Endpoint, transport: &Transport, path: &str) -
     exchange(connection.stream(), &endpoint.host, path).await
 }
 
-/// Sends the only request of a connection, and reads the response.
+/// Sends one request on a new connection, reads the response, and does not use the connection any further.
 async fn exchange(
     stream: &mut (impl AsyncRead + AsyncWrite + Send + Unpin),
     host: &str,
@@ -169,8 +171,8 @@ async fn exchange(
         }
         Ok(Answer { status: head.status.as_u16(), date_unix, body, asked_unix, answered_unix })
     };
-    // If the connection ends with an error, the request fails as well, so only the result of the request is
-    // used.
+    // Drive the connection. This future never completes, not even after the connection has failed: in that
+    // case `answered` fails too, and with a more precise error.
     let driven = async {
         let _ = connection.await;
         std::future::pending::<()>().await;
@@ -181,7 +183,8 @@ async fn exchange(
     }
 }
 
-/// Returns the reason why a body is incomplete; if reading failed, this is the error of the operating system.
+/// Returns the reason why a body is incomplete: the error of the operating system if reading failed,
+/// otherwise [`GetError::BrokenOff`].
 fn broken_off(error: &hyper::Error) -> GetError {
     let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<io::Error>());
     match cause {
@@ -190,12 +193,13 @@ fn broken_off(error: &hyper::Error) -> GetError {
     }
 }
 
-/// Returns the text of an error of hyper, or the text of its cause, which is more precise.
+/// Returns the message of the error's cause, which is more precise, or the error's own message if it has no
+/// cause.
 fn text(error: &hyper::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// A connection in the form in which hyper reads and writes it.
+/// Adapter that lets hyper read from and write to a tokio stream.
 struct Wire<'s, S> {
     stream: &'s mut S,
     /// Set to true when the first byte of the response has arrived.
@@ -217,8 +221,8 @@ impl<S: AsyncRead + Unpin> hyper::rt::Read for Wire<'_, S> {
         }
         into.put_slice(buffer.filled());
         match polled {
-            // Some servers end a TLS connection without a close_notify alert. This is accepted, because HTTP
-            // itself shows whether the response is complete.
+            // Some servers end a TLS connection without the close_notify alert. Treat this as a normal end:
+            // HTTP's own framing shows whether the response is complete.
             Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => Poll::Ready(Ok(())),
             polled => polled,
         }
@@ -245,7 +249,7 @@ mod tests {
 
     use super::*;
 
-    /// Parses a response of these bytes, after which the server closes the connection.
+    /// Returns the result of a request to a server that sends these bytes and then closes the connection.
     fn read(answer: &[u8]) -> Result<Answer, GetError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {

@@ -1,21 +1,22 @@
-//! Examines running clusters and their machines: `mainstay doctor`, `mainstay check disk`, `mainstay check
-//! network`, and `mainstay doctor migrate`, which checks each step of a migration from etcd to Mainstay or
-//! back.
+//! Examines clusters of etcd or Mainstay and their machines. Implements `mainstay doctor`, `mainstay check
+//! disk`, `mainstay check network`, and `mainstay doctor migrate`, which checks each step of a migration from
+//! etcd to Mainstay or back.
 //!
-//! Structure: [`Plan::collect`] examines a cluster of Mainstay or etcd and records an [`Evidence`], which is
-//! plain data; each [`Rule`] judges this evidence without further requests, and may return a [`Finding`]; a
+//! Structure: [`Plan::collect`] examines a cluster and returns its [`Evidence`], which is plain data. Each
+//! [`Rule`] judges this evidence without further requests, and returns a [`Finding`] if it sees a problem. A
 //! [`Report`] prints the findings.
 //!
-//! The doctor does not depend on how the members work inside. It uses only what any client can read, and
-//! Mainstay's own page if the member serves it.
+//! The doctor does not depend on how the members work inside. It uses only the API and the pages that any
+//! client can read. Mainstay's own page `/debug/mainstay` adds details, but the doctor also works without it.
 //!
 //! Invariants:
-//! * The cluster is only read. The only expensive request is HashKV, which only `doctor migrate` sends.
+//! * The cluster is only read. The only expensive request is HashKV, which `doctor migrate` sends.
 //! * Everything that could not be examined is reported with the reason, and never counts as healthy.
-//! * No response of a server can end the program or make its memory grow without bound.
+//! * No response of a server can crash the doctor or make its memory grow without bound.
 //!
-//! Start reading with [`Plan::collect`], [`RULES`] and `migrate/survey.rs`. Tests: beside each rule, a case
-//! that it must find and a similar one that it must not; in `tests/it`, whole outputs and a scripted member.
+//! Start reading with [`Plan::collect`], [`RULES`] and `migrate/survey.rs`. Tests: each rule's file has a
+//! case that the rule must find and a similar one that it must not; `tests/it` compares whole outputs and
+//! uses a scripted member.
 
 mod arguments;
 mod check;

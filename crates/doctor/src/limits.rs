@@ -1,60 +1,63 @@
-//! The limits above which a finding is reported.
+//! Defines the limits beyond which the rules report a problem, and the flags of `doctor` that set them.
 
 use std::time::Duration;
 
 use cli::{Flag, FlagRow, Matches};
 
-/// The limits; each has a flag.
+/// The limits beyond which the rules report a problem. Each has a flag `--limit-...`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Limits {
-    /// Limit of the p99 of an fsync of the log, in seconds.
+    /// Limit for the 99th percentile of the fsyncs of the write-ahead log, in seconds.
     pub fsync: f64,
-    /// Limit of the p99 of a backend commit, in seconds.
+    /// Limit for the 99th percentile of the backend's commits, in seconds.
     pub commit: f64,
-    /// Limit of the duration of a single fsync of the log, in seconds.
+    /// Limit for a single fsync of the write-ahead log, in seconds.
     pub stall: f64,
-    /// Limit of the p99 of the round trip between members, in seconds.
+    /// Limit for the 99th percentile of the round-trip time between members, in seconds.
     pub peer_rtt: f64,
-    /// Limit of the number of leader changes within a quarter of an hour.
+    /// Limit for the number of leader changes within a quarter of an hour.
     pub leader_changes: f64,
-    /// Limit of the number of keys of a single range.
+    /// Limit for the number of keys that one range request returns.
     pub range_keys: f64,
-    /// Limit of the size of a single response, in bytes.
+    /// Limit for the size of one response, in bytes.
     pub range_bytes: f64,
-    /// Limit of the p99 of a range request, in seconds.
+    /// Limit for the time that a range request takes, in seconds.
     pub range_time: f64,
-    /// Limit of the size of a value, in bytes.
+    /// Limit for the size of a value, in bytes.
     pub value_bytes: f64,
-    /// Limit of the number of revisions kept.
+    /// Limit for the number of revisions that have not been compacted.
     pub revisions: f64,
-    /// Limit of the share of the database that is not in use.
+    /// Limit for the share of the database file that is not in use, from 0 to 1.
     pub fragmentation: f64,
-    /// Limit of the used share of the quota.
+    /// Limit for the used share of the quota, from 0 to 1.
     pub quota: f64,
-    /// Limit of authentications per second.
+    /// Limit for the number of `Authenticate` calls per second.
     pub authentications: f64,
-    /// Limit of watches on one connection.
+    /// Limit for the number of watches on one connection.
     pub watches: f64,
-    /// Limit of leases of one client.
+    /// Limit for the number of leases that one client keeps alive.
     pub leases: f64,
-    /// Limit of the share of requests that the busiest member serves, as a multiple of an even share.
+    /// Limit for the share of the requests that the busiest member serves, as a multiple of the share that it
+    /// would have if all members served equally many.
     pub imbalance: f64,
-    /// Number of requests per second above which their distribution over the members is judged.
+    /// Number of requests per second of the whole cluster below which their distribution over the members is
+    /// not judged.
     pub imbalance_rate: f64,
-    /// Limit of the difference between clocks, in seconds.
+    /// Limit for the difference between two clocks, in seconds.
     pub clock: f64,
-    /// Remaining time of a certificate below which a finding is reported, in seconds.
+    /// Remaining validity of a certificate, in seconds, below which the certificate is reported.
     pub certificate: f64,
-    /// Limit of the number of committed entries that are not applied yet, and of the number of waiting
-    /// proposals.
+    /// Limit for three backlogs of a member: committed entries that it has not applied yet, pending
+    /// proposals, and requests without a response.
     pub backlog: f64,
-    /// Limit of the share of the processors in use.
+    /// Limit for the used share of the processors, from 0 to 1.
     pub cpu: f64,
-    /// Limit of the share of the file descriptors in use.
+    /// Limit for the used share of the file descriptors, from 0 to 1.
     pub descriptors: f64,
-    /// Limit of the entries by which a member may lag behind the leader.
+    /// Limit for the number of entries by which a member may lag behind the leader.
     pub behind: f64,
-    /// Limit of the median time of a call that needs no work, minus the network's own time, in seconds.
+    /// Limit for the median time of a call that needs no work, without the network's round-trip time, in
+    /// seconds.
     pub answer: f64,
 }
 
@@ -98,7 +101,7 @@ const LIMIT_ANSWER: Flag<Duration> = Flag::duration(
     "median of a call that needs no work, beyond the time of the network",
 );
 
-/// The flags of the limits, with the default values.
+/// The flags that set the limits, with their default values.
 pub(crate) const FLAGS: &[FlagRow] = &[
     LIMIT_FSYNC.row(),
     LIMIT_COMMIT.row(),

@@ -1,7 +1,8 @@
-//! `doctor migrate`: checks whether a cluster can be moved from etcd to Mainstay, or back, and shows the next step.
+//! Implements `doctor migrate`, which checks whether the next step of a migration from etcd to Mainstay, or
+//! back, is safe, and prints the commands for it.
 //!
-//! The command collects the doctor's evidence and some more facts ([`survey`]). Some of the doctor's rules
-//! and the rules in [`findings`] judge them. The command is the same before the first step and after each
+//! The command collects the same evidence as `doctor` and some more ([`survey`]). Some of the doctor's rules
+//! and the rules in [`findings`] judge it. The same command line works before the first step and after each
 //! step, because [`next_step()`] depends only on which members run which product.
 
 mod command;

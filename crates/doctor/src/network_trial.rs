@@ -1,4 +1,5 @@
-//! Measures the network path from this machine to one endpoint.
+//! Measures the network between this machine and one endpoint: round-trip times, bandwidth, packet loss and
+//! MTU.
 
 use std::time::Duration;
 
@@ -17,13 +18,13 @@ use crate::socket::{Observer, TcpFigures, connect_with_segments};
 /// Parameters of a network trial.
 #[derive(Clone, Debug)]
 pub struct NetworkTrial {
-    /// Transport of the connections.
+    /// Settings for the connections of the trial.
     pub transport: Transport,
     /// Timeout of a request.
     pub within: Duration,
-    /// Number of round trips.
+    /// Number of round trips that are measured.
     pub round_trips: usize,
-    /// Duration of sending data, and also of receiving data.
+    /// Time for which data is sent, and after that the same time again for which data is received.
     pub time: Duration,
 }
 
@@ -36,18 +37,20 @@ pub struct NetworkResult {
     pub tls: Option<&'static str>,
     /// Times to open a TCP connection, in seconds.
     pub connect: Quantiles,
-    /// Time of the handshakes of TLS and HTTP/2, in seconds.
+    /// Duration of the TLS and HTTP/2 handshakes together, in seconds.
     pub handshake: f64,
-    /// Times of calls that need no work, in seconds.
+    /// Durations of health checks, which the server answers without other work, in seconds.
     pub call: Quantiles,
-    /// Bytes sent per second, or the reason why they could not be measured; `None` if this was not attempted.
+    /// Bytes sent per second, or the reason why they could not be measured; `None` if the trial ended before
+    /// the upload.
     pub upload: Option<Result<f64, Unseen>>,
-    /// Bytes received per second, or the reason why they could not be measured; `None` if this was not
-    /// attempted.
+    /// Bytes received per second, or the reason why they could not be measured; `None` if the trial ended
+    /// before the download.
     pub download: Option<Result<f64, Unseen>>,
-    /// The kernel's figures about the connection after the upload.
+    /// The kernel's counters for the connection, read after the upload.
     pub figures: TcpFigures,
-    /// MTU of the route.
+    /// MTU of the route in bytes, as far as the kernel knows it; `None` if the kernel does not report it, or
+    /// the trial ended before.
     pub mtu: Option<u32>,
     /// True if large segments are lost on the path while small ones arrive.
     pub is_black_hole: bool,
@@ -55,25 +58,26 @@ pub struct NetworkResult {
     pub error: Option<Unseen>,
 }
 
-/// Size of an upload message in bytes, below any server's limit. Uploads are requests to the health service,
-/// which needs no user and ignores the data.
+/// Size of an uploaded message in bytes, below the limit of any server. The messages are requests to the
+/// health service, because it requires no user and ignores their contents.
 const SENT_BYTES: usize = 1024 * 1024;
-/// Number of concurrent uploading calls, so that data flows while responses return.
+/// Number of concurrent calls that upload, so that some still send while others wait for their responses.
 const SENDERS: usize = 4;
-/// Maximum number of bytes that each of the concurrent calls sends. A fast network is measured after much
-/// less.
+/// Maximum number of bytes that each of the concurrent calls sends. On a fast network, the rate is known
+/// after much less.
 const SENT_BYTES_MAX: usize = 128 * 1024 * 1024;
-/// Number of connections whose opening is timed.
+/// Number of TCP connections that are opened to measure the time that this takes.
 const CONNECTIONS: usize = 20;
-/// Two sizes in bytes: the minimum size of a response for which a rate is meaningful, and the size up to
-/// which the number of keys per read grows.
+/// Two sizes of a response in bytes. Below the first, no download rate is measured, because it would mostly
+/// depend on the round-trip time. The number of keys per read is doubled until the next doubling would exceed
+/// the second.
 const READ_BYTES: (usize, usize) = (64 * 1024, 1024 * 1024);
-/// Segment size in bytes that every path carries.
+/// Segment size in bytes that practically every network path lets through. 536 is TCP's default for IPv4.
 const SMALL_SEGMENT: i32 = 536;
 
 impl NetworkResult {
     /// Returns the share of segments that were retransmitted; `None` if the kernel does not count them, or
-    /// only few segments were sent.
+    /// fewer than 20 segments were sent.
     pub fn loss(&self) -> Option<f64> {
         let sent = self.figures.data_segments_sent;
         (sent >= 20).then(|| f64::from(self.figures.resent) / f64::from(sent))
@@ -81,7 +85,7 @@ impl NetworkResult {
 }
 
 impl NetworkTrial {
-    /// Runs the trial. The client `client`, which may have a user, is used only for reads.
+    /// Runs the trial. The client `client`, which may be logged in as a user, is used only for reads.
     pub async fn run(&self, endpoint: &Endpoint, client: &Client) -> NetworkResult {
         let mut result = NetworkResult { endpoint: endpoint.text.clone(), ..NetworkResult::default() };
         if let Err(why) = self.measure(endpoint, client, &mut result).await {
@@ -140,10 +144,11 @@ impl NetworkTrial {
         Ok(())
     }
 
-    /// Returns the bytes per second sent in large messages that the server reads and discards.
+    /// Measures the upload: returns the bytes sent per second in large messages that the server reads and
+    /// discards.
     async fn upload(&self, channel: &Channel) -> Result<f64, Unseen> {
-        // The message asks the health service for the status of a service with a very long name, which does
-        // not exist. The name is field 1.
+        // A health check of a service with a very long name. No such service exists, so the server only
+        // rejects it. Field 1 is the service's name.
         let mut message = Vec::new();
         api::wire::put_field_head(&mut message, 1, SENT_BYTES);
         message.resize(message.len() + SENT_BYTES, b'x');
@@ -170,8 +175,8 @@ impl NetworkTrial {
         Ok(sent as f64 / begun.elapsed().as_secs_f64())
     }
 
-    /// Returns the bytes received per second. Reads the same few keys repeatedly; the reads are serializable,
-    /// so that no other member takes part.
+    /// Measures the download: returns the bytes received per second while the same few keys are read
+    /// repeatedly. The reads are serializable, so that no other member is involved.
     async fn download(&self, client: &Client) -> Result<f64, Unseen> {
         let mut request = RangeRequest {
             key: vec![0].into(),
@@ -182,13 +187,13 @@ impl NetworkTrial {
         };
         let said = |status: Status| Unseen::because(client::shown(&status));
         let mut page_bytes = 0;
-        // Doubles the number of keys until the response is large enough, or there are no more keys.
+        // Double the number of keys until the response is large enough, or there are no more keys.
         for _ in 0..12 {
             let answer: RangeResponse = client.call(Rpc::KvRange, &request).await.map_err(said)?;
             page_bytes = answer.kvs.iter().map(|kv| kv.key.len() + kv.value.len()).sum();
             if page_bytes * 2 > READ_BYTES.1 || !answer.more {
-                // A range end directly after the last key makes each read cheap: without it, etcd would also
-                // count all later keys.
+                // End the range directly after the last key that was read. Otherwise etcd would walk all
+                // later keys at each read, to count them.
                 if let Some(last) = answer.kvs.last() {
                     request.range_end = [&last.key[..], &[0]].concat().into();
                 }
@@ -209,8 +214,8 @@ impl NetworkTrial {
         Ok(received as f64 / begun.elapsed().as_secs_f64())
     }
 
-    /// Returns true if small segments arrive although large ones did not, which means that a device on the
-    /// path drops large segments without an error.
+    /// Returns true if a message sent in small segments gets a response. If one in large segments did not, a
+    /// device on the path drops large packets without reporting an error.
     async fn passes_in_small_segments(&self, endpoint: &Endpoint, to: std::net::SocketAddr) -> bool {
         let passes = async {
             let stream = connect_with_segments(to, SMALL_SEGMENT).await.ok()?;
@@ -226,7 +231,8 @@ async fn ask(channel: &Channel, message: Bytes, within: Duration) -> Result<Byte
     channel.unary_with(Rpc::HealthCheck.path(), &CallOptions::default().within(within), message).await
 }
 
-/// Returns `Ok` if the server responded at all; an unknown service or method counts as a response.
+/// Returns `Ok` if the server responded at all. An error such as an unknown service or method also counts as
+/// a response.
 fn answered(answer: Result<Bytes, Status>) -> Result<(), Unseen> {
     match answer {
         Err(status) if matches!(status.code, Code::Unavailable | Code::DeadlineExceeded | Code::Internal) => {

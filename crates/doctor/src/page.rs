@@ -1,31 +1,31 @@
-//! Mainstay's own page, `/debug/mainstay`: details that do not fit into Prometheus' format.
+//! Parses Mainstay's own page `/debug/mainstay`, which has details that do not fit into Prometheus' format.
 
 use crate::evidence::Unseen;
 
 use serde_json::Value;
 
-/// The parsed page. A list that the server left out is `None`.
+/// The parsed page. A list is `None` if the page does not have it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Page {
     /// Version of the server.
     pub version: Option<String>,
     /// Id of the member in hexadecimal.
     pub member_id: Option<String>,
-    /// Wall clock of the member when it wrote the page, in nanoseconds since 1970.
+    /// Wall clock of the member when it generated the page, in nanoseconds since 1970.
     pub clock_unix_ns: Option<i64>,
     /// Uptime of the member in seconds.
     pub uptime_seconds: Option<f64>,
-    /// Expensive ranges, with their senders.
+    /// Ranges that were expensive to read, with the clients that requested them.
     pub expensive_ranges: Option<Vec<ExpensiveRange>>,
-    /// Unusually large values, with their senders.
+    /// Unusually large values, with the clients that put them.
     pub large_values: Option<Vec<LargeValue>>,
-    /// Clients, by address.
+    /// Use of the member by its clients, one entry for each address.
     pub clients: Option<Vec<ClientUse>>,
-    /// Times at which a sync of the log took unusually long.
+    /// Fsyncs of the log that took unusually long.
     pub fsync_stalls: Option<Vec<FsyncStall>>,
 }
 
-/// An expensive range, and its cost.
+/// A range that was expensive to read, and its cost.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ExpensiveRange {
     /// Address of the client.
@@ -36,17 +36,17 @@ pub struct ExpensiveRange {
     pub range_end: String,
     /// Number of requests for this range.
     pub count: f64,
-    /// Largest number of keys that the range returned.
+    /// Largest number of keys in one response for this range.
     pub keys_max: f64,
-    /// Total bytes that the range returned.
+    /// Total size of the responses for this range, in bytes.
     pub bytes_total: f64,
-    /// Longest duration, in seconds.
+    /// Longest duration of such a request, in seconds.
     pub seconds_max: f64,
     /// Time of the last request, in milliseconds since 1970.
     pub last_unix_ms: f64,
 }
 
-/// A large value that was put.
+/// An unusually large value that a client put.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LargeValue {
     /// Address of the client.
@@ -59,22 +59,23 @@ pub struct LargeValue {
     pub last_unix_ms: f64,
 }
 
-/// Use of the member by the clients at one address.
+/// Counts for the clients at one address: the connections, watches and leases that they have at a member, and
+/// the requests that they have sent.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ClientUse {
     /// Address of the clients.
     pub address: String,
     /// Number of open connections.
     pub connections: f64,
-    /// Number of requests so far.
+    /// Number of requests since the member started.
     pub requests: f64,
     /// Number of open watches.
     pub watches: f64,
-    /// Number of watches that lag behind the events.
+    /// Number of open watches that lag behind the newest events.
     pub slow_watches: f64,
     /// Number of leases kept alive.
     pub leases: f64,
-    /// Number of authentications so far.
+    /// Number of `Authenticate` calls since the member started.
     pub authentications: f64,
 }
 
@@ -87,9 +88,9 @@ pub struct FsyncStall {
     pub seconds: f64,
 }
 
-/// Maximum number of entries that are read from each list.
+/// Maximum number of entries that are read from each list; further ones are ignored.
 const ENTRIES_MAX: usize = 10_000;
-/// Longest text kept, in characters; a key may be as long as a request.
+/// Maximum length of a text, in characters; a longer text is truncated. A key can be as long as a request.
 const TEXT_MAX: usize = 120;
 
 impl Page {
@@ -160,7 +161,8 @@ fn text_of(entry: &Value, name: &str) -> String {
     entry.get(name).and_then(Value::as_str).map(shortened).unwrap_or_default()
 }
 
-/// Returns a text that is safe for a terminal: without control characters, and shortened.
+/// Returns a text from a server in a form that is safe for a terminal: truncated, with control characters
+/// replaced.
 fn shortened(text: &str) -> String {
     let clean = |c: char| if c.is_control() { '\u{fffd}' } else { c };
     let mut short: String = text.chars().take(TEXT_MAX).map(clean).collect();
@@ -202,7 +204,7 @@ mod tests {
              \"fsync_stalls\":[{\"seconds\":-1e308}]}"
                 .as_bytes(),
         );
-        // The escape is not valid JSON.
+        // JSON does not allow the raw escape character, so the page is rejected.
         assert!(odd.is_err());
         let odd = Page::read(br#"{"version":"\u001b[2J","clock_unix_ns":1e300,"clients":{},"large_values":[{"bytes":"x","key":5},null]}"#)
             .unwrap();

@@ -1,4 +1,4 @@
-//! Quantiles of individually measured times.
+//! Computes quantiles of durations that were measured one by one.
 
 /// Measured times in seconds, sorted.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -18,14 +18,14 @@ impl Quantiles {
         self.sorted.len()
     }
 
-    /// Returns the smallest time such that at least this share of all times is not longer (nearest rank); 0
-    /// if there are no times.
+    /// Returns the quantile `share` (0.99 for the 99th percentile) by the nearest rank: the smallest time
+    /// such that at least this share of all times is not longer. Returns 0 if there are no times.
     pub fn at(&self, share: f64) -> f64 {
         let rank = (share * self.sorted.len() as f64).ceil() as usize;
         self.sorted.get(rank.saturating_sub(1)).or(self.sorted.last()).copied().unwrap_or(0.0)
     }
 
-    /// Returns the longest time; 0 if there are none.
+    /// Returns the longest time; 0 if there are no times.
     pub fn max(&self) -> f64 {
         self.sorted.last().copied().unwrap_or(0.0)
     }

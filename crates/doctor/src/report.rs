@@ -1,4 +1,4 @@
-//! The report, for people, for machines and for browsers.
+//! Formats the report of the doctor as text for people, as JSON for programs, and as HTML for browsers.
 
 use std::fmt::Write as _;
 
@@ -15,22 +15,23 @@ use crate::show;
 /// The findings of an examination, and what could not be examined.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
-    /// The examined members: label, and version or the reason why it is unknown.
+    /// The examined members. For each, its label, and a text with its product and version, or the reason why
+    /// they are unknown.
     pub members: Vec<(String, String)>,
-    /// Seconds during which rates were measured.
+    /// Time in seconds over which rates were measured.
     pub seconds: f64,
-    /// Number of rules that were judged.
+    /// Number of rules that were applied to the evidence.
     pub rules: usize,
     /// Findings, the most severe first.
     pub findings: Vec<Finding>,
-    /// Reports of what could not be examined.
+    /// Facts that could not be examined, with the rules that needed them.
     pub blind: Vec<Blind>,
 }
 
 /// Overall result of an examination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Health {
-    /// No findings, and no request failed.
+    /// There are no findings, and no request failed.
     Healthy,
     /// Only warnings were found, and no request failed.
     Warnings,
@@ -41,7 +42,7 @@ pub enum Health {
 }
 
 impl Health {
-    /// Returns the word for JSON.
+    /// Returns the word for this result in the JSON report.
     pub fn word(self) -> &'static str {
         match self {
             Health::Healthy => "healthy",
@@ -56,11 +57,12 @@ impl Health {
 const COLUMNS: usize = 110;
 
 impl Report {
-    /// Judges the evidence by these rules.
+    /// Applies these rules to the evidence.
     pub fn of(evidence: &Evidence, limits: &Limits, seconds: f64, rules: &[&Rule]) -> Report {
         let mut findings: Vec<Finding> =
             rules.iter().filter_map(|rule| (rule.judge)(evidence, limits)).collect();
-        // A stable sort, so that the order of the rules is kept within each severity.
+        // The sort is stable: within a severity, the findings stay in the order of the rules, which is the
+        // order of danger.
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
         let blind = rules.iter().flat_map(|rule| rule.blind(evidence));
         let blind = out_of_sight(evidence).into_iter().chain(blind).collect();
@@ -82,13 +84,12 @@ impl Report {
         }
     }
 
-    /// Returns the highest severity found.
+    /// Returns the highest severity among the findings; `None` if there are none.
     pub fn severity(&self) -> Option<Severity> {
         self.findings.iter().map(|finding| finding.severity).max()
     }
 
-    /// Returns the overall result. A failed request counts as worse than warnings, because it may hide an
-    /// error.
+    /// Returns the overall result. A failed request is worse than a warning, because it may hide an error.
     pub fn health(&self) -> Health {
         match (self.severity(), self.blind.iter().any(|blind| blind.is_failure)) {
             (Some(Severity::Error), _) => Health::Errors,
@@ -110,7 +111,7 @@ impl Report {
         out
     }
 
-    /// Formats the findings, and what could not be examined, as text for people.
+    /// Formats the findings, and the list of facts that could not be examined, as text for people.
     pub(crate) fn body(&self) -> String {
         let mut out = String::new();
         let put = |out: &mut String, text: &str| {
@@ -151,7 +152,7 @@ impl Report {
         out
     }
 
-    /// Returns advice on how to make readable what could not be read, for the next run.
+    /// Returns advice for the next run on how to let the doctor read what it could not read this time.
     fn sight_remedies(&self) -> Vec<&'static str> {
         let failed = || self.blind.iter().filter(|blind| blind.is_failure);
         let members = || self.members.iter().map(|(_, about)| about).filter(|_| failed().next().is_some());
@@ -170,7 +171,8 @@ impl Report {
         remedies
     }
 
-    /// Returns one sentence with the number of errors and warnings, which also says if requests failed.
+    /// Returns one sentence with the numbers of errors and warnings. It also says if failed requests may hide
+    /// problems.
     fn summary(&self) -> String {
         let of = |severity| self.findings.iter().filter(|finding| finding.severity == severity).count();
         let summary = match (of(Severity::Error), of(Severity::Warning)) {
@@ -188,8 +190,9 @@ impl Report {
         }
     }
 
-    /// Returns one line for each reason why something was not examined, with all rules that the reason
-    /// affects. `is_failure` selects failed requests; otherwise, data that does not exist or is not wanted.
+    /// Returns one line for each reason why something was not examined, with the names of all rules that the
+    /// reason affects. `is_failure` selects the reasons: true for failed requests, false for data that does
+    /// not exist or was not requested.
     fn not_looked_at(&self, is_failure: bool) -> Vec<String> {
         let mut told: Vec<(&Blind, Vec<&str>)> = Vec::new();
         for blind in self.blind.iter().filter(|blind| blind.is_failure == is_failure) {
@@ -283,8 +286,8 @@ impl Report {
         out
     }
 
-    /// Returns the fields `findings`, `not_looked_at` and `remedies` of a JSON object. The remedies say how
-    /// to make readable what could not be read.
+    /// Returns the fields `findings`, `not_looked_at` and `remedies` of a JSON object, without the braces
+    /// around them. The remedies say how to let the doctor read what it could not read.
     pub(crate) fn json_body(&self) -> String {
         let strings = |texts: &[String]| {
             let quoted: Vec<String> = texts.iter().map(json::string).collect();
@@ -335,12 +338,13 @@ impl Report {
     }
 }
 
-/// Returns a number with its noun, with a plural s unless the number is 1.
+/// Returns a number with its noun, which gets a plural s unless the number is 1.
 pub(crate) fn counted(number: usize, what: &str) -> String {
     if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
 }
 
-/// Wraps a text into lines; the first line starts with `first`, the others with `next`.
+/// Wraps a text into lines of at most [`COLUMNS`] characters. The first line starts with `first`, the others
+/// with `next`.
 pub(crate) fn folded(text: &str, first: &str, next: &str) -> String {
     let mut out = first.to_owned();
     let mut column = first.chars().count();

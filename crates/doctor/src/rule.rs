@@ -1,68 +1,71 @@
-//! Rules: each has a judgement that may result in a finding, and a list of the evidence that it needs.
+//! Defines a rule of the doctor: a function that may return a finding, and a list of the evidence that this
+//! function needs.
 
 use crate::evidence::{Evidence, Member, Metrics, OBSERVATIONS_OF_LIFE_MIN, PROBES_OF_LIFE_MIN, Unseen};
 use crate::finding::Finding;
 use crate::limits::Limits;
 use crate::show;
 
-/// One rule of the doctor.
+/// One rule of the doctor, which looks for one kind of problem.
 pub struct Rule {
-    /// Name of the rule.
+    /// Name of the rule, as in `--only` and in the report.
     pub name: &'static str,
     /// Description of the rule in one line.
     pub about: &'static str,
-    /// Facts that the rule needs about each member. Each entry is a list of alternatives, one of which is
+    /// Evidence that the rule needs from each member. Every entry is a list of alternatives: one of them is
     /// enough.
     pub needs: &'static [&'static [Need]],
-    /// Judges the evidence; returns a finding if the rule applies.
+    /// Judges the evidence; returns a finding if the rule sees a problem.
     pub judge: fn(&Evidence, &Limits) -> Option<Finding>,
 }
 
-/// A fact that a rule needs.
+/// A piece of evidence that a rule needs from a member.
 #[derive(Clone, Copy, Debug)]
 pub enum Need {
-    /// Status of the member.
+    /// Response to a status request.
     Status,
-    /// A family of the member's metrics.
+    /// A family of metrics, by name.
     Metric(&'static str),
-    /// Enough probes of other members; needed only if there are other members.
+    /// Enough probes of the round trip to each other member, in the histogram with this name. Nothing is
+    /// needed if there are no other members.
     Probes(&'static str),
-    /// Enough observations in a histogram.
+    /// Enough observations in the histogram with this name.
     Observations(&'static str),
-    /// A list of Mainstay's page.
+    /// The list with this name on Mainstay's page.
     Page(&'static str),
-    /// A fact that is needed only from etcd; for Mainstay the rule does not apply.
+    /// Enough observations in the histogram with this name, but only from etcd: the rule does not apply to
+    /// Mainstay.
     OnlyEtcd(&'static str),
-    /// Response at `/version`.
+    /// Response to `/version`.
     Versions,
-    /// Clock of the member.
+    /// Offset of the member's clock.
     Clock,
-    /// Certificate of the member.
+    /// Certificate that the member presents.
     Certificate,
-    /// Round-trip times from this machine.
+    /// Round-trip times from this machine to the member.
     RoundTrips,
-    /// Alarms of the cluster.
+    /// List of the cluster's alarms.
     Alarms,
-    /// Sampled keys.
+    /// Sample of the keys.
     Sample,
 }
 
-/// A fact that could not be examined.
+/// Evidence that is missing, so that a rule could not be applied completely.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Blind {
-    /// Name of the rule.
+    /// Name of the rule that needs the evidence; `everything` for all rules.
     pub name: &'static str,
-    /// Labels of the affected members; empty for all.
+    /// Labels of the members from which the evidence is missing; empty for all.
     pub members: Vec<String>,
-    /// Reason why the fact could not be examined.
+    /// Reason why the evidence is missing.
     pub because: String,
-    /// True if a request failed or was refused, so that the cluster must not be called healthy; false if
-    /// there was only nothing to examine yet.
+    /// True if a request failed or was refused, so that the cluster must not be called healthy. False if the
+    /// server does not have the data, or too little of it yet, or if the user does not want it.
     pub is_failure: bool,
 }
 
 impl Rule {
-    /// Returns the facts that this rule could not examine at the members that were reached.
+    /// Returns the evidence that this rule needs but does not have from members that were reached.
     pub fn blind(&self, evidence: &Evidence) -> Vec<Blind> {
         let mut found: Vec<Blind> = Vec::new();
         for member in evidence.members.iter().filter(|member| member.reached.is_ok()) {
@@ -103,8 +106,8 @@ impl Rule {
     }
 }
 
-/// Returns an entry for each member that was not reached, and one if some members may be unknown. No rule
-/// could examine these members.
+/// Returns an entry for each member that was not reached, and another if the cluster may have members that
+/// are not known. No rule could be applied to these members.
 pub fn out_of_sight(evidence: &Evidence) -> Vec<Blind> {
     let at = |member: String, because: String| Blind {
         name: "everything",
@@ -125,14 +128,14 @@ fn too_few(family: &str, count: f64, least: f64, what_to_do: &str) -> Unseen {
     ))
 }
 
-/// Returns the same reason with `words` before its text.
+/// Returns the reason `why` with `words` before its text. The result counts as a failure if `why` does.
 fn behind(words: &str, why: &Unseen) -> Unseen {
     let text = format!("{words}: {why}");
     if why.is_failure() { Unseen::because(text) } else { Unseen::left_out(text) }
 }
 
 impl Need {
-    /// Returns the reason why the fact is missing; `None` if it is known.
+    /// Returns the reason why the member's evidence does not contain what is needed; `None` if it does.
     fn missing(self, member: &Member, evidence: &Evidence) -> Option<Unseen> {
         let of_metrics = |seen: &dyn Fn(&Metrics) -> Option<Unseen>| match &member.metrics {
             Ok(metrics) => seen(metrics),
@@ -146,7 +149,8 @@ impl Need {
                 of_metrics(&|metrics| (!metrics.after.has(family)).then(|| absent(family)))
             }
             Need::Probes(family) => of_metrics(&|metrics| {
-                // A peer that is no longer a member is ignored.
+                // Ignore peers that are no longer members: their series stay in the metrics, but get no more
+                // probes.
                 let is_member = |peer: &String| {
                     u64::from_str_radix(peer, 16)
                         .is_ok_and(|id| evidence.members.iter().any(|member| member.id == id))

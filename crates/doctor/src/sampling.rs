@@ -1,4 +1,4 @@
-//! Samples a few keys and their sizes, at very low cost for the cluster.
+//! Reads a small sample of keys to find large values, at very low cost for the cluster.
 
 use api::Rpc;
 use api::etcdserverpb::{RangeRequest, RangeResponse};
@@ -6,23 +6,24 @@ use client::{Client, shown};
 
 use crate::evidence::{Sample, Unseen};
 
-/// Largest number of requests.
+/// Maximum number of range requests for one sample.
 const REQUESTS_MAX: usize = 12;
-/// Number of bytes of values after which no further request is made.
+/// Number of bytes of values after which no further range is requested.
 const BYTES_MAX: usize = 4 * 1024 * 1024;
-/// Number of the largest keys that are kept.
+/// Number of keys that the sample lists, those with the largest values.
 const LARGEST_MAX: usize = 20;
-/// Number of keys above which no sample is taken: even for a short page, etcd walks its whole index to count
-/// the remaining keys.
+/// Number of keys above which no sample is taken: to count the keys of a range, etcd walks the index of all
+/// of them, even if it returns only a few.
 pub(crate) const KEYS_MAX: f64 = 1e6;
 
-/// Samples up to `keys_max` keys in a few small, serializable ranges. The sample skips from one directory
-/// (the part of a key before the last `/`) to the next, since the keys of one directory are similar.
+/// Samples up to `keys_max` keys with a few small, serializable range requests. After each page, skips the
+/// rest of the last key's directory (everything up to the last `/`), because keys in one directory tend to be
+/// similar.
 pub(crate) async fn sample(client: &Client, keys_max: usize) -> Result<Sample, Unseen> {
     let mut sample = Sample::default();
     let mut from: Vec<u8> = vec![0];
     let mut bytes = 0;
-    // The first page has only one key, because all values may be large.
+    // Request only one key at first, because the size of the values is not known yet.
     let mut page = 1;
     for _ in 0..REQUESTS_MAX {
         if sample.keys >= keys_max || bytes >= BYTES_MAX {
@@ -55,15 +56,16 @@ pub(crate) async fn sample(client: &Client, keys_max: usize) -> Result<Sample, U
         if !answer.more {
             break;
         }
-        // The next page would take about a quarter of the remaining bytes if all its values were as large as
-        // the largest value of this page.
+        // Choose the size of the next page so that it takes at most a quarter of the remaining bytes if none
+        // of its values is larger than the largest of this page.
         page = ((BYTES_MAX.saturating_sub(bytes)) / 4 / largest_here.max(64))
             .clamp(1, keys_max.div_ceil(4).max(1));
     }
     Ok(sample)
 }
 
-/// Returns the first key after the directory of this key.
+/// Returns the first possible key after all keys in the directory of this key; `None` if the key contains no
+/// `/`.
 fn directory(key: &[u8]) -> Option<Vec<u8>> {
     let slash = key.iter().rposition(|byte| *byte == b'/')?;
     let mut end = key[..=slash].to_vec();

@@ -1,4 +1,4 @@
-//! Formats figures for people.
+//! Formats numbers for people: durations, sizes, counts, rates and shares.
 
 use cli::go;
 
@@ -20,7 +20,7 @@ pub fn seconds(value: f64) -> String {
     }
 }
 
-/// Formats bytes: `1.5 MB`.
+/// Formats a number of bytes in a suitable unit: `1.5 MB`.
 pub fn bytes(value: f64) -> String {
     go::bytes(value.max(0.0) as u64)
 }
@@ -30,7 +30,7 @@ pub fn percent(share: f64) -> String {
     format!("{:.0} %", share * 100.0)
 }
 
-/// Formats a number with separators: `1,234,567`.
+/// Formats a number with thousands separators: `1,234,567`.
 pub fn count(value: f64) -> String {
     let digits = format!("{:.0}", value.max(0.0));
     let mut out = String::new();
@@ -43,17 +43,17 @@ pub fn count(value: f64) -> String {
     out
 }
 
-/// Formats a number with its noun in singular or plural.
+/// Formats a number followed by its noun, `one` for the number 1 and `many` otherwise.
 pub fn counted(value: f64, one: &str, many: &str) -> String {
     format!("{} {}", count(value), if value == 1.0 { one } else { many })
 }
 
-/// Returns a server's text in a form that is safe for a terminal: without control characters.
+/// Returns a text from a server in a form that is safe for a terminal: control characters are replaced.
 pub fn clean(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
-/// Formats a rate: `0.4/s`, `1,200/s`.
+/// Formats a rate per second: `0.4/s`, `1,200/s`.
 pub fn rate(value: f64) -> String {
     if value < 10.0 { format!("{value:.1}/s") } else { format!("{}/s", count(value)) }
 }

@@ -1,5 +1,5 @@
-//! Reads Linux' figures about a TCP connection. The calls of `getsockopt` and `setsockopt` are the only
-//! unsafe code of this crate.
+//! Reads Linux's statistics about a TCP connection. This crate's only unsafe code is the calls of
+//! `getsockopt` and `setsockopt` here.
 
 use std::io;
 use std::net::SocketAddr;
@@ -7,27 +7,28 @@ use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 
 use tokio::net::{TcpSocket, TcpStream};
 
-/// A duplicate of a connection's descriptor, for reading figures while another part of the program owns the stream.
+/// A duplicate of a connection's file descriptor. It allows reading the statistics while another owner uses
+/// the stream.
 #[derive(Debug)]
 pub struct Observer {
     socket: OwnedFd,
     is_v6: bool,
 }
 
-/// Figures of a connection, as far as the kernel provides them. They come from `struct tcp_info` of
-/// linux/tcp.h, to which new kernels only add fields.
+/// Statistics of a TCP connection, read from `struct tcp_info` of linux/tcp.h. New kernels only append fields
+/// to it. A field that the kernel does not have is 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TcpFigures {
-    /// Largest segment sent, in bytes of payload.
+    /// Largest payload of a sent segment (MSS), in bytes.
     pub segment_bytes: u32,
     /// MTU of the path, as far as the kernel has learned it, in bytes.
     pub path_mtu: u32,
     /// Smoothed round trip time, in microseconds.
     pub rtt_micros: u32,
-    /// Number of segments that were retransmitted.
+    /// Number of segments that were retransmitted since the connection was opened.
     pub resent: u32,
-    /// Number of segments with data that were sent, including retransmitted ones; old kernels do not report
-    /// it, then it is 0.
+    /// Number of segments with data that were sent, including retransmitted ones; 0 if the kernel does not
+    /// report it.
     pub data_segments_sent: u32,
 }
 
@@ -42,10 +43,10 @@ impl Observer {
         Ok(Observer { socket: stream.as_fd().try_clone_to_owned()?, is_v6 })
     }
 
-    /// Returns the present figures.
+    /// Returns the current statistics of the connection.
     ///
     /// # Errors
-    /// Returns an error if the kernel does not provide any figures.
+    /// Returns an error if the kernel does not provide any statistics.
     pub fn figures(&self) -> io::Result<TcpFigures> {
         let mut bytes = [0u8; 256];
         let filled = option(self.socket.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, &mut bytes)?;
@@ -67,15 +68,15 @@ impl Observer {
     }
 }
 
-/// Connects with segments of at most this many bytes.
+/// Opens a TCP connection whose segments have at most `segment_bytes` bytes of payload.
 ///
 /// # Errors
-/// Returns an error if the connection fails.
+/// Returns an error if connecting or setting the segment size fails.
 pub async fn connect_with_segments(to: SocketAddr, segment_bytes: i32) -> io::Result<TcpStream> {
     let socket = if to.is_ipv6() { TcpSocket::new_v6()? } else { TcpSocket::new_v4()? };
     let value = segment_bytes.to_ne_bytes();
-    // SAFETY: the descriptor is open as long as `socket` lives; pointer and length are those of a live array
-    // of the size of a C int, which the kernel only reads.
+    // SAFETY: the descriptor is open, because `socket` is alive. Pointer and length describe an array that is
+    // alive and has the size of a C int; the kernel only reads it.
     let set = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
@@ -91,7 +92,7 @@ pub async fn connect_with_segments(to: SocketAddr, segment_bytes: i32) -> io::Re
     socket.connect(to).await
 }
 
-/// Reads a socket option; returns the number of bytes that the kernel filled.
+/// Reads a socket option into `into`. Returns the number of bytes that the kernel has written.
 fn option(
     socket: BorrowedFd<'_>,
     level: libc::c_int,
@@ -99,8 +100,8 @@ fn option(
     into: &mut [u8],
 ) -> io::Result<usize> {
     let mut length = into.len() as libc::socklen_t;
-    // SAFETY: the descriptor is open as long as it is borrowed; the kernel writes at most `length` bytes, the
-    // length of the slice, and then sets `length` to the number of bytes written.
+    // SAFETY: the descriptor is open, because `socket` borrows it. The kernel writes at most `length` bytes,
+    // which is the length of the slice, and then sets `length` to the number of bytes written.
     let got = unsafe {
         libc::getsockopt(socket.as_raw_fd(), level, name, into.as_mut_ptr().cast(), &raw mut length)
     };

@@ -1,17 +1,17 @@
-//! Tables whose cells contain bars.
+//! Writes tables of bars, which compare one metric of several items.
 
 use std::fmt::Write as _;
 
 use crate::text::escape;
 
-/// A table of bars: one metric of several items.
+/// A table of bars: the values of one metric for several items, each with a bar.
 #[derive(Clone, Debug, Default)]
 pub struct Bars {
     /// Name of the metric, with the unit.
     pub title: String,
-    /// Text that says which values are good.
+    /// Text that says whether high or low values are good.
     pub note: String,
-    /// Heading of the column with the texts next to the values.
+    /// Heading of the column with the additional texts.
     pub beside: String,
     /// The bars.
     pub rows: Vec<Bar>,
@@ -22,24 +22,25 @@ pub struct Bars {
 pub struct Bar {
     /// Name of the item.
     pub name: String,
-    /// Remark on the item; may be empty.
+    /// Remark about the item; may be empty.
     pub mark: String,
-    /// Colour of the bar, by its meaning.
+    /// Meaning of the bar, which determines its colour.
     pub fill: Fill,
-    /// Length of the bar; 1 is the full width. A longer bar is cut off in a visible way.
+    /// Length of the bar as a fraction of the full width. A bar longer than 1 is cut off, with a visible
+    /// mark.
     pub share: f64,
-    /// Text of the value.
+    /// The value with its unit, as text.
     pub value: String,
-    /// Text next to the value; may be empty.
+    /// Additional text beside the value; may be empty.
     pub beside: String,
 }
 
-/// Appearance of a bar.
+/// Meaning of a bar, which determines its colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fill {
-    /// The colour with this number. The line of the same item in a chart has the same colour.
+    /// An item. Contains the number of its colour, which the item's lines in charts have too.
     Colour(usize),
-    /// Grey, for a limit that is not an item.
+    /// A limit rather than an item; the bar is grey.
     Limit,
 }
 

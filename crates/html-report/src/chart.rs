@@ -1,13 +1,14 @@
-//! Charts. Each is written as a table, from which a script draws the chart.
+//! Writes charts. Each chart is written as a table with the same values; a script draws the chart from that
+//! table.
 
 use std::fmt::Write as _;
 
 use crate::text::{escape, with_unit};
 
-/// Number of different colours and dash patterns of lines. Further lines use them again. Must be equal to
-/// `LINES_MAX` in plot.mjs.
+/// Number of different colours and dash patterns for lines. If a chart has more lines, they repeat. The
+/// number must be equal to `LINES_MAX` in plot.mjs.
 pub(crate) const COLOURS: usize = 8;
-/// Text of a table cell without a value.
+/// Text of a cell for which there is no value.
 const NONE: &str = "–";
 
 /// A chart.
@@ -15,14 +16,14 @@ const NONE: &str = "–";
 pub enum Chart {
     /// Lines over an x axis.
     Lines(Lines),
-    /// Time spans in lanes.
+    /// Periods of time in lanes.
     Lanes(Lanes),
 }
 
 /// A chart of lines.
 #[derive(Clone, Debug)]
 pub struct Lines {
-    /// Title of the chart, which says what the chart shows.
+    /// Title of the chart, which says what its values are.
     pub title: String,
     /// Additional text; may be empty.
     pub note: String,
@@ -32,8 +33,8 @@ pub struct Lines {
     pub scale: Scale,
     /// Kind of the x axis.
     pub axis: Axis,
-    /// True if the reader can zoom into a part of the axis. This then happens in all charts that can be
-    /// zoomed.
+    /// True if readers can zoom into a part of the x axis. All charts of the page for which this is true zoom
+    /// together.
     pub zooms: bool,
     /// Positions on the x axis, in ascending order.
     pub x: Vec<f64>,
@@ -46,7 +47,7 @@ pub struct Lines {
 pub struct Line {
     /// Name of the line, for the legend and the table.
     pub name: String,
-    /// Number of the line's colour.
+    /// Number of the line's colour, as in `Fill::Colour`.
     pub colour: usize,
     /// A value for each position on the x axis; `None` for a position without a value.
     pub values: Vec<Option<f64>>,
@@ -55,7 +56,7 @@ pub struct Line {
 /// Scale of a value axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scale {
-    /// Linear scale, from zero.
+    /// A linear scale that starts at zero.
     Linear,
     /// Logarithmic scale.
     Log,
@@ -66,52 +67,53 @@ pub enum Scale {
 pub enum Axis {
     /// Seconds since the start.
     Seconds,
-    /// Percentages on a scale on which 90, 99 and 99.9 are equally far apart.
+    /// Percentages. On this scale, the distances from 90 to 99 and from 99 to 99.9 are equal.
     Percent,
 }
 
-/// A chart of time spans in lanes.
+/// A chart of periods of time, which are drawn as spans in lanes.
 #[derive(Clone, Debug)]
 pub struct Lanes {
     /// Title of the chart, which says what the chart shows.
     pub title: String,
     /// Additional text; may be empty.
     pub note: String,
-    /// End of the axis, in seconds.
+    /// End of the time axis, in seconds.
     pub end: f64,
-    /// The spans. In a lane, later spans are drawn over earlier ones.
+    /// The spans. Where spans of a lane overlap, later ones are drawn over earlier ones.
     pub spans: Vec<Span>,
 }
 
-/// One time span.
+/// A period of time.
 #[derive(Clone, Debug)]
 pub struct Span {
-    /// Name of the lane.
+    /// Name of the lane in which the span is drawn.
     pub lane: String,
-    /// Kind of the span, which is the same word for all spans of one kind.
+    /// Kind of the span, for the legend. Spans of one kind must have the same word.
     pub kind: &'static str,
-    /// Text next to this span; `None` if the kind says enough.
+    /// Text beside this span; `None` if its kind says enough.
     pub label: Option<String>,
-    /// Start in seconds.
+    /// Start of the span in seconds.
     pub from: f64,
-    /// End in seconds.
+    /// End of the span in seconds.
     pub to: f64,
-    /// Additional text; may be empty.
+    /// Additional text about the span; may be empty.
     pub detail: String,
-    /// Colour of the span, by its meaning.
+    /// Meaning of the span, which determines its colour.
     pub tone: Tone,
-    /// Names of other lanes in which the outline of the span is drawn. These names must not contain a space.
+    /// Other lanes in which the outline of the span is drawn, such as those of the members that a fault
+    /// affects. These names must not contain spaces.
     pub also: Vec<String>,
-    /// True if all charts that can be zoomed shade the time of this span.
+    /// True if the period is shaded in all charts that can be zoomed.
     pub shades: bool,
 }
 
-/// Appearance of a span.
+/// Meaning of a span, which determines its colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tone {
     /// A fault that was injected.
     Fault,
-    /// The time in which the members recover from a fault.
+    /// The time from the end of a fault until all members have recovered.
     After,
     /// Everything is healthy.
     Good,
@@ -121,7 +123,7 @@ pub enum Tone {
     Warning,
     /// A process is stopped for some time.
     Paused,
-    /// Not running.
+    /// A process is not running.
     Off,
 }
 
@@ -147,13 +149,14 @@ impl Axis {
         }
     }
 
-    /// Returns the text of a position for the table. The script parses this text.
+    /// Returns the text of a position on the axis for the table. The script parses it, so its format must not
+    /// change.
     fn text(self, place: f64) -> String {
         match self {
             Axis::Seconds => format!("{place}\u{a0}s"),
             Axis::Percent => {
-                // Use as many digits as needed to distinguish the position from its neighbours, such as 99.9
-                // from 99.99.
+                // Use enough digits to distinguish the position from its neighbours, for example 99.9 from
+                // 99.99.
                 let nines = -(1.0 - place / 100.0).max(1e-9).log10();
                 let digits = nines.max(0.0).floor() as usize + if place.fract() == 0.0 { 0 } else { 1 };
                 format!("{place:.digits$}\u{a0}%")
@@ -171,7 +174,7 @@ impl Chart {
     }
 }
 
-/// Writes the beginning of a chart, up to and including the start of the table.
+/// Writes the beginning of a chart: everything up to the first cell of the table's header.
 fn open(attributes: &str, title: &str, note: &str, out: &mut String) {
     let title = escape(title);
     let note = match note {
@@ -192,8 +195,8 @@ impl Lines {
     fn write(&self, out: &mut String) {
         let Lines { unit, axis, zooms, .. } = self;
         let scale = if self.scale == Scale::Log { "log" } else { "linear" };
-        // A chart that can be zoomed is as wide as the page, so that the same times are below each other in
-        // all such charts.
+        // Give a chart that can be zoomed the full width of the page, so that the same times are below each
+        // other in all such charts.
         let (class, zooms) = if *zooms { ("chart wide-chart", " data-zooms") } else { ("chart", "") };
         let (axis_word, unit_text) = (axis.word(), escape(unit));
         let attributes = format!(

@@ -1,17 +1,17 @@
-//! Builds reports as single HTML files. Their stylesheet and charts are the same as those of the web console.
+//! Builds reports that are single HTML files, with the stylesheet and the charts of the web console.
 //!
-//! Structure: [`Page`] builds a report from parts: texts, facts, tables, bars, charts, findings. Every part
-//! takes plain texts and escapes them itself, so no text of a server, a key or an error can become markup. A
-//! chart is written as a table. A script draws the chart from the cells of the table, with the same modules
-//! that draw the console's charts ([`SHARED`]). If scripts are disabled, the table itself is visible.
+//! Structure: [`Page`] builds a report from text, facts, tables, bars, charts and findings. Its methods take
+//! plain text and escape it, so no text from a server, a key or an error can become markup. A chart is
+//! written as a table. A script then draws the chart from the cells of this table, with the same modules that
+//! draw the console's charts ([`SHARED`]). Without scripts, the table is visible instead.
 //!
-//! The crate does not know what a report is about or who serves the pages, and it reads no files.
+//! The crate does not know what a report is about, nor who serves it, and reads no files.
 //!
-//! Invariants: a page loads nothing (its content security policy allows only its own style and script, by
-//! hash); every chart has a table with the same values; each value has its unit.
+//! Invariants: a page loads nothing, because its content security policy allows only its own style and
+//! script, by their hashes. Each chart has a table with the same values. Each value has its unit.
 //!
 //! Start reading with [`Page`] and `assets/plot.mjs`, which draws all charts. Tests: beside the code;
-//! `interop/console/reports.py` tests in a browser.
+//! `interop/console/reports.py` tests reports in a browser.
 
 #![forbid(unsafe_code)]
 
@@ -28,7 +28,8 @@ pub use page::{Found, Level, Page};
 pub use table::{Cell, Column, Group, Row, Table};
 pub use text::short;
 
-/// Names and contents of files that the console serves together with its own.
+/// Names and contents of the files that the console serves in addition to its own, so that both look the
+/// same.
 pub const SHARED: &[(&str, &str)] = &[
     ("theme.css", THEME),
     ("parts.css", PARTS),

@@ -1,4 +1,4 @@
-//! A report page.
+//! Builds the page of a report: [`Page`].
 
 use std::fmt::Write as _;
 
@@ -13,10 +13,10 @@ use crate::table::Table;
 use crate::text::escape;
 use crate::{PARTS, THEME};
 
-/// Styles that only reports need, and not the console.
+/// Styles that are needed by reports only, and not by the console.
 const REPORT: &str = include_str!("../assets/report.css");
 
-/// A report that is being written. Each method adds a part at the end.
+/// A report that is being built. Each method appends a part to the page.
 #[derive(Clone, Debug)]
 pub struct Page {
     title: String,
@@ -24,7 +24,7 @@ pub struct Page {
     has_charts: bool,
 }
 
-/// Severity of a finding.
+/// Severity of a finding, which determines its colour and its word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
     /// No problem.
@@ -42,9 +42,9 @@ pub struct Found {
     pub level: Level,
     /// Description of the finding in one line.
     pub title: String,
-    /// Measurements that support the finding.
+    /// Facts with numbers that prove the finding.
     pub facts: Vec<String>,
-    /// Consequences of the finding; may be empty.
+    /// Consequence of the finding; may be empty.
     pub meaning: String,
     /// Remedies, the best one first.
     pub remedies: Vec<String>,
@@ -77,7 +77,7 @@ impl Page {
         let _ = writeln!(self.main, "<p class=\"note\">{}</p>", escape(text));
     }
 
-    /// Adds a command, or another text that the reader may copy.
+    /// Adds a command, or another text that readers may want to copy.
     pub fn command(&mut self, text: &str) {
         self.element("pre", text);
     }
@@ -91,14 +91,14 @@ impl Page {
         list("listed", items, &mut self.main);
     }
 
-    /// Adds a warning box, for facts that the reader should know first.
+    /// Adds a box with warnings, which readers should see before the results.
     pub fn warning<T: AsRef<str>>(&mut self, title: &str, items: &[T]) {
         let _ = writeln!(self.main, "<div class=\"notice mild\"><h2>{}</h2>", escape(title));
         list("listed", items, &mut self.main);
         self.main += "</div>\n";
     }
 
-    /// Adds pairs of a name and a text.
+    /// Adds a list of names, each with a text.
     pub fn facts(&mut self, facts: &[(String, String)]) {
         self.main += "<dl class=\"pairs\">";
         for (name, value) in facts {
@@ -107,7 +107,7 @@ impl Page {
         self.main += "</dl>\n";
     }
 
-    /// Adds a few figures with their names, in large type.
+    /// Adds a few numbers with their names, in large type.
     pub fn figures(&mut self, figures: &[(&str, String)]) {
         self.main += "<dl class=\"facts large\">";
         for (name, value) in figures {
@@ -116,7 +116,7 @@ impl Page {
         self.main += "</dl>\n";
     }
 
-    /// Adds findings, in this order.
+    /// Adds findings, in the order in which they are given.
     pub fn findings(&mut self, findings: &[Found]) {
         self.main += "<ul class=\"problems\">\n";
         for found in findings {
@@ -150,7 +150,7 @@ impl Page {
         table.write(&mut self.main);
     }
 
-    /// Adds tables of bars, side by side if the page is wide enough.
+    /// Adds tables of bars. They are side by side if the page is wide enough.
     pub fn bars(&mut self, bars: &[Bars]) {
         self.main += "<div class=\"charts\">\n";
         for one in bars {
@@ -159,7 +159,7 @@ impl Page {
         self.main += "</div>\n";
     }
 
-    /// Adds charts, side by side if the page is wide enough.
+    /// Adds charts. They are side by side if the page is wide enough.
     pub fn charts(&mut self, charts: &[Chart]) {
         self.has_charts |= !charts.is_empty();
         self.main += "<div class=\"charts\">\n";
@@ -169,8 +169,8 @@ impl Page {
         self.main += "</div>\n";
     }
 
-    /// Returns the HTML file. The content security policy of the file allows only its own style and script,
-    /// by their hashes.
+    /// Returns the page as an HTML file. Its content security policy allows only its own style and script, by
+    /// their hashes.
     pub fn html(&self) -> String {
         let style = format!("\n{THEME}{PARTS}{REPORT}");
         let script = if self.has_charts { script() } else { String::new() };
@@ -214,7 +214,7 @@ mod tests {
         EVIL.to_owned()
     }
 
-    /// Returns a page with all kinds of parts, whose texts all contain markup.
+    /// Returns a page with all kinds of parts, in which every text contains markup.
     fn evil_page() -> Page {
         let mut page = Page::new(EVIL);
         page.heading(EVIL);

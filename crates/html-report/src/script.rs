@@ -1,8 +1,8 @@
-//! The script of a report. All modules are joined into one module, without their import and export lines.
+//! Builds the script of a report from modules: joins them into one, without their import and export lines.
 //!
-//! If a page was opened from a disk, a browser loads no other file, so the modules are embedded in the page.
-//! Joining them requires that each import or export is a single line, and that no top-level name is declared
-//! in two modules; a test checks both.
+//! The modules are embedded in the page, because a browser does not load modules for a page that was opened
+//! from disk. Joining them requires that each import and export is on a single line, and that no two modules
+//! declare the same top-level name. A test checks both.
 
 pub(crate) const DOM: &str = include_str!("../assets/dom.mjs");
 pub(crate) const FRAME: &str = include_str!("../assets/frame.mjs");
@@ -10,10 +10,10 @@ pub(crate) const PLOT: &str = include_str!("../assets/plot.mjs");
 const LANES: &str = include_str!("../assets/lanes.mjs");
 const REPORT: &str = include_str!("../assets/report.mjs");
 
-/// The modules, each after those that it imports.
+/// The modules. Each comes after those that it imports.
 const MODULES: [&str; 5] = [DOM, FRAME, PLOT, LANES, REPORT];
 
-/// Returns the script for an element `<script type="module">`.
+/// Returns the script for the element `<script type="module">` of a page.
 pub(crate) fn script() -> String {
     let mut out = "\n".to_owned();
     for line in MODULES.iter().flat_map(|module| module.lines()) {

@@ -1,4 +1,4 @@
-//! Tables.
+//! Writes tables of text and numbers.
 
 use std::fmt::Write as _;
 
@@ -7,31 +7,31 @@ use crate::text::escape;
 /// A table.
 #[derive(Clone, Debug, Default)]
 pub struct Table {
-    /// Caption of the table, which is visible only to screen readers.
+    /// Caption of the table. Only screen readers present it.
     pub caption: String,
     /// The columns.
     pub columns: Vec<Column>,
     /// The rows, in groups.
     pub groups: Vec<Group>,
-    /// True if the table has so many columns that it uses small type.
+    /// True to use small type, because the table has many columns.
     pub is_dense: bool,
 }
 
 /// A column.
 #[derive(Clone, Debug, Default)]
 pub struct Column {
-    /// Name of the column, with the unit.
+    /// Name of the column, with the unit of its values.
     pub name: String,
-    /// True if the cells are numbers, which are aligned to the right.
+    /// True if the cells are numbers. These are aligned to the right.
     pub is_number: bool,
-    /// True if the cells are long texts.
+    /// True if the cells are long texts, for which the column is made wide.
     pub is_wide: bool,
 }
 
-/// Rows that belong together under a name.
+/// Rows of a table that belong together.
 #[derive(Clone, Debug, Default)]
 pub struct Group {
-    /// Name of the group; `None` if the table has no groups.
+    /// Name of the group, which is shown above its rows; `None` if the table is not divided into groups.
     pub name: Option<String>,
     /// The rows.
     pub rows: Vec<Row>,
@@ -42,7 +42,7 @@ pub struct Group {
 pub struct Row {
     /// A cell for each column. The first cell is the name of the row.
     pub cells: Vec<Cell>,
-    /// Time in seconds that the charts mark for this row; `None` for no mark.
+    /// Time in seconds at which charts have a mark for this row; `None` for no mark.
     pub mark: Option<f64>,
 }
 
@@ -50,17 +50,17 @@ pub struct Row {
 pub type Cell = String;
 
 impl Column {
-    /// Creates a column of short texts.
+    /// Creates a column for short texts.
     pub fn text(name: impl Into<String>) -> Column {
         Column { name: name.into(), ..Column::default() }
     }
 
-    /// Creates a column of numbers.
+    /// Creates a column for numbers.
     pub fn number(name: impl Into<String>) -> Column {
         Column { name: name.into(), is_number: true, ..Column::default() }
     }
 
-    /// Creates a column of long texts.
+    /// Creates a column for long texts.
     pub fn wide(name: impl Into<String>) -> Column {
         Column { name: name.into(), is_wide: true, ..Column::default() }
     }
@@ -75,8 +75,9 @@ impl Column {
 }
 
 impl Table {
-    /// Writes the table. On a phone, each row is displayed as a list of its cells. Browsers then drop the
-    /// roles of table elements, so the roles are written explicitly.
+    /// Writes the table. On a narrow screen, each row is shown as a list of its cells. In this layout,
+    /// browsers no longer treat the elements as a table, so the roles are written explicitly, for screen
+    /// readers.
     pub(crate) fn write(&self, out: &mut String) {
         let caption = escape(&self.caption);
         let dense = if self.is_dense { " class=\"figures\"" } else { "" };

@@ -1,7 +1,7 @@
-//! Formats texts and numbers for a page.
+//! Formats texts and numbers for a page, with escaping.
 
-/// Escapes a text for the content of an element or for a quoted attribute. Replaces control characters and
-/// bidirectional marks, because they could disguise the text.
+/// Escapes a text for the content of an element, or for a quoted attribute. Replaces control characters and
+/// bidirectional marks, which could make the text look like another one.
 pub(crate) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for letter in text.chars() {
@@ -18,7 +18,8 @@ pub(crate) fn escape(text: &str) -> String {
     out
 }
 
-/// Formats a number with three significant digits.
+/// Formats a number briefly: with three significant digits from 1 to 1000, with all digits of its integer
+/// part above, and with three decimals below.
 pub fn short(value: f64) -> String {
     match value.abs() {
         v if v >= 100.0 || v == 0.0 => format!("{value:.0}"),
@@ -28,7 +29,7 @@ pub fn short(value: f64) -> String {
     }
 }
 
-/// Formats a number and its unit, with a non-breaking space between.
+/// Formats a number like [`short`], followed by a non-breaking space and the unit.
 pub(crate) fn with_unit(value: f64, unit: &str) -> String {
     format!("{}\u{a0}{unit}", short(value))
 }

@@ -1,14 +1,14 @@
-//! The audit log: which client requested what, from which address, and with which result. Each entry is one
-//! line; a separate thread writes them.
+//! Writes the audit log: which client requested what, from which address, and with which result. Each entry
+//! is one line. A separate thread writes the lines, so that requests never wait for the disk.
 //!
-//! [`AuditLog::push`] never waits. Entries that the thread cannot write, because the disk is full or slow,
-//! are dropped and counted, and a line before the next entry says how many are missing. The files are
-//! bounded: the newest has the configured name, older ones end in `.1`, `.2` and so on. The caller determines
-//! the contents of an entry ([`Entry`]).
+//! [`AuditLog::push`] never waits. Entries that the thread cannot write in time, because the disk is full or
+//! slow, are dropped and counted, and a line in the audit log says how many are missing. The size and the
+//! number of the files are limited: the newest file has the configured name, older ones end in `.1`, `.2` and
+//! so on. The caller determines the contents of an entry ([`Entry`]).
 //!
-//! Refused calls ([`AuditLog::push_refused`]) have separate files, queue places and rate limits
-//! (`refusals.rs`): any client that can connect can make any number of refused calls, and these must not
-//! displace other entries.
+//! Refused calls ([`AuditLog::push_refused`]) go to separate files with separate queue limits, and their
+//! lines are rate-limited (`refusals.rs`): any client that can connect can make any number of refused calls,
+//! and these must not displace other entries.
 
 mod refusals;
 
@@ -32,42 +32,46 @@ use crate::metrics::AuditMetrics;
 
 use self::refusals::{NotShown, Refusals};
 
-/// Maximum number of entries that wait for the thread.
+/// Maximum number of queued entries, not counting those of refused calls; further entries are dropped.
 pub const ENTRIES_MAX: usize = 8192;
-/// Maximum number of bytes that waiting entries hold.
+/// Maximum size in bytes of all queued entries together, not counting those of refused calls; further entries
+/// are dropped.
 pub const BYTES_MAX: usize = 16 << 20;
-/// Divisor for the limits of refused calls: they have a share of [`ENTRIES_MAX`], [`BYTES_MAX`] and the
-/// number of files that is this many times smaller. The share is in addition to the limits of other entries.
+/// Divisor for the limits of refused calls: [`ENTRIES_MAX`], [`BYTES_MAX`] and the maximum number of files
+/// are divided by it. Refused calls may use the result in addition to what other entries may use.
 const REFUSED_SHARE: usize = 8;
-/// Number of bytes that an entry takes in addition to [`Entry::bytes`].
+/// Number of bytes that a queued entry is assumed to take in addition to [`Entry::bytes`].
 const ENTRY_BYTES: usize = 256;
-/// Number of bytes from which on a batch is written.
+/// Size of a batch of lines in bytes. The writing thread writes a batch when it has reached this size, or
+/// when no more entries are queued.
 const BATCH_BYTES: usize = 64 << 10;
-/// Longest time for which entries wait for a batch to fill, and the time between two reports of dropped
-/// entries.
+/// Longest time for which the writing thread sleeps if no entry arrives. After this time, it reports dropped
+/// entries and refused calls that have no line of their own.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Time for which a stop waits until the last lines are written.
+/// Longest time for which [`AuditLog::stop`] waits until the last lines are written.
 const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// An entry that becomes one line of the audit log.
 pub trait Entry: Send {
-    /// Returns the number of bytes that the entry holds while it waits.
+    /// Returns the number of bytes that the entry takes while it is queued.
     fn bytes(&self) -> usize;
 
-    /// Appends the line, without its line feed. Appends nothing if the entry turns out not to be logged.
+    /// Appends the line, without a line feed at its end. Appends nothing if it turns out that the entry need
+    /// not be logged, for example when its request is decoded. Such work is done here, on the writing thread,
+    /// so that no request waits for it.
     fn write(&self, out: &mut String);
 }
 
 /// Output for the lines of the audit log.
 pub trait Lines: Send + 'static {
-    /// Appends whole lines.
+    /// Appends lines, each with its line feed.
     ///
     /// # Errors
     ///
-    /// Returns an error if not all lines were written. In this case no line may be visible to readers.
+    /// Returns an error if not all lines were written. In this case, none of them must be visible to readers.
     fn append(&mut self, lines: &[u8]) -> io::Result<()>;
 
-    /// Makes what was appended durable.
+    /// Makes the appended lines durable. Errors are ignored.
     fn sync(&mut self);
 }
 
@@ -76,7 +80,8 @@ pub trait Lines: Send + 'static {
 pub struct Settings {
     /// Path of the newest file.
     pub path: PathBuf,
-    /// Size in bytes from which on a new file is begun.
+    /// Maximum size of a file in bytes. Lines that would make the newest file larger go to a new file, and
+    /// the full one is renamed.
     pub file_bytes_max: u64,
     /// Maximum number of files, including the newest.
     pub files_max: u64,
@@ -87,7 +92,7 @@ enum Item {
     Wake,
 }
 
-/// Kind of an entry, which determines its files and queue places.
+/// Kind of an entry. It determines in which files the entry is written, and how many entries may be queued.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
     /// Entry of a call that was executed, or may have been.
@@ -99,7 +104,7 @@ enum Kind {
 impl Kind {
     const ALL: [Kind; 2] = [Kind::Accepted, Kind::Refused];
 
-    /// Maximum number of bytes that waiting entries of this kind hold.
+    /// Maximum number of bytes that queued entries of this kind take.
     fn bytes_max(self) -> usize {
         match self {
             Kind::Accepted => BYTES_MAX,
@@ -108,7 +113,7 @@ impl Kind {
     }
 }
 
-/// Amounts of waiting entries of one kind.
+/// Number and size of the queued entries of one kind.
 #[derive(Default)]
 struct Waiting {
     entries: AtomicUsize,
@@ -118,7 +123,7 @@ struct Waiting {
 /// The audit log of a member.
 pub struct AuditLog {
     items: SyncSender<Item>,
-    /// Maximum number of waiting entries of each [`Kind`].
+    /// Maximum number of queued entries of each [`Kind`], indexed by the kind.
     entries_max: [usize; 2],
     clock: Clock,
     shared: Arc<Shared>,
@@ -126,10 +131,10 @@ pub struct AuditLog {
 }
 
 struct Shared {
-    /// Amounts of waiting entries, by [`Kind`].
+    /// Number and size of the queued entries of each [`Kind`], indexed by the kind.
     waiting: [Waiting; 2],
     refusals: Mutex<Refusals>,
-    /// Number of entries dropped since the start.
+    /// Number of entries that were dropped since the start, not counting those of refused calls.
     dropped: AtomicU64,
     is_stopping: AtomicBool,
     metrics: AuditMetrics,
@@ -142,7 +147,8 @@ impl Shared {
     }
 
     fn refusals(&self) -> MutexGuard<'_, Refusals> {
-        // No code that holds the lock can panic half-way, so a poisoned state is still valid.
+        // Use the state even if the lock is poisoned: no code that holds the lock can panic between two
+        // related changes.
         self.refusals.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -177,7 +183,8 @@ impl AuditLog {
         AuditLog::to(lines, RotatedFiles::open(&refused)?, ENTRIES_MAX, clock, logger, metrics)
     }
 
-    /// Starts as [`AuditLog::start`] does, with other outputs and other limits of waiting entries.
+    /// Starts the audit log like [`AuditLog::start`], with these outputs and this limit of queued entries.
+    /// Used by tests.
     ///
     /// # Errors
     ///
@@ -191,7 +198,8 @@ impl AuditLog {
         metrics: AuditMetrics,
     ) -> io::Result<AuditLog> {
         let entries_max = [entries_max, (entries_max / REFUSED_SHARE).max(1)];
-        // The channel has places for both kinds together, so neither kind can block the other.
+        // Give the channel space for the entries of both kinds together, so that many entries of one kind
+        // cannot use up the space of the other.
         let (items, arriving) = mpsc::sync_channel(entries_max.iter().sum());
         let (ending, ended) = mpsc::sync_channel(1);
         let shared = Arc::new(Shared {
@@ -224,8 +232,9 @@ impl AuditLog {
         }
     }
 
-    /// Queues an entry for a refused call of a client at this address, unless the address has had too many
-    /// entries written recently; further calls are only counted. This function waits only for a lock that is
+    /// Queues an entry for a refused call of a client at this address. If this address, or all addresses
+    /// together, had too many such entries recently, the call is only counted, and `entry` is not called. The
+    /// call is also only counted if too many entries are queued. This function waits only for a lock that is
     /// held for a moment.
     pub fn push_refused(&self, address: IpAddr, entry: impl FnOnce() -> Box<dyn Entry>) {
         let now = self.clock.now();
@@ -237,7 +246,7 @@ impl AuditLog {
         }
     }
 
-    /// Queues an entry. Returns false if it was dropped because too many entries of its kind wait.
+    /// Queues an entry. Returns false if it was dropped because too many entries of its kind are queued.
     fn queue(&self, entry: Box<dyn Entry>, kind: Kind) -> bool {
         let bytes = entry.bytes() + ENTRY_BYTES;
         let waiting = &self.shared.waiting[kind as usize];
@@ -253,15 +262,16 @@ impl AuditLog {
         is_queued
     }
 
-    /// Returns the number of entries dropped since the start.
+    /// Returns the number of entries that were dropped since the start, not counting those of refused calls.
     pub fn dropped(&self) -> u64 {
         self.shared.dropped.load(Ordering::Relaxed)
     }
 
-    /// Writes the waiting entries and ends the thread; waits for the thread for at most two seconds.
+    /// Makes the writing thread write the queued entries and end, and waits for that for at most two seconds.
     pub fn stop(&self) {
         self.shared.is_stopping.store(true, Ordering::Release);
-        // If the queue is full, the thread is already awake.
+        // Wake the thread, which otherwise notices the stop only after [`INTERVAL`]. If the queue is full,
+        // the thread is awake already.
         drop(self.items.try_send(Item::Wake));
         if let Some(ended) = self.ended.lock().unwrap_or_else(PoisonError::into_inner).take() {
             let _ = ended.recv_timeout(STOP_TIMEOUT);
@@ -273,7 +283,8 @@ impl AuditLog {
 struct Output {
     lines: Box<dyn Lines>,
     is_failing: bool,
-    /// Lines that are not written yet, followed by the number of their entries.
+    /// Lines that have not been written yet. `entries` is the number of entries among them, so it does not
+    /// count lines that report missing entries.
     batch: String,
     entries: u64,
 }
@@ -313,12 +324,12 @@ impl Output {
 /// State of the thread that writes the audit log.
 struct Writer {
     items: Receiver<Item>,
-    /// Outputs, by [`Kind`].
+    /// The output for each [`Kind`], indexed by the kind.
     outputs: [Output; 2],
     shared: Arc<Shared>,
     clock: Clock,
     logger: Arc<Logger>,
-    /// Number of dropped entries that lines have already reported.
+    /// Number of dropped entries that lines in the audit log have reported so far.
     told_dropped: u64,
 }
 
@@ -330,8 +341,8 @@ impl Writer {
                 Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => break,
             };
-            // The flag is read before the rest of the queue is taken: the thread does not wait for entries
-            // that arrive later.
+            // Read the flag before emptying the queue, so that every entry that was queued before the stop is
+            // written. The thread does not wait for entries that arrive later.
             let is_stopping = self.shared.is_stopping.load(Ordering::Acquire);
             let mut next = first;
             loop {
@@ -349,7 +360,8 @@ impl Writer {
         }
     }
 
-    /// Writes the waiting entries, up to one batch; returns true if none are left.
+    /// Writes queued entries, up to one batch. Returns true if the queue is empty afterwards, so that nothing
+    /// is left to write.
     fn write_batch(&mut self, first: Option<Item>, is_stopping: bool) -> bool {
         let [accepted, refused] = &mut self.outputs;
         let dropped = self.shared.dropped.load(Ordering::Relaxed);
@@ -413,13 +425,13 @@ impl Writer {
     }
 }
 
-/// The files of an audit log of one kind.
+/// Writes the entries of one kind to a file. When the file is full, renames it and begins a new one.
 pub struct RotatedFiles {
     path: PathBuf,
     file_bytes_max: u64,
     files_max: u64,
     file: File,
-    /// True if the file may end in an incomplete line.
+    /// True if the file possibly ends in an incomplete line.
     is_torn: bool,
 }
 
@@ -435,7 +447,8 @@ impl RotatedFiles {
             path: settings.path.clone(),
             file_bytes_max: settings.file_bytes_max.max(1),
             files_max: settings.files_max.max(1),
-            // An incomplete line, left by a process that ended, stays in the file and is not continued.
+            // If the process that wrote the file ended in the middle of a line, the next line must not be
+            // appended to the incomplete one.
             is_torn: ends_amid_a_line(&file)?,
             file,
         })
@@ -447,8 +460,8 @@ impl RotatedFiles {
         name.into()
     }
 
-    /// Begins a new file. Existing files are renamed only after the new one exists, so a failure changes
-    /// nothing and can be retried.
+    /// Renames the file and begins a new one, or truncates it if only one file is allowed. The new file is
+    /// created before anything is renamed: if that fails, nothing has changed, and the next call tries again.
     fn rotate(&mut self) -> io::Result<()> {
         if self.files_max == 1 {
             self.file.set_len(0)?;
@@ -468,7 +481,8 @@ impl RotatedFiles {
         Ok(())
     }
 
-    /// Opens the configured file name again if the open file was removed or renamed by another process.
+    /// Opens the configured name again if another process, such as logrotate, has removed or renamed the open
+    /// file.
     fn follow(&mut self) -> io::Result<()> {
         let open_one = self.file.metadata()?;
         let is_same = fs::metadata(&self.path)
@@ -509,7 +523,8 @@ fn open(path: &Path) -> io::Result<File> {
 
 impl Lines for RotatedFiles {
     fn append(&mut self, lines: &[u8]) -> io::Result<()> {
-        // Checked before each write, because another process may have removed or truncated the file.
+        // Look at the file again before each write, because another process may have removed, renamed or
+        // truncated it.
         self.follow()?;
         let mut len = self.file.metadata()?.len();
         if len > 0 && len + lines.len() as u64 > self.file_bytes_max {
@@ -526,8 +541,8 @@ impl Lines for RotatedFiles {
     }
 
     fn sync(&mut self) {
-        // A failure is ignored: if lines are not durable, the audit log is no worse than if they had not been
-        // written.
+        // Ignore a failure. The lines are in the file, but a crash of the machine may lose them; nothing more
+        // can be done about it.
         drop(self.file.sync_all());
     }
 }

@@ -1,38 +1,39 @@
-//! Figures per client address, which show an operator why a member is busy.
+//! Counts connections, requests, watches and leases per client address, so that an operator can see which
+//! clients keep a member busy.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Maximum number of addresses with separate figures. When further addresses arrive, addresses without a
-/// connection are forgotten. If there are none, the further addresses are counted together under the
-/// unspecified address.
+/// Maximum number of addresses that are counted separately. When another address arrives, addresses without
+/// an open connection are forgotten. If every address has one, new addresses are counted together as 0.0.0.0.
 pub const CALLERS_MAX: usize = 1024;
 const OTHERS: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
-/// Figures of one client address. All threads may update them.
+/// Counts for one client address. All threads may update them.
 #[derive(Debug, Default)]
 pub struct Caller {
     /// Number of open connections.
     pub connections: AtomicI64,
-    /// Number of calls begun, of every kind.
+    /// Number of calls of any kind that have begun.
     pub requests: AtomicU64,
     /// Number of open watches.
     pub watches: AtomicI64,
-    /// Number of open watches that are behind and read history.
+    /// Number of open watches that lag behind and read past events from the store.
     pub slow_watches: AtomicI64,
-    /// Number of leases that the open keepalive streams of the address have renewed.
+    /// Number of leases that clients at the address keep alive: those renewed on keepalive streams that are
+    /// still open.
     pub leases: AtomicI64,
-    /// Number of calls of Authenticate.
+    /// Number of `Authenticate` calls.
     pub authentications: AtomicU64,
 }
 
-/// An open connection, counted until this value is dropped.
+/// Counts an open connection until this value is dropped.
 pub struct Connected(Arc<Caller>);
 
 impl Connected {
-    /// Counts one connection of the caller.
+    /// Counts a connection of the caller until the returned value is dropped.
     pub fn new(caller: Arc<Caller>) -> Connected {
         caller.connections.fetch_add(1, Relaxed);
         Connected(caller)
@@ -45,15 +46,15 @@ impl Drop for Connected {
     }
 }
 
-/// Figures of all client addresses.
+/// Counts for all client addresses.
 #[derive(Debug, Default)]
 pub struct Callers {
     by_address: Mutex<HashMap<IpAddr, Arc<Caller>>>,
 }
 
 impl Callers {
-    /// Returns the figures of an address; a new address is added. An IPv4 address mapped to IPv6 counts as
-    /// the IPv4 address.
+    /// Returns the counts of an address, and adds the address if it is new. An IPv4 address in IPv6 notation
+    /// (`::ffff:10.0.0.1`) counts as the IPv4 address.
     pub fn of(&self, address: IpAddr) -> Arc<Caller> {
         let mut known = self.by_address.lock().unwrap_or_else(PoisonError::into_inner);
         let address = address.to_canonical();
@@ -67,7 +68,7 @@ impl Callers {
         Arc::clone(known.entry(address).or_default())
     }
 
-    /// Returns all addresses with their figures, in ascending order.
+    /// Returns all addresses with their counts, in ascending order of the addresses.
     pub fn list(&self) -> Vec<(IpAddr, Arc<Caller>)> {
         let known = self.by_address.lock().unwrap_or_else(PoisonError::into_inner);
         let mut all: Vec<_> = known.iter().map(|(address, caller)| (*address, Arc::clone(caller))).collect();

@@ -1,17 +1,18 @@
-//! The current load of a member by origin: the key prefixes, users and client addresses that cause most
-//! requests, bytes and time.
+//! Estimates which key prefixes, users and client addresses cause most of a member's current load, measured
+//! in requests, bytes and time.
 //!
-//! Each of these nine lists is a sketch of fixed size, Space-Saving (Metwally, Agrawal and El Abbadi,
-//! "Efficient computation of frequent and top-k elements in data streams", 2005): every name with more than
-//! 1/[`PLACES`] of the total is in its list, and the amount shown exceeds the true one by at most the `error`
-//! beside it. Amounts decay with a half-life of [`HALF_LIFE`], so they express a rate, and load of the past
-//! disappears.
+//! There is a list for each of these three kinds of names and each of these three measures. Every list is a
+//! Space-Saving sketch of fixed size (Metwally, Agrawal and El Abbadi, "Efficient computation of frequent and
+//! top-k elements in data streams", 2005): each name with more than 1/[`PLACES`] of the total is in its list,
+//! and the amount shown exceeds the true one by at most the `error` beside it. Amounts decay with a half-life
+//! of [`HALF_LIFE`], so they express a current rate, and past load disappears.
 //!
-//! [`HeavyHitters::certain`] returns only names that certainly have [`SHARE`] of the total and were seen at
-//! least [`TIMES`] times: a key that occurs once is never among them, however low the load is.
+//! [`HeavyHitters::certain`] returns only names that have at least the share [`SHARE`] of the total even if
+//! their whole error is subtracted, and that were seen about [`TIMES`] times recently. So a key that occurs
+//! only once is never returned, even if there is hardly any other load.
 //!
-//! Only samples of requests are noted (`rpc`'s sampler, one of 64), each weighted by the number of requests
-//! that it stands for. So most requests cost nothing here, and names with few requests may be missed.
+//! Only sampled requests are counted (by default one of 64), each weighted by the number of requests that it
+//! stands for. So most requests cost nothing here, but names with few requests may be missed.
 //!
 //! # Example
 //!
@@ -34,24 +35,24 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::{Mutex, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-/// Number of names that each list tracks.
+/// Number of names that each list keeps.
 pub const PLACES: usize = 128;
-/// Maximum number of names that a list returns.
+/// Maximum number of names that are returned from a list.
 pub const TOLD: usize = 20;
-/// Minimum share of the total that a name certainly has. Names with this share plus 1/[`PLACES`] are always
-/// found.
+/// Minimum share of the total that a name must certainly have to be returned by [`HeavyHitters::certain`]. A
+/// name with at least this share plus 1/[`PLACES`] is always returned if it was seen often enough.
 pub const SHARE: f64 = 0.01;
-/// Minimum number of samples in which a name was seen. The number decays as amounts do; at a constant rate, a
-/// name needs about one sample in ten seconds.
+/// Minimum number of samples with a name for it to be returned by [`HeavyHitters::certain`]. The number
+/// decays as amounts do, so a name with a constant rate needs about one sample in ten seconds.
 pub const TIMES: f64 = 8.0;
-/// Time in which noted amounts decay to one half.
+/// Time in which a counted amount decays to one half.
 pub const HALF_LIFE: Duration = Duration::from_secs(60);
 /// Maximum length of a name in bytes; the rest is cut off.
 pub const NAME_BYTES: usize = 128;
-/// Amounts below this number are forgotten. An amount falls below it about half an hour after the last
-/// request.
+/// Amount below which a name is forgotten. A name falls below it about half an hour after its last request,
+/// depending on its rate.
 const FORGOTTEN: f64 = 1e-6;
-/// Minimum time between two decay steps.
+/// Minimum time between two updates of the decaying amounts.
 const STEP: Duration = Duration::from_secs(1);
 
 /// Kind of the names in a list.
@@ -96,10 +97,10 @@ impl Measure {
     }
 }
 
-/// A sampled request that was answered.
+/// A sampled request, after it was answered.
 #[derive(Clone, Copy, Debug)]
 pub struct Noted<'a> {
-    /// Prefix of the request's key; `None` if it has no key.
+    /// Prefix of the request's key; `None` if it has no key, or was refused and so is no load on the key.
     pub prefix: Option<&'a [u8]>,
     /// User of the request; empty if there is none.
     pub user: &'a str,
@@ -114,11 +115,11 @@ pub struct Noted<'a> {
 /// A name in a list.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Heavy {
-    /// Prefix, user or address; at most its first [`NAME_BYTES`] bytes.
+    /// The prefix, user or address, truncated to [`NAME_BYTES`] bytes.
     pub name: Vec<u8>,
-    /// Requests, bytes or seconds per second, in the last minutes.
+    /// Rate over the last minutes: requests, bytes, or seconds of request time, per second.
     pub per_second: f64,
-    /// Part of the rate that may belong to other names.
+    /// Upper bound for the part of `per_second` that other names have caused.
     pub error: f64,
 }
 
@@ -127,7 +128,7 @@ struct Place {
     name: Box<[u8]>,
     amount: f64,
     error: f64,
-    /// Number of samples that were counted since the name entered this place of the list.
+    /// Number of samples with the name since it entered the list. It decays like the amount.
     times: f64,
 }
 
@@ -135,7 +136,7 @@ struct Place {
 #[derive(Default)]
 struct Sketch {
     places: Vec<Place>,
-    /// Total amount of all names.
+    /// Total amount of all names, including those that are not in the list.
     amount: f64,
 }
 
@@ -154,8 +155,9 @@ impl Sketch {
         if self.places.len() < PLACES {
             self.places.push(new(0.0));
         } else if let Some(least) = self.places.iter_mut().min_by(|a, b| a.amount.total_cmp(&b.amount)) {
-            // The list does not know whether the new name occurred before. It may have caused all of the old
-            // amount, so the new entry starts with the old amount, and has the same number as its error.
+            // Replace the name with the least amount. The list no longer knows what the new name caused
+            // before: anything from nothing to the replaced amount. So the new name starts with the replaced
+            // amount, and its `error` records that its amount may be too large by that much.
             *least = new(least.amount);
         }
     }
@@ -172,7 +174,7 @@ impl Sketch {
 }
 
 struct State {
-    /// Lists by subject, then by measure.
+    /// The lists, indexed by [`Subject`] and then by [`Measure`].
     sketches: [[Sketch; 3]; 3],
     faded: Instant,
 }
@@ -189,7 +191,7 @@ impl State {
     }
 }
 
-/// All lists of a member. They hold at most nine times [`PLACES`] names, about 200 KB in all.
+/// All nine lists of a member. Together they hold at most nine times [`PLACES`] names, about 200 kB.
 pub struct HeavyHitters {
     state: Mutex<State>,
     hashes: RandomState,
@@ -208,7 +210,7 @@ impl HeavyHitters {
         HeavyHitters { state: Mutex::new(state), hashes: RandomState::new() }
     }
 
-    /// Notes a sampled request that stands for `weight` requests.
+    /// Counts a sampled request, which stands for `weight` requests.
     pub fn note(&self, noted: &Noted<'_>, weight: u32, now: Instant) {
         let weight = f64::from(weight);
         let amounts = [weight, weight * noted.bytes as f64, weight * noted.took.as_secs_f64()];
@@ -217,7 +219,7 @@ impl HeavyHitters {
             (!noted.user.is_empty()).then_some(noted.user.as_bytes()),
             Some(noted.client.as_bytes()),
         ];
-        // A request never waits here: while another thread notes a sample, this sample is skipped.
+        // Skip this sample if another thread is counting one now, because a request must never wait here.
         let mut state = match self.state.try_lock() {
             Ok(state) => state,
             Err(TryLockError::Poisoned(state)) => state.into_inner(),
@@ -239,14 +241,15 @@ impl HeavyHitters {
         self.told(subject, measure, now, 0.0, 0.0)
     }
 
-    /// Returns those of the largest names that certainly have [`SHARE`] of the total and were seen [`TIMES`]
-    /// times.
+    /// Returns up to [`TOLD`] of the names with the largest amounts, only those that certainly have the share
+    /// [`SHARE`] of the total and were seen [`TIMES`] times.
     pub fn certain(&self, subject: Subject, measure: Measure, now: Instant) -> Vec<Heavy> {
         self.told(subject, measure, now, SHARE, TIMES)
     }
 
     fn told(&self, subject: Subject, measure: Measure, now: Instant, share: f64, times: f64) -> Vec<Heavy> {
-        // At a constant rate, the decaying amount converges to the rate times this number of seconds.
+        // At a constant rate, the decaying amount approaches the rate times this number of seconds, so the
+        // rate is the amount divided by it.
         let seconds = HALF_LIFE.as_secs_f64() / std::f64::consts::LN_2;
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.fade(now);
@@ -269,8 +272,10 @@ impl HeavyHitters {
     }
 }
 
-/// Returns the part of a key that stands for similar keys: up to its third slash (`/registry/pods/` of
-/// `/registry/pods/default/web`), or up to the last slash before its end; the whole key if it has no slash.
+/// Returns the prefix that a key shares with similar keys: the key up to the last of its first three slashes,
+/// where a slash at the very end does not count. So `/registry/pods/default/web` has the prefix
+/// `/registry/pods/`, and `/registry/pods` has `/registry/`. Returns the whole key if it has no such slash,
+/// or only one as its first byte. The result has at most [`NAME_BYTES`] bytes.
 pub fn prefix_of(key: &[u8]) -> &[u8] {
     let mut end = None;
     let slashes = key.iter().take(NAME_BYTES).enumerate().filter(|(_, byte)| **byte == b'/');
@@ -314,7 +319,8 @@ mod tests {
         let now = Instant::now();
         let busy = HeavyHitters::new(now);
         for n in 0..100_000u32 {
-            // One request in 50 is for the same prefix; all others occur once.
+            // One request in 50 has the prefix `/hot/`, one in 50 the prefix `/large/`, and each other prefix
+            // occurs once.
             match n % 50 {
                 0 => busy.note(&noted(b"/hot/", 10), 1, now),
                 1 => busy.note(&noted(b"/large/", 1_000_000), 1, now),
@@ -363,13 +369,15 @@ mod tests {
     fn a_key_that_comes_once_is_not_certain_however_little_comes_beside_it() {
         let began = Instant::now();
         let busy = HeavyHitters::new(began);
-        // Sixty requests per second: one sample per second, each more than a hundredth of the total.
+        // Each iteration is one second, and each sample stands for 64 requests. Each of these names occurs
+        // once.
         for second in 0..600 {
             let now = began + Duration::from_secs(second);
             busy.note(&noted(format!("session:{second}").as_bytes(), 10), 64, now);
-            // Large requests, too.
+            // Add large requests. Each is more than a hundredth of the decayed total of bytes, but its name
+            // also occurs only once.
             busy.note(&noted(format!("token:{second}").as_bytes(), 10_000_000), 64, now);
-            // A name in every tenth sample is found.
+            // A name in about a tenth of the samples must be found.
             if second % 5 == 0 {
                 busy.note(&noted(b"/hot/", 10), 64, now);
             }
@@ -397,7 +405,7 @@ mod tests {
         let later = rate(HALF_LIFE).expect("it is told");
         assert!((later / first - 0.5).abs() < 0.01, "{first} {later}");
         assert_eq!(rate(HALF_LIFE * 40), None);
-        // A clock that goes back changes nothing.
+        // A time before the last one is ignored, so nothing decays and nothing panics.
         busy.note(&noted(b"/now/", 1), 1, now);
         assert_eq!(busy.top(Subject::Prefix, Measure::Requests, now).len(), 1);
     }

@@ -1,6 +1,7 @@
-//! Slow requests: requests expensive enough to delay others, with the clients that sent them.
+//! Records slow requests, large ranges and large values, with the clients that sent them, so that an operator
+//! can see what delays other requests.
 //!
-//! Only requests beyond a limit are recorded, so normal requests cost nothing here.
+//! Only requests above a limit are recorded, so other requests cost nothing here.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -11,26 +12,27 @@ use bytes::Bytes;
 
 use crate::stages::StageTimes;
 
-/// Number of keys found from which on a range is recorded.
+/// Minimum number of keys found for a range to be recorded as expensive.
 pub const RANGE_KEYS: u64 = 1000;
-/// Size of a response in bytes from which on a range is recorded.
+/// Minimum size of the response in bytes for a range to be recorded as expensive.
 pub const RANGE_BYTES: usize = 1 << 20;
-/// Size in bytes from which on a put value is recorded.
+/// Minimum size in bytes for the value of a put to be recorded as large.
 pub const VALUE_BYTES: usize = 128 << 10;
 
-/// Number of notes kept of each kind; the note that was not repeated for the longest time is removed first.
+/// Maximum number of [`RangeNote`]s, of [`ValueNote`]s and of [`SlowNote`]s that are kept. Beyond it, the
+/// note of the request that is longest ago is removed.
 const NOTES_MAX: usize = 64;
 /// Maximum number of bytes of a key that a note keeps.
 const KEY_BYTES: usize = 128;
 
-/// An expensive range requested by a client, with the number of its requests.
+/// An expensive range that a client has requested, possibly several times.
 #[derive(Clone, Debug)]
 pub struct RangeNote {
     /// Address of the client that asked for the range.
     pub client: IpAddr,
-    /// First key of the range; at most the first 128 bytes of it.
+    /// First key of the range, truncated to 128 bytes.
     pub key: Bytes,
-    /// End of the range as in the request; at most its first 128 bytes. Empty for a single key.
+    /// End of the range as in the request, truncated to 128 bytes. Empty for a single key.
     pub range_end: Bytes,
     /// Number of requests of this client for this range.
     pub count: u64,
@@ -49,9 +51,9 @@ pub struct RangeNote {
 pub struct ValueNote {
     /// Address of the client that put the value.
     pub client: IpAddr,
-    /// Key of the value; at most the first 128 bytes of it.
+    /// Key of the value, truncated to 128 bytes.
     pub key: Bytes,
-    /// Bytes of the largest value that this client has put under the key.
+    /// Size in bytes of the largest value that this client has put under the key.
     pub bytes: u64,
     /// Time when this client last put a large value under the key.
     pub last: SystemTime,
@@ -64,22 +66,22 @@ pub struct SlowNote {
     pub client: IpAddr,
     /// Path of the RPC, such as `/etcdserverpb.KV/Range`.
     pub path: &'static str,
-    /// The request in protobuf's text form, without values; empty if it is not known. It names keys.
+    /// The request in protobuf's text format, without values but with keys; empty if it is not known.
     pub content: String,
     /// Time when the request was answered.
     pub ended: SystemTime,
-    /// Time from the arrival of the request's head until it was answered.
+    /// Time from the arrival of the request's headers until it was answered.
     pub took: Duration,
-    /// The stages that the request passed, in their order, with the time spent in each; empty if they are not known.
+    /// Time spent in each stage, in the order of the stages; empty if the request's stages were not measured.
     pub stages: StageTimes,
-    /// Text of the error that the request was answered with; `None` if it succeeded.
+    /// Message of the error with which the request was answered; `None` if it succeeded.
     pub error: Option<String>,
 }
 
-/// Notes of the slow requests, large ranges and large values since the server's start; at most 64 of each kind.
+/// The most recent slow requests, large ranges and large values; at most 64 of each kind.
 #[derive(Debug, Default)]
 pub struct SlowRequests {
-    /// Slow requests in the order of their ends.
+    /// Slow requests, in the order in which they ended.
     slow: Mutex<VecDeque<SlowNote>>,
     /// Large ranges, one note for each client and range.
     ranges: Mutex<Vec<RangeNote>>,
@@ -88,11 +90,12 @@ pub struct SlowRequests {
 }
 
 fn beginning(key: &Bytes) -> Bytes {
-    // Copied, because a slice would keep the whole request in memory.
+    // Copy the bytes: a slice of `key` would keep the whole request in memory.
     Bytes::copy_from_slice(&key[..key.len().min(KEY_BYTES)])
 }
 
-/// Adds a note, and removes the oldest one if there are too many.
+/// Adds a note. If there are already [`NOTES_MAX`], first removes the one with the earliest time, which
+/// `last` returns.
 fn push<N>(notes: &mut Vec<N>, note: N, last: impl Fn(&N) -> SystemTime) {
     if notes.len() >= NOTES_MAX
         && let Some((oldest, _)) = notes.iter().enumerate().min_by_key(|(_, note)| last(note))
@@ -103,8 +106,8 @@ fn push<N>(notes: &mut Vec<N>, note: N, last: impl Fn(&N) -> SystemTime) {
 }
 
 impl SlowRequests {
-    /// Records a range of `client` that found `keys` keys, was answered with `bytes` bytes, and took the time
-    /// `took`. All requests of a client for the same range share one note.
+    /// Records an expensive range request of `client`, which found `keys` keys and was answered after `took`
+    /// with `bytes` bytes. All requests of a client for the same range share one note.
     pub fn ranged(
         &self,
         client: IpAddr,
@@ -143,7 +146,7 @@ impl SlowRequests {
         }
     }
 
-    /// Records that `client` puts a value of `bytes` bytes under `key`.
+    /// Records that `client` has put a value of `bytes` bytes under `key`.
     pub fn put(&self, client: IpAddr, key: &Bytes, bytes: usize, now: SystemTime) {
         let (key, bytes) = (beginning(key), bytes as u64);
         let mut notes = self.values.lock().unwrap_or_else(PoisonError::into_inner);
@@ -153,7 +156,7 @@ impl SlowRequests {
         }
     }
 
-    /// Records a request that took long; if there are 64, the oldest is removed.
+    /// Records a slow request. If there are already 64, removes the oldest.
     pub fn slow(&self, note: SlowNote) {
         let mut notes = self.slow.lock().unwrap_or_else(PoisonError::into_inner);
         if notes.len() >= NOTES_MAX {
@@ -167,7 +170,7 @@ impl SlowRequests {
         self.slow.lock().unwrap_or_else(PoisonError::into_inner).iter().rev().cloned().collect()
     }
 
-    /// Returns the recorded ranges, sorted by the bytes of all their responses, the largest first; at most
+    /// Returns the recorded ranges, sorted by the total size of their responses, the largest first; at most
     /// 64.
     pub fn ranges(&self) -> Vec<RangeNote> {
         let mut notes = self.ranges.lock().unwrap_or_else(PoisonError::into_inner).clone();

@@ -1,58 +1,59 @@
-//! The stages of a request, as metrics, logs and spans name them, and the selection of requests that are
-//! measured.
+//! Defines the stages of a request, as metrics, logs and traces name them, and selects the requests whose
+//! stages are measured.
 //!
-//! Reading the clock at each stage costs more than a stage of a small request itself. So all stages are
-//! measured only for samples ([`Sampler`]), for traced requests, and for requests that take long anyway. Each
-//! request is sampled with the same probability, independent of its contents and of earlier requests, so
-//! histograms of the samples represent all requests.
+//! Reading the clock at each stage would cost more than the stages of a small request. So the stages are
+//! measured only for sampled requests ([`Sampler`]), for traced requests, and for requests that take long
+//! anyway. Each request is sampled with the same probability, whatever it contains and whatever came before,
+//! so histograms of the samples are representative of all requests.
 
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
 use stdx::Random;
 
-/// A stage of a request. Stages that a request does not pass are not reported for it.
+/// A stage of a request. Unless its description says otherwise, a stage begins when the request's previous
+/// stage ends. Stages that a request does not pass are not reported for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// From the arrival of the request's head until it is passed to the core or reads the state, without
-    /// [`Stage::Auth`]: receiving the message, waiting for the connection's earlier requests, decoding and
-    /// checking.
+    /// Time from the arrival of the request's headers until the request is passed to the core (the thread
+    /// that runs raft), or starts to read the state, without the time of [`Stage::Auth`]. It includes
+    /// receiving the message, waiting for earlier requests of the connection, decoding and checking.
     Front,
-    /// Determining the user of the request by its token or password, if authentication is enabled.
+    /// Time to determine the user of the request from its token or password, if authentication is enabled.
     Auth,
-    /// A write: until the core proposes it. A linearizable read: until the core requests a read index from
-    /// the leader.
+    /// Time in the core's queue. For a write, until the core proposes it; for a linearizable read, until the
+    /// core requests a read index from the leader.
     Queue,
-    /// A linearizable read: until the leader has confirmed its commit index for the read.
+    /// For a linearizable read: time until the leader has confirmed its commit index for the read.
     ReadIndex,
-    /// A linearizable read: until this member has applied up to the read index, and the read's thread knows
-    /// that.
+    /// For a linearizable read: time until this member has applied the log up to the read index, and the
+    /// thread that serves the read has been woken.
     ApplyWait,
-    /// A write: until the log has written its entry to the file, which includes waiting for the previous
-    /// sync.
+    /// For a write: time until its entry is written to the log's file. It includes waiting for the previous
+    /// fsync.
     Append,
-    /// A write: until the entry is synced to this member's disk.
+    /// For a write: time until its entry is synced to this member's disk.
     Fsync,
-    /// A write: until a majority has the entry, if that is later.
+    /// For a write: time from the local sync until a majority has the entry, if that is later than the sync.
     Replicate,
-    /// A write: until the entry is applied and the new state is published.
+    /// For a write: time until its entry is applied and the new state is visible to reads.
     Apply,
-    /// A read: finding the keys.
+    /// For a read: time to find the keys in the index.
     Index,
-    /// A read: reading the values.
+    /// For a read: time to read the values.
     Values,
-    /// A read: encoding the response. A response that is streamed in pieces, as its client accepts them, has
-    /// neither this stage nor [`Stage::Values`].
+    /// For a read: time to encode the response. A response that is streamed in chunks, as fast as its client
+    /// accepts them, has neither this stage nor [`Stage::Values`].
     Encode,
-    /// A read whose parts were not measured separately: [`Stage::Index`], [`Stage::Values`] and
+    /// For a read whose stages were not measured one by one: [`Stage::Index`], [`Stage::Values`] and
     /// [`Stage::Encode`] together. Reads other than ranges always have only this stage.
     Range,
-    /// A write: until its thread has encoded the response.
+    /// For a write: time until the thread that serves the client has encoded the response.
     Answer,
 }
 
 impl Stage {
-    /// All stages, each at the position of its number (`stage as usize`).
+    /// All stages, each at the index `stage as usize`.
     pub const ALL: [Stage; 14] = [
         Stage::Front,
         Stage::Auth,
@@ -91,37 +92,38 @@ impl Stage {
     }
 }
 
-/// Stages that a request passed, in order, with the time spent in each.
+/// The stages that a request has passed, in their order, with the time spent in each.
 pub type StageTimes = Vec<(Stage, Duration)>;
 
-/// Selects random samples, on average one in a given number of requests. Each thread has its own sampler.
+/// Selects requests at random, on average one in a given number. Each thread has its own sampler.
 ///
-/// It draws one random number per sample, not one per request: the number of requests until the next sample,
-/// from the geometric distribution. The result is the same as an independent random decision for each
-/// request, so requests that arrive in a pattern, such as alternating puts and ranges, are sampled equally.
-/// If instead every 64th request were a sample, all samples of such a pattern would be of the same kind.
+/// A sampler draws one random number per sample, not one per request: the number of requests until the next
+/// sample, from the geometric distribution. The result is the same as an independent random decision for each
+/// request. Sampling every 64th request would be cheaper, but if puts and ranges alternate, all samples would
+/// be of one kind.
 #[derive(Debug)]
 pub struct Sampler {
-    /// Number of requests until the next sample, including it; at least 1.
+    /// Number of requests until the next sample, counting that one; at least 1.
     left: Cell<u64>,
     one_in: u32,
     random: RefCell<Random>,
 }
 
 impl Sampler {
-    /// Returns a sampler that selects one in `one_in` requests, or all with 0 or 1.
+    /// Returns a sampler that selects on average one in `one_in` requests, or every request if `one_in` is 0
+    /// or 1.
     pub fn new(one_in: u32, seed: u64) -> Sampler {
         let sampler = Sampler { left: Cell::new(1), one_in, random: RefCell::new(Random::new(seed)) };
         sampler.left.set(sampler.draw());
         sampler
     }
 
-    /// Returns the number of requests that a sample stands for.
+    /// Returns the number of requests that each sample stands for.
     pub fn one_in(&self) -> u32 {
         self.one_in.max(1)
     }
 
-    /// Returns true if the current request is a sample.
+    /// Counts a request. Returns true if the request is a sample.
     #[inline]
     pub fn takes(&self) -> bool {
         let left = self.left.get() - 1;
@@ -133,16 +135,17 @@ impl Sampler {
         true
     }
 
-    /// Draws the number of requests until the next sample, including it.
+    /// Draws the number of requests until the next sample, counting that one.
     #[cold]
     fn draw(&self) -> u64 {
         if self.one_in <= 1 {
             return 1;
         }
         let passes = 1.0 - 1.0 / f64::from(self.one_in);
-        // The fraction is in (0, 1], so its logarithm is finite.
+        // Take the fraction from (0, 1] instead of [0, 1), so that its logarithm is finite.
         let fraction = 1.0 - self.random.borrow_mut().fraction();
-        // The cast saturates: too large a number becomes the largest `u64`.
+        // The cast saturates: a number that is too large becomes the largest `u64`, so the addition must
+        // saturate too.
         ((fraction.ln() / passes.ln()) as u64).saturating_add(1)
     }
 }
@@ -184,7 +187,7 @@ mod tests {
                 gap = 0;
             }
         }
-        // Of 100,000 gaps, a quarter is 1, a quarter of the rest is 2, and so on.
+        // Of 100,000 gaps between samples, a quarter must be 1, a quarter of the rest 2, and so on.
         for (count, expected) in gaps.into_iter().zip([25_000, 18_750, 14_062]) {
             assert!(i32::abs(count - expected) < 900, "{gaps:?}");
         }

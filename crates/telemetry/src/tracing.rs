@@ -1,10 +1,10 @@
-//! Distributed tracing: which calls are traced, their spans, and the encoding for a collector (OTLP).
+//! Decides which calls are traced, keeps their spans, and encodes them for a collector (OTLP).
 //!
-//! A [`Tracer`] decides at the beginning of a call whether it is traced, and keeps ended spans until the
-//! sending thread takes them. A tracer never waits: if spans end faster than they are sent, some are dropped
-//! and counted. The crate `server` sends the spans.
+//! A [`Tracer`] decides at the beginning of a call whether the call is traced, and keeps ended spans until
+//! the thread that sends them takes them. The tracer never makes a call wait: if spans end faster than they
+//! are sent, some are dropped and counted. The crate `server` sends the spans.
 //!
-//! The module does not know the meaning of calls. Tests: beside the code.
+//! This module does not know what the calls mean. Tests: beside the code.
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher as _, RandomState};
@@ -17,20 +17,20 @@ use prost::Message as _;
 
 use crate::metrics::{Counter, TracingMetrics};
 
-/// Maximum number of spans in the queue.
+/// Maximum number of spans in the queue; further ones are dropped.
 const WAITING_MAX: usize = 2048;
-/// Maximum number of bytes of an attribute's text that are sent.
+/// Maximum length of a text attribute in bytes; a longer text is truncated.
 const TEXT_BYTES_MAX: usize = 256;
 /// Value of [`Settings::rate`] with which all calls are traced.
 const RATE_OF_ALL: u64 = 1_000_000;
 
-/// Name of the instrumentation scope of gRPC spans. It is the name that etcd's library uses, so that existing
-/// dashboards find the spans.
+/// Name of the instrumentation scope of the spans of gRPC calls. It is the name that etcd's gRPC library
+/// uses, so that existing dashboards find these spans.
 pub const GRPC_SCOPE: &str = "go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc";
-/// Name of the instrumentation scope of the member's own spans.
+/// Name of the instrumentation scope of all other spans of the member. It is etcd's.
 pub const MEMBER_SCOPE: &str = "go.etcd.io/etcd";
 
-/// Identifies a span: the id of its trace, and the id of the span within it.
+/// Ids that identify a span: that of its trace, and that of the span within the trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpanContext {
     /// Id of the trace that the span belongs to; not all zeros.
@@ -39,32 +39,34 @@ pub struct SpanContext {
     pub span: [u8; 8],
 }
 
-/// The client's span of which a call is a part, as named in the call's metadata.
+/// The client's span to which a call belongs, as the call's metadata names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parent {
     /// Ids of the client's trace and span.
     pub context: SpanContext,
-    /// True if the client records its span, so that the member's spans are needed too.
+    /// True if the client records its span. Then the member's spans must be recorded too, to complete the
+    /// trace.
     pub is_sampled: bool,
 }
 
 impl Parent {
-    /// Parses a `traceparent` header: version, trace, span and flags, in hexadecimal. Returns `None` for
-    /// anything else; the specification requires that an invalid header is ignored.
+    /// Parses a `traceparent` header: version, trace, span and flags, in hexadecimal. Returns `None` for an
+    /// invalid header, because the specification requires ignoring it.
     pub fn read(header: &str) -> Option<Parent> {
         let mut parts = header.split('-');
         let (version, trace, span, flags) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
         let [version] = hex(version)?;
         let context = SpanContext { trace: hex(trace)?, span: hex(span)? };
         let [flags] = hex::<1>(flags)?;
-        // Later versions may have more fields; version 0 has none.
+        // Version 0 has exactly four fields; later versions may append more, which are ignored. Version 255
+        // is invalid.
         let is_known = version != 0xff && (version != 0 || parts.next().is_none());
         let is_set = context.trace != [0; 16] && context.span != [0; 8];
         (is_known && is_set).then_some(Parent { context, is_sampled: flags & 1 == 1 })
     }
 }
 
-/// Parses lower-case hexadecimal of exactly `N` bytes.
+/// Parses exactly `N` bytes in lower-case hexadecimal.
 fn hex<const N: usize>(text: &str) -> Option<[u8; N]> {
     let digit = |byte: u8| match byte {
         b'0'..=b'9' => Some(byte - b'0'),
@@ -82,10 +84,10 @@ fn hex<const N: usize>(text: &str) -> Option<[u8; N]> {
     Some(bytes)
 }
 
-/// The value of an attribute of a span.
+/// Value of an attribute of a span.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Attribute {
-    /// A text; at most the first 256 bytes of it are sent.
+    /// A text; it is truncated to 256 bytes when it is sent.
     Text(String),
     /// A signed number.
     Int(i64),
@@ -94,7 +96,7 @@ pub enum Attribute {
 }
 
 impl Attribute {
-    /// Returns the attribute for a key or other bytes: at most the first 256, with invalid UTF-8 replaced.
+    /// Returns a text attribute for a key or other bytes: the first 256 of them, with invalid UTF-8 replaced.
     pub fn bytes(bytes: &[u8]) -> Attribute {
         let beginning = bytes.get(..TEXT_BYTES_MAX).unwrap_or(bytes);
         Attribute::Text(String::from_utf8_lossy(beginning).into_owned())
@@ -108,9 +110,9 @@ pub struct Span {
     pub scope: &'static str,
     /// Ids of the span and of its trace.
     pub context: SpanContext,
-    /// Id of the span that this span is a part of; `None` for the first span of a trace.
+    /// Id of the span that contains this span; `None` for the first span of a trace.
     pub parent: Option<[u8; 8]>,
-    /// True if the parent is a span of another process.
+    /// True if the parent is a span of another process, such as the client.
     pub is_parent_remote: bool,
     /// Name of the operation, such as `etcdserverpb.KV/Put` or `fsync`.
     pub name: String,
@@ -122,8 +124,8 @@ pub struct Span {
     pub attributes: Vec<(&'static str, Attribute)>,
     /// Names of events during the operation, each with the time since the operation began.
     pub events: Vec<(&'static str, Duration)>,
-    /// Text of the error, if the operation failed with an error that gRPC's library counts as a fault of the
-    /// server.
+    /// Message of the error, if the operation failed with an error that etcd's gRPC library counts as a fault
+    /// of the server.
     pub error: Option<String>,
 }
 
@@ -134,11 +136,12 @@ pub struct Settings {
     pub service_name: String,
     /// Value of the resource attribute `service.instance.id`; empty for none.
     pub instance_id: String,
-    /// Number of traces that this member begins, out of a million calls without a parent; from 0 to 1,000,000.
+    /// Sampling rate: of a million calls without a parent span, the number that are traced; from 0 to
+    /// 1,000,000.
     pub rate: u64,
 }
 
-/// Decides which calls are traced, and keeps their spans until the thread that sends them takes them.
+/// Decides which calls are traced, and queues their spans until the thread that sends spans takes them.
 pub struct Tracer {
     settings: Settings,
     /// Counters of spans that were sent and dropped.
@@ -147,17 +150,18 @@ pub struct Tracer {
     waiting: Mutex<Waiting>,
     /// Notified when a span is queued, and when tracing ends.
     has_some: Condvar,
-    /// Random seeds of the ids of spans and of the two halves of the ids of traces.
+    /// Seeds of the hashes that produce ids: one for the ids of spans and the first half of the ids of
+    /// traces, one for the second half.
     seeds: [RandomState; 2],
-    /// Number of ids drawn so far; each is the hash of its number.
+    /// Number of ids drawn so far. The next id is a hash of this number.
     ids: AtomicU64,
 }
 
 #[derive(Default)]
 struct Waiting {
-    /// Spans that have ended, in the order of their ends; at most [`WAITING_MAX`].
+    /// Spans that have ended, in the order in which they ended; at most [`WAITING_MAX`].
     spans: VecDeque<Span>,
-    /// True once [`Tracer::end`] was called.
+    /// True after [`Tracer::end`] was called.
     is_over: bool,
 }
 
@@ -174,15 +178,15 @@ impl Tracer {
         }
     }
 
-    /// Draws the next id with a seed: 8 random bytes, not all zeros.
+    /// Draws the next id with the seed of this index: 8 random bytes, not all zeros.
     fn id(&self, seed: usize) -> [u8; 8] {
         let count = self.ids.fetch_add(1, Ordering::Relaxed);
-        // An id is never 0.
+        // Replace 0 by 1, because an id of all zeros is invalid.
         self.seeds[seed].hash_one(count).max(1).to_be_bytes()
     }
 
-    /// Decides whether a call is traced: if the call has a parent span, the client's decision counts;
-    /// otherwise this member traces calls at its own rate. Returns the ids for the call's span; `None` if the
+    /// Decides whether a call is traced. If the call has a parent span, the client has decided this already;
+    /// otherwise the member traces calls at its own rate. Returns the ids for the call's span; `None` if the
     /// call is not traced.
     pub fn begin(&self, parent: Option<&Parent>) -> Option<SpanContext> {
         let trace = match parent {
@@ -208,7 +212,8 @@ impl Tracer {
         SpanContext { trace: outer.trace, span: self.id(0) }
     }
 
-    /// Queues ended spans to be sent. Spans beyond 2,048 in the queue are dropped and counted.
+    /// Queues ended spans to be sent. If the queue has 2,048 spans, or tracing has ended, they are dropped
+    /// and counted.
     pub fn ended(&self, spans: impl IntoIterator<Item = Span>) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         for span in spans {
@@ -222,8 +227,8 @@ impl Tracer {
         self.has_some.notify_one();
     }
 
-    /// Waits until `enough` spans are queued, at most for `patience`, and takes up to `max` of them; blocks
-    /// the thread. Returns `None` after [`Tracer::end`] was called and all spans were taken.
+    /// Blocks the thread until `enough` spans are queued, but at most for `patience`, and then takes up to
+    /// `max` spans. Returns `None` if [`Tracer::end`] was called and all spans have been taken.
     pub fn take(&self, enough: usize, max: usize, patience: Duration) -> Option<Vec<Span>> {
         let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let has_few = |waiting: &mut Waiting| waiting.spans.len() < enough && !waiting.is_over;
@@ -238,7 +243,7 @@ impl Tracer {
         Some(waiting.spans.drain(..count).collect())
     }
 
-    /// Ends tracing: queued spans can still be taken, and spans that end from now on are dropped.
+    /// Ends tracing. Spans that are queued can still be taken; further ones are dropped.
     pub fn end(&self) {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).is_over = true;
         self.has_some.notify_all();
@@ -249,13 +254,13 @@ impl Tracer {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).is_over
     }
 
-    /// Counts this many spans as sent to the collector, or as dropped if `success` is false.
+    /// Counts `spans` spans as sent to the collector, or as dropped if `success` is false.
     pub fn sent(&self, spans: usize, success: bool) {
         let counter: &Counter = if success { &self.metrics.sent } else { &self.metrics.dropped };
         counter.add(spans as u64);
     }
 
-    /// Encodes the request that sends these spans to a collector, OTLP's `ExportTraceServiceRequest`.
+    /// Encodes the request that sends these spans to a collector: OTLP's `ExportTraceServiceRequest`.
     pub fn encode(&self, spans: Vec<Span>) -> Vec<u8> {
         let text = |key: &str, value: &str| otlp::KeyValue::of(key, Attribute::Text(value.to_owned()));
         let mut attributes = vec![text("service.name", &self.settings.service_name)];
@@ -281,7 +286,7 @@ impl Tracer {
     }
 }
 
-/// An open span in which further spans can be begun; for streams whose parts are separate spans.
+/// Begins spans inside an open span. Streams use it, because each of their requests has its own span.
 #[derive(Clone)]
 pub struct Within {
     tracer: Arc<Tracer>,
@@ -290,18 +295,18 @@ pub struct Within {
 }
 
 impl Within {
-    /// Returns a value that begins spans within the span `context`, with times of this clock.
+    /// Returns a value that begins spans inside the span `context`, with times from this clock.
     pub fn new(tracer: Arc<Tracer>, clock: Clock, context: SpanContext) -> Within {
         Within { tracer, clock, context }
     }
 
-    /// Begins a span of the member; the span ends when the returned value is dropped.
+    /// Begins a span inside the open span. It ends when the returned value is dropped.
     pub fn begin(&self, name: &'static str, attributes: Vec<(&'static str, Attribute)>) -> OpenSpan {
         OpenSpan { within: self.clone(), name, attributes, began: self.clock.now(), wall: self.clock.wall() }
     }
 }
 
-/// An open span. It ends, and is queued to be sent, when it is dropped.
+/// An open span. When this value is dropped, the span ends and is queued to be sent.
 pub struct OpenSpan {
     within: Within,
     name: &'static str,
@@ -328,19 +333,19 @@ impl Drop for OpenSpan {
     }
 }
 
-/// Decides by the lower half of a trace's id, so that all processes with the same rate make the same
-/// decision.
+/// Decides from the second half of a trace's id whether the trace is sampled. So all processes with the same
+/// rate decide in the same way.
 fn is_sampled(lower: [u8; 8], rate: u64) -> bool {
     let bound = u128::from(rate.min(RATE_OF_ALL)) * (1 << 63) / u128::from(RATE_OF_ALL);
     u128::from(u64::from_be_bytes(lower) >> 1) < bound
 }
 
-/// Returns the nanoseconds since 1970, the unit of times in spans.
+/// Returns the nanoseconds since 1970, which is the unit of times in OTLP.
 fn nanos(time: SystemTime) -> u64 {
     u64::try_from(time.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The OTLP messages that are sent, with the field numbers of the specification
+/// The OTLP messages of which an export request consists, with the field numbers of the specification
 /// (`opentelemetry/proto/trace/v1`).
 mod otlp {
     use super::{Attribute, Duration, TEXT_BYTES_MAX, nanos};
@@ -384,7 +389,7 @@ mod otlp {
         pub name: String,
     }
 
-    /// A span; times in nanoseconds since 1970.
+    /// A span. Times are in nanoseconds since 1970.
     #[derive(Clone, PartialEq, prost::Message)]
     pub struct Span {
         #[prost(bytes = "vec", tag = "1")]
@@ -408,7 +413,8 @@ mod otlp {
         pub events: Vec<Event>,
         #[prost(message, optional, tag = "15")]
         pub status: Option<Status>,
-        /// Bits [`IS_TRACED`] and [`KNOWS_IF_REMOTE`], and [`IS_REMOTE`] if the parent is remote.
+        /// Flags: always [`IS_TRACED`] and [`KNOWS_IF_REMOTE`], and also [`IS_REMOTE`] if the parent is
+        /// remote.
         #[prost(fixed32, tag = "16")]
         pub flags: u32,
     }
@@ -422,7 +428,7 @@ mod otlp {
         pub name: String,
     }
 
-    /// Status of a failed span, with the code [`ERROR`]. Other spans have no status.
+    /// Status of a failed span, with the code [`ERROR`]. Spans of successful operations have no status.
     #[derive(Clone, PartialEq, prost::Message)]
     pub struct Status {
         #[prost(string, tag = "2")]
@@ -447,7 +453,7 @@ mod otlp {
         pub value: Option<Value>,
     }
 
-    /// The kinds of values that are sent.
+    /// Value of an attribute, of one of the types that Mainstay sends.
     #[derive(Clone, PartialEq, prost::Oneof)]
     pub enum Value {
         #[prost(string, tag = "1")]

@@ -1,8 +1,9 @@
-//! Creates users at the start of the run, and changes the permissions of some of them during the whole run.
+//! Makes the calls of the simulated administrator, who creates users at the start of the run, and changes the
+//! permissions of some of them during the run.
 //!
-//! Each changing user has its own role. If the result of a change is unknown, the change may still take
-//! effect at any later time; the administrator then gives up that user and creates another one with a new
-//! name.
+//! Every user whose permissions change has a role of its own. If the result of a change is unknown, the
+//! change may still take effect at any later time. In this case the administrator stops using that user, and
+//! creates another one with a new name.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,12 +21,12 @@ use crate::security::{Identity, ROOT, SLOTS, STAFF, WORKER, count, first_passwor
 use crate::session::ClientContext;
 use crate::user_client;
 
-/// Largest number of permissions of a user.
+/// Largest number of permissions that a user gets.
 const PERMISSIONS_MAX: usize = 4;
-/// Timeout of each call that creates the permanent users.
+/// Time limit for each of the calls that create the permanent users.
 const SET_UP_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// A permission of a role.
+/// A permission of a role, and whether the role has it now.
 struct Permission {
     key: Vec<u8>,
     range_end: Vec<u8>,
@@ -33,7 +34,7 @@ struct Permission {
     granted: bool,
 }
 
-/// A user, its role, and their state as the administrator knows it.
+/// A user, the user's role, and what the administrator knows about their state.
 struct User {
     name: String,
     password: u64,
@@ -41,15 +42,15 @@ struct User {
     permissions: Vec<Permission>,
 }
 
-/// A call that changes users, roles or authentication, and the grants that the call changes.
+/// A request that changes users, roles or authentication, and the grants that it affects, for the oracle.
 pub(crate) struct Change {
     rpc: Rpc,
     message: Vec<u8>,
-    /// Grants that the call changes; true if the grant exists after the call.
+    /// The affected grants; true for those that exist after the change, false for those that do not.
     about: Vec<(Grant, bool)>,
 }
 
-/// Result of a change as the administrator knows it.
+/// Result of a change, as far as the administrator knows it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Known {
     Done,
@@ -61,7 +62,7 @@ pub(crate) enum Known {
 pub(crate) fn switch(on: bool) -> Change {
     let about = vec![(Grant::Authentication, on)];
     let rpc = if on { Rpc::AuthEnable } else { Rpc::AuthDisable };
-    // Both requests have no fields.
+    // Both requests are empty messages.
     Change { rpc, message: Vec::new(), about }
 }
 
@@ -131,7 +132,7 @@ impl User {
         format!("{}'s {}", self.name, self.password)
     }
 
-    /// Returns the calls that create the user, in order.
+    /// Returns the requests that create the user, in the order in which they must be sent.
     fn make(&self) -> Vec<Change> {
         let role = self.role();
         let mut changes = vec![add_role(&role), add_user(&self.name, self.password())];
@@ -178,7 +179,8 @@ impl User {
     }
 }
 
-/// Classifies the error of a change by its text, as `outcome::of` does.
+/// Returns what is known after a change failed with this status. Errors are recognized by their messages, as
+/// in `outcome::of`.
 fn known_after(status: &Status) -> Known {
     let certain = [
         error::PERMISSION_DENIED,
@@ -200,9 +202,9 @@ fn known_after(status: &Status) -> Known {
     Known::Unknown
 }
 
-/// Sends the request for a change, and records the result.
+/// Sends the request for a change, and records the change for the oracle unless it certainly has no effect.
 pub(crate) async fn carry_out(context: &ClientContext, client: u64, member: usize, change: &Change) -> Known {
-    // If connecting fails, the request was never sent, so the change cannot take effect.
+    // If connecting fails, nothing was sent. So the change can never take effect, and counts as refused.
     let Ok(link) = context.open(member, Identity::Root, client).await else { return Known::Refused };
     let call = context.record.now();
     let options = link.options().within(context.timeout);
@@ -229,10 +231,11 @@ pub(crate) async fn carry_out(context: &ClientContext, client: u64, member: usiz
     known
 }
 
-/// Creates the permanent users and enables authentication. All members must be healthy.
+/// Creates the permanent users, and enables authentication. All members must be healthy, because each change
+/// must succeed.
 ///
 /// # Errors
-/// Returns an error that names the change which did not succeed in time.
+/// Returns an error that names the change that did not succeed in time.
 pub async fn set_up(context: &ClientContext, client: u64) -> Result<(), String> {
     use authpb::permission::Type;
     let Some(users) = &context.security.users else { return Ok(()) };
@@ -313,7 +316,7 @@ pub async fn work(context: Arc<ClientContext>, number: u64, mut rng: Rng, mut ph
     }
 }
 
-/// Creates a user. Returns false unless every call has certainly succeeded.
+/// Creates a user. Returns true only if each of the requests has certainly succeeded.
 async fn make(context: &ClientContext, number: u64, user: &User) -> bool {
     for (nth, change) in user.make().iter().enumerate() {
         let member = nth % context.addresses.len().max(1);

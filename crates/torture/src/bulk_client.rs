@@ -1,5 +1,5 @@
-//! A client that writes large values, so that logs grow, segments are sealed, checkpoints are written and
-//! space is reclaimed within minutes.
+//! Runs a client that writes large values, so that within minutes logs grow, log segments are completed,
+//! checkpoints are written, and space is reclaimed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,14 +11,14 @@ use crate::phase::{Phase, pause};
 use crate::rng::Rng;
 use crate::session::{ClientContext, Session};
 
-/// Number of keys, which are overwritten at random.
+/// Number of keys, which are overwritten in random order.
 const KEYS: u64 = 12;
-/// Interval between two puts. With values of mean size the client writes about 2 MB/s.
+/// Interval between two requests. With values of average size, the client writes about 2 MB/s.
 const EVERY: Duration = Duration::from_millis(150);
 const KIB_LEAST: u64 = 64;
 const KIB_MOST: u64 = 512;
 
-/// Puts until the phase ends; one request in ten is a read.
+/// Sends requests until the phase ends: nine puts for each read on average.
 pub async fn work(context: Arc<ClientContext>, number: u64, mut rng: Rng, mut phase: watch::Receiver<Phase>) {
     let mut session = Session::new(&context, number, 0);
     while pause(&mut phase, EVERY).await {

@@ -1,39 +1,39 @@
-//! Log of the faults that were injected into members, and of how the members reacted.
+//! Records the faults that were injected, and how the members reacted, for the timeline and the report.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::session::ClientContext;
 
-/// State of a member's process, as far as faults of this program changed it.
+/// State of a member's process, as far as it results from the injected faults or from the end of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// No process runs.
+    /// There is no process.
     Down,
-    /// The process runs.
+    /// The process is running.
     Up,
-    /// The process is stopped by SIGSTOP.
+    /// The process is paused with SIGSTOP.
     Paused,
 }
 
-/// Status that a member reports about itself.
+/// Status of a member, as the member itself reports it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reading {
-    /// True if the member answers.
+    /// True if the member answered the request for its status.
     pub answers: bool,
-    /// True if the member believes it is the leader.
+    /// True if the member considers itself the leader.
     pub leads: bool,
     /// Raft term of the member.
     pub term: u64,
-    /// True if the member knows a leader.
+    /// True if the member knows who the leader is.
     pub sees_leader: bool,
 }
 
-/// One injected fault, drawn as a bar in the timeline.
+/// An injected fault, which the timeline shows as a bar.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Bar {
     /// Name of the fault kind.
     pub name: String,
-    /// Description of the injected fault.
+    /// Description of this fault: what was done to which members.
     pub detail: String,
     /// Affected members.
     pub members: Vec<usize>,
@@ -41,43 +41,45 @@ pub struct Bar {
     pub from: u64,
     /// End of the fault; `None` if the run ended first.
     pub to: Option<u64>,
-    /// Time at which all members were healthy again, in nanoseconds since the run began; `None` if they never
-    /// were.
+    /// Time at which all members were healthy again after the fault, in nanoseconds since the run began;
+    /// `None` if they did not become healthy.
     pub recovered: Option<u64>,
 }
 
-/// A violation that this program found itself, not the oracle.
+/// A violation that the torture program has noticed itself, as opposed to those that the oracle finds in the
+/// history.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Trouble {
-    /// Time, in nanoseconds since the run began.
+    /// Time of the violation, in nanoseconds since the run began.
     pub at: u64,
     /// Kind of the violation, in a few words.
     pub kind: String,
-    /// Description, in a sentence.
+    /// Description of the violation, in a sentence.
     pub text: String,
 }
 
-/// Log of the injected faults and of the members' reactions, for the timeline and the report.
+/// Record of the injected faults and of the members' reactions.
 pub struct Chronicle {
     context: Arc<ClientContext>,
     inner: Mutex<Chapters>,
 }
 
-/// Values over time: each value with the time in nanoseconds from which it holds.
+/// A value that changes over time: each new value with the time, in nanoseconds since the run began, from
+/// which it holds.
 pub type Trail<T> = Vec<(u64, T)>;
 
-/// Contents of the chronicle.
+/// Contents of a [`Chronicle`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Chapters {
-    /// Process states of each member.
+    /// State of each member's process over time.
     pub states: Vec<Trail<State>>,
-    /// Reported status of each member.
+    /// Status of each member over time.
     pub readings: Vec<Trail<Reading>>,
-    /// Injected faults, ordered by their start.
+    /// Injected faults, in the order of their start.
     pub bars: Vec<Bar>,
     /// Violations, in the order in which they were found.
     pub troubles: Vec<Trouble>,
-    /// Remarks with their times.
+    /// Remarks about the run, each with its time.
     pub notes: Trail<String>,
 }
 
@@ -119,7 +121,7 @@ impl Chronicle {
         }
     }
 
-    /// Records that a fault begins, and returns the fault's number.
+    /// Records that a fault begins. Returns its index in [`Chapters::bars`].
     pub fn begin(&self, name: &str) -> usize {
         let from = self.now();
         let mut inner = self.lock();
@@ -127,7 +129,7 @@ impl Chronicle {
         inner.bars.len() - 1
     }
 
-    /// Adds affected members and a description to a fault.
+    /// Sets the members that a fault affects, and appends a text to its description.
     pub fn detail(&self, bar: usize, members: &[usize], detail: &str) {
         if let Some(bar) = self.lock().bars.get_mut(bar) {
             bar.members = members.to_vec();
@@ -154,7 +156,7 @@ impl Chronicle {
         }
     }
 
-    /// Records a violation.
+    /// Records a violation that was noticed now.
     pub fn trouble(&self, kind: &str, text: impl Into<String>) {
         let at = self.now();
         let (kind, text) = (kind.to_owned(), text.into());

@@ -21,53 +21,55 @@ use crate::security::{Identity, Security};
 use crate::session::{ClientContext, Session};
 use crate::small_disk::SmallDisk;
 
-/// Port for clients; every member has its own address.
+/// Port for clients. It is the same for all members, because each has an address of its own.
 pub const CLIENT_PORT: u16 = 2379;
 const PEER_PORT: u16 = 2380;
-/// Time within which all members must be healthy once no fault is active.
+/// Time within which all members must become healthy when no fault is active. Otherwise there is a violation.
 pub const RECOVERY_TIME_MAX: Duration = Duration::from_secs(60);
-/// Time that a clean shutdown may take.
+/// Time within which a process must end after SIGTERM.
 const STOP_TIME_MAX: Duration = Duration::from_secs(30);
-/// Time within which a killed process must have ended.
+/// Time within which a process must end after SIGKILL.
 const KILL_TIME_MAX: Duration = Duration::from_secs(30);
-/// Time that a call of the operator may take.
+/// Time limit for a call that the program makes itself, in the role of an operator.
 const CALL_TIME_MAX: Duration = Duration::from_secs(5);
-/// Client number of the operator.
+/// Client number of the program itself, in the role of an operator.
 const OPERATOR: u64 = 7000;
-/// Time that one attempt to connect to a member, or one call that only checks whether it answers, may take.
+/// Time limit for a single attempt to connect to a member, and for a call that only checks whether the member
+/// answers.
 const GLANCE_TIME_MAX: Duration = Duration::from_secs(2);
-/// Time that a process may take from its start until it listens.
+/// Time within which a process must accept connections after its start.
 const LISTEN_TIME_MAX: Duration = Duration::from_secs(30);
-/// Largest part of a member's output that a message quotes, in bytes.
+/// Maximum number of bytes of a member's output that a message quotes.
 const QUOTE_BYTES: u64 = 1500;
 
-/// Flags of every member, placed before the user's flags. They keep logs small and catch-up short, so that
-/// checkpoints and snapshots happen within seconds.
+/// Flags of every member, in front of the user's flags. They keep logs short, so that checkpoints happen
+/// within seconds, and a member that lags behind soon needs a snapshot.
 const FLAGS: &[&str] =
     &["--snapshot-count=300", "--snapshot-catchup-entries=100", "--watch-progress-notify-interval=2s"];
 
-/// Slot of a member: its address, its data, and its process while one runs.
+/// A member: its address, its data, and its process if it is running.
 struct MemberSlot {
     name: String,
     address: Ipv4Addr,
     data_dir: PathBuf,
     log_path: PathBuf,
     process: Option<Process>,
-    /// Index of the build that the member runs.
+    /// Index, in `Cluster::builds`, of the server binary that the member runs.
     build: usize,
     clock: Option<ClockOffset>,
-    /// True if the member joined an existing cluster.
+    /// True if the member was added to a cluster that existed already.
     joined: bool,
-    /// True if the process may end by itself without this being a violation.
+    /// True if the process may end by itself. If it is false, such an end is a violation.
     may_end: bool,
 }
 
-/// The members, with their network and their disks.
+/// The members of the cluster, with their network and their disks.
 pub struct Cluster {
-    // Fields are dropped in this order: processes end before the network and their disks are removed.
+    // Fields are dropped in this order. The processes in `slots` must end before their disks and their
+    // network are removed.
     slots: Vec<MemberSlot>,
     disks: Vec<SmallDisk>,
-    /// Simulated network; `None` if all members are on the loopback.
+    /// The simulated network; `None` if all members are on loopback addresses.
     pub network: Option<Network>,
     builds: Vec<PathBuf>,
     flags: Vec<String>,
@@ -77,23 +79,24 @@ pub struct Cluster {
     runtime: Runtime,
 }
 
-/// Parts that a cluster is built from.
+/// Parts from which a cluster is built.
 pub struct Parts {
-    /// One or two server binaries.
+    /// Server binaries: one, or two if members change between two builds.
     pub builds: Vec<PathBuf>,
     /// Additional flags of every member.
     pub flags: Vec<String>,
-    /// Bug that is planted in every member whose build supports it.
+    /// Name of a planted bug, which is passed to every member to check that the oracle finds it; `None` for
+    /// no bug. Builds without planted bugs ignore it.
     pub bug: Option<String>,
-    /// Address of each member.
+    /// Address of each member, which determines the number of members.
     pub addresses: Vec<Ipv4Addr>,
-    /// Simulated network; `None` if all members are on the loopback.
+    /// The simulated network; `None` if all members are on loopback addresses.
     pub network: Option<Network>,
-    /// One file system for each member; empty if members have no file systems of their own.
+    /// The file system of each member; empty if members have no file systems of their own.
     pub disks: Vec<SmallDisk>,
-    /// Directory of the data directories, if members have no file systems of their own.
+    /// Directory for the members' data, if they have no file systems of their own.
     pub work_dir: PathBuf,
-    /// Directory of the members' logs.
+    /// Directory for the output of the members' processes.
     pub out_dir: PathBuf,
 }
 
@@ -139,7 +142,7 @@ impl Cluster {
         self.slots.len()
     }
 
-    /// Returns a member's file system, if it has its own.
+    /// Returns the file system of a member; `None` if it has none of its own.
     pub fn disk(&self, at: usize) -> Option<&SmallDisk> {
         self.disks.get(at)
     }
@@ -182,7 +185,7 @@ impl Cluster {
             .args(FLAGS)
             .args(security.pki.iter().flat_map(|pki| pki.flags(at)));
         if let Some(users) = &security.users {
-            // Cost of a password hash: low, since the time that a hash takes is not under test.
+            // Use the lowest cost of a password hash: the time that hashing takes is not under test.
             command.arg("--bcrypt-cost=4");
             if let Some(pki) = security.pki.as_ref().filter(|_| users.are_signed) {
                 command.arg(format!("--auth-token={}", pki.jwt()));
@@ -195,7 +198,7 @@ impl Cluster {
         Ok(command)
     }
 
-    /// Returns the certificates and users of the run.
+    /// Returns the certificates and the users of this run.
     pub fn security(&self) -> &Security {
         &self.context.security
     }
@@ -224,10 +227,10 @@ impl Cluster {
     }
 
     /// Waits until a member's process accepts connections, which it does only after it has loaded its
-    /// certificates. No other member has to run.
+    /// certificates. The other members need not be running.
     ///
     /// # Errors
-    /// Returns an error if the process does not listen in time, or has ended.
+    /// Returns an error if the process does not accept connections in time, or ends.
     pub fn wait_until_it_listens(&mut self, at: usize) -> io::Result<()> {
         let address = SocketAddr::from((self.slot(at)?.address, CLIENT_PORT));
         let deadline = Instant::now() + LISTEN_TIME_MAX;
@@ -250,7 +253,7 @@ impl Cluster {
         self.slots.get(at).is_some_and(|slot| slot.process.is_some())
     }
 
-    /// Kills a member's process, which it cannot handle, as in a crash.
+    /// Kills a member's process with SIGKILL, as in a crash.
     ///
     /// # Errors
     /// Returns the error of the operating system.
@@ -262,7 +265,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Kills the processes of several members at the same moment.
+    /// Kills the processes of several members at the same time.
     ///
     /// # Errors
     /// Returns the error of the operating system.
@@ -275,7 +278,7 @@ impl Cluster {
         members.iter().try_for_each(|at| self.kill(*at))
     }
 
-    /// Shuts a member down cleanly.
+    /// Stops a member with SIGTERM, and waits until its process has ended.
     ///
     /// # Errors
     /// Returns an error if the process does not end in time.
@@ -288,7 +291,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Stops a member's process with SIGSTOP if `still` is true; otherwise lets it continue.
+    /// Pauses a member's process with SIGSTOP if `still` is true. Otherwise lets it continue with SIGCONT.
     ///
     /// # Errors
     /// Returns the error of the operating system.
@@ -300,7 +303,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Sets the clock offset with which this member's next process starts.
+    /// Sets the clock offset that a member gets at its next start.
     ///
     /// # Errors
     /// Returns an error if the member does not exist.
@@ -309,7 +312,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Makes this member's next process run the next build.
+    /// Switches a member to the next server binary at its next start.
     ///
     /// # Errors
     /// Returns an error if the member does not exist.
@@ -320,7 +323,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Sets whether this member's process may end by itself.
+    /// Sets whether a member's process may end by itself.
     ///
     /// # Errors
     /// Returns an error if the member does not exist.
@@ -329,7 +332,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Checks for processes that ended by themselves. Such an end is a violation, unless it was allowed.
+    /// Looks for processes that have ended by themselves, and records a violation for each that was not
+    /// allowed to.
     pub fn look(&mut self) {
         for at in 0..self.slots.len() {
             let Some(slot) = self.slots.get_mut(at) else { continue };
@@ -354,8 +358,8 @@ impl Cluster {
         }
     }
 
-    /// Searches the members' logs for panics: a build that does not abort on a panic continues without the
-    /// panicked task, so the process does not end.
+    /// Searches the output of all members for panics, and records them as violations. This is needed for
+    /// builds that do not abort on a panic: their process continues without the task that has panicked.
     pub fn look_for_panics(&self) {
         for at in 0..self.slots.len() {
             let log = self.slot(at).and_then(|slot| std::fs::read(&slot.log_path)).unwrap_or_default();
@@ -369,7 +373,8 @@ impl Cluster {
         }
     }
 
-    /// Waits until a member's process has ended by itself. Returns `None` if it does not end in time.
+    /// Waits until a member's process has ended by itself. Returns `None` if it does not end in time or is
+    /// not running.
     ///
     /// # Errors
     /// Returns the error of the operating system.
@@ -386,26 +391,26 @@ impl Cluster {
         }
     }
 
-    /// Returns the length of a member's log in bytes.
+    /// Returns the size of a member's output so far, in bytes. Later calls can use it to search only newer
+    /// output.
     pub fn log_bytes(&self, at: usize) -> u64 {
         let path = self.slots.get(at).map(|slot| &slot.log_path);
         path.and_then(|path| path.metadata().ok()).map_or(0, |metadata| metadata.len())
     }
 
-    /// Returns the part of a member's log after byte `from`; only the last `QUOTE_BYTES` bytes if it is
-    /// longer.
+    /// Returns a member's output after byte `from`, but at most its last `QUOTE_BYTES` bytes.
     pub fn said(&self, at: usize, from: u64) -> String {
         self.quote(at, from, QUOTE_BYTES)
     }
 
-    /// Returns true if a member's log contains these words after byte `from`. Only the last mebibyte of the
-    /// log is searched.
+    /// Returns true if a member's output after byte `from` contains these words. Searches only the last
+    /// mebibyte of the output.
     pub fn has_said(&self, at: usize, from: u64, words: &str) -> bool {
         self.times_said(at, from, words) > 0
     }
 
-    /// Counts how often a member's log contains these words after byte `from`. Only the last mebibyte of the
-    /// log is searched.
+    /// Returns how often a member's output after byte `from` contains these words. Searches only the last
+    /// mebibyte of the output.
     pub fn times_said(&self, at: usize, from: u64, words: &str) -> usize {
         self.quote(at, from, 1 << 20).matches(words).count()
     }
@@ -422,10 +427,10 @@ impl Cluster {
         read().unwrap_or_else(|error| error.to_string())
     }
 
-    /// Calls a unary method at a member over a new connection.
+    /// Makes a unary call to a member, over a new connection.
     ///
     /// # Errors
-    /// Returns the status of the server, or the error of the connection.
+    /// Returns the status of the member's response, or the error of the connection.
     pub fn call<A: Message + Default>(
         &self,
         at: usize,
@@ -435,7 +440,7 @@ impl Cluster {
         self.call_within(at, rpc, request, CALL_TIME_MAX)
     }
 
-    /// Calls a method like [`Cluster::call`], with a timeout of the caller's choice.
+    /// Makes a call like [`Cluster::call`], with the time limit `time`.
     ///
     /// # Errors
     /// Returns the errors of [`Cluster::call`].
@@ -452,7 +457,7 @@ impl Cluster {
         A::decode(answer).map_err(|error| Status::with(Code::Internal, format!("invalid answer: {error}")))
     }
 
-    /// Connects to a member with these TLS settings and without a user.
+    /// Connects to a member with these TLS settings, without logging in.
     fn dial(&self, at: usize, tls: &Tls) -> Result<Channel, Status> {
         let slot = self.slot(at).map_err(|error| Status::with(Code::Internal, error.to_string()))?;
         let endpoint = Endpoint::new(format!("https://{}:{CLIENT_PORT}", slot.address));
@@ -462,7 +467,7 @@ impl Cluster {
         opened.map_err(|error| Status::with(Code::Unavailable, format!("connection error: {error}")))
     }
 
-    /// Returns the certificate that a member presents to a new client, in DER.
+    /// Returns the certificate, in DER, that a member presents to a client that connects now.
     ///
     /// # Errors
     /// Returns an error if no connection can be made.
@@ -472,7 +477,7 @@ impl Cluster {
         shown.ok_or(Status::new(Code::Internal, "no certificate was shown"))
     }
 
-    /// Opens a connection to a member and checks that the member answers a call on it.
+    /// Opens a connection to a member, and checks that the member answers a call over it.
     ///
     /// # Errors
     /// Returns an error if no connection can be made, or the member does not answer.
@@ -484,13 +489,14 @@ impl Cluster {
         Ok(channel)
     }
 
-    /// Returns true if a member accepts a client with these TLS settings. Any response counts as acceptance,
-    /// even one that refuses the call.
+    /// Returns true if a member accepts a client with these TLS settings. If the member answers a call at
+    /// all, even with an error, it has accepted the client.
     pub fn lets_in(&self, at: usize, tls: &Tls) -> bool {
         self.dial(at, tls).is_ok_and(|channel| self.answers(&channel))
     }
 
-    /// Returns true if a member responds over a connection, even if it refuses the call.
+    /// Returns true if a member answers a call over this connection, even if it answers with one of etcd's
+    /// errors.
     pub fn answers(&self, channel: &Channel) -> bool {
         let (rpc, message) = crate::injector::question();
         let options = CallOptions::default().within(GLANCE_TIME_MAX);
@@ -500,13 +506,13 @@ impl Cluster {
         }
     }
 
-    /// Sends an operation to a member as a recorded client, so that the oracle takes the operation into
-    /// account.
+    /// Sends a request to a member as a client whose operations are recorded, so that the oracle takes it
+    /// into account.
     pub fn operate(&self, at: usize, request: oracle::Request) -> oracle::Outcome {
         self.runtime.block_on(Session::of(&self.context, Identity::Root, OPERATOR, at).ask(request))
     }
 
-    /// Changes users, roles or whether authentication is enabled, and records the change for the oracle.
+    /// Sends a request that changes users, roles or authentication, and records the change for the oracle.
     pub(crate) fn administer(&self, at: usize, change: &Change) -> Known {
         self.runtime.block_on(carry_out(&self.context, OPERATOR, at, change))
     }
@@ -525,7 +531,7 @@ impl Cluster {
         self.call_within(at, Rpc::MaintenanceStatus, &pb::StatusRequest {}, time)
     }
 
-    /// Makes a linearizable read at a member, and returns the revision.
+    /// Makes a linearizable read at a member, and returns the revision in the response.
     ///
     /// # Errors
     /// Returns the member's error status, or the error of the connection.
@@ -536,10 +542,10 @@ impl Cluster {
         Ok(answer.header.map_or(0, |header| header.revision))
     }
 
-    /// Starts all members that do not run, and waits until all are healthy.
+    /// Starts all members that are not running, and waits until all members are healthy.
     ///
     /// # Errors
-    /// Returns an error that names an unhealthy member and the reason.
+    /// Returns an error that names a member which did not become healthy in time, and the reason.
     pub fn recover(&mut self) -> io::Result<()> {
         let deadline = Instant::now() + RECOVERY_TIME_MAX;
         for at in 0..self.size() {
@@ -567,7 +573,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Waits up to this time until a member reports itself as the leader. Returns that member, or `None`.
+    /// Waits until a member reports that it is the leader, at most for `patience`. Returns the index of this
+    /// member; `None` if no member has reported this in time.
     pub fn leader(&self, patience: Duration) -> Option<usize> {
         let deadline = Instant::now() + patience;
         loop {
@@ -575,7 +582,8 @@ impl Cluster {
             for at in 0..self.size() {
                 let Ok(status) = self.status(at) else { continue };
                 let own = status.header.as_ref().map_or(0, |header| header.member_id);
-                // A leader that was cut off may not know a newer leader yet, so the highest term wins.
+                // A former leader that was cut off possibly does not know the new leader yet. So of several
+                // members that report leadership, take the one with the highest term.
                 if own != 0 && own == status.leader && leads.is_none_or(|(_, term)| term < status.raft_term) {
                     leads = Some((at, status.raft_term));
                 }
@@ -587,8 +595,8 @@ impl Cluster {
         }
     }
 
-    /// Repeats a call at the running members except `but` until it succeeds or returns an error for which
-    /// `is_done` is true.
+    /// Repeats a call, at one running member after the other but never at `but`, until it succeeds, or fails
+    /// with an error for which `is_done` returns true.
     fn insist<A: Message + Default>(
         &self,
         but: usize,
@@ -620,17 +628,18 @@ impl Cluster {
         }
     }
 
-    /// Replaces a member whose disk is lost, as an operator does: removes the member, adds a new one with the
-    /// same addresses, and starts it without data. The old process must not run.
+    /// Replaces a member whose disk is lost, as an operator would: removes the member, adds a new one with
+    /// the same addresses, and starts it without data. The old process must not be running.
     ///
     /// # Errors
-    /// Returns the error of the cluster if it refuses the removal or the addition.
+    /// Returns an error if the cluster refuses to remove or to add the member.
     pub fn replace(&mut self, at: usize) -> io::Result<()> {
         let peer = format!("{}://{}:{PEER_PORT}", self.scheme(), self.slot(at)?.address);
         let other = (0..self.size())
             .find(|other| *other != at && self.runs(*other))
             .ok_or_else(|| io::Error::other("no other member runs"))?;
-        // The list is linearizable, so it includes this member even if it was added just now.
+        // The list must be linearizable: the member to be removed may have been added just now, and a member
+        // that lags behind does not know it yet.
         let deadline = Instant::now() + RECOVERY_TIME_MAX;
         let members = loop {
             let request = pb::MemberListRequest { linearizable: true };
@@ -660,7 +669,7 @@ impl Cluster {
         self.start(at)
     }
 
-    /// Returns the number of raised alarms. Also returns 0 if no member responds.
+    /// Returns the number of raised alarms; 0 if no member answers.
     pub fn alarms(&self) -> usize {
         let request = pb::AlarmRequest {
             action: pb::alarm_request::AlarmAction::Get as i32,
@@ -673,7 +682,7 @@ impl Cluster {
         listed.map_or(0, |list| list.alarms.len())
     }
 
-    /// Disarms every alarm for lack of space.
+    /// Disarms all alarms. An alarm other than NOSPACE is recorded as a violation.
     pub fn disarm(&self) {
         for at in 0..self.size() {
             let request = pb::AlarmRequest {

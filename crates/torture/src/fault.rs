@@ -1,31 +1,31 @@
-//! All kinds of faults.
+//! Defines all kinds of faults, with their names, their groups, and what they require.
 
 use std::fmt;
 
-/// What a fault requires of the machine, the run or the server.
+/// Requirement that the machine, the run or the server must meet for a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
-    /// Only processes started by this program.
+    /// Nothing but processes that this program has started.
     Nothing,
-    /// A network namespace for each member.
+    /// Each member has a network namespace.
     Network,
-    /// A network namespace for each member, and TUN devices.
+    /// Each member has a network namespace, and TUN devices are available.
     Shaping,
-    /// A separate small file system for each member.
+    /// Each member has a small file system of its own.
     Disk,
-    /// Time namespaces.
+    /// Time namespaces are available.
     Clock,
-    /// Files in the format of this project's server.
+    /// The server's files have Mainstay's format.
     OwnFiles,
-    /// Users, and an administrator who may disable authentication.
+    /// The run has users, and an administrator who may disable authentication.
     Users,
-    /// Certificates, and members that reload them while they run, as this project's server does.
+    /// The run has certificates, and members reload changed ones while they run, as Mainstay does.
     Certificates,
 }
 
 macro_rules! faults {
     ($($(#[$doc:meta])* $variant:ident, $name:literal, $need:ident, $text:literal;)*) => {
-        /// Fault that can be injected into a cluster.
+        /// A kind of fault that can be injected into a cluster.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum Fault { $($(#[$doc])* $variant,)* }
 
@@ -33,7 +33,7 @@ macro_rules! faults {
             /// All faults.
             pub const ALL: &[Fault] = &[$(Fault::$variant,)*];
 
-            /// Returns the name that the command line uses.
+            /// Returns the name of the fault on the command line.
             pub const fn name(self) -> &'static str {
                 match self { $(Fault::$variant => $name,)* }
             }
@@ -106,7 +106,7 @@ faults! {
     AuthOff, "auth-off", Users, "disable authentication, and enable it again after a while";
 }
 
-/// Names of fault groups for the command line.
+/// Names for groups of faults on the command line.
 const GROUPS: &[(&str, &[Fault])] = &[
     ("kill", &[Fault::KillLeader, Fault::KillAny, Fault::KillAll]),
     ("partition", &[Fault::PartitionLeader, Fault::PartitionMinority, Fault::PartitionAll, Fault::OneWay]),
@@ -127,11 +127,12 @@ impl fmt::Display for Fault {
 }
 
 impl Fault {
-    /// Parses a comma-separated list of names of faults and groups; `-name` removes a fault or group from the
-    /// list. The result has no duplicates and is in the order of [`Fault::ALL`].
+    /// Parses a comma-separated list of faults and groups. `-name` removes a fault or group; a list that
+    /// begins with `-name` starts from all faults. The result has no duplicates, and is in the order of
+    /// [`Fault::ALL`].
     ///
     /// # Errors
-    /// Returns an error that names the unknown word and lists the known ones.
+    /// Returns an error that names the unknown word, and lists the known ones.
     pub fn parse_list(list: &str) -> Result<Vec<Fault>, String> {
         let mut chosen = Vec::new();
         for (nth, word) in list.split(',').map(str::trim).filter(|word| !word.is_empty()).enumerate() {
@@ -159,7 +160,7 @@ impl Fault {
         Ok(chosen)
     }
 
-    /// Returns the name of each group with the names of its faults, for the help text.
+    /// Returns the groups for the help text: the name of each, with the names of its faults.
     pub fn groups() -> impl Iterator<Item = (&'static str, Vec<&'static str>)> {
         GROUPS.iter().map(|(name, faults)| (*name, faults.iter().map(|fault| fault.name()).collect()))
     }

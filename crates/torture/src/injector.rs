@@ -1,4 +1,4 @@
-//! Injects faults one after the other: decides which fault to inject, when, at which members, and for how
+//! Injects faults, one after the other: decides which fault to inject, when, into which members, and for how
 //! long.
 
 mod certificates;
@@ -18,12 +18,12 @@ use crate::rng::Rng;
 
 pub(crate) use certificates::{Revoked, question};
 
-/// Time within which the leader must be found.
+/// Longest wait until a member reports that it is the leader. After that, a random member is taken instead.
 const LEADER_TIME_MAX: Duration = Duration::from_secs(20);
-/// Interval at which the injector checks for the end of the run and for ended processes.
+/// Interval at which the injector checks whether the run is over, and whether processes have ended.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Injects faults until the run ends.
+/// Injects faults, one after the other, until the run ends.
 pub struct Injector<'a> {
     cluster: &'a mut Cluster,
     chronicle: Arc<Chronicle>,
@@ -34,12 +34,13 @@ pub struct Injector<'a> {
     deadline: Instant,
     stopped: &'a dyn Fn() -> bool,
     say: &'a dyn Fn(&str),
-    /// Revoked client certificates, which members must refuse.
+    /// Client certificates that were revoked, so that members must refuse them until the end of the run.
     revoked: Revoked,
 }
 
 impl<'a> Injector<'a> {
-    /// Creates an injector that injects each of these faults about equally often.
+    /// Creates an injector. It injects each of these faults about equally often, and pauses for `every`
+    /// before each fault.
     pub fn new(
         cluster: &'a mut Cluster,
         chronicle: &Arc<Chronicle>,
@@ -68,7 +69,7 @@ impl<'a> Injector<'a> {
     fn one(&mut self, fault: Fault) {
         let bar = self.chronicle.begin(fault.name());
         let injected = self.inject(fault, bar);
-        // The next fault starts from a healed cluster, even if this one failed.
+        // Heal the cluster even if injecting failed, because the next fault must start from a healed cluster.
         let healed = self.heal();
         self.chronicle.over(bar);
         if let Err(error) = injected.and(healed) {
@@ -90,10 +91,10 @@ impl<'a> Injector<'a> {
         self.chronicle.trouble("not recovered", format!("after {fault}: {error}"));
     }
 
-    /// Undoes all faults that can be undone.
+    /// Undoes all faults that last until they are undone: cuts, frozen or full disks, and paused processes.
     ///
     /// # Errors
-    /// Returns the first error, after all steps have been tried.
+    /// Returns the first error. The other steps are tried nevertheless.
     pub fn heal(&mut self) -> io::Result<()> {
         let mut result = match &mut self.cluster.network {
             Some(network) => network.heal(),
@@ -105,7 +106,8 @@ impl<'a> Injector<'a> {
             }
             result = result.and(self.cluster.pause(at, false));
         }
-        // A process that has ended until now was allowed to end by itself. Later ends are violations again.
+        // Look for ended processes first: those that have ended until now were allowed to. From now on, such
+        // an end is a violation again.
         self.cluster.look();
         for at in 0..self.cluster.size() {
             result = result.and(self.cluster.may_end(at, false));
@@ -113,7 +115,7 @@ impl<'a> Injector<'a> {
         result
     }
 
-    /// Waits and checks the processes at short intervals. Returns false if the run is over.
+    /// Waits, and meanwhile looks for ended processes. Returns false as soon as the run is over.
     fn wait(&mut self, time: Duration) -> bool {
         let until = Instant::now() + time;
         loop {
@@ -129,8 +131,8 @@ impl<'a> Injector<'a> {
         }
     }
 
-    /// Draws the duration of a fault. It is often longer than an election, which takes up to two seconds, and
-    /// often ends in the middle of an election.
+    /// Draws the duration of a fault. Many faults last longer than an election, which takes up to two
+    /// seconds; others end in the middle of one.
     fn lasting(&mut self) -> Duration {
         Duration::from_millis(self.rng.between(500, 4500))
     }
@@ -140,7 +142,7 @@ impl<'a> Injector<'a> {
         self.wait(time);
     }
 
-    /// Returns the numbers of all members.
+    /// Returns the indexes of all members.
     fn all(&self) -> Vec<usize> {
         (0..self.cluster.size()).collect()
     }
@@ -166,7 +168,7 @@ impl<'a> Injector<'a> {
         (self.say)(&format!("{name}: {text}"));
     }
 
-    /// Injects one fault. Returns when the fault or the run is over.
+    /// Injects a fault. Returns when the fault is over, or the run is.
     fn inject(&mut self, fault: Fault, bar: usize) -> io::Result<()> {
         match fault {
             Fault::KillLeader => {

@@ -1,5 +1,5 @@
-//! Checks and sets up what this machine allows: network and mount namespaces, separate file systems, time
-//! namespaces.
+//! Sets up, and checks, what the machine provides to isolate members: network and mount namespaces, separate
+//! file systems, and time namespaces.
 
 use std::ffi::CString;
 use std::io;
@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use crate::process::ClockOffset;
 
-/// Runs a system command; its standard error becomes the error text.
+/// Runs a system command. If it fails, the error contains what it has written to standard error.
 pub(crate) fn system(program: &str, words: &[&str]) -> io::Result<()> {
     let output = Command::new(program)
         .args(words)
@@ -22,19 +22,19 @@ pub(crate) fn system(program: &str, words: &[&str]) -> io::Result<()> {
     Err(io::Error::other(format!("{program} {}: {}", words.join(" "), said.trim())))
 }
 
-/// Moves the calling thread into a private mount namespace and, if requested, a private network namespace,
-/// together with all threads and processes that it starts later. Interfaces, routes and mounts made there are
-/// invisible from outside, and disappear with the last of these processes, however it ends.
+/// Moves the calling thread into a new mount namespace and, if requested, a new network namespace. Threads
+/// and processes that it starts later are in these namespaces too. Interfaces, routes and mounts made there
+/// are invisible from outside. They disappear with the last of these processes, however it ends.
 ///
 /// Must be called before the program has a second thread.
 ///
 /// # Errors
-/// Returns an error if the operating system refuses, because the program does not run as root or runs in a
-/// container.
+/// Returns an error if the operating system refuses this, because the program does not run as root, or a
+/// container restricts it.
 pub fn enter(with_network: bool) -> io::Result<()> {
     let what = if with_network { libc::CLONE_NEWNET | libc::CLONE_NEWNS } else { libc::CLONE_NEWNS };
-    // SAFETY: a plain system call, which touches no memory of this program; it only changes the namespaces of
-    // this thread.
+    // SAFETY: this system call accesses no memory of the process. It only changes the namespaces of this
+    // thread.
     if unsafe { libc::unshare(what) } != 0 {
         return Err(io::Error::last_os_error());
     }
@@ -42,13 +42,14 @@ pub fn enter(with_network: bool) -> io::Result<()> {
         let kind = CString::new(kind.unwrap_or("none"))?;
         let target = CString::new(target)?;
         let (source, none) = (c"mainstay-torture", std::ptr::null());
-        // SAFETY: all strings are terminated and live until the call returns; these kinds of mounts need no data.
+        // SAFETY: all strings end with a zero byte and live until the call returns. These kinds of mounts
+        // need no data.
         if unsafe { libc::mount(source.as_ptr(), target.as_ptr(), kind.as_ptr(), flags, none) } != 0 {
             return Err(io::Error::last_os_error());
         }
         Ok(())
     };
-    // The root is made private, so that mounts made later stay in this namespace.
+    // Make the root mount private, so that later mounts do not appear outside of this namespace.
     mount(None, "/", libc::MS_REC | libc::MS_PRIVATE)?;
     if !with_network {
         return Ok(());
@@ -58,10 +59,10 @@ pub fn enter(with_network: bool) -> io::Result<()> {
     system("ip", &["link", "set", "lo", "up"])
 }
 
-/// Checks that processes can be started with shifted clocks.
+/// Checks that processes can be started in a time namespace with a shifted clock.
 ///
 /// # Errors
-/// Returns an error with the reason why they cannot be started.
+/// Returns an error that says why this is not possible.
 pub fn probe_clock() -> io::Result<()> {
     const SHIFT_SECONDS: i64 = 100_000_000;
     let uptime = |text: &str| -> Option<f64> { text.split_whitespace().next()?.parse().ok() };
@@ -77,10 +78,10 @@ pub fn probe_clock() -> io::Result<()> {
     }
 }
 
-/// Checks that a file system can be made and mounted in this directory.
+/// Checks that a file system can be created, mounted and frozen in this directory.
 ///
 /// # Errors
-/// Returns an error with the reason why it cannot be mounted.
+/// Returns an error that says why this is not possible.
 pub fn probe_disk(dir: &Path) -> io::Result<()> {
     const PROBE_BYTES: u64 = 32 << 20;
     let disk = crate::small_disk::SmallDisk::make(dir, "probe", PROBE_BYTES)?;

@@ -1,4 +1,5 @@
-//! A client that reads and writes a few keys, in competition with others that do the same.
+//! Runs a client that reads and writes a few keys. Other clients use the same keys at the same time, so
+//! requests conflict.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,16 +15,17 @@ use crate::phase::{Phase, pause_until};
 use crate::rng::Rng;
 use crate::session::{ClientContext, Session};
 
-/// Number of operations of all clients together after which the clients move to new keys, which limits how
-/// much the oracle has to search at once.
+/// Number of operations, of all clients together, after which the clients change to new keys. This limits how
+/// many operations on the same keys the oracle has to order.
 const GROUP_OPERATIONS: u64 = 1500;
-/// Number of keys in a group; few, so that clients collide.
+/// Number of keys that clients use at a time. There are few, so that clients often use the same one.
 const GROUP_KEYS: usize = 6;
-/// Delay after a failed call: a member that is down refuses connections at once, so the client would
-/// otherwise retry in a busy loop.
+/// Delay after a failed call. A member that is down refuses connections immediately, so without a delay the
+/// client would retry in a busy loop.
 const REST: Duration = Duration::from_millis(60);
 
-/// State of the keys as the clients have seen it.
+/// The newest revisions that the clients have seen, of the store and of each key. Requests that depend on the
+/// current state use them.
 #[derive(Default)]
 pub struct Known {
     inner: Mutex<Seen>,
@@ -80,7 +82,7 @@ impl Known {
     }
 }
 
-/// Sends requests to one member until the phase ends.
+/// Sends requests to a member until the phase ends.
 pub async fn work(
     context: Arc<ClientContext>,
     known: Arc<Known>,
@@ -96,7 +98,8 @@ pub async fn work(
         if !pause_until(&mut phase, due).await {
             return;
         }
-        // Requests that were due while the member did not answer are skipped.
+        // Skip requests that became due while the member did not answer, so that they are not sent in a burst
+        // now.
         due = (due + every).max(tokio::time::Instant::now());
         let id = context.record.number();
         let group = id / GROUP_OPERATIONS;
@@ -109,7 +112,8 @@ pub async fn work(
     }
 }
 
-/// Draws the next request of a client. No value is ever put twice.
+/// Draws the next request of a client. Every value that it puts is different, so that the oracle knows which
+/// put a read has seen.
 fn invent(rng: &mut Rng, known: &Known, id: u64, group: u64) -> Request {
     let mut order: Vec<usize> = (0..GROUP_KEYS).collect();
     rng.shuffle(&mut order);
@@ -179,13 +183,14 @@ fn invent(rng: &mut Rng, known: &Known, id: u64, group: u64) -> Request {
             let target = target.get(rng.index(target.len())).copied().unwrap_or_default();
             let order = if rng.percent(50) { Order::Ascend } else { Order::Descend };
             let limit = rng.between(0, 4) as i64;
-            // The order of keys with equal sort values is not defined, so a limit could return any of them.
+            // Use no limit if keys may have equal sort values: their order is not defined, so the result
+            // would not be determined.
             let limit = if matches!(target, SortTarget::Key | SortTarget::Value) { limit } else { 0 };
             Request::Range(Range { order, target, limit, ..all() })
         }
         95..96 => Request::Range(Range { keys_only: true, limit: rng.between(0, 3) as i64, ..all() }),
         96..97 => Request::Range(Range { count_only: true, ..all() }),
-        // Reads an old revision, compacted or not, and sometimes a future one.
+        // Read an old revision, which possibly is compacted, and sometimes a future one.
         _ => {
             let newest = known.newest();
             let revision = (newest + 20 - rng.between(0, 400) as i64).max(1);
@@ -194,7 +199,7 @@ fn invent(rng: &mut Rng, known: &Known, id: u64, group: u64) -> Request {
     }
 }
 
-/// Draws a comparison for a transaction that often holds.
+/// Draws a comparison that often holds, for a transaction.
 fn guard(rng: &mut Rng, known: &Known, key: Vec<u8>) -> Compare {
     let revision = if rng.percent(10) { 0 } else { known.mod_revision(&key) };
     let (relation, target) = match rng.below(10) {

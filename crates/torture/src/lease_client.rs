@@ -1,5 +1,5 @@
-//! A client that creates leases, attaches keys to them, keeps them alive, and lets them end by revocation or
-//! expiry.
+//! Runs a client that creates leases, attaches keys to them, and keeps them alive. It then revokes them or
+//! lets them expire.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::phase::{Phase, pause, working};
 use crate::rng::Rng;
 use crate::session::{ClientContext, Session};
 
-/// Grants a lease. Returns its id and its time to live in seconds.
+/// Grants a lease. Returns its id and its time to live in seconds; `None` if the request failed.
 pub async fn grant(session: &mut Session, ttl: i64, id: i64) -> Option<(i64, i64)> {
     match session.ask(Request::Grant { id, ttl }).await {
         Outcome::Done(_, Response::Granted { id, ttl }) => Some((id, ttl)),
@@ -19,7 +19,8 @@ pub async fn grant(session: &mut Session, ttl: i64, id: i64) -> Option<(i64, i64
     }
 }
 
-/// Renews a lease three times per time to live, until the lease is gone or the task is aborted.
+/// Renews a lease three times within its time to live. Ends when the lease no longer exists, or the task is
+/// aborted.
 pub async fn keep_alive(context: Arc<ClientContext>, client: u64, member: usize, lease: i64, ttl: i64) {
     let mut session = Session::new(&context, client, member);
     let every = Duration::from_millis(u64::try_from(ttl).unwrap_or(1) * 1000 / 3);
@@ -33,7 +34,7 @@ pub async fn keep_alive(context: Arc<ClientContext>, client: u64, member: usize,
     }
 }
 
-/// Uses one lease after the other until the phase ends.
+/// Uses leases, one after the other, until the phase ends.
 pub async fn work(
     context: Arc<ClientContext>,
     number: u64,
@@ -45,7 +46,8 @@ pub async fn work(
     let mut lives = 0_u64;
     while working(&phase) {
         lives += 1;
-        // Some leases have an id chosen by the client; all such ids are different.
+        // Choose an id for some leases, and leave the choice to the server for the others. The chosen ids are
+        // all different.
         let wanted = if rng.percent(20) { (number * 1_000_000 + lives) as i64 } else { 0 };
         let ttl = rng.between(3, 7) as i64;
         let Some((lease, ttl)) = grant(&mut session, ttl, wanted).await else {
@@ -92,8 +94,8 @@ async fn live(
         session.ask(Request::Revoke { id: lease }).await;
         return;
     }
-    // The client no longer renews the lease. The lease and its keys must now expire, but not before the time
-    // to live has passed; the reads below record when the keys disappear.
+    // From now on, do not renew the lease. The lease and its keys must expire, but not before the time to
+    // live has passed. The reads below record when the keys disappear, for the oracle.
     let deadline = tokio::time::Instant::now() + Duration::from_secs(u64::try_from(ttl).unwrap_or(1) + 4);
     while tokio::time::Instant::now() < deadline && pause(phase, Duration::from_millis(250)).await {
         let keys =

@@ -1,12 +1,12 @@
-//! Working directories left by earlier runs that were killed. The namespaces, mounts and processes of such
-//! runs have disappeared by themselves.
+//! Creates the working directory of a run, and removes those of earlier runs that were killed. Namespaces,
+//! mounts and processes of killed runs need not be removed: the kernel has done that.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 const PREFIX: &str = "mainstay-torture-";
 
-/// Working directory of this run, removed at its end.
+/// Working directory of this run. It is removed on drop.
 pub struct WorkDir(PathBuf);
 
 impl WorkDir {
@@ -34,7 +34,7 @@ impl Drop for WorkDir {
     }
 }
 
-/// Removes the working directories of all runs whose process no longer exists.
+/// Removes the working directories of runs whose process no longer exists.
 pub fn remove() {
     let Ok(entries) = std::fs::read_dir(std::env::temp_dir()) else { return };
     for entry in entries.filter_map(Result::ok) {

@@ -1,19 +1,19 @@
-//! Runs a cluster of real processes under faults, records what clients see, and judges the result.
+//! Runs a cluster of real processes, injects faults, records what clients see, and has the history judged.
 //!
-//! Contents: the parts of the program `mainstay-torture`. Members run in their own network namespaces and on
-//! their own file systems, as far as the machine allows; all that a run creates outside of its directories
+//! Contents: the parts of the program `mainstay-torture`. If the machine allows it, each member runs in its
+//! own network namespace and on its own file system. All that a run creates outside of its directories
 //! disappears with the program, however the program ends.
 //!
-//! Outside its scope: how the server works inside. The crate can test any server with etcd's flags and API,
-//! including real etcd; only the fault `flip-bit` needs the file names of Mainstay. The crate `oracle`
-//! decides if a history is correct.
+//! The crate does not know how the server works inside. It can test any server with etcd's flags and API,
+//! including etcd itself; only some faults, such as `flip-bit`, need a Mainstay server. The crate `oracle`
+//! decides whether a history is correct.
 //!
-//! Invariants: an operation is sent once and recorded once; an outcome counts as refused only if the
-//! operation can never take effect (`outcome`); a fault is undone before the next one begins, and between two
-//! faults every member must become healthy.
+//! Invariants: An operation is sent once and recorded once. An outcome counts as refused only if the
+//! operation can never take effect (`outcome`). A fault is undone before the next one begins, and in between
+//! every member must become healthy.
 //!
-//! Unsafe code: system calls that the standard library lacks, in `isolation`, `process`, `shaper`,
-//! `small_disk` and the binary's signal handler.
+//! Unsafe code: system calls that the standard library does not offer, in `isolation`, `process`, `shaper`
+//! and `small_disk`, and the signal handler of the program.
 //!
 //! Start reading with [`run`] and `injector.rs`. Tests: `tests/it`; they do not need root.
 

@@ -1,4 +1,4 @@
-//! All clients of a run, in one thread.
+//! Starts and stops all clients of a run, which share one thread.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -18,36 +18,36 @@ use crate::{
     watch_client,
 };
 
-/// First client number of the clients that watch all keys.
+/// First client number of the clients that follow all keys for the whole run.
 const FOLLOWERS: u64 = 1000;
 const GLANCERS: u64 = 2000;
 const LOCKERS: u64 = 3000;
 const LESSEES: u64 = 4000;
 const COMPACTOR: u64 = 5000;
 const BULK: u64 = 5500;
-/// First number of the clients that read everything again at the end, one for each member.
+/// First client number of the clients that read all events again at the end, one for each member.
 pub const REREADERS: u64 = 6000;
 
-/// First number of the clients whose permissions change.
+/// First client number of the clients whose permissions change and that read and write keys.
 const USERS: u64 = 8000;
-/// Lowest client number of the watchers whose permissions change during the run.
+/// First client number of the watching clients whose permissions change.
 const SPIES: u64 = 8200;
-/// Client number of the administrator, who changes users and permissions.
+/// Client number of the administrator, who creates users and changes their permissions.
 pub const ADMINISTRATOR: u64 = 8500;
 const PROBERS: u64 = 9000;
 
-/// Amount of work that clients do.
+/// Size of the load.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     /// Number of clients that read and write keys.
     pub clients: usize,
-    /// Largest number of operations per second of all these clients together.
+    /// Maximum number of operations per second of all clients together that read and write keys.
     pub rate: u64,
-    /// Seed of the clients' random streams.
+    /// Seed of the clients' random numbers.
     pub seed: u64,
 }
 
-/// Running clients.
+/// All clients of a run, while they are running.
 pub struct Load {
     phase: watch::Sender<Phase>,
     workers_done: watch::Receiver<bool>,
@@ -74,16 +74,16 @@ impl Load {
         Ok(Load { phase, workers_done, thread })
     }
 
-    /// Ends the work phase. Returns true once all clients have finished their in-flight requests; false if
-    /// they take longer than `patience`.
+    /// Ends the work phase, and waits until all clients have finished their requests in flight. Returns false
+    /// if they do not finish within `patience`.
     pub async fn rest(&mut self, patience: Duration) -> bool {
         self.phase.send_replace(Phase::Rest);
         let done = self.workers_done.wait_for(|done| *done);
         matches!(tokio::time::timeout(patience, done).await, Ok(Ok(_)))
     }
 
-    /// Waits until all watches have received everything up to `revision`, and ends the load. Returns false if
-    /// a watch did not get there within `patience`, or a client panicked.
+    /// Waits until all watches have received all events up to `revision`, and ends the load. Returns false if
+    /// a watch does not reach the revision within `patience`, or the clients' thread has panicked.
     pub fn drain(self, revision: i64, patience: Duration) -> bool {
         self.phase.send_replace(Phase::Drain(revision));
         let deadline = std::time::Instant::now() + patience;

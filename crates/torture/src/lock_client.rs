@@ -1,5 +1,5 @@
-//! A client that takes a lock again and again, as etcd's `concurrency.Mutex` does, and writes while it
-//! believes that it holds the lock.
+//! Runs a client that takes a lock again and again, in the same way as etcd's `concurrency.Mutex`. It writes
+//! while it believes that it holds the lock.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,12 +17,13 @@ use crate::session::{ClientContext, Session};
 
 const PREFIX: &str = "lock/a/";
 const PREFIX_END: &str = "lock/a0";
-/// Key that only the holder of the lock writes.
+/// Key that only the holder of the lock may write.
 const FENCED: &str = "fence/a";
 /// Time to live of the lock's lease, in seconds. A holder that is cut off may believe for about this long
-/// that it still holds the lock. Therefore its writes compare the lock key in the same transaction.
+/// that it still holds the lock. So each of its writes is a transaction that checks that its lock key still
+/// exists.
 const TTL: i64 = 4;
-/// Time that a client waits for the lock.
+/// Longest time for which a client waits for the lock.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 /// Interval at which a waiting client checks whether it holds the lock.
 const LOOK_EVERY: Duration = Duration::from_millis(60);
@@ -48,7 +49,7 @@ pub async fn work(
             }
         }
         keeper.abort();
-        // If the revocation fails, the lease expires by itself.
+        // Ignore the outcome: if the revocation fails, the lease expires later.
         session.ask(Request::Revoke { id: lease }).await;
     }
 }
@@ -64,7 +65,7 @@ fn first_of_all() -> Range {
     }
 }
 
-/// Takes the lock, writes, and releases it. Returns false if the session must not be used any more.
+/// Takes the lock, writes, and releases the lock. Returns false if the lease must not be used any more.
 async fn hold(session: &mut Session, lease: i64, rng: &mut Rng, phase: &mut watch::Receiver<Phase>) -> bool {
     let context = Arc::clone(session.context());
     let key = format!("{PREFIX}{lease:x}").into_bytes();
@@ -102,7 +103,7 @@ async fn hold(session: &mut Session, lease: i64, rng: &mut Rng, phase: &mut watc
         }
         match session.ask(Request::Range(first_of_all())).await {
             Outcome::Done(_, Response::Range(range)) => match range.kvs.first() {
-                // Not even this client's own lock key exists, so its lease has ended.
+                // There is no lock key at all, not even this client's own. So its lease has expired.
                 None => return false,
                 Some(kv) => is_first = kv.key == key && kv.create_revision == created,
             },

@@ -1,4 +1,4 @@
-//! The program `mainstay-torture`.
+//! The program `mainstay-torture`: runs the tests that its arguments describe, and sets the exit code.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -8,12 +8,13 @@ use oracle::History;
 use torture::options::{self, Invocation};
 use torture::{report, run, timeline};
 
-/// Set by the first termination signal. A second signal ends the program at once.
+/// Set by the first termination signal, after which the run ends early. A second signal ends the process
+/// immediately.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn interrupt(signal: libc::c_int) {
     INTERRUPTED.store(true, Ordering::Relaxed);
-    // SAFETY: a signal handler may call `signal`; the default action is a valid disposition.
+    // SAFETY: `signal` may be called in a signal handler. The default action is a valid disposition.
     unsafe { libc::signal(signal, libc::SIG_DFL) };
 }
 
@@ -38,7 +39,8 @@ fn main() -> ExitCode {
     };
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
         let handler = interrupt as extern "C" fn(libc::c_int);
-        // SAFETY: the handler only stores to an atomic and calls `signal`; signal handlers may do both.
+        // SAFETY: the handler only writes to an atomic variable and calls `signal`. Both are allowed in
+        // signal handlers.
         unsafe { libc::signal(signal, handler as libc::sighandler_t) };
     }
     let finding = match run::run(options, &INTERRUPTED) {

@@ -7,29 +7,29 @@ use std::os::fd::OwnedFd;
 use crate::isolation::system;
 use crate::shaper::{Quality, Shaper};
 
-/// What happens to packets on a link that is cut.
+/// Determines what happens to packets on a link that is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
-    /// Packets vanish, so that nothing fails at once.
+    /// Packets are dropped without notice, so senders notice only by timeouts.
     Silent,
-    /// The sender gets an ICMP error, so that connecting fails at once.
+    /// The sender gets an ICMP error, so connecting fails immediately.
     Unreachable,
 }
 
-/// Network in which members can be cut off from each other without closing any connection: each member is in
-/// its own namespace, and a router joins the namespaces. This program runs at the router, so it can always
-/// reach all members.
+/// A network in which members can be cut off from each other without closing a connection. Every member is in
+/// a network namespace of its own, and a router connects these. This program runs at the router, so it can
+/// always reach all members.
 ///
-/// [`crate::isolation::enter`] must have been called before. The network disappears together with the
-/// namespace that this call creates.
+/// [`crate::isolation::enter`] must be called first. The network disappears together with the namespace that
+/// `enter` creates.
 pub struct Network {
     places: Vec<OwnedFd>,
-    /// Routing rules that were added and have to be removed again.
+    /// Routing rules that were added, and that healing removes.
     rules: BTreeSet<Vec<String>>,
     shaper: Option<Shaper>,
 }
 
-/// Number of the routing table that leads through the shaper.
+/// Number of the routing table that sends packets to the shaper.
 const SHAPED_TABLE: &str = "99";
 
 fn ip(words: &[&str]) -> io::Result<()> {
@@ -37,8 +37,8 @@ fn ip(words: &[&str]) -> io::Result<()> {
 }
 
 impl Network {
-    /// Creates a network with namespaces for `size` members. If links cannot be shaped, because the machine
-    /// has no TUN devices, stores the reason in `no_shaper`.
+    /// Creates a network with a namespace for each of `size` members. If the machine has no TUN devices, so
+    /// that links cannot be made slow or lossy, stores the reason in `no_shaper`.
     ///
     /// # Errors
     /// Returns the error of the operating system.
@@ -58,7 +58,7 @@ impl Network {
             ip(&["-n", &name, "route", "add", "default", "via", &router])?;
             places.push(File::open(format!("/run/netns/{name}"))?.into());
         }
-        // The setting changes only the network namespace of this thread.
+        // This changes the setting only in the network namespace of this thread.
         std::fs::write("/proc/sys/net/ipv4/ip_forward", "1")?;
         let mut network = Network { places, rules: BTreeSet::new(), shaper: None };
         match Network::shaper(seed) {
@@ -71,8 +71,8 @@ impl Network {
     fn shaper(seed: u64) -> io::Result<Shaper> {
         let shaper = Shaper::open("slow0", seed)?;
         ip(&["link", "set", "slow0", "up"])?;
-        // A packet comes back from the device with the original sender's address. Reverse path filtering
-        // would drop such a packet, so it is disabled.
+        // Disable reverse path filtering: a packet that comes back from the device has its original source
+        // address, so the filter would drop it.
         for device in ["all", "slow0"] {
             std::fs::write(format!("/proc/sys/net/ipv4/conf/{device}/rp_filter"), "0")?;
         }
@@ -103,7 +103,7 @@ impl Network {
         Ok(())
     }
 
-    /// Drops all packets from `from` to `to` from now on.
+    /// Makes the network drop all packets from `from` to `to`, until it is healed.
     ///
     /// # Errors
     /// Returns the error of the operating system.
@@ -115,21 +115,21 @@ impl Network {
         self.add_rule("100", from, to, &[action])
     }
 
-    /// Routes packets from `from` to `to` through the shaper from now on.
+    /// Makes the network send packets from `from` to `to` through the shaper, until it is healed.
     ///
     /// # Errors
-    /// Returns the error of the operating system, or `Unsupported` without a shaper.
+    /// Returns the error of the operating system, or `Unsupported` if there is no shaper.
     pub fn shape(&mut self, from: usize, to: usize, quality: Quality) -> io::Result<()> {
         let Some(shaper) = &self.shaper else { return Err(io::ErrorKind::Unsupported.into()) };
         shaper.set(Network::address(from), Network::address(to), quality);
         self.add_rule("200", from, to, &["lookup", SHAPED_TABLE])
     }
 
-    /// Removes all cuts and shaped links at once.
+    /// Removes all cuts, and all delays, losses and limits of links.
     ///
     /// # Errors
-    /// Returns the error of the operating system. Rules that could not be removed are remembered, and the
-    /// next call tries again.
+    /// Returns the error of the operating system. Rules that could not be removed are kept in the list, so
+    /// that the next call tries again.
     pub fn heal(&mut self) -> io::Result<()> {
         let mut result = Ok(());
         self.rules.retain(|rule| {

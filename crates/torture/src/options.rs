@@ -1,10 +1,10 @@
-//! Command-line flags.
+//! Defines and parses the flags of the command line.
 
 use std::path::PathBuf;
 
 use crate::fault::Fault;
 
-/// How the members are connected with each other.
+/// Kind of network that connects the members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NetworkKind {
     /// Each member in its own network namespace.
@@ -16,41 +16,45 @@ pub enum NetworkKind {
 /// Options of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
-    /// Path of the server's binary; `None` for the release build of this project.
+    /// Path of the server's binary; `None` to use the release build of Mainstay.
     pub server: Option<PathBuf>,
-    /// Path of another build; members alternate between the two at rolling restarts.
+    /// Path of a second build; `None` if there is none. At each rolling restart, every member changes to the
+    /// other build.
     pub second_build: Option<PathBuf>,
     /// Number of members: 1, 3 or 5.
     pub members: usize,
-    /// Time in seconds for which clients work and faults are injected.
+    /// Time in seconds for which clients send requests and faults are injected.
     pub seconds: u64,
-    /// Seed of the fault schedule and of the clients' requests; `None` draws one.
+    /// Seed of the schedule of faults and of the clients' requests; `None` to draw a random one.
     pub seed: Option<u64>,
     /// Seconds from the end of one fault to the next.
     pub every: f64,
-    /// Faults requested by name; `None` for all that this machine allows.
+    /// Faults that are named on the command line; `None` for all that are possible on this machine.
     pub faults: Option<Vec<Fault>>,
     /// Number of clients that read and write keys.
     pub clients: usize,
-    /// Largest number of operations per second of all these clients together.
+    /// Maximum number of operations per second of all clients together that read and write keys.
     pub rate: u64,
     /// Timeout of one operation, in milliseconds.
     pub timeout_ms: u64,
     /// Additional flags for every member.
     pub flags: Vec<String>,
-    /// True to use TLS between clients and members, with certificates on both sides.
+    /// True to use TLS between members and with clients, with certificates on both sides.
     pub tls: bool,
-    /// True to create users: clients log in, and permissions change all the time.
+    /// True to create users. In this case clients log in, and the permissions of some users change during the
+    /// run.
     pub users: bool,
-    /// Bug that is planted in members whose build supports it.
+    /// Name of a bug that is planted in all members, to check that the oracle finds it; `None` for no bug.
     pub bug: Option<String>,
-    /// Connection between the members; `None` for namespaces where allowed.
+    /// Kind of network that connects the members; `None` for namespaces if the machine allows them, otherwise
+    /// loopback.
     pub network: Option<NetworkKind>,
-    /// True to keep the members' data and the whole history even without a violation.
+    /// True to copy the members' data directories to the output directory at the end of the run. Otherwise
+    /// they are removed, even if there are violations.
     pub keep: bool,
-    /// Output directory.
+    /// Directory for the results; `None` for a new one.
     pub out: Option<PathBuf>,
-    /// True to print each injected fault to standard error.
+    /// True to print each fault to standard error when it is injected.
     pub verbose: bool,
 }
 
@@ -79,18 +83,19 @@ impl Default for Options {
     }
 }
 
-/// What the arguments ask the program to do.
+/// Action that the command line requests.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Invocation {
     /// Print the help text.
     Help,
     /// Run a cluster.
     Run(Box<Options>),
-    /// Check a recorded history with the oracle.
+    /// Judge a recorded history in this file with the oracle.
     Judge(PathBuf),
 }
 
-/// Command-line flag: its name, the placeholder of its value (empty if it has none), and its help text.
+/// A flag of the command line: its name, the placeholder for its value (empty if it takes none), and its help
+/// text.
 struct Flag {
     name: &'static str,
     value: &'static str,
@@ -285,10 +290,10 @@ pub fn help() -> String {
     out
 }
 
-/// Parses the arguments after the program's name.
+/// Parses the command line, without the program's name.
 ///
 /// # Errors
-/// Returns an error that describes the wrong argument in a sentence.
+/// Returns an error whose message describes the invalid argument.
 pub fn parse(arguments: &[String]) -> Result<Invocation, String> {
     let mut options = Options::default();
     let mut rest = arguments.iter();

@@ -1,19 +1,20 @@
-//! Decides from the error of a request whether the request may have taken effect.
+//! Decides from the error of a request whether the request possibly takes effect, now or later.
 //!
-//! Clients here send each request once, over one connection, so a call causes at most one write. An error is
-//! classified by whether the call may have caused the write:
+//! A client sends each request once, over one connection, so it causes at most one write. An error is
+//! classified by whether this write is possible:
 //!
-//! * Refused for certain: errors that etcd returns before it proposes anything; errors that the state machine
-//!   returns instead of writing; and requests that were never sent because no connection could be made.
-//! * Unknown: everything else, such as the client's own deadline, a broken connection, every "request timed
-//!   out" (the proposal stays in the log even if no caller waits for it), "server stopped" and "leader
-//!   changed". "Database space exceeded" is unknown as well, because a member that finds its quota used up
-//!   while it applies a put returns this error although it has applied the put.
+//! * Refused for certain: errors that etcd returns before it proposes the request; errors that the state
+//!   machine returns instead of writing; and requests that were never sent, because no connection could be
+//!   made.
+//! * Unknown: everything else. Examples are the client's own time limit, a broken connection, "server
+//!   stopped", "leader changed", and "request timed out", after which the proposal may still be committed.
+//!   "Database space exceeded" is unknown as well: a member that finds its quota used up while it applies a
+//!   put returns this error, although it has applied the put.
 
 use api::{Status, error};
 use oracle::{Outcome, Refusal};
 
-/// Errors after which the request never takes effect, and for which the oracle need not know the exact kind.
+/// Errors after which the request never takes effect, and whose exact kind the oracle does not need to know.
 const CERTAIN: &[&Status] = &[
     &error::TOO_MANY_REQUESTS,
     &error::NO_LEADER,
@@ -35,10 +36,9 @@ const CERTAIN: &[&Status] = &[
     &error::USER_NOT_FOUND,
 ];
 
-/// Returns the outcome of a request that was sent and failed with this status.
+/// Returns the outcome of a request that was sent, and that failed with this status.
 pub fn of(status: &Status) -> Outcome {
-    // Compares only the text: the codes differ more often between versions, and through proxies, than the
-    // texts.
+    // Compare only the message. The code differs more often between versions, and through proxies.
     let is = |other: &Status| status.message == other.message;
     let refusal = if is(&error::COMPACTED) {
         Refusal::Compacted
@@ -63,8 +63,8 @@ pub fn never_sent(why: &str) -> Outcome {
     Outcome::Refused(Refusal::Other(format!("not sent: {why}")))
 }
 
-/// Returns a short name of a failure, for counting: the error text without its variable parts. `None` if the
-/// request succeeded.
+/// Returns a short name for the failure, for counting: the error message without its variable parts. Returns
+/// `None` if the request succeeded.
 pub fn kind(outcome: &Outcome) -> Option<String> {
     let text = match outcome {
         Outcome::Done(..) => return None,

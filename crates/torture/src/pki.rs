@@ -1,5 +1,5 @@
-//! Certificate authorities, certificates and revocation lists: as files for members, as TLS settings for
-//! clients.
+//! Creates certificate authorities, certificates and revocation lists: files for members, and TLS settings
+//! for clients.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,34 +12,35 @@ use rcgen::{
     IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams, SerialNumber, date_time_ymd,
 };
 
-/// All keys and certificates of a run. Clients and members have different authorities, so that a client's
-/// certificate is never accepted as a member's.
+/// All keys and certificates of a run. Clients and members have different authorities, so a member never
+/// accepts a client's certificate as that of another member.
 pub struct Pki {
     inner: Mutex<Inner>,
 }
 
 struct Inner {
     dir: PathBuf,
-    /// Host names and addresses in the members' certificates.
+    /// Host names and addresses that the members' certificates are valid for.
     hosts: Vec<String>,
     clients: Realm,
     peers: Realm,
     last_serial: u64,
-    /// Serial numbers of revoked client certificates, and of revoked member certificates.
+    /// Serial numbers of the revoked certificates of clients, and of the revoked certificates of members.
     revoked: [Vec<u64>; 2],
-    /// Revocation lists by file path: the PEM text of the authority that signed the list, and the serial
-    /// numbers in the list.
+    /// Contents of each revocation list that was written, by the file's path: the PEM text of the authority
+    /// that has signed the list, and the revoked serial numbers.
     lists: BTreeMap<PathBuf, (String, Vec<u64>)>,
-    /// Serial numbers of the certificates that each member presents or has presented to the others, in order
-    /// of issue. Revoked certificates are not included.
+    /// For each member, the serial numbers of the certificates that it presents to the other members, or has
+    /// presented, in the order in which they were issued. Revoked ones are removed.
     peer_serials: Vec<Vec<u64>>,
-    /// TLS settings of clients, by the common name of the client's certificate.
+    /// TLS settings of clients, by the common name in the client's certificate.
     settings: BTreeMap<String, Tls>,
-    /// Certificate that each member presents to clients, in DER.
+    /// The certificate, in DER, that each member must present to clients.
     shown: Vec<Vec<u8>>,
 }
 
-/// Authorities that are trusted for one purpose (clients or members); one of them issues new certificates.
+/// The authorities for one purpose: for clients, or for members. All of them are trusted; the one with the
+/// index `issuer` issues new certificates.
 struct Realm {
     trusted: Vec<Authority>,
     issuer: usize,
@@ -50,7 +51,7 @@ struct Authority {
     pem: String,
 }
 
-/// Client certificate stored in files.
+/// A client certificate, stored in files.
 #[derive(Clone, Debug)]
 pub struct ClientCertificate {
     /// Serial number of the certificate.
@@ -59,7 +60,8 @@ pub struct ClientCertificate {
 }
 
 impl ClientCertificate {
-    /// Loads the certificate and trusted authorities from the files, with an empty cache of TLS sessions.
+    /// Loads TLS settings with this certificate and its trusted authorities. They have a new cache, so that
+    /// no earlier TLS session is resumed.
     ///
     /// # Errors
     /// Returns an error if a file is missing.
@@ -67,17 +69,18 @@ impl ClientCertificate {
         self.files.load().map_err(io::Error::other)
     }
 
-    /// Loads TLS settings that accept any server certificate.
+    /// Loads TLS settings with this certificate that accept any server certificate.
     ///
     /// # Errors
-    /// Returns the errors of [`ClientCertificate::load`].
+    /// Returns an error if a file is missing, as [`ClientCertificate::load`] does.
     pub fn load_trusting_anyone(&self) -> io::Result<Tls> {
         let files = TlsFiles { insecure_skip_verify: true, ..self.files.clone() };
         files.load().map_err(io::Error::other)
     }
 }
 
-/// Names of the two sides of a member, each with its own files.
+/// The two sides of a member, which have different files: `client` towards clients, `peer` towards other
+/// members.
 const SIDES: [&str; 2] = ["client", "peer"];
 
 impl Authority {
@@ -92,7 +95,7 @@ impl Authority {
     }
 }
 
-/// Certificate with its key, both in PEM, and the certificate in DER.
+/// A certificate and its key in PEM, and the certificate in DER.
 struct Leaf {
     cert: String,
     key: String,
@@ -125,7 +128,8 @@ impl Realm {
 }
 
 impl Pki {
-    /// Creates the authorities, and the certificates for members at these addresses, in a directory.
+    /// Creates the authorities, and writes certificates for members with these addresses to files in a
+    /// directory.
     ///
     /// # Errors
     /// Returns the error of the operating system.
@@ -161,7 +165,7 @@ impl Pki {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the TLS flags of a member.
+    /// Returns the TLS flags for a member.
     pub fn flags(&self, at: usize) -> Vec<String> {
         let dir = self.lock().member(at);
         let flag = |name: &str, file: &str| format!("--{name}={}", dir.join(file).display());
@@ -179,14 +183,14 @@ impl Pki {
         ]
     }
 
-    /// Returns the value of `--auth-token` for signed tokens.
+    /// Returns the value of the flag `--auth-token` that makes members sign tokens.
     pub fn jwt(&self) -> String {
         let dir = self.lock().dir.clone();
         let path = |file: &str| dir.join(file).display().to_string();
         format!("jwt,pub-key={},priv-key={},sign-method=ES256,ttl=10m", path("jwt.pub"), path("jwt.key"))
     }
 
-    /// Writes new certificates and keys for both sides of a member.
+    /// Writes new certificates and keys for both sides of a member to its files.
     ///
     /// # Errors
     /// Returns the error of the operating system.
@@ -197,8 +201,8 @@ impl Pki {
             let serial = inner.serial();
             let realm = if side == "peer" { &inner.peers } else { &inner.clients };
             let leaf = realm.issue(&format!("m{at}"), serial, &inner.hosts)?;
-            // The certificate and the key are written one after the other, as operators' tools do. A member
-            // must not use one of them before both are written.
+            // Write the certificate and the key one after the other, as operators' tools do. A member must
+            // use neither of them before both have been written.
             std::fs::write(dir.join(format!("{side}.crt")), leaf.cert)?;
             std::fs::write(dir.join(format!("{side}.key")), leaf.key)?;
             if side == "client"
@@ -215,7 +219,8 @@ impl Pki {
         Ok(())
     }
 
-    /// Writes the authorities that a member trusts, and the revocation lists that have changed.
+    /// Writes the authorities that a member must trust, and the revocation lists that have changed, to the
+    /// member's files.
     ///
     /// # Errors
     /// Returns the error of the operating system.
@@ -229,7 +234,7 @@ impl Pki {
         inner.write_list(dir.join("peer.crl"), peers, |inner| &inner.peers)
     }
 
-    /// Returns the path of one of a member's files, so that a fault can corrupt the file.
+    /// Returns the path of one of a member's files, so that a fault can corrupt it.
     pub fn file(&self, at: usize, name: &str) -> PathBuf {
         self.lock().member(at).join(name)
     }
@@ -239,8 +244,8 @@ impl Pki {
         self.lock().shown.get(at).cloned().unwrap_or_default()
     }
 
-    /// Returns the TLS settings of the clients whose certificate has this common name. All clients with this
-    /// name share the settings, and so their TLS sessions.
+    /// Returns the TLS settings of the clients with this common name. They are shared, so that these clients
+    /// can resume each other's TLS sessions.
     ///
     /// # Errors
     /// Returns the error of the operating system.
@@ -253,7 +258,7 @@ impl Pki {
         Ok(tls)
     }
 
-    /// Issues a new client certificate with this common name, in its own files.
+    /// Issues a new client certificate with this common name, and writes it to files of its own.
     ///
     /// # Errors
     /// Returns the error of the operating system.
@@ -274,13 +279,13 @@ impl Pki {
         Ok(ClientCertificate { serial, files })
     }
 
-    /// Drops the cached settings of clients, so that later connections use new certificates and the currently
-    /// trusted authorities.
+    /// Drops the cached TLS settings of clients. Later connections use new certificates, and the authorities
+    /// that are trusted at that time.
     pub fn renew_clients(&self) {
         self.lock().settings.clear();
     }
 
-    /// Adds two trusted authorities, one for clients and one for members.
+    /// Adds a new authority for clients and a new one for members to the trusted ones.
     ///
     /// # Errors
     /// Returns the error of the operating system.
@@ -292,14 +297,14 @@ impl Pki {
         Ok(())
     }
 
-    /// Makes the newest authorities issue all later certificates.
+    /// Makes the newest authorities issue all certificates from now on.
     pub fn issue_by_newest(&self) {
         let mut inner = self.lock();
         inner.clients.issuer = inner.clients.trusted.len() - 1;
         inner.peers.issuer = inner.peers.trusted.len() - 1;
     }
 
-    /// Removes all authorities from the trusted ones except those that issue certificates now.
+    /// Ends the trust in all authorities that are older than the issuing ones.
     pub fn drop_old_authorities(&self) {
         let mut inner = self.lock();
         let Inner { clients, peers, .. } = &mut *inner;
@@ -309,21 +314,20 @@ impl Pki {
         }
     }
 
-    /// Adds a client certificate to the revocation list. Members see the change after their files are written
-    /// again.
+    /// Revokes a client certificate. Members learn this when [`Pki::write_trust`] has written their files.
     pub fn revoke(&self, serial: u64) {
         let [clients, _] = &mut self.lock().revoked;
         clients.push(serial);
     }
 
-    /// Removes a client certificate from the revocation list, if it is listed.
+    /// Removes a client certificate from the revoked ones.
     pub fn pardon(&self, serial: u64) {
         let [clients, _] = &mut self.lock().revoked;
         clients.retain(|revoked| *revoked != serial);
     }
 
-    /// Revokes all certificates that a member has presented to the others: the newest one, and earlier ones
-    /// that existing connections may still use. Returns the serial number of the newest one.
+    /// Revokes all certificates that a member has presented to other members: the newest one, and earlier
+    /// ones that its open connections may still use. Returns the serial number of the newest one.
     pub fn revoke_member(&self, at: usize) -> u64 {
         let mut inner = self.lock();
         let own = inner.peer_serials.get_mut(at).map(std::mem::take).unwrap_or_default();
@@ -335,8 +339,8 @@ impl Pki {
 }
 
 impl Inner {
-    /// Writes a revocation list signed by the issuing authority. Does nothing if the file has this content
-    /// already.
+    /// Writes a revocation list that is signed by the issuing authority. Does nothing if the file already has
+    /// this content.
     fn write_list(
         &mut self,
         path: PathBuf,
@@ -389,13 +393,13 @@ mod tests {
             Pki::new(dir.path(), &["127.0.0.1".parse().unwrap(), "127.0.0.2".parse().unwrap()]).unwrap();
         let serials = |at: usize| pki.lock().peer_serials[at].clone();
         let (first, others) = (serials(0), serials(1));
-        // A new certificate that no connection has used yet.
+        // Issue another certificate, which no connection has used yet.
         pki.write_leaves(0).unwrap();
         let newest = serials(0)[1];
         assert_eq!(pki.revoke_member(0), newest);
         assert_eq!(pki.lock().revoked[1], [first[0], newest]);
         assert_eq!(serials(1), others, "the others' are good");
-        // The next call revokes only certificates issued since.
+        // A second call revokes only the certificate that was issued since the first.
         pki.write_leaves(0).unwrap();
         let given = serials(0)[0];
         assert_eq!(pki.revoke_member(0), given);

@@ -1,4 +1,4 @@
-//! Asks each member at intervals whether it is the leader, for the timeline.
+//! Asks a member at intervals for its status, for the timeline.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::session::ClientContext;
 const EVERY: Duration = Duration::from_millis(150);
 const TIME_MAX: Duration = Duration::from_millis(800);
 
-/// Asks all members periodically until the watches are drained.
+/// Asks one member at intervals for its status, and records the answers, until watches begin to drain.
 pub async fn probe(
     context: Arc<ClientContext>,
     chronicle: Arc<Chronicle>,

@@ -1,5 +1,5 @@
-//! A member's process, which runs in its own network namespace and with its own clock, and is killed when
-//! this program ends.
+//! Runs a member's process in its own network namespace and with its own clock, and kills it when this
+//! program ends.
 
 use std::fs::File;
 use std::io;
@@ -8,26 +8,27 @@ use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// Interval at which a process is checked while the caller waits for its end.
+/// Interval between two checks whether a process has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
-/// Offset of a process's monotonic and boot clocks from the machine's clocks.
+/// Offset of a process's monotonic and boot clocks from those of the machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClockOffset {
-    /// Offset in seconds; positive is ahead.
+    /// Offset in seconds. If it is positive, the process's clocks are ahead.
     pub seconds: i64,
 }
 
-/// Makes the command start in a time namespace with this clock offset.
+/// Makes the command start its process in a time namespace with this clock offset.
 pub(crate) fn shift_clock(command: &mut Command, offset: ClockOffset) {
     let line = format!("monotonic {0} 0\nboottime {0} 0\n", offset.seconds);
     let shift = move || {
-        // SAFETY: a plain system call in a process with one thread; the next exec enters the new namespace.
+        // SAFETY: the call takes no pointers, and this process has only one thread. The next exec enters the
+        // new namespace.
         if unsafe { libc::unshare(CLONE_NEWTIME) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the path ends with a zero byte; the closure owns the line; open, write and close may be
-        // called between fork and exec.
+        // SAFETY: the path ends with a zero byte, and the closure owns `line`. The functions open, write and
+        // close may be called between fork and exec.
         let written = unsafe {
             let file = libc::open(c"/proc/self/timens_offsets".as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
             if file < 0 {
@@ -42,14 +43,14 @@ pub(crate) fn shift_clock(command: &mut Command, offset: ClockOffset) {
         }
         Err(io::Error::last_os_error())
     };
-    // SAFETY: between fork and exec the closure only makes system calls, and allocates nothing.
+    // SAFETY: between fork and exec, the closure makes only system calls and allocates nothing.
     unsafe { command.pre_exec(shift) };
 }
 
-/// Value of this constant in `linux/sched.h`.
+/// Value of the constant of this name in `linux/sched.h`.
 const CLONE_NEWTIME: libc::c_int = 0x80;
 
-/// Network namespace and clock in which a process runs.
+/// Network namespace and clock for a process.
 pub struct Place<'a> {
     /// Network namespace; `None` for the namespace of this program.
     pub network: Option<&'a OwnedFd>,
@@ -57,33 +58,33 @@ pub struct Place<'a> {
     pub clock: Option<ClockOffset>,
 }
 
-/// Child process, killed on drop.
+/// A child process. It is killed on drop.
 pub struct Process {
     child: Child,
     ended: Option<ExitStatus>,
 }
 
 impl Process {
-    /// Starts the command and appends its output and errors to the log. The kernel kills the process when the
-    /// calling thread ends.
+    /// Starts the command, and appends its output and errors to the log. The kernel kills the process when
+    /// the calling thread ends.
     ///
     /// # Errors
     /// Returns the error of the operating system.
     pub fn start(mut command: Command, place: &Place<'_>, log: &File) -> io::Result<Process> {
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log.try_clone()?);
-        // The process gets its own group, so that a signal of the terminal reaches only this program, which
-        // then ends its processes itself.
+        // Give the process its own group, so that a signal from the terminal reaches only this program. The
+        // program then ends the process itself.
         command.process_group(0);
         if let Some(network) = place.network {
             let network = network.as_raw_fd();
             let enter = move || {
-                // SAFETY: the descriptor is open in the parent until this child has executed its program.
+                // SAFETY: the parent keeps the descriptor open until this child has executed its program.
                 if unsafe { libc::setns(network, libc::CLONE_NEWNET) } != 0 {
                     return Err(io::Error::last_os_error());
                 }
                 Ok(())
             };
-            // SAFETY: between fork and exec the closure makes only a system call.
+            // SAFETY: between fork and exec, the closure makes only one system call.
             unsafe { command.pre_exec(enter) };
         }
         if let Some(clock) = place.clock {
@@ -96,14 +97,14 @@ impl Process {
             if !bound {
                 return Err(io::Error::last_os_error());
             }
-            // SAFETY: a plain system call without pointers. The check finds a parent that ended before the
-            // call of prctl took effect.
+            // SAFETY: a plain system call without pointers. The check is needed because the parent may have
+            // ended before prctl took effect; in this case no signal would come.
             if unsafe { libc::getppid() }.unsigned_abs() != parent {
                 return Err(io::Error::from_raw_os_error(libc::ESRCH));
             }
             Ok(())
         };
-        // SAFETY: between fork and exec the closure makes only system calls, and its error does not allocate.
+        // SAFETY: between fork and exec, the closure makes only system calls, and its errors do not allocate.
         unsafe { command.pre_exec(bind) };
         Ok(Process { child: command.spawn()?, ended: None })
     }
@@ -113,7 +114,7 @@ impl Process {
         self.child.id()
     }
 
-    /// Sends a signal, unless the process has ended.
+    /// Sends a signal to the process. Does nothing if the process has ended.
     ///
     /// # Errors
     /// Returns the error of the operating system.
@@ -122,14 +123,15 @@ impl Process {
             return Ok(());
         }
         let Ok(id) = libc::pid_t::try_from(self.id()) else { return Err(io::ErrorKind::InvalidInput.into()) };
-        // SAFETY: the id belongs to a child that was not waited for, so no other process can have it.
+        // SAFETY: the id belongs to a child that has not been waited for yet, so no other process can have
+        // this id.
         if unsafe { libc::kill(id, signal) } != 0 {
             return Err(io::Error::last_os_error());
         }
         Ok(())
     }
 
-    /// Returns the exit status if the process has ended.
+    /// Returns the exit status; `None` while the process is running.
     ///
     /// # Errors
     /// Returns the error of the operating system.
@@ -140,10 +142,10 @@ impl Process {
         Ok(self.ended)
     }
 
-    /// Waits for the end of the process.
+    /// Waits until the process has ended, and returns its exit status.
     ///
     /// # Errors
-    /// Returns `TimedOut` if the process still runs after this time.
+    /// Returns `TimedOut` if the process is still running after `patience`.
     pub fn wait(&mut self, patience: Duration) -> io::Result<ExitStatus> {
         let deadline = Instant::now() + patience;
         loop {
@@ -160,7 +162,7 @@ impl Process {
         }
     }
 
-    /// Kills the process and waits until it has ended; only then are its files and ports free.
+    /// Kills the process, and waits until it has ended. Before that, its files and ports may still be in use.
     ///
     /// # Errors
     /// Returns the error of the operating system.
@@ -172,9 +174,9 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Killing fails only if the process has already ended, which is fine.
+        // Ignore an error: killing fails only if the process has ended already.
         let _ = self.child.kill();
-        // The wait is limited: a process whose disk is frozen cannot end, and the caller may thaw the disk
+        // Limit the wait: a process whose disk is frozen cannot end, and the caller possibly thaws the disk
         // only after this drop.
         if let Err(error) = self.wait(Duration::from_secs(10)) {
             eprintln!("process {}: {error}", self.id());
@@ -182,7 +184,7 @@ impl Drop for Process {
     }
 }
 
-/// Describes an exit status.
+/// Returns an exit status as text.
 pub fn describe(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("exit code {code}"),

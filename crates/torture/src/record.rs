@@ -1,4 +1,4 @@
-//! Record of all operations, watches and locks of the clients.
+//! Records all operations, watches and locks of the clients, for the oracle.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use oracle::{Asker, GrantChange, Holding, Operation, Outcome, Watch};
 
 use crate::outcome;
 
-/// Record of all operations, watches and locks of the clients. All times are nanoseconds since the record was
+/// Record of all operations, watches and locks of the clients. Times are in nanoseconds since the record was
 /// created.
 pub struct Record {
     began: Instant,
@@ -20,21 +20,21 @@ pub struct Record {
 /// Contents of the record.
 #[derive(Default)]
 pub struct Recorded {
-    /// Finished operations.
+    /// Operations that have ended.
     pub operations: Vec<Operation>,
-    /// Finished watches.
+    /// Watches that have ended.
     pub watches: Vec<Watch>,
-    /// Finished periods in which a client believed that it held a lock.
+    /// Periods in which a client believed that it held a lock.
     pub holdings: Vec<Holding>,
-    /// Changes of users and their permissions.
+    /// Changes of users and permissions.
     pub grants: Vec<GrantChange>,
-    /// Users on whose behalf the operations and watches were sent.
+    /// The user on whose behalf each operation or watch was sent.
     pub askers: Vec<Asker>,
-    /// Number of failures by kind.
+    /// Number of failures, by their short name ([`outcome::kind`]).
     pub failures: BTreeMap<String, u64>,
-    /// Number of operations by outcome, in the order done, refused, unknown.
+    /// Number of operations by outcome: done, refused, unknown.
     pub tally: [u64; 3],
-    /// Number of events that watches received.
+    /// Number of events that the watches have received.
     pub events: u64,
 }
 
@@ -55,18 +55,18 @@ impl Record {
         self.began + Duration::from_nanos(at)
     }
 
-    /// Returns a number that no other operation or watch of the run has.
+    /// Returns a number that identifies an operation or watch; no other one in the run has it.
     pub fn number(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Locks and returns the contents.
     pub fn lock(&self) -> MutexGuard<'_, Recorded> {
-        // A poisoned lock still holds consistent contents, because no client panics while it changes them.
+        // Use the contents even if the lock is poisoned: no client panics while it changes them.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records a finished operation.
+    /// Records an operation that has ended.
     pub fn did(&self, operation: Operation) {
         let mut inner = self.lock();
         inner.tally[match operation.outcome {

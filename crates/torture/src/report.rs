@@ -1,4 +1,4 @@
-//! The findings of a run, as text and as JSON.
+//! Formats the findings of a run as text for a console, and as JSON.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -9,12 +9,12 @@ use serde_json::{Value, json};
 
 use crate::run::Finding;
 
-/// Largest number of violations of one kind that are printed, since one bug can cause many violations.
+/// Maximum number of violations of one kind that are printed. One bug can cause very many.
 const SHOWN_OF_A_KIND: usize = 4;
-/// Largest number of characters that are printed of one violation.
+/// Maximum number of characters that are printed of one violation.
 const SHOWN_CHARS: usize = 700;
 
-/// Category of a request.
+/// Category of a request, for the statistics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Sort {
     /// Ranges.
@@ -23,7 +23,7 @@ pub enum Sort {
     Write,
     /// Transactions.
     Txn,
-    /// Lease requests.
+    /// Requests about leases.
     Lease,
     /// Compactions.
     Compact,
@@ -60,8 +60,8 @@ impl Sort {
     }
 }
 
-/// Returns the quantile `per_mille`, in thousandths, of values in ascending order; `None` if there are no
-/// values.
+/// Returns the quantile `per_mille` (990 for the 99th percentile) of values in ascending order; `None` if
+/// there are no values.
 pub fn quantile(sorted: &[u64], per_mille: usize) -> Option<u64> {
     let last = sorted.len().checked_sub(1)?;
     sorted.get(last * per_mille / 1000).copied()
@@ -80,7 +80,7 @@ fn latencies(operations: &[Operation], sort: Sort) -> Vec<u64> {
     times
 }
 
-/// Counts the operations of a category by outcome: done, refused, unknown.
+/// Returns the numbers of operations of a category that were done, were refused, and have an unknown outcome.
 fn outcomes(operations: &[Operation], sort: Sort) -> [u64; 3] {
     let mut counts = [0; 3];
     for operation in operations.iter().filter(|operation| Sort::of(&operation.request) == sort) {
@@ -93,8 +93,8 @@ fn outcomes(operations: &[Operation], sort: Sort) -> [u64; 3] {
     counts
 }
 
-/// Returns, for each kill of a leader, the time from the kill to the end of the first write that was sent
-/// after it, in nanoseconds.
+/// Returns, for each kill of a leader, the time in nanoseconds until a put that was sent after the kill had
+/// succeeded, in ascending order.
 fn after_leader_kills(finding: &Finding) -> Vec<u64> {
     let kills = finding.chapters.bars.iter().filter(|bar| bar.name == "kill-leader");
     let mut times: Vec<u64> = kills
@@ -111,7 +111,7 @@ fn after_leader_kills(finding: &Finding) -> Vec<u64> {
     times
 }
 
-/// Returns every violation as its time (if known), kind and text.
+/// Returns all violations. Each has a time, if it is known, a kind, and a description.
 pub fn violations(finding: &Finding) -> Vec<(Option<u64>, String, String)> {
     let mut out = Vec::new();
     for trouble in &finding.chapters.troubles {
@@ -249,7 +249,7 @@ pub fn json(finding: &Finding) -> Value {
     })
 }
 
-/// Returns the summary for the console.
+/// Returns the summary of a run, for the console.
 pub fn summary(finding: &Finding) -> String {
     let mut out = String::new();
     write_summary(finding, &mut out);
@@ -257,7 +257,7 @@ pub fn summary(finding: &Finding) -> String {
 }
 
 fn write_summary(finding: &Finding, out: &mut String) {
-    // Writing to a string cannot fail.
+    // Ignore errors, because writing to a `String` cannot fail.
     let mut line = |name: &str, text: String| {
         let _ = writeln!(out, "{name:<12}{text}");
     };

@@ -1,4 +1,4 @@
-//! A run from beginning to end.
+//! Performs a whole run: sets up the machine, runs clients and faults, and collects the findings.
 
 use std::collections::BTreeMap;
 use std::io::{self, IsTerminal as _, Write as _};
@@ -28,24 +28,26 @@ use crate::settlement;
 use crate::small_disk::SmallDisk;
 use crate::{administrator, isolation, leftovers};
 
-/// Size of each member's file system in bytes. The images are sparse.
+/// Size in bytes of each member's file system. Its image is sparse, so it takes only the space that is used.
 const DISK_BYTES: u64 = 4 << 30;
-/// Time within which clients must finish their requests in flight.
+/// Time within which clients must finish their requests in flight at the end of the work phase.
 const REST_TIME_MAX: Duration = Duration::from_secs(60);
-/// Time within which watches must receive the remaining events.
+/// Time within which watches must receive the remaining events at the end of the run.
 const DRAIN_TIME_MAX: Duration = Duration::from_secs(60);
-/// Largest drift between the clocks of members and clients, in parts per million. It is small because all run
-/// on one machine.
+/// Largest difference between the rates of clocks that the oracle tolerates, in parts per million. It is
+/// small, because members and clients run on one machine.
 const DRIFT_PPM: u64 = 1000;
-/// Tolerated deviation of a lease's time to live, in nanoseconds, because timers have a limited resolution.
+/// Deviation from a lease's time to live, in nanoseconds, that the oracle tolerates, because timers have a
+/// limited resolution.
 const LEASE_SLACK: u64 = 10_000_000;
 
-/// Error of a run that could not be set up.
+/// Reason why a run could not be set up.
 #[derive(Debug)]
 pub struct SetupError {
     /// Message for the user that says what could not be set up, and why.
     pub text: String,
-    /// True if the operating system does not allow what every run needs, so that the server is not at fault.
+    /// True if the operating system does not allow something that every run needs, so the server and the
+    /// arguments are not at fault.
     pub is_of_machine: bool,
 }
 
@@ -63,30 +65,30 @@ impl From<io::Error> for SetupError {
     }
 }
 
-/// A fault that this machine does not allow, and why.
+/// A fault that is not possible in this run, and the reason.
 pub type Skipped = (Fault, String);
 
-/// Findings of a run.
+/// Everything that a run has found out.
 pub struct Finding {
-    /// Options of the run, with the paths and the seed filled in.
+    /// Options of the run, including the paths and the seed that were determined at its start.
     pub options: Options,
-    /// Faults that could be injected.
+    /// Faults from which the run drew those that it injected.
     pub faults: Vec<Fault>,
-    /// Faults that this machine does not allow, and why.
+    /// Faults that were not possible, each with the reason.
     pub skipped: Vec<Skipped>,
-    /// Log of what was done to the members.
+    /// Record of the faults and of the members' reactions.
     pub chapters: Chapters,
-    /// History that the clients recorded.
+    /// History of the operations that the clients have recorded.
     pub history: History,
     /// Verdict of the oracle on the history.
     pub verdict: Verdict,
-    /// Duration of the judging.
+    /// Time that the oracle took.
     pub judging: Duration,
     /// Number of failures by kind.
     pub failures: BTreeMap<String, u64>,
     /// Counters about users and certificates, by name; empty if the run has neither.
     pub security: Vec<(&'static str, u64)>,
-    /// Time at which clients ended their work, in nanoseconds.
+    /// Time at which clients ended their work, in nanoseconds since the run began.
     pub worked: u64,
     /// Output directory.
     pub out: PathBuf,
@@ -99,8 +101,8 @@ impl Finding {
     }
 }
 
-/// Thaws the file systems when this program ends, even if it is killed: a process whose disk is frozen cannot
-/// be killed.
+/// A helper process that thaws the file systems when this program ends, even if it is killed. Otherwise, a
+/// member whose disk is frozen could not be killed.
 struct ThawGuard {
     stdin: Option<ChildStdin>,
     child: Child,
@@ -120,7 +122,7 @@ impl ThawGuard {
 impl Drop for ThawGuard {
     fn drop(&mut self) {
         self.stdin = None;
-        // The helper process ends by itself, because its input was closed above.
+        // The helper process ends, because its standard input was closed above.
         let _ = self.child.wait();
     }
 }
@@ -130,7 +132,7 @@ struct Machine {
     addresses: Vec<Ipv4Addr>,
     network: Option<Network>,
     disks: Vec<SmallDisk>,
-    /// Requirements that this machine does not meet, and why.
+    /// Requirements of faults that this machine does not meet, each with the reason.
     missing: Vec<(Need, String)>,
     work_dir: leftovers::WorkDir,
 }
@@ -192,13 +194,13 @@ impl Machine {
     }
 }
 
-/// Returns true if a binary is this project's server.
+/// Returns true if a binary is a Mainstay server.
 fn is_own(server: &Path) -> bool {
     let said = Command::new(server).arg("--version").stdin(Stdio::null()).output();
     said.is_ok_and(|said| String::from_utf8_lossy(&said.stdout).contains("Mainstay Version"))
 }
 
-/// Finds the server's binary if no path is given.
+/// Returns the path of the server's binary for runs without `--server`.
 fn default_server() -> Result<PathBuf, SetupError> {
     let mut candidates = Vec::new();
     if let Ok(own) = std::env::current_exe()
@@ -240,7 +242,7 @@ fn out_dir(options: &Options) -> Result<PathBuf, SetupError> {
     existing(&path)
 }
 
-/// Returns the faults to inject, and the skipped ones with the reason.
+/// Returns the faults to inject, and those that are not possible, each with the reason.
 fn choose(options: &Options, machine: &Machine, own: bool) -> Result<(Vec<Fault>, Vec<Skipped>), SetupError> {
     let mut chosen = Vec::new();
     let mut skipped = Vec::new();
@@ -248,11 +250,11 @@ fn choose(options: &Options, machine: &Machine, own: bool) -> Result<(Vec<Fault>
         let mut why =
             machine.missing.iter().find(|(need, _)| *need == fault.need()).map(|(_, why)| why.clone());
         if fault.need() == Need::Certificates && !options.tls {
-            // A certificate fault needs TLS, which this run does not use.
+            // Certificate faults make no sense without TLS, so leave them out without a message.
             continue;
         }
         if fault.need() == Need::Users && !options.users {
-            // A fault of users needs users, which this run does not have.
+            // Faults that change users make no sense without users, so leave them out without a message.
             continue;
         }
         if matches!(fault.need(), Need::OwnFiles | Need::Certificates) && !own {
@@ -263,7 +265,8 @@ fn choose(options: &Options, machine: &Machine, own: bool) -> Result<(Vec<Fault>
         }
         match why {
             None => chosen.push(*fault),
-            // The user has requested this fault by name, so it must not be skipped silently.
+            // The command line names this fault, and asks for the loopback network. Report an error instead
+            // of skipping the fault.
             Some(why) if options.faults.is_some() && options.network == Some(NetworkKind::Loopback) => {
                 return Err(SetupError::of(format!(
                     "the fault {fault} is not possible on this machine: {why}"
@@ -275,7 +278,7 @@ fn choose(options: &Options, machine: &Machine, own: bool) -> Result<(Vec<Fault>
     Ok((chosen, skipped))
 }
 
-/// Performs a run.
+/// Performs a run, and returns its findings.
 ///
 /// # Errors
 /// Returns an error if the run could not be set up. Later failures are part of the findings.
@@ -324,7 +327,7 @@ pub fn run(mut options: Options, interrupted: &'static AtomicBool) -> Result<Fin
     if options.keep {
         keep(&cluster, &out)?;
     }
-    // Drops the cluster first: its processes must end before the disks are unmounted, and the disks must be
+    // Drop the cluster first: its processes must end before the disks are unmounted, and the disks must be
     // unmounted before the guard and the directory are removed.
     drop(cluster);
     drop(guard);
@@ -358,13 +361,14 @@ pub fn run(mut options: Options, interrupted: &'static AtomicBool) -> Result<Fin
     })
 }
 
-/// Creates certificates and users as the options request.
+/// Creates the certificates and users that the options ask for.
 fn security(options: &Options, machine: &Machine, seed: u64) -> Result<Security, SetupError> {
     let pki = match options.tls {
         true => Some(Pki::new(&machine.work_dir.path().join("tls"), &machine.addresses)?),
         false => None,
     };
-    // Signed tokens need a key, which exists only in runs with certificates.
+    // Use signed tokens in every other run with certificates. They need a key, which only runs with
+    // certificates have.
     let users = options.users.then(|| Users::new(options.tls && seed % 2 == 1));
     Ok(Security { pki, users, ..Security::default() })
 }
@@ -387,8 +391,8 @@ fn security_figures(context: &ClientContext) -> Vec<(&'static str, u64)> {
     .to_vec()
 }
 
-/// Returns the binaries of the run; members start with the first one. Also stores the path of the first
-/// binary in the options.
+/// Returns the server binaries of the run; members start with the first one. Stores its path in the options,
+/// for the report.
 fn builds(options: &mut Options) -> Result<Vec<PathBuf>, SetupError> {
     let server = match &options.server {
         Some(server) => existing(server)?,
@@ -402,9 +406,9 @@ fn builds(options: &mut Options) -> Result<Vec<PathBuf>, SetupError> {
     Ok(builds)
 }
 
-/// Runs clients and faults until the time is over, then heals all faults and waits until the members have the
-/// same state. Returns the time at which the clients ended their work, in nanoseconds, and the members' final
-/// states.
+/// Runs clients and injects faults until the time is over. Then heals all faults, and waits until the members
+/// agree. Returns the time at which clients ended their work, in nanoseconds, and the final state of each
+/// member.
 fn work(
     cluster: &mut Cluster,
     context: &Arc<ClientContext>,
@@ -436,13 +440,13 @@ fn work(
     let worked = chronicle.now();
     let finals = settle(cluster, context, chronicle, load);
     over.store(true, Ordering::Relaxed);
-    // The thread that shows the progress returns nothing.
+    // Ignore the result, because the thread only shows the progress.
     let _ = progress.join();
     Ok((worked, finals))
 }
 
-/// Lets the clients finish, the members converge, and the watches receive the remaining events. Returns the
-/// members' final states.
+/// Lets the clients finish, the members agree on the newest revision, and the watches receive the remaining
+/// events. Returns the final state of each member.
 fn settle(
     cluster: &mut Cluster,
     context: &Arc<ClientContext>,
@@ -469,7 +473,7 @@ fn settle(
     settled.finals
 }
 
-/// Converts the faults to notes of the history: one at the start of each fault, one at its end.
+/// Converts the faults to notes in the history: one at the start, and one at the end of each fault.
 fn notes(chapters: &Chapters) -> Vec<Note> {
     let mut notes = Vec::new();
     for bar in &chapters.bars {
@@ -494,7 +498,7 @@ fn keep(cluster: &Cluster, out: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Starts a thread that shows the progress of the run on a terminal.
+/// Starts a thread that shows the progress of the run if standard error is a terminal.
 fn progress(
     context: &Arc<ClientContext>,
     chronicle: &Arc<Chronicle>,
@@ -524,7 +528,7 @@ fn progress(
             } else {
                 "settling".to_owned()
             };
-            // A failure to print the progress is ignored, because it does not affect the run.
+            // Ignore errors: whether the progress is shown has no effect on the run.
             let _ = write!(
                 terminal,
                 "\r\x1b[K{stage} · {done} done, {refused} refused, {unknown} unknown · {events} events · \

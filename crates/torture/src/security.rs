@@ -1,4 +1,4 @@
-//! Identities of clients: certificates, names, passwords and tokens.
+//! Holds the identities of clients: certificates, user names, passwords and tokens.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,34 +13,36 @@ use prost::Message;
 
 use crate::pki::Pki;
 
-/// User with the role root, who may do everything.
+/// Name of the user with the role root, who may do everything.
 pub const ROOT: &str = "root";
-/// User that may read and write all keys; it authenticates by certificate if the run has certificates.
+/// Name of a user who may read and write all keys, and who authenticates by certificate if the run has
+/// certificates.
 pub const WORKER: &str = "worker";
-/// User that may read and write all keys; it authenticates by password.
+/// Name of a user who may read and write all keys, and who authenticates by password.
 pub const STAFF: &str = "staff";
-/// Common name of a certificate that belongs to no user.
+/// Common name for certificates of clients that do not authenticate by certificate. There is no user of this
+/// name.
 const NOBODY: &str = "nobody";
-/// Number of users whose permissions change.
+/// Number of users whose permissions change. Each has a slot: if one is given up, another one takes the slot.
 pub const SLOTS: usize = 3;
-/// Time that a login may take.
+/// Time limit for a login.
 const LOGIN_TIME_MAX: Duration = Duration::from_secs(3);
 
-/// User, or slot of a changing user, on whose behalf a client acts.
+/// The user on whose behalf a client acts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Identity {
-    /// The user that may do everything.
+    /// The user [`ROOT`].
     Root,
-    /// The user [`WORKER`], authenticated by certificate.
+    /// The user [`WORKER`], who authenticates by certificate if the run has certificates.
     Worker,
-    /// The user [`STAFF`], authenticated by password.
+    /// The user [`STAFF`], who authenticates by password.
     Staff,
-    /// User in this slot among those whose permissions change. It authenticates by certificate if the flag is
-    /// true and the run has certificates.
+    /// The user who currently has this slot. If the flag is true and the run has certificates, the user
+    /// authenticates by certificate, otherwise by password.
     Slot(usize, bool),
 }
 
-/// User account as a client knows it.
+/// A user's account, as a client knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Account {
     /// Name of the user; empty if the run has no users.
@@ -49,7 +51,7 @@ pub struct Account {
     pub password: Option<String>,
 }
 
-/// Auth token, and the time at which the client received it.
+/// An auth token, and when the client received it.
 #[derive(Clone, Debug)]
 pub struct Token {
     text: HeaderValue,
@@ -60,17 +62,17 @@ pub struct Token {
 /// Counters about users and certificates.
 #[derive(Debug, Default)]
 pub struct Figures {
-    /// Tokens that clients received.
+    /// Number of tokens that clients have received.
     pub logins: AtomicU64,
-    /// Logins that were refused or not answered.
+    /// Number of logins that were refused or not answered.
     pub logins_failed: AtomicU64,
-    /// Changes of users and roles that were acknowledged.
+    /// Number of changes of users and roles that have succeeded.
     pub changes: AtomicU64,
-    /// Changes of users and roles with an unknown result.
+    /// Number of changes of users and roles with an unknown result.
     pub changes_unknown: AtomicU64,
-    /// Attempts to connect with certificates that must be refused.
+    /// Number of connection attempts with certificates that members must refuse.
     pub intrusions: AtomicU64,
-    /// Times that a member loaded changed files.
+    /// Number of times that a member has loaded changed files.
     pub reloads: AtomicU64,
 }
 
@@ -79,10 +81,10 @@ pub fn count(figure: &AtomicU64) {
     figure.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Certificates, users and counters of a run.
+/// The certificates and users of a run, and counters about them.
 #[derive(Default)]
 pub struct Security {
-    /// Certificates; `None` for plain HTTP.
+    /// Certificates; `None` if the run does not use TLS.
     pub pki: Option<Pki>,
     /// Users; `None` if the run has no users.
     pub users: Option<Users>,
@@ -93,11 +95,11 @@ pub struct Security {
 /// The users of a run.
 #[derive(Default)]
 pub struct Users {
-    /// True if tokens are signed, so that members do not store them.
+    /// True if members sign tokens instead of storing them.
     pub are_signed: bool,
     required: AtomicBool,
     slots: Mutex<[Option<(String, String)>; SLOTS]>,
-    /// Tokens by user name and client number.
+    /// Tokens, by user name and client number.
     tokens: Mutex<BTreeMap<(String, u64), Token>>,
 }
 
@@ -105,12 +107,12 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the initial password of a user.
+/// Returns the password with which a user is created.
 pub fn first_password(user: &str) -> String {
     format!("{user}'s first")
 }
 
-/// Returns true if the client has to authenticate again after this error.
+/// Returns true if the client must log in again after this error.
 pub fn wants_login(status: &Status) -> bool {
     [error::INVALID_AUTH_TOKEN, error::AUTH_OLD_REVISION, error::USER_EMPTY, error::USER_NOT_FOUND]
         .iter()
@@ -118,17 +120,17 @@ pub fn wants_login(status: &Status) -> bool {
 }
 
 impl Users {
-    /// Creates the users' state, with signed or stored tokens.
+    /// Creates the state for a run with users. `are_signed` says whether members sign tokens.
     pub fn new(are_signed: bool) -> Users {
         Users { are_signed, ..Users::default() }
     }
 
-    /// Records that authentication is enabled; from now on clients log in.
+    /// Records that authentication has been enabled. From now on, clients log in.
     pub fn require(&self) {
         self.required.store(true, Ordering::SeqCst);
     }
 
-    /// Puts a user into a slot, or empties the slot.
+    /// Assigns a slot to the user with this name and password, or empties the slot.
     pub fn set(&self, slot: usize, user: Option<(String, String)>) {
         if let Some(place) = locked(&self.slots).get_mut(slot) {
             *place = user;
@@ -137,12 +139,13 @@ impl Users {
 }
 
 impl Security {
-    /// Returns true if a user currently exists for the identity; the permanent users always exist.
+    /// Returns true if there currently is a user for this identity. For the permanent users, this is always
+    /// true.
     pub fn is_there(&self, identity: Identity) -> bool {
         self.account(identity).is_some()
     }
 
-    /// Returns the current account of an identity; `None` if its slot is empty.
+    /// Returns the account that currently belongs to an identity; `None` if its slot is empty.
     pub fn account(&self, identity: Identity) -> Option<Account> {
         let Some(users) = self.users.as_ref().filter(|users| users.required.load(Ordering::SeqCst)) else {
             return Some(Account { name: String::new(), password: None });
@@ -162,23 +165,23 @@ impl Security {
         Some(Account { password: account.password.filter(|_| !by_certificate), ..account })
     }
 
-    /// Returns the common name of the certificate that this user presents.
+    /// Returns the common name of the certificate that a client with this account presents.
     pub fn certificate_name(account: &Account) -> &str {
         if account.password.is_some() || account.name.is_empty() { NOBODY } else { &account.name }
     }
 
-    /// Returns the user to whom members attribute a call of this account with this token. A client that tried
+    /// Returns the user to whom members attribute a call with this account and token. A client that has tried
     /// to log in while authentication was disabled has no token. If authentication is enabled again before
-    /// the call arrives, members see only the client's certificate, whose name belongs to no user.
+    /// its call arrives, members know only the client's certificate, whose name may belong to no user.
     pub fn seen_as<'a>(account: &'a Account, token: Option<&Token>) -> &'a str {
         if token.is_none() { Security::certificate_name(account) } else { &account.name }
     }
 
-    /// Returns the token with which this client acts for a user, and requests one over this connection if the
-    /// client has none. `None` means that the client needs no token.
+    /// Returns the token with which this client acts for the account. If the client has none, it logs in over
+    /// this connection. Returns `None` if no token is needed.
     ///
     /// # Errors
-    /// Returns the status of the server, or the error of the connection.
+    /// Returns the status of the failed login, or the error of the connection.
     pub async fn token(
         &self,
         channel: &Channel,
@@ -196,7 +199,7 @@ impl Security {
         let answer =
             channel.unary_with(Rpc::Authenticate.path(), &options, request.encode_to_vec().into()).await;
         if answer.as_ref().is_err_and(|status| status.message == error::AUTH_NOT_ENABLED.message) {
-            // Authentication is disabled, so that no token is needed.
+            // Authentication is disabled at the moment, so no token is needed.
             return Ok(None);
         }
         let answer = answer.inspect_err(|_| count(&self.figures.logins_failed))?;
@@ -209,7 +212,7 @@ impl Security {
         Ok(Some(token))
     }
 
-    /// Forgets a token that a server refused; before its next call the client requests another one.
+    /// Forgets a token that a member has refused, so that the client logs in again before its next call.
     pub fn forget(&self, user: &str, client: u64) {
         if let Some(users) = &self.users {
             locked(&users.tokens).remove(&(user.to_owned(), client));
@@ -218,7 +221,7 @@ impl Security {
 }
 
 impl Token {
-    /// Adds this token, if there is one, to the options of a call.
+    /// Adds the token to the options of a call, if there is one.
     pub fn put(token: Option<&Token>, options: CallOptions) -> CallOptions {
         match token {
             Some(token) => options.with(HeaderName::from_static("token"), token.text.clone()),

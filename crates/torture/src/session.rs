@@ -14,45 +14,47 @@ use crate::record::Record;
 use crate::security::{Account, Identity, Security, Token, wants_login};
 use crate::{outcome, translation};
 
-/// Time that connecting may take.
+/// Time limit for connecting to a member.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(2);
-/// Number of successive timed-out calls after which a new connection is made.
+/// Number of calls in a row that time out before the client makes a new connection.
 const LATE_MAX: u32 = 3;
 
-/// State that all clients share.
+/// State that all clients of a run share.
 pub struct ClientContext {
     /// Record of what the clients did.
     pub record: Record,
-    /// Client address of each member.
+    /// Address of each member for clients.
     pub addresses: Vec<SocketAddr>,
-    /// Number of process starts of each member.
+    /// Number of times that each member's process was started.
     pub lives: Vec<AtomicU64>,
-    /// Timeout of an operation.
+    /// Time limit for an operation.
     pub timeout: Duration,
-    /// Identities of the clients.
+    /// Certificates and users of the run.
     pub security: Security,
 }
 
-/// Connection to a member, and the user on whose behalf it is used.
+/// A connection to a member, and the user on whose behalf it is used.
 #[derive(Clone)]
 pub struct Link {
     /// The connection.
     pub channel: Channel,
-    /// Number of the process start of the member that the connection leads to; 0 if uncertain.
+    /// Number of the member's process to which the connection leads, counted from the member's first start; 0
+    /// if it is uncertain.
     pub life: u64,
-    /// User account; its name is empty if the run has no users.
+    /// Account of the user; its name is empty if the run has no users.
     pub account: Account,
-    /// Token that calls carry.
+    /// Token that is sent with each call; `None` if no token is needed.
     pub token: Option<Token>,
 }
 
 impl Link {
-    /// Returns the options of a call.
+    /// Returns the options of a call, with the token.
     pub fn options(&self) -> CallOptions {
         Token::put(self.token.as_ref(), CallOptions::default())
     }
 
-    /// Returns the user on whose behalf an operation or watch is sent; `None` if the run has no users.
+    /// Returns the record of the user on whose behalf an operation or watch is sent; `None` if the run has no
+    /// users.
     pub fn asker(&self, asking: Asking) -> Option<Asker> {
         let token_at = self.token.as_ref().map_or(0, |token| token.since);
         let user = Security::seen_as(&self.account, self.token.as_ref()).to_owned();
@@ -61,13 +63,13 @@ impl Link {
 }
 
 impl ClientContext {
-    /// Returns the number of a member's last process start.
+    /// Returns how often a member's process has been started so far.
     pub fn life(&self, member: usize) -> u64 {
         self.lives.get(member).map_or(0, |life| life.load(Ordering::SeqCst))
     }
 
-    /// Connects to a member. If the run has certificates, uses one with this common name. Also returns the
-    /// number of the process start that the connection leads to, 0 if uncertain.
+    /// Connects to a member. If the run has certificates, presents one with this common name. Returns the
+    /// connection, and the number of the process to which it leads, 0 if uncertain.
     async fn connect(&self, member: usize, name: &str) -> Result<(Channel, u64), Status> {
         let Some(address) = self.addresses.get(member) else {
             return Err(unavailable(&format!("there is no member {member}")));
@@ -88,22 +90,22 @@ impl ClientContext {
         match connected {
             Err(_) => Err(unavailable("no greeting in time")),
             Ok(Err(error)) => Err(unavailable(&error.to_string())),
-            // The number of starts is the same before and after connecting. A process ends before the next
-            // one starts, so the connection leads to the process of this number.
+            // The number of starts was the same before and after connecting. A process ends before the next
+            // one is started, so the connection leads to the process with this number.
             Ok(Ok(channel)) if self.life(member) == before => Ok((channel, before)),
             Ok(Ok(channel)) => Ok((channel, 0)),
         }
     }
 
-    /// Connects to a member as this client with this identity, and logs in if the user needs a token.
+    /// Connects to a member with this identity, and logs in if the user needs a token.
     ///
     /// # Errors
-    /// Returns an error if connecting or logging in fails; then no request of the client was sent.
+    /// Returns an error if connecting or logging in fails. In this case no request of the client was sent.
     pub async fn open(&self, member: usize, identity: Identity, client: u64) -> Result<Link, Status> {
         self.reopen(None, member, identity, client).await
     }
 
-    /// Opens a link like [`ClientContext::open`], but reuses an existing connection if possible.
+    /// Returns a link like [`ClientContext::open`], but keeps using the connection of `link` if possible.
     async fn reopen(
         &self,
         link: Option<Link>,
@@ -122,18 +124,19 @@ impl ClientContext {
         Ok(Link { channel, life, account, token })
     }
 
-    /// Handles the failure of a call: drops the client's token if the error says that it is not valid.
+    /// Must be called when a call has failed. Forgets the client's token if the error says that it is not
+    /// valid.
     pub fn failed(&self, link: &Link, client: u64, status: &Status) {
         if wants_login(status) {
             self.security.forget(&link.account.name, client);
         }
     }
 
-    /// Makes a call over a new connection. If the token is refused, the call is repeated once with a new
-    /// token.
+    /// Makes a call over a new connection. If the member refuses the token, logs in again and repeats the
+    /// call once.
     ///
     /// # Errors
-    /// Returns the status of the server, or the error of the connection.
+    /// Returns the status of the response, or the error of the connection.
     pub async fn call(
         &self,
         (member, identity, client): (usize, Identity, u64),
@@ -158,8 +161,8 @@ fn unavailable(text: &str) -> Status {
     Status::with(Code::Unavailable, format!("connection error: {text}"))
 }
 
-/// Connection of a client to one member. A broken connection is opened again for the next request; no request
-/// is sent twice.
+/// A client's connection to a member. If the connection is broken, the next request opens another one. No
+/// request is sent twice.
 pub struct Session {
     context: Arc<ClientContext>,
     client: u64,
@@ -170,13 +173,13 @@ pub struct Session {
 }
 
 impl Session {
-    /// Creates a session, which connects at its first call.
+    /// Creates a session, which connects at its first request. The client number determines the user.
     pub fn new(context: &Arc<ClientContext>, client: u64, member: usize) -> Session {
         let identity = if client.is_multiple_of(2) { Identity::Staff } else { Identity::Worker };
         Session::of(context, identity, client, member)
     }
 
-    /// Creates a session like [`Session::new`], with a given identity.
+    /// Creates a session like [`Session::new`], for this identity.
     pub fn of(context: &Arc<ClientContext>, identity: Identity, client: u64, member: usize) -> Session {
         Session { context: Arc::clone(context), client, identity, member, link: None, late: 0 }
     }
@@ -191,7 +194,7 @@ impl Session {
         &self.context
     }
 
-    /// Sends the following requests to another member.
+    /// Sends all further requests to this member.
     pub fn move_to(&mut self, member: usize) {
         if self.member != member {
             (self.member, self.link, self.late) = (member, None, 0);
@@ -203,15 +206,15 @@ impl Session {
         self.ask_fenced(request, None).await
     }
 
-    /// Sends a request like [`Session::ask`], and records that the client believes it holds the lock of
-    /// `fence`.
+    /// Sends a request like [`Session::ask`]. If there is a `fence`, records that the client believes it
+    /// holds that lock.
     pub async fn ask_fenced(&mut self, request: Request, fence: Option<Fence>) -> Outcome {
         let id = self.context.record.number();
         self.ask_numbered(id, request, fence).await
     }
 
-    /// Sends a request like [`Session::ask_fenced`], with an operation number that the caller has taken from
-    /// the record, because the request may use the number in its values.
+    /// Sends a request like [`Session::ask_fenced`], with a number that the caller has taken from the record
+    /// before, for example to use it in the value that is put.
     pub async fn ask_numbered(&mut self, id: u64, request: Request, fence: Option<Fence>) -> Outcome {
         let mut call = self.context.record.now();
         let mut life = 0;
@@ -252,10 +255,10 @@ impl Session {
         outcome
     }
 
-    /// Returns the member's revision. The read is not recorded.
+    /// Reads the member's current revision. This read is not recorded as an operation.
     ///
     /// # Errors
-    /// Returns the status of the server, or the error of the connection.
+    /// Returns the status of the response, or the error of the connection.
     pub async fn revision(&mut self) -> Result<i64, Status> {
         let link = self.link().await?;
         let request = RangeRequest { key: "none".into(), ..RangeRequest::default() };
@@ -295,11 +298,11 @@ impl Session {
     }
 }
 
-/// Sends a request once. A response that cannot be decoded gives an unknown outcome.
+/// Sends a request once. If the response cannot be decoded, the outcome is unknown.
 async fn send(link: &Link, request: &Request, timeout: Duration) -> Result<Outcome, Status> {
     let (rpc, message) = translation::call(request);
     let answer = if matches!(request, Request::KeepAlive { .. }) {
-        // A keepalive is the only streaming request: the client sends one message and waits for one response.
+        // A keepalive is the only request over a stream. Send one message, and wait for one response.
         let asking = async {
             let (mut sender, mut receiver) = link.channel.stream_with(rpc.path(), &link.options()).await?;
             sender.send_last(message).await?;

@@ -1,5 +1,5 @@
-//! End of a run: all faults are healed, all members reach the same revision, and the data of each member is
-//! read.
+//! Ends a run: starts members that are down, disarms alarms, waits until all members have the same revision,
+//! and reads the data of each member.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,19 +14,20 @@ use crate::load::REREADERS;
 use crate::session::ClientContext;
 use crate::{translation, watch_client};
 
-/// Timeout for reading all keys, which may be a large response.
+/// Time limit for reading all keys, because the response may be large.
 const DUMP_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// Final state of the cluster.
+/// State of the cluster at the end of a run.
 pub struct Settled {
-    /// Revision that all members have reached.
+    /// Revision that all members have reached, or should have.
     pub revision: i64,
     /// Final data of each member.
     pub finals: Vec<Final>,
 }
 
-/// Waits until all members have the same revision, and reads their data. A member that does not reach the
-/// revision is a violation.
+/// Makes all members healthy, waits until they have the same revision, and reads their data and all events
+/// again. Records a violation if a member does not become healthy, does not reach that revision, cannot be
+/// read, or has other users than the first member.
 pub fn settle(cluster: &mut Cluster, context: &Arc<ClientContext>, chronicle: &Arc<Chronicle>) -> Settled {
     if let Err(error) = cluster.recover() {
         chronicle.trouble("not recovered", format!("at the end: {error}"));
@@ -69,8 +70,8 @@ fn compare_users(cluster: &Cluster, chronicle: &Chronicle) {
     }
 }
 
-/// Returns a member's auth state: enabled or not, the auth revision, and its users and roles with their
-/// permissions as text.
+/// Returns what a member knows about authentication: whether it is enabled, the auth revision, and the users
+/// and roles with their permissions as text.
 fn users_of(cluster: &Cluster, at: usize) -> Result<(bool, u64, Vec<String>), Status> {
     let status: pb::AuthStatusResponse = cluster.call(at, Rpc::AuthStatus, &pb::AuthStatusRequest {})?;
     let mut lines = Vec::new();
@@ -89,7 +90,8 @@ fn users_of(cluster: &Cluster, at: usize) -> Result<(bool, u64, Vec<String>), St
     Ok((status.enabled, status.auth_revision, lines))
 }
 
-/// Waits until no lease is left and all members have the same revision, and returns the revision.
+/// Waits until no lease is left, and all members have the same revision and the same compact revision.
+/// Returns the newest revision. Records a violation if this takes too long.
 fn converge(cluster: &mut Cluster, chronicle: &Chronicle) -> i64 {
     let deadline = Instant::now() + RECOVERY_TIME_MAX;
     loop {
@@ -122,7 +124,7 @@ fn converge(cluster: &mut Cluster, chronicle: &Chronicle) -> i64 {
     }
 }
 
-/// Returns a member's revision, compact revision and number of leases.
+/// Returns a member's revision, its compact revision, and its number of leases.
 fn state(cluster: &Cluster, at: usize) -> Result<(i64, i64, usize), Status> {
     let hash: pb::HashKvResponse =
         cluster.call(at, Rpc::MaintenanceHashKv, &pb::HashKvRequest { revision: 0 })?;
@@ -131,7 +133,7 @@ fn state(cluster: &Cluster, at: usize) -> Result<(i64, i64, usize), Status> {
     Ok((revision, hash.compact_revision, leases.leases.len()))
 }
 
-/// Reads all data of a member, and its compact revision.
+/// Reads all data of a member. Returns it, together with the compact revision.
 fn ask(cluster: &Cluster, at: usize, revision: i64) -> Result<(Final, i64), Status> {
     let all = pb::RangeRequest {
         key: "\0".into(),
@@ -143,7 +145,7 @@ fn ask(cluster: &Cluster, at: usize, revision: i64) -> Result<(Final, i64), Stat
     let request = pb::HashKvRequest { revision };
     let hash: pb::HashKvResponse =
         cluster.call_within(at, Rpc::MaintenanceHashKv, &request, DUMP_TIME_MAX)?;
-    // A store that was never compacted reports -1, which the oracle treats as 0.
+    // A store that was never compacted reports -1. Use 0 instead, as the oracle does.
     let compact_revision = hash.compact_revision.max(0);
     let last = Final {
         member: at as u64,

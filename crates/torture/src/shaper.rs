@@ -1,6 +1,6 @@
-//! Slow and lossy links in user space: the router sends the packets of such a link to a TUN device, from
-//! which this program reads them and forwards, delays or drops them. Unlike netem, this works on every
-//! kernel.
+//! Makes links slow or lossy, in user space: the router sends the packets of such a link to a TUN device.
+//! This program reads them from it, and forwards, delays or drops them. Unlike netem, this works with every
+//! kernel that has TUN devices.
 
 use std::collections::{BTreeMap, BinaryHeap};
 use std::fs::{File, OpenOptions};
@@ -13,12 +13,12 @@ use std::time::{Duration, Instant};
 
 use crate::rng::Rng;
 
-/// Quality of a link, in one direction.
+/// Quality of one direction of a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Quality {
-    /// Delay of every packet, in milliseconds.
+    /// Delay of each packet in milliseconds.
     pub delay_ms: u64,
-    /// Largest additional random delay, in milliseconds.
+    /// Maximum additional delay, which is drawn at random for each packet, in milliseconds.
     pub jitter_ms: u64,
     /// Percentage of packets that are lost.
     pub loss_percent: u64,
@@ -30,23 +30,23 @@ pub struct Quality {
     pub bytes_per_second: u64,
 }
 
-/// Largest number of packets in flight. Further packets are dropped, since a real router's buffer is limited,
-/// too.
+/// Maximum number of packets in flight. Further packets are dropped, because the buffer of a real router is
+/// limited too.
 const PACKETS_MAX: usize = 8192;
-/// Size of the buffer for one packet, in bytes: larger than any packet of a device with a usual MTU.
+/// Size in bytes of the buffer for one packet. No packet of a device with a usual MTU is larger.
 const PACKET_BYTES_MAX: usize = 65_536;
 
 type Links = Arc<Mutex<BTreeMap<(Ipv4Addr, Ipv4Addr), Quality>>>;
 
-/// TUN device and its thread; dropping the shaper ends the thread.
+/// A TUN device, and the thread that serves it. Dropping the shaper ends the thread.
 pub(crate) struct Shaper {
     links: Links,
-    /// Closing this pipe wakes the thread.
+    /// Closing this end of the pipe ends the thread.
     stop: Option<io::PipeWriter>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-/// Packet in flight. The heap returns the packet with the earliest due time first.
+/// A packet that is being delayed. Its order is such that the heap returns the packet that is due first.
 struct Packet {
     due: Instant,
     nth: u64,
@@ -71,10 +71,11 @@ impl Ord for Packet {
 }
 
 impl Shaper {
-    /// Creates the device.
+    /// Creates the TUN device, and starts the thread.
     ///
     /// # Errors
-    /// Returns the error of the operating system: `/dev/net/tun` does not exist or may not be used.
+    /// Returns the error of the operating system, for example if `/dev/net/tun` does not exist, or this
+    /// process is not allowed to use it.
     pub fn open(name: &str, seed: u64) -> io::Result<Shaper> {
         let device = OpenOptions::new()
             .read(true)
@@ -82,13 +83,13 @@ impl Shaper {
             .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
             .open("/dev/net/tun")
             .map_err(|error| io::Error::other(format!("/dev/net/tun: {error}")))?;
-        // SAFETY: all-zero bytes are a valid ifreq.
+        // SAFETY: an `ifreq` is a valid value if all its bytes are zero.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
         for (to, from) in request.ifr_name.iter_mut().take(libc::IFNAMSIZ - 1).zip(name.bytes()) {
             *to = from as libc::c_char;
         }
         request.ifr_ifru.ifru_flags = (libc::IFF_TUN | libc::IFF_NO_PI) as libc::c_short;
-        // SAFETY: the descriptor is open, and TUNSETIFF takes a pointer to an ifreq.
+        // SAFETY: the descriptor is open, and TUNSETIFF expects a pointer to an ifreq.
         if unsafe { libc::ioctl(device.as_raw_fd(), libc::TUNSETIFF as _, &raw mut request) } != 0 {
             return Err(io::Error::last_os_error());
         }
@@ -108,12 +109,12 @@ impl Shaper {
         Ok(Shaper { links, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// Sets the quality of one link direction.
+    /// Sets the quality of the link from `from` to `to`.
     pub fn set(&self, from: Ipv4Addr, to: Ipv4Addr, quality: Quality) {
         self.links.lock().unwrap_or_else(PoisonError::into_inner).insert((from, to), quality);
     }
 
-    /// Removes the quality of all links, so that the shaper forwards packets at once.
+    /// Removes the quality of all links. From then on, all packets are forwarded without delay.
     pub fn clear(&self) {
         self.links.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
@@ -123,21 +124,21 @@ impl Drop for Shaper {
     fn drop(&mut self) {
         self.stop = None;
         if let Some(thread) = self.thread.take() {
-            // The thread returns nothing, and prints its error itself.
+            // Ignore the result: the thread returns nothing, and has printed its error itself.
             let _ = thread.join();
         }
     }
 }
 
-/// State that the shaper's thread owns.
+/// State of the shaper's thread.
 struct Under {
     device: File,
     links: Links,
     rng: Rng,
     waiting: BinaryHeap<Packet>,
-    /// Time until which each link with limited bandwidth is busy with earlier packets.
+    /// For each link with limited bandwidth, the time until which earlier packets occupy it.
     busy_until: BTreeMap<(Ipv4Addr, Ipv4Addr), Instant>,
-    /// Due time of the latest packet of each link that later packets must not overtake.
+    /// For each link, the due time of its last packet that later ones must not overtake.
     latest: BTreeMap<(Ipv4Addr, Ipv4Addr), Instant>,
     packets: u64,
 }
@@ -148,7 +149,7 @@ impl Under {
         loop {
             let now = Instant::now();
             while let Some(packet) = self.waiting.peek().filter(|packet| packet.due <= now) {
-                // A packet that the device does not accept is lost, as on a real link.
+                // Ignore an error: a packet that the device does not accept is lost, as on a real link.
                 let _ = self.device.write(&packet.bytes);
                 self.waiting.pop();
             }
@@ -167,7 +168,7 @@ impl Under {
         }
     }
 
-    /// Decides if and when a packet is forwarded.
+    /// Decides whether and when a packet is forwarded, and queues it.
     fn take(&mut self, bytes: &[u8]) {
         let Some(link) = ends(bytes) else { return };
         let quality = self.links.lock().unwrap_or_else(PoisonError::into_inner).get(&link).copied();
@@ -196,7 +197,7 @@ impl Under {
     }
 }
 
-/// Returns source and destination of an IPv4 packet.
+/// Returns the source and the destination of an IPv4 packet; `None` for other packets.
 fn ends(packet: &[u8]) -> Option<(Ipv4Addr, Ipv4Addr)> {
     let address = |from: usize| -> Option<Ipv4Addr> {
         let bytes: [u8; 4] = packet.get(from..from + 4)?.try_into().ok()?;
@@ -206,7 +207,7 @@ fn ends(packet: &[u8]) -> Option<(Ipv4Addr, Ipv4Addr)> {
     Some((address(12)?, address(16)?))
 }
 
-/// Waits until the device has a packet or the timeout has passed. Returns true if the thread must end.
+/// Waits until the device has a packet or the timeout has passed. Returns true if the shaper was dropped.
 fn wait(device: &File, stopped: &io::PipeReader, timeout: Option<Duration>) -> io::Result<bool> {
     let poll = |fd: i32| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     let mut fds = [poll(device.as_raw_fd()), poll(stopped.as_raw_fd())];
@@ -215,8 +216,8 @@ fn wait(device: &File, stopped: &io::PipeReader, timeout: Option<Duration>) -> i
         tv_nsec: i64::from(timeout.subsec_nanos()),
     });
     let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-    // SAFETY: both descriptors are open; the array and the timeout live until the call returns; the signal
-    // mask may be null.
+    // SAFETY: both descriptors are open. The array and the timeout live until the call returns. A null signal
+    // mask is allowed.
     let ready = unsafe { libc::ppoll(fds.as_mut_ptr(), 2, time, std::ptr::null()) };
     if ready < 0 {
         let error = io::Error::last_os_error();

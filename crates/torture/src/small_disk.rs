@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 
 use crate::isolation::system;
 
-/// Request numbers as `linux/fs.h` defines them: `_IOWR('X', 119, int)` and `_IOWR('X', 120, int)`.
+/// Request codes of `linux/fs.h`: `_IOWR('X', 119, int)` and `_IOWR('X', 120, int)`.
 const FIFREEZE: libc::c_ulong = 0xc004_5877;
 const FITHAW: libc::c_ulong = 0xc004_5878;
 
-/// Separate file system in an image file, which can be filled and frozen.
+/// A separate file system for one member, in an image file. It can be filled and frozen.
 ///
-/// The file system is unmounted and its image removed on drop. Even after a crash, the mount disappears with
-/// the program's mount namespace.
+/// On drop, the file system is unmounted and its image is removed. After a crash, the mount disappears with
+/// the mount namespace of the program.
 pub struct SmallDisk {
     image: PathBuf,
     mounted_at: PathBuf,
@@ -20,17 +20,17 @@ pub struct SmallDisk {
 }
 
 impl SmallDisk {
-    /// Makes an image below `dir` and mounts it as `dir/name`.
+    /// Creates an image file in `dir`, and mounts it as `dir/name`.
     ///
     /// # Errors
-    /// Returns the error of the operating system or of its tools.
+    /// Returns the error of the operating system, or of the tools that create and mount the file system.
     pub fn make(dir: &Path, name: &str, bytes: u64) -> io::Result<SmallDisk> {
         let (image, mounted_at) = (dir.join(format!("{name}.img")), dir.join(name));
         std::fs::create_dir_all(&mounted_at)?;
         File::create(&image)?.set_len(bytes)?;
         let mut disk = SmallDisk { image, mounted_at, mounted: false };
         let image = path_text(&disk.image)?;
-        // No blocks are reserved for root, so that a full disk is really full.
+        // Reserve no blocks for root. Otherwise a member that runs as root could still write to a full disk.
         system("mkfs.ext4", &["-q", "-F", "-m", "0", "-E", "nodiscard", image])?;
         system("mount", &["-o", "loop,noatime", image, path_text(&disk.mounted_at)?])?;
         disk.mounted = true;
@@ -44,14 +44,14 @@ impl SmallDisk {
 
     fn control(&self, request: libc::c_ulong) -> io::Result<()> {
         let dir = File::open(&self.mounted_at)?;
-        // SAFETY: the descriptor is open; both requests ignore their integer argument.
+        // SAFETY: the descriptor is open, and both requests ignore their argument.
         if unsafe { libc::ioctl(dir.as_raw_fd(), request as _, 0) } != 0 {
             return Err(io::Error::last_os_error());
         }
         Ok(())
     }
 
-    /// Freezes the file system: writes and syncs block from now on.
+    /// Freezes the file system. From now on, writes and syncs block until it is thawed.
     ///
     /// # Errors
     /// Returns the error of the operating system.
@@ -74,7 +74,7 @@ impl SmallDisk {
         self.mounted_at.join("ballast")
     }
 
-    /// Allocates all free space of the file system except `but_bytes` bytes.
+    /// Uses up all free space of the file system except `but_bytes` bytes.
     ///
     /// # Errors
     /// Returns the error of the operating system.
@@ -96,7 +96,7 @@ impl SmallDisk {
         file.set_len(len.saturating_sub(but_bytes))
     }
 
-    /// Releases the space that [`SmallDisk::fill`] has allocated.
+    /// Frees the space that [`SmallDisk::fill`] has used up.
     ///
     /// # Errors
     /// Returns the error of the operating system.
@@ -107,7 +107,7 @@ impl SmallDisk {
         }
     }
 
-    /// Unmounts the file system and removes the image.
+    /// Unmounts the file system, and removes its image.
     ///
     /// # Errors
     /// Returns the error of the operating system, for example if a process still uses it.

@@ -1,4 +1,4 @@
-//! Writes `timeline.html`: the faults and their effect on clients, in one self-contained file.
+//! Writes `timeline.html`, a single file that shows the faults and their effects on members and clients.
 
 use std::io;
 
@@ -9,12 +9,12 @@ use crate::chronicle::{Chapters, Reading, State, Trail};
 use crate::report::{Sort, quantile, violations};
 use crate::run::Finding;
 
-/// Largest number of time buckets in a chart; a screen has no more pixels in a row.
+/// Maximum number of points in a chart. A screen has hardly more pixels in a row.
 const BUCKETS_MAX: u64 = 1200;
-/// Largest number of violations that are listed.
+/// Maximum number of violations that the page lists.
 const VIOLATIONS_MAX: usize = 500;
 
-/// Returns the document.
+/// Returns the page as HTML.
 pub fn html(finding: &Finding) -> String {
     let chapters = &finding.chapters;
     let operations = &finding.history.operations;
@@ -60,7 +60,7 @@ pub fn html(finding: &Finding) -> String {
     page.html()
 }
 
-/// Writes the document to the output directory.
+/// Writes the page to the output directory.
 ///
 /// # Errors
 /// Returns the error of the operating system.
@@ -68,7 +68,7 @@ pub fn write(finding: &Finding) -> io::Result<()> {
     std::fs::write(finding.out.join("timeline.html"), html(finding))
 }
 
-/// Describes the run in one line.
+/// Returns a description of the run in one line.
 fn about(finding: &Finding) -> String {
     let options = &finding.options;
     let server = options.server.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
@@ -99,7 +99,8 @@ fn seconds(nanos: u64) -> f64 {
     (nanos as f64 / 1e6).round() / 1e3
 }
 
-/// Returns the lanes of the faults, and for each member when it ran, led, and had no leader.
+/// Returns the lanes of the chart: one for the faults, and one for each member that shows when it ran, when
+/// it led, and when it knew no leader.
 fn lanes(finding: &Finding, end: u64) -> Lanes {
     let chapters = &finding.chapters;
     Lanes {
@@ -115,7 +116,7 @@ fn member(at: usize) -> String {
     format!("m{at}")
 }
 
-/// Returns a span for each fault, with the time until all members were healthy.
+/// Returns a span for each fault, and one for the time from its end until all members were healthy.
 fn faults(chapters: &Chapters, end: u64) -> Vec<Span> {
     let mut spans = Vec::new();
     for bar in &chapters.bars {
@@ -148,7 +149,7 @@ fn faults(chapters: &Chapters, end: u64) -> Vec<Span> {
     spans
 }
 
-/// Returns a span without label and detail, because its kind says enough.
+/// Returns a span without label and description. Its kind says enough.
 fn plain(kind: &'static str, tone: Tone) -> Span {
     Span {
         lane: String::new(),
@@ -186,7 +187,7 @@ fn members(chapters: &Chapters, end: u64) -> Vec<Span> {
             Reading { sees_leader: false, .. } => Some(plain("knows no leader", Tone::Warning)),
             _ => None,
         });
-        // A member whose process is down has no leader either, but only the time while it is up counts.
+        // While a member is down, it knows no leader either. Keep only the times at which its process was up.
         let is_up = |from: u64, to: u64| {
             states
                 .iter()
@@ -204,8 +205,7 @@ fn members(chapters: &Chapters, end: u64) -> Vec<Span> {
     spans
 }
 
-/// Converts the values of a trail for which `draw` returns a span; each result has the start, the end and the
-/// span.
+/// Returns a span for each value of a trail for which `draw` returns one, with its start and its end.
 fn pieces<T: Copy>(trail: &Trail<T>, end: u64, draw: impl Fn(T) -> Option<Span>) -> Vec<(u64, u64, Span)> {
     let mut out = Vec::new();
     for (nth, (from, value)) in trail.iter().enumerate() {
@@ -217,24 +217,24 @@ fn pieces<T: Copy>(trail: &Trail<T>, end: u64, draw: impl Fn(T) -> Option<Span>)
     out
 }
 
-/// Counts of client operations in equal time buckets.
+/// Counts and latencies of the clients' operations, in equal intervals of time.
 struct Buckets {
-    /// Width of a bucket in nanoseconds; a whole number of seconds.
+    /// Length of an interval in nanoseconds; a whole number of seconds.
     width: u64,
-    /// Number of operations done, by category and bucket.
+    /// Number of operations that succeeded, by category and interval.
     done: [Vec<u64>; Sort::ALL.len()],
-    /// Number of operations refused, by bucket.
+    /// Number of operations that were refused, by interval.
     refused: Vec<u64>,
-    /// Number of operations with unknown outcome, by bucket.
+    /// Number of operations with an unknown outcome, by interval.
     unknown: Vec<u64>,
-    /// Latency of each read in nanoseconds, by bucket.
+    /// Latencies of the reads of each interval, in nanoseconds.
     reads: Vec<Vec<u64>>,
-    /// Latency of each write and transaction in nanoseconds, by bucket.
+    /// Latencies of the writes and transactions of each interval, in nanoseconds.
     writes: Vec<Vec<u64>>,
 }
 
 impl Buckets {
-    /// Counts the operations of a run that ended at `end`.
+    /// Counts the operations of a run that ended at the time `end`.
     fn count(operations: &[Operation], end: u64) -> Buckets {
         let width = (end / BUCKETS_MAX / 1_000_000_000 + 1) * 1_000_000_000;
         let count = usize::try_from(end / width).unwrap_or_default() + 1;
@@ -275,7 +275,8 @@ impl Buckets {
         }
     }
 
-    /// Returns three charts over time: operations done per second, operations failed per second, and latency.
+    /// Returns three charts over time: successful operations per second, failed operations per second, and
+    /// latency.
     fn charts(&mut self) -> [Chart; 3] {
         let width = self.width;
         let per_second = |counts: &Vec<u64>| {
@@ -334,7 +335,7 @@ impl Buckets {
     }
 }
 
-/// Returns a quantile of each bucket in milliseconds; `None` for an empty bucket.
+/// Returns a quantile of the latencies of each interval, in milliseconds; `None` for an interval without any.
 fn latencies(buckets: &mut [Vec<u64>], per_mille: usize) -> Vec<Option<f64>> {
     buckets
         .iter_mut()

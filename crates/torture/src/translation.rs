@@ -1,4 +1,5 @@
-//! Converts between the oracle's types and the messages on the wire.
+//! Converts the oracle's requests to messages of etcd's API, and messages to the oracle's responses and
+//! events.
 
 use api::Rpc;
 use api::etcdserverpb as pb;
@@ -13,7 +14,7 @@ use oracle::{
 };
 use prost::Message;
 
-/// Returns the RPC and the message bytes of a request.
+/// Returns the RPC for a request, and its encoded message.
 pub fn call(request: &Request) -> (Rpc, Bytes) {
     let encoded = |message: &dyn Encode| message.bytes();
     match request {
@@ -46,10 +47,10 @@ impl<M: Message> Encode for M {
     }
 }
 
-/// Decodes the response to a request.
+/// Decodes the message that is the response to a request.
 ///
 /// # Errors
-/// Returns an error if the message is no valid response to this request.
+/// Returns an error if the message is not a valid response to this request.
 pub fn answer(request: &Request, message: Bytes) -> Result<(Header, Response), String> {
     fn read<M: Message + Default>(message: Bytes) -> Result<M, String> {
         M::decode(message).map_err(|error| format!("invalid answer: {error}"))
@@ -195,16 +196,16 @@ fn comparison(compare: &Compare) -> pb::Compare {
     }
 }
 
-/// Length of the longest value that is recorded in full, in bytes.
+/// Length in bytes up to which a value is recorded completely.
 const WHOLE_BYTES_MAX: usize = 8192;
 
-/// Returns the form of a value that is recorded: the whole value if it is small; otherwise its beginning,
-/// length and hash. This suffices because the oracle only compares values for equality.
+/// Returns the form in which a value is recorded: the value itself if it is small, otherwise its beginning,
+/// its length and its hash. This is enough for the oracle, which compares large values only for equality.
 pub fn recorded(value: &[u8]) -> Vec<u8> {
     if value.len() <= WHOLE_BYTES_MAX {
         return value.to_vec();
     }
-    // A variant of the FNV hash that processes eight bytes at a time.
+    // Like the FNV hash, but eight bytes at a time, so that large values take less time.
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     for bytes in value.chunks(8) {
         let mut word = [0; 8];
@@ -217,7 +218,7 @@ pub fn recorded(value: &[u8]) -> Vec<u8> {
     format!("{begin} {} bytes {hash:016x}", value.len()).into_bytes()
 }
 
-/// Converts a key-value pair from the wire.
+/// Converts a key-value pair of a response.
 pub fn key_value(kv: mvccpb::KeyValue) -> KeyValue {
     KeyValue {
         key: kv.key.to_vec(),
@@ -229,7 +230,7 @@ pub fn key_value(kv: mvccpb::KeyValue) -> KeyValue {
     }
 }
 
-/// Converts an event from the wire; `None` if it has no key.
+/// Converts an event of a watch response; `None` if it has no key.
 pub fn event(event: mvccpb::Event) -> Option<Event> {
     Some(Event {
         deleted: event.r#type() == mvccpb::event::EventType::Delete,

@@ -1,5 +1,5 @@
-//! Clients whose permissions change. They send requests that their permissions allow, and requests that the
-//! server must refuse.
+//! Runs clients whose permissions change during the run. They send requests that their permissions allow, and
+//! requests that the server must refuse.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,27 +12,28 @@ use crate::rng::Rng;
 use crate::security::Identity;
 use crate::session::{ClientContext, Session};
 
-/// Number of parts into which the keys under changing permissions are divided.
+/// Number of equal parts into which the keys under changing permissions are divided.
 const PARTS: u64 = 6;
-/// Number of operations of all clients together after which the clients move to new keys, which limits how
-/// much the oracle has to search at once.
+/// Number of operations, of all clients together, after which the clients change to new keys. This limits how
+/// many operations on the same keys the oracle has to order.
 const GROUP_OPERATIONS: u64 = 1500;
-/// Delay after a failure.
+/// Delay after a request with an unknown outcome.
 const REST: Duration = Duration::from_millis(100);
 
-/// Returns the first key of a part, which is also the end of the part before.
+/// Returns the first key of a part of the keys, which is also the end of the part before it.
 fn part(number: u64) -> Vec<u8> {
     format!("u/{number}/").into_bytes()
 }
 
-/// Draws a range of the keys under changing permissions.
+/// Draws a range of keys for a permission or a request: one part, several parts, or all keys under changing
+/// permissions.
 pub fn some_range(rng: &mut Rng) -> (Vec<u8>, Vec<u8>) {
     let from = rng.below(PARTS);
     let to = rng.between(from + 1, PARTS);
     if rng.percent(15) { (b"u/".to_vec(), b"u0".to_vec()) } else { (part(from), part(to)) }
 }
 
-/// Sends requests until the phase ends.
+/// Sends requests until the phase ends, while there is a user for the identity.
 pub async fn work(
     context: Arc<ClientContext>,
     identity: Identity,
@@ -46,7 +47,7 @@ pub async fn work(
             continue;
         }
         if rng.percent(3) {
-            // The client may change the member at any time, because a token is valid at every member.
+            // Sometimes change to another member, because a token must be valid at every member.
             session.move_to(rng.index(context.addresses.len()));
         }
         let id = context.record.number();

@@ -1,4 +1,5 @@
-//! Clients that watch: some watch all keys for the whole run, others watch some keys for a while.
+//! Runs clients that watch keys: some watch all keys during the whole run, others open short watches from old
+//! revisions, and others test whether watches respect permissions.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,20 +20,21 @@ use crate::security::Identity;
 use crate::session::ClientContext;
 use crate::{translation, user_client};
 
-/// Start of the range of all keys, and also its end: a single zero byte.
+/// A single zero byte. As a key it is the first possible one, and as a range end it means all following keys.
 const ALL: &[u8] = b"\0";
-/// Delay between a broken stream and the next attempt.
+/// Delay after a stream was broken, before the next attempt.
 const REST: Duration = Duration::from_millis(100);
 
-/// Condition under which a client closes its watch.
+/// Condition under which a client ends its watch.
 enum Until {
-    /// The watch has reached this revision, or has received nothing for some time, or the work phase is over.
+    /// The watch has received this revision, a time limit has passed, or the work phase is over.
     Revision(i64),
-    /// All clients are done and the watch has reached the last revision.
+    /// The watch has received everything up to the last revision, after all clients have finished.
     Drained,
 }
 
-/// Watches all keys from revision 1 on, resumes after each broken stream, and ends once it is drained.
+/// Watches all keys from revision 1 on. Opens another watch when a stream is broken, and ends when it is
+/// drained.
 pub async fn follow(
     context: Arc<ClientContext>,
     number: u64,
@@ -49,8 +51,8 @@ pub async fn follow(
         watch.fragment = member == 2;
         let strict = number.is_multiple_of(2);
         run(&context, (&mut watch, identity_of(number)), strict, Until::Drained, &mut phase).await;
-        // A response that is not a fragment contains all events of its revisions, so the next watch starts at
-        // the revision after them.
+        // Continue after the last revision that is complete: a response that is not a fragment contains all
+        // events of its revisions.
         for response in &watch.responses {
             match &response.answer {
                 WatchAnswer::Events { events, fragment: false } => {
@@ -71,7 +73,7 @@ pub async fn follow(
     }
 }
 
-/// Opens watches from an old revision, one after the other, until the work phase is over.
+/// Opens watches that start at an old revision, one after the other, until the work phase is over.
 pub async fn glance(
     context: Arc<ClientContext>,
     known: Arc<Known>,
@@ -104,7 +106,8 @@ pub async fn glance(
     }
 }
 
-/// Watches ranges that a user with changing permissions may or may not read, until the work phase is over.
+/// Opens watches on ranges that a user with changing permissions may or may not read, one after the other,
+/// until the work phase is over.
 pub async fn spy(
     context: Arc<ClientContext>,
     known: Arc<Known>,
@@ -130,19 +133,19 @@ pub async fn spy(
     }
 }
 
-/// Watches all events from `from` to `to` again at one member, at the end of the run.
+/// Watches all events from revision `from` to `to` once more at one member, at the end of the run.
 pub async fn reread(context: &Arc<ClientContext>, number: u64, member: usize, from: i64, to: i64) {
     let mut watch = plan(context, number, member);
     (watch.key, watch.range_end, watch.start_revision) = (ALL.to_vec(), ALL.to_vec(), from);
     let (_sender, mut phase) = watch::channel(Phase::Drain(to));
     let patience = Duration::from_secs(30);
     let reading = run(context, (&mut watch, identity_of(number)), false, Until::Drained, &mut phase);
-    // If a timeout ends the watch early, the oracle still judges the events that it received.
+    // Ignore a timeout: the oracle also judges the events of a watch that ended early.
     let _ = tokio::time::timeout(patience, reading).await;
     context.record.lock().watches.push(watch);
 }
 
-/// Returns the identity of the client with this number.
+/// Returns the user on whose behalf the client with this number acts.
 fn identity_of(number: u64) -> Identity {
     if number.is_multiple_of(2) { Identity::Staff } else { Identity::Worker }
 }
@@ -166,7 +169,7 @@ fn plan(context: &ClientContext, client: u64, member: usize) -> Watch {
     }
 }
 
-/// Opens a watch and records its responses until it ends.
+/// Opens a watch, and records its responses in `watch` until it ends.
 async fn run(
     context: &ClientContext,
     (watch, identity): (&mut Watch, Identity),
@@ -201,7 +204,7 @@ async fn run(
         return;
     }
     let mut come = watch.start_revision - 1;
-    // A watch whose filters match all events never receives one, so the watch ends after a limited time.
+    // Limit the time: a watch that filters out all events would otherwise never end.
     let patience = tokio::time::Instant::now()
         + match until {
             Until::Revision(i64::MAX) => Duration::from_secs(6),
@@ -252,8 +255,8 @@ async fn run(
         if let WatchAnswer::Canceled { reason, .. } = &answer
             && !reason.is_empty()
         {
-            // The server may have cancelled the watch because the token is not valid any more, so the next
-            // attempt uses a new token.
+            // The server may have cancelled the watch because the token has become invalid. Forget the token,
+            // so that the next attempt logs in again.
             context.security.forget(&link.account.name, watch.client);
         }
         watch.responses.push(WatchResponse { at, revision, answer });

@@ -1,4 +1,4 @@
-//! The `authenticate` command: measures logins.
+//! Implements the command `authenticate`: measures logins.
 
 use cli::{Command, Failure, Flag};
 

@@ -1,4 +1,5 @@
-//! The `compare` command: runs workloads against several servers in turn, and shows the results in one table.
+//! Implements the command `compare`: runs workloads on several servers, one after the other, and shows the
+//! results in one table.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -89,7 +90,7 @@ fn compare(session: &Session) -> Result<(), Failure> {
 
 const BASELINE: &str = "responder";
 
-/// Runs the comparison that the flags describe.
+/// Runs the comparison that the flags describe, and returns its results.
 fn measured(session: &Session) -> Result<Document, Failure> {
     let matches = &session.matches;
     let contests = choose(matches.get(WORKLOAD))?;
@@ -134,8 +135,8 @@ fn measured(session: &Session) -> Result<Document, Failure> {
         for contestant in &contestants {
             let server = match Server::start(contestant, &place, &given) {
                 Ok(server) => server,
-                // If a server with TLS does not start, it may not support TLS, so it is skipped with a
-                // warning. If a server without TLS does not start, the command fails.
+                // If a server with TLS does not start, skip it with a warning, because it possibly does not
+                // support TLS. If a server without TLS does not start, fail.
                 Err(error) if contestant.tls => {
                     let warning = format!("{}: not measured: {error}", contestant.name);
                     if !document.warnings.contains(&warning) && round == 0 {
@@ -213,8 +214,7 @@ fn contestants(matches: &Matches) -> Result<Vec<Contestant>, Failure> {
     if matches.get(TLS) {
         let with: Vec<Contestant> = all
             .iter()
-            // The command cannot switch a server that already runs to TLS, so there is no entry with TLS for
-            // it.
+            // Skip servers that are already running, because the command cannot start them again with TLS.
             .filter(|one| !matches!(one.source, Source::Running { .. }))
             .map(|one| Contestant { name: format!("{}+tls", one.name), tls: true, ..one.clone() })
             .collect();
@@ -228,7 +228,7 @@ fn contestants(matches: &Matches) -> Result<Vec<Contestant>, Failure> {
     Ok(all)
 }
 
-/// Combines the runs of all rounds, by workload and server.
+/// Adds a row to the document for each workload and server, from the runs of all rounds.
 fn gather(
     document: &mut Document,
     contestants: &[Contestant],
@@ -290,15 +290,15 @@ fn gather(
     }
 }
 
-/// Function that returns a figure of a row; `None` if the figure is unknown.
+/// Function that returns a number from a row; `None` if it is unknown.
 type Column = fn(&Row) -> Option<f64>;
-/// A conclusion to draw: the situation, its representative workload, true if a lower figure is better, the
-/// text that describes the figure, and the function that returns it.
+/// A conclusion to draw: the situation, the workload that represents it, true if lower numbers are better,
+/// the text that describes the number, and the function that returns the number.
 type Situation = (&'static str, &'static str, bool, &'static str, Column);
-/// Name of a server, and its figure.
+/// Name of a server, and its number.
 type Placed = (String, f64);
 
-/// Returns one sentence for each typical situation for which there are figures.
+/// Returns a sentence for each typical situation for which there are results.
 fn conclusions(document: &Document) -> Vec<String> {
     let mut all = Vec::new();
     let is_plain = |row: &&Row| {
@@ -382,8 +382,8 @@ fn conclusions(document: &Document) -> Vec<String> {
     all
 }
 
-/// Returns a sentence with the overall ranking: the mean rank of each server over all loads, by rate, p99,
-/// and CPU time per operation.
+/// Returns a sentence with the overall ranking: the mean rank of each server over all loads, where a server
+/// is ranked by rate, by p99, and by CPU time per operation.
 fn ranks<'a>(document: &'a Document, rows: &dyn Fn(&str) -> Vec<&'a Row>) -> Option<String> {
     let mut sums: Vec<(String, f64, f64)> = Vec::new();
     for workload in workloads(document) {
@@ -423,7 +423,7 @@ fn ranks<'a>(document: &'a Document, rows: &dyn Fn(&str) -> Vec<&'a Row>) -> Opt
     ))
 }
 
-/// Returns the table and the conclusions as Markdown.
+/// Formats the table of results and the conclusions as Markdown.
 pub fn text(document: &Document) -> String {
     let mut text = String::new();
     let reference = document.reference.as_deref();

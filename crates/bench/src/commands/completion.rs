@@ -1,4 +1,4 @@
-//! The `completion` command: prints a script for shell completion of commands and flags.
+//! Implements the command `completion`: prints a script with which a shell completes commands and flags.
 
 use cli::{Command, Failure};
 

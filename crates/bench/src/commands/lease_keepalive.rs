@@ -1,4 +1,4 @@
-//! The `lease-keepalive` command: measures renewals of a lease.
+//! Implements the command `lease-keepalive`: measures the renewal of leases.
 
 use cli::{Command, Failure, Flag};
 

@@ -1,5 +1,5 @@
-//! All commands: those of etcd's benchmark, with the same names and defaults, and Mainstay's additional ones.
-//! Each command has its own file, with its flags and its function.
+//! All commands of the tool: those of etcd's benchmark, with the same names and defaults, and additional
+//! ones. Each command has a file with its flags and its function.
 
 mod authenticate;
 mod compare;
@@ -21,13 +21,13 @@ use cli::{Command, Failure, FlagRow, Program};
 use crate::given;
 use crate::session::Session;
 
-/// Function that runs a command, and what the command accepts besides its own flags.
+/// The function that runs a command, and what the command accepts on its command line besides its flags.
 #[derive(Clone, Copy)]
 pub struct Run {
     pub(crate) run: fn(&Session) -> Result<(), Failure>,
     /// True if the command takes positional arguments.
     pub(crate) takes_words: bool,
-    /// Global flags that this command does not support.
+    /// Global flags that this command does not support; giving one of them is an error.
     pub(crate) unused: &'static [FlagRow],
 }
 
@@ -47,7 +47,7 @@ impl Run {
     }
 }
 
-/// The command-line tool.
+/// The command-line tool: all its commands and global flags.
 pub static PROGRAM: Program<Run> = Program {
     root: Command {
         name: "benchmark",

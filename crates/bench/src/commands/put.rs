@@ -1,4 +1,4 @@
-//! The `put` command: measures writes of single keys.
+//! Implements the command `put`: measures writes of single keys.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The `range` command: measures reads of a key or of a range.
+//! Implements the command `range`: measures reads of a key or of a range.
 
 use cli::{Command, Failure, Flag};
 

@@ -1,4 +1,5 @@
-//! The `responder` command: a server that answers every request at once without doing any work.
+//! Implements the command `responder`: runs a server that answers every request immediately, without doing
+//! any work.
 
 use std::sync::atomic::AtomicBool;
 

@@ -1,4 +1,4 @@
-//! The `stm` command: measures software transactional memory.
+//! Implements the command `stm`: measures transactions of the software transactional memory in etcd's client.
 
 use cli::{Command, Failure, Flag};
 

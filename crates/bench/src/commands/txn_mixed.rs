@@ -1,4 +1,5 @@
-//! The `txn-mixed` command: measures transactions, some of which read a range and some of which put a key.
+//! Implements the command `txn-mixed`: measures transactions, some of which read a range and some of which
+//! put a key.
 
 use cli::{Command, Failure, Flag};
 

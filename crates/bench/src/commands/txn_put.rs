@@ -1,4 +1,4 @@
-//! The `txn-put` command: measures transactions of puts.
+//! Implements the command `txn-put`: measures transactions of puts.
 
 use cli::{Command, Failure, Flag};
 

@@ -1,4 +1,4 @@
-//! The `watch` command: measures the creation of watches and the delivery of their events.
+//! Implements the command `watch`: measures the creation of watches and the delivery of their events.
 
 use cli::{Command, Failure, Flag};
 

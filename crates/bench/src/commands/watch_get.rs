@@ -1,4 +1,4 @@
-//! The `watch-get` command: measures reads while many watches lag behind.
+//! Implements the command `watch-get`: measures reads while many watches catch up on old events.
 
 use cli::{Command, Failure, Flag};
 

@@ -1,4 +1,4 @@
-//! The `watch-latency` command: measures the time from a put to its event.
+//! Implements the command `watch-latency`: measures the time from a put to its event.
 
 use cli::{Command, Failure, Flag};
 

@@ -1,4 +1,4 @@
-//! Single calls before and after a load: login, status, and user setup.
+//! Makes single calls before and after a load, such as a login or a status request.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use crate::loadgen::drive::outcome;
 use crate::loadgen::status::Status;
 use crate::loadgen::wire::{Fields, Message};
 
-/// Client that makes one call at a time over one connection.
+/// A client that makes one call at a time, over one connection.
 pub struct Asker {
     calls: Calls,
     longest: Duration,
@@ -33,7 +33,7 @@ impl Handler for Answer {
 }
 
 impl Asker {
-    /// Connects to the server. Each later call may take ten seconds.
+    /// Connects to the server. Each call may take at most ten seconds.
     pub fn new(target: Target) -> Result<Self, Error> {
         let calls = Calls::open(target, 1).map_err(Error::Dial)?;
         Ok(Self { calls, longest: Duration::from_secs(10) })
@@ -56,7 +56,7 @@ impl Asker {
         Ok(answer.body)
     }
 
-    /// Logs in and returns the token.
+    /// Logs in as a user, and returns the auth token.
     pub fn authenticate(&mut self, name: &str, password: &str) -> Result<String, Error> {
         let answer = self.ask(Rpc::Authenticate, |message| {
             message.bytes(1, name.as_bytes()).bytes(2, password.as_bytes());
@@ -64,7 +64,7 @@ impl Asker {
         String::from_utf8(Fields(&answer).bytes(2).to_vec()).map_err(|_| Error::TokenNotText)
     }
 
-    /// Calls `Status`. Returns the server's version and the size of its database in bytes.
+    /// Requests the server's status. Returns its version and the size of its database in bytes.
     pub fn status(&mut self) -> Result<(String, u64), Error> {
         let answer = self.ask(Rpc::MaintenanceStatus, |_| ())?;
         let fields = Fields(&answer);

@@ -1,5 +1,5 @@
-//! Calls over many connections in one thread: waits for sockets to become ready, and passes events to a
-//! [`Handler`].
+//! Makes calls over many connections in one thread: waits until sockets are ready, and passes the events of
+//! the calls to a [`Handler`].
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -12,23 +12,23 @@ use crate::loadgen::poller::{Poller, Ready};
 use crate::loadgen::socket::{Endpoint, Socket};
 use crate::loadgen::status::Status;
 
-/// Receiver of the events of calls. Its methods may start further calls.
+/// Receives the events of calls. Its methods may start further calls.
 pub trait Handler {
-    /// Handles a response message of the call with this tag.
+    /// Handles a response message of the call that was started with this tag.
     fn message(&mut self, calls: &mut Calls, tag: u64, body: &[u8]);
-    /// Handles the end of a call.
+    /// Handles the end of the call that was started with this tag.
     fn ended(&mut self, calls: &mut Calls, tag: u64, status: Status);
-    /// Called at the end of each turn, after all events were delivered. Also called if the turn ended because
-    /// of a timer.
+    /// Called at the end of each turn, after all events that have arrived were delivered; also at the end of
+    /// a turn without events.
     fn turned(&mut self, calls: &mut Calls);
 }
 
 /// Servers to connect to, and the settings of the connections.
 #[derive(Clone)]
 pub struct Target {
-    /// Endpoints of the servers; successive calls go to the next endpoint in turn.
+    /// Endpoints of the servers. The calls of a connection are distributed over them in turn.
     pub endpoints: Vec<Endpoint>,
-    /// Time limit of connecting.
+    /// Time limit for connecting to one address.
     pub dial_timeout: Duration,
     /// Auth token; see [`Options::token`].
     pub token: Option<String>,
@@ -56,18 +56,21 @@ struct Link {
     endpoint: usize,
     connection: Connection,
     socket: Option<Socket>,
-    /// Received bytes of an incomplete frame.
+    /// Received bytes that are only the beginning of a frame.
     partial: Vec<u8>,
-    /// True unless a write has blocked since the last notification of the poller.
+    /// True if the socket accepts output as far as is known: no write has blocked since the poller last
+    /// reported it writable.
     writable: bool,
-    /// True if received input is not processed until the server accepts some of the output.
+    /// True if there is received input that must not be processed before the server accepts some of the
+    /// output.
     held_up: bool,
-    /// True if the server has closed its sending side. The poller then sends no further notification, so all
-    /// remaining bytes must be read at once.
+    /// True if the server has closed its sending side. In this case the poller reports nothing more, so
+    /// everything that remains must be read immediately.
     closed: bool,
     dirty: bool,
     retry: Option<Instant>,
-    /// Number of the socket of this link, to tell its events from those of earlier sockets.
+    /// Number of sockets that this link has had. It tells events of the current socket from late events of
+    /// earlier ones.
     generation: u32,
 }
 
@@ -76,14 +79,14 @@ pub struct Calls {
     target: Target,
     poller: Poller,
     links: Vec<Link>,
-    /// Number of calls sent so far on each logical connection; it selects the endpoint of the next call.
+    /// Number of calls made so far on each logical connection. It determines the endpoint of the next call.
     turns: Vec<usize>,
     dirty: Vec<usize>,
     ready: Vec<Ready>,
     buffer: Vec<u8>,
-    /// Number of links that are not connected now.
+    /// Number of links that are not connected at the moment.
     down: usize,
-    /// Number of connections that were lost so far.
+    /// Number of times that a connection was lost.
     pub lost: u64,
 }
 
@@ -92,8 +95,8 @@ const REDIAL_MAX: Duration = Duration::from_millis(500);
 const BUFFER_BYTES: usize = 256 << 10;
 
 impl Calls {
-    /// Opens `connections` logical connections. As in etcd's client, each logical connection consists of one
-    /// real connection per endpoint.
+    /// Opens `connections` logical connections. Each of them consists of a real connection to each endpoint,
+    /// as in etcd's client.
     pub fn open(target: Target, connections: usize) -> io::Result<Self> {
         assert!(!target.endpoints.is_empty(), "an endpoint at least");
         let mut calls = Self {
@@ -140,20 +143,21 @@ impl Calls {
         self.turns.len()
     }
 
-    /// Returns the TCP segment size in bytes of the connection to the first endpoint.
+    /// Returns the TCP segment size of the first connection, in bytes; `None` if unknown.
     pub fn segment_bytes(&self) -> Option<u32> {
         self.links.first()?.socket.as_ref()?.segment_bytes()
     }
 
-    /// Starts a call on a logical connection. See [`Connection::call`] for the parameters.
+    /// Starts a call with a single request message on a logical connection. [`Connection::call`] explains the
+    /// parameters.
     pub fn call(&mut self, connection: usize, method: Rpc, message: &[u8], tag: u64, keep: bool) {
         let link = self.pick(connection);
         self.links[link].connection.call(method, message, tag, keep, true);
         self.mark(link);
     }
 
-    /// Starts a call on which further messages can be sent with [`Calls::send`]. Returns the index of its
-    /// connection.
+    /// Starts a call on which [`Calls::send`] can send further messages. Returns the index of the real
+    /// connection that carries it.
     pub fn open_stream(&mut self, connection: usize, method: Rpc, message: &[u8], tag: u64) -> usize {
         let link = self.pick(connection);
         self.links[link].connection.call(method, message, tag, true, false);
@@ -161,13 +165,14 @@ impl Calls {
         link
     }
 
-    /// Sends a message on a call started with [`Calls::open_stream`]. Returns false if the call has ended.
+    /// Sends a further message on a call that was started with [`Calls::open_stream`]. Returns false if the
+    /// call has ended.
     pub fn send(&mut self, link: usize, tag: u64, message: &[u8]) -> bool {
         self.mark(link);
         self.links.get_mut(link).is_some_and(|link| link.connection.send(tag, message))
     }
 
-    /// Cancels a call started with [`Calls::open_stream`].
+    /// Cancels a call that was started with [`Calls::open_stream`].
     pub fn cancel(&mut self, link: usize, tag: u64) {
         self.mark(link);
         if let Some(link) = self.links.get_mut(link) {
@@ -175,12 +180,14 @@ impl Calls {
         }
     }
 
-    /// Makes [`Calls::turn`] return, and thus call [`Handler::turned`], no later than at `time`.
+    /// Sets a timer: [`Calls::turn`] returns at `time` at the latest, after it has called
+    /// [`Handler::turned`]. Replaces an earlier timer.
     pub fn wake_at(&mut self, now: Instant, time: Instant) -> io::Result<()> {
         self.poller.wake_after(time.saturating_duration_since(now))
     }
 
-    /// Sends the pending output, waits up to `longest` for events, and delivers the events that have arrived.
+    /// Runs one turn: sends the pending output, waits up to `longest` for events, and delivers those that
+    /// have arrived.
     pub fn turn<H: Handler>(&mut self, longest: Duration, handler: &mut H) -> io::Result<()> {
         self.flush_all(handler);
         if self.down > 0 {
@@ -248,8 +255,7 @@ impl Calls {
     fn read<H: Handler>(&mut self, at: usize, handler: &mut H) {
         let mut buffer = std::mem::take(&mut self.buffer);
         self.links[at].connection.begin_turn(Instant::now());
-        // The connection was blocked with unprocessed input, which has to be processed before newly read
-        // bytes.
+        // If processing had stopped with input left over, process that input first, before newly read bytes.
         let mut was_held_up = std::mem::take(&mut self.links[at].held_up);
         loop {
             let link = &mut self.links[at];
@@ -281,8 +287,8 @@ impl Calls {
                 break;
             }
             self.mark(at);
-            // If a read did not fill the buffer, the socket is empty, and the poller will report further
-            // bytes.
+            // A read that did not fill the buffer has emptied the socket. So stop reading: the poller will
+            // report further bytes.
             let is_empty = bytes.len() < buffer.len() && !was_held_up && !self.links[at].closed;
             if is_empty && self.target.endpoints[self.links[at].endpoint].tls.is_none() {
                 self.links[at].held_up = self.links[at].connection.is_blocked();
@@ -293,11 +299,12 @@ impl Calls {
         self.buffer = buffer;
     }
 
-    /// Processes received bytes of a connection: first the incomplete frame that is left, then `bytes`.
+    /// Processes received bytes of a connection: the incomplete frame that is left from before, followed by
+    /// `bytes`.
     fn take<H: Handler>(&mut self, at: usize, bytes: &[u8], handler: &mut H) -> Result<(), Violation> {
         let link = &mut self.links[at];
-        // A handler may start calls on this connection while the input is processed, so the input must not
-        // borrow from the connection.
+        // Take the bytes out of the connection, because the handler may start calls on this connection while
+        // the bytes are processed.
         let mut joined = std::mem::take(&mut link.partial);
         let input = if joined.is_empty() {
             bytes
@@ -323,8 +330,8 @@ impl Calls {
 
     fn flush_all<H: Handler>(&mut self, handler: &mut H) {
         while let Some(at) = self.dirty.pop() {
-            // If the handler needs to send on other connections because this one fails, it marks them as
-            // dirty again.
+            // If this connection fails, the handler may send on other connections; these are then added to
+            // `dirty` again.
             self.flush(at, handler);
         }
     }
@@ -370,7 +377,7 @@ impl Calls {
         let now = Instant::now();
         for at in 0..self.links.len() {
             if self.links[at].retry.is_some_and(|time| time <= now) {
-                // Connecting blocks all other connections of this thread, so it gets only a short time.
+                // Use a short time limit, because connecting blocks all other connections of this thread.
                 match self.dial(at, self.target.dial_timeout.min(REDIAL_MAX)) {
                     Ok(()) => {
                         self.links[at].retry = None;

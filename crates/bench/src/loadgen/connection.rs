@@ -1,5 +1,5 @@
-//! Client side of gRPC calls over one HTTP/2 connection, without IO: the caller passes received bytes, and
-//! gets events and bytes to send.
+//! Client side of gRPC calls over one HTTP/2 connection, without IO: the caller passes in the received bytes,
+//! and gets events and the bytes to send.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
@@ -11,11 +11,10 @@ use http2::{ConnectionError, Fields, InvalidField, Key, OpenError, Output, Reaso
 
 use crate::loadgen::status::Status;
 
-/// Event that results from received bytes.
+/// An event that received bytes have caused.
 #[derive(Debug)]
 pub enum Event<'a> {
-    /// A response message of a call is complete. Its body is empty if the call does not need the contents of
-    /// messages.
+    /// A response message is complete. `body` is empty if the call was started without `keep`.
     Message {
         /// Tag that the caller gave to the call.
         tag: u64,
@@ -31,7 +30,7 @@ pub enum Event<'a> {
     },
 }
 
-/// The server has violated the protocol, as the text describes; the connection must be closed.
+/// A violation of the protocol by the server, described by the text. The connection must be closed.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Violation(pub &'static str);
 
@@ -41,23 +40,24 @@ impl From<ConnectionError> for Violation {
     }
 }
 
-/// Settings that a connection sends to the server, and the flow-control windows that it grants.
+/// Options of a connection: header fields of its requests, and the flow-control windows that it grants the
+/// server.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Value of `:authority`.
     pub authority: String,
     /// True if `:scheme` is https.
     pub tls: bool,
-    /// Auth token from `Authenticate`, which is sent with each call; `None` for no token.
+    /// Auth token, as `Authenticate` returns it, which is sent with each call; `None` for no token.
     pub token: Option<String>,
-    /// Bytes that the server may send on a stream before the window is extended.
+    /// Number of bytes that the server may send on a stream before the client extends the window.
     pub stream_window: u32,
-    /// Bytes that the server may send on the connection before the window is extended.
+    /// Number of bytes that the server may send on the connection before the client extends the window.
     pub connection_window: u32,
 }
 
 impl Options {
-    /// Returns options with large windows and without a token.
+    /// Returns options with large windows, and without TLS and token.
     pub fn new(authority: impl Into<String>) -> Self {
         Self {
             authority: authority.into(),
@@ -72,32 +72,31 @@ impl Options {
     ///
     /// # Errors
     ///
-    /// Returns the first field that is not a valid header value.
+    /// Returns the first field that is not a valid header value as an error.
     pub fn check(&self) -> Result<(), InvalidField> {
         template(Rpc::KvRange, self).map(drop)
     }
 }
 
-/// Number of output bytes above which no more request bodies are added; far more than a socket accepts at
-/// once.
+/// Number of unsent output bytes above which no more request bodies are added to the output. It is far more
+/// than a socket accepts at a time.
 const OUTPUT_BYTES_MAX: usize = 4 << 20;
-/// Maximum size of a message in bytes if its contents are kept. A message that is only counted may have any
-/// size.
+/// Maximum size in bytes of a message whose contents are kept. A message that is only counted may be larger.
 const MESSAGE_BYTES_MAX: usize = 1 << 30;
-/// Length of gRPC's message prefix in bytes.
+/// Length in bytes of the prefix that gRPC puts before each message.
 const PREFIX_BYTES: usize = 5;
 
-/// Call in flight.
+/// A call that has been started and has not ended.
 struct Call {
     key: Key,
     tag: u64,
     keep: bool,
-    /// Bytes received so far of the prefix of the current message.
+    /// The prefix of the current message; its first `prefix_bytes` bytes have been received.
     prefix: [u8; PREFIX_BYTES],
     prefix_bytes: usize,
     missing: usize,
     body: Vec<u8>,
-    /// True if the client sends no further message on this call.
+    /// True if the client will send no further message on this call.
     complete: bool,
 }
 
@@ -109,23 +108,23 @@ struct Waiting {
     message: Vec<u8>,
 }
 
-/// Rest of a received body, from which [`Connection::next`] delivers one message after the other.
+/// The part of a received DATA frame that [`Connection::next`] has not delivered yet.
 #[derive(Clone, Copy)]
 struct Data {
     key: Key,
-    /// Offset of the rest in the input, and its length in bytes.
+    /// Offset of this part in the input; `left` is its length in bytes.
     at: usize,
     left: usize,
-    /// True if the stream ends after this body.
+    /// True if the frame ends the stream.
     is_last: bool,
 }
 
-/// Client side of a connection. [`Connection::call`] starts a call, [`Connection::next`] processes received
-/// bytes, and [`Connection::output`] holds the bytes to send.
+/// Client side of an HTTP/2 connection. [`Connection::call`] starts a call, [`Connection::next`] processes
+/// received bytes, and [`Connection::output`] returns the bytes to send.
 pub struct Connection {
     options: Options,
     http2: http2::Connection,
-    /// Request header templates, by method.
+    /// Templates of the request headers, by method; `None` for methods that have not been called yet.
     heads: [Option<Template>; Rpc::ALL.len()],
     /// Calls in flight, by [`Key::slot`].
     calls: Vec<Option<Call>>,
@@ -138,12 +137,12 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Creates a connection, with the first bytes (preface and settings) in the output.
+    /// Creates a connection whose output already contains the first bytes to send: the preface and the
+    /// settings.
     pub fn new(options: Options, now: Instant) -> Self {
         let settings = http2::Options {
             stream_window_bytes: options.stream_window,
-            // The load generator manages flow-control windows itself, so the HTTP/2 connection must not
-            // extend them.
+            // 0 disables the growth of stream windows, because their size is part of the measured setup.
             stream_window_bytes_max: 0,
             connection_window_bytes: options.connection_window,
             output_bytes_max: OUTPUT_BYTES_MAX,
@@ -162,36 +161,38 @@ impl Connection {
         }
     }
 
-    /// Begins a turn, at time `now`, in which received bytes are processed.
+    /// Must be called before received bytes are processed. `now` is the current time, for timeouts of the
+    /// HTTP/2 connection.
     pub fn begin_turn(&mut self, now: Instant) {
         self.http2.begin_turn(now);
     }
 
-    /// Returns the bytes to send. The caller removes the bytes that it has sent from the front.
+    /// Returns the bytes to send. The caller sends some of them, and removes these from the front.
     pub fn output(&mut self) -> &mut Output {
         self.http2.gather();
         self.http2.output()
     }
 
-    /// Returns true if no input may be processed until the server accepts some of the output. See
+    /// Returns true if input must not be processed before the server accepts some of the output. See
     /// [`http2::Connection::is_blocked`].
     pub fn is_blocked(&self) -> bool {
         self.http2.is_blocked()
     }
 
-    /// Returns the number of calls that are in flight or waiting.
+    /// Returns the number of calls that have not ended, including those that wait for a free stream.
     pub fn calls(&self) -> usize {
         self.under_way + self.waiting.len()
     }
 
-    /// Returns true if the server accepts no more calls on this connection, and the last call has ended.
+    /// Returns true if the connection must be replaced: the server accepts no more calls on it, and all calls
+    /// on it have ended.
     pub fn spent(&self) -> bool {
         self.going_away && self.under_way == 0
     }
 
-    /// Starts a call with its first message. If `complete` is true, no further message follows. If `keep` is
-    /// false, response messages are delivered with an empty body. If the server limits the number of streams,
-    /// the call waits until a stream is free.
+    /// Starts a call with its first message. If `complete` is true, the client sends no further message on
+    /// it. If `keep` is false, response messages are delivered with an empty body. If the server's limit of
+    /// concurrent streams is reached, the call waits until a stream is free.
     pub fn call(&mut self, method: Rpc, message: &[u8], tag: u64, keep: bool, complete: bool) {
         if self.hands_over_the_last() {
             self.waiting.push_back(Waiting { method, tag, keep, complete, message: message.to_vec() });
@@ -201,8 +202,8 @@ impl Connection {
         let key = match self.http2.open(head, &[], false) {
             Ok(key) => key,
             Err(error) => {
-                // A connection has enough stream numbers for a billion calls. When they are used up, the
-                // connection is replaced, as after a GOAWAY frame of the server.
+                // A connection has enough stream ids for a billion calls. After that, replace the connection,
+                // as after a GOAWAY frame.
                 self.going_away |= error == OpenError::Leaving;
                 self.waiting.push_back(Waiting { method, tag, keep, complete, message: message.to_vec() });
                 return;
@@ -222,28 +223,29 @@ impl Connection {
     }
 
     fn put_message(&mut self, key: Key, message: &[u8], complete: bool) {
-        // Sending fails only if the server has ended the stream. An event will report that end, so the error
-        // is ignored here.
+        // Ignore an error: sending fails only if the server has ended the stream, and an event will report
+        // that.
         let write = |out: &mut Vec<u8>| out.extend_from_slice(message);
         let _ = self.http2.send_message(key, message.len(), complete, write);
     }
 
-    /// Sends a further message on a call. Returns false if there is no open call with this tag.
+    /// Sends a further message on the call with this tag. Returns false if there is no such call, or it was
+    /// started as complete.
     pub fn send(&mut self, tag: u64, message: &[u8]) -> bool {
         let Some(key) = self.open.get(&tag).copied() else { return false };
         self.put_message(key, message, false);
         true
     }
 
-    /// Cancels a call. No further event is delivered for it.
+    /// Cancels the call with this tag. No further event is delivered for it.
     pub fn cancel(&mut self, tag: u64) {
         if let Some(key) = self.open.get(&tag).copied() {
             self.forget(key);
         }
     }
 
-    /// Ends a lost connection. Returns the status of each call in flight, by tag, and a function that starts
-    /// the waiting calls again on a new connection.
+    /// Ends a connection that was lost. Returns the tags of the calls in flight, each with its status, and a
+    /// function that starts the waiting calls on a new connection.
     pub fn lose(self, why: &str) -> (Vec<(u64, Status)>, impl FnOnce(&mut Connection)) {
         let calls = self.calls.into_iter().flatten();
         let over = calls.map(|call| (call.tag, Status::unavailable(why))).collect();
@@ -255,8 +257,8 @@ impl Connection {
         })
     }
 
-    /// Returns true while the last body of a stream is being delivered. Until then the stream's entry in
-    /// `calls` is needed.
+    /// Returns true while the last frame of a stream is being delivered. During this time no new stream may
+    /// be opened, because it could take the slot in `calls` that is still needed.
     fn hands_over_the_last(&self) -> bool {
         self.data.is_some_and(|data| data.is_last)
     }
@@ -274,13 +276,13 @@ impl Connection {
         self.calls.get_mut(key.slot())?.as_mut().filter(|call| call.key == key)
     }
 
-    /// Returns the next event from the received input; `at` is the offset up to which the input was
-    /// processed. After `None` was returned, the caller must pass the unprocessed rest of the input again,
-    /// followed by the bytes that arrive next.
+    /// Returns the next event from the received input. `at` is the offset up to which the input has been
+    /// processed. After the function has returned `None`, the caller must keep the rest of the input, and
+    /// pass it again, followed by newly received bytes.
     ///
     /// # Errors
     ///
-    /// Returns the server's protocol violation.
+    /// Returns an error if the server has violated the protocol.
     pub fn next<'a>(&mut self, input: &'a [u8], at: &mut usize) -> Result<Option<Event<'a>>, Violation> {
         loop {
             if let Some(event) = self.data_event(input)? {
@@ -321,8 +323,8 @@ impl Connection {
         }
     }
 
-    /// Handles the header of a response. If `end` is true, the response consists only of this header, which
-    /// then contains the status.
+    /// Handles the headers of a response. If `end` is true, the response consists of nothing else, so they
+    /// contain the status.
     fn head(&mut self, key: Key, fields: &Fields, end: bool) -> Option<Event<'static>> {
         match fields.status() {
             Some(200) if end => self.end(key, status_of(fields)),
@@ -335,11 +337,12 @@ impl Connection {
         }
     }
 
-    /// Returns the next event from the body that is being delivered.
+    /// Returns the next event from the DATA frame that is being delivered; `None` if it contains no further
+    /// event.
     fn data_event<'a>(&mut self, input: &'a [u8]) -> Result<Option<Event<'a>>, Violation> {
         while let Some(Data { key, at, left, is_last }) = self.data {
             let Some(call) = self.call_of(key) else {
-                // The call no longer exists, because this client has cancelled it.
+                // This client has cancelled the call, so drop the rest of the frame.
                 self.data = None;
                 self.start_waiting();
                 return Ok(None);
@@ -347,8 +350,7 @@ impl Connection {
             if left == 0 {
                 self.data = None;
                 if is_last {
-                    // The server has ended the stream without trailers, which contain the status of a call.
-                    // So the status is unknown.
+                    // The server has ended the stream without trailers, which would contain the status.
                     let message = "the stream ended without a status".to_owned();
                     return Ok(self.end(key, Status { code: 13, message }));
                 }
@@ -370,7 +372,7 @@ impl Connection {
         Some(Event::Ended { tag, status })
     }
 
-    /// Removes a call, resets its stream if the stream is still open, and returns the call's tag.
+    /// Removes a call, resets its stream if that is still open, and returns the call's tag.
     fn forget(&mut self, key: Key) -> Option<u64> {
         let call = self.calls.get_mut(key.slot())?.take_if(|call| call.key == key)?;
         self.under_way -= 1;
@@ -385,12 +387,12 @@ impl Connection {
     }
 }
 
-/// Number of bytes taken from a body, and the message that these bytes complete, if any.
+/// Number of bytes taken from a frame, and the message that they complete, if any.
 type Taken<'a> = (usize, Option<Cow<'a, [u8]>>);
 
 impl Call {
-    /// Takes bytes from a response body. Returns how many it took, and the message that they complete, if
-    /// any.
+    /// Takes bytes from the front of `payload`. Returns how many were taken, and the message that they
+    /// complete, if any.
     fn take<'a>(&mut self, payload: &'a [u8]) -> Result<Taken<'a>, Violation> {
         if self.prefix_bytes < PREFIX_BYTES {
             let size = (PREFIX_BYTES - self.prefix_bytes).min(payload.len());
@@ -434,11 +436,12 @@ impl Call {
     }
 }
 
-/// Returns the template of the request header of a method.
+/// Returns the template of the request headers of a method.
 ///
 /// # Panics
 ///
-/// Panics if [`Options::check`] fails. Callers check the options before they connect.
+/// Panics if [`Options::check`] fails. Callers check the options before they connect, so this does not
+/// happen.
 fn head(method: Rpc, options: &Options) -> Template {
     template(method, options).unwrap_or_else(|field| panic!("{field}"))
 }
@@ -459,7 +462,7 @@ fn template(method: Rpc, options: &Options) -> Result<Template, InvalidField> {
     Template::new(fields)
 }
 
-/// Returns the call's status from the trailers of a response.
+/// Returns the status of a call from the trailers of its response.
 fn status_of(fields: &Fields) -> Status {
     let code = fields.get(b"grpc-status").and_then(|digits| std::str::from_utf8(digits).ok()?.parse().ok());
     match code {
@@ -468,8 +471,8 @@ fn status_of(fields: &Fields) -> Status {
     }
 }
 
-/// Returns the status of a call whose stream the server has reset, with the text of grpc-go. The code
-/// REFUSED_STREAM means that the server has not processed the call.
+/// Returns the status of a call whose stream the server has reset, with the same message as grpc-go.
+/// REFUSED_STREAM means that the server has not processed the call, so its status is "unavailable".
 fn reset_status(Reason(code): Reason) -> Status {
     match code {
         7 => Status::unavailable("the server refused the stream (REFUSED_STREAM)"),
@@ -478,7 +481,7 @@ fn reset_status(Reason(code): Reason) -> Status {
     }
 }
 
-/// Decodes the percent encoding of `grpc-message`.
+/// Decodes the percent-encoding of the header `grpc-message`.
 fn unescape(value: &[u8]) -> String {
     let mut out = Vec::with_capacity(value.len());
     let mut rest = value;

@@ -1,5 +1,5 @@
-//! Runs a load and measures it. Each of its clients makes one operation at a time; a schedule decides when
-//! operations begin; several threads share the connections.
+//! Runs a load and measures it. Each client of the load makes one operation at a time. A schedule determines
+//! when operations begin. Several threads share the clients and the connections.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -14,30 +14,30 @@ use crate::loadgen::histogram::Histogram;
 use crate::loadgen::samples::Series;
 use crate::loadgen::status::Status;
 
-/// The next request of an operation.
+/// The next request of an operation, which the workload fills in.
 pub struct Request {
     /// RPC to call.
     pub method: Rpc,
-    /// Encoded message; replaced for each request.
+    /// Encoded request message. It is empty when the workload gets it, and replaced for each request.
     pub message: Vec<u8>,
-    /// True if the workload needs the contents of the response messages.
+    /// True if the workload needs the contents of the response messages; otherwise they are only counted.
     pub keep: bool,
 }
 
-/// What a client does next in an operation.
+/// Next step of a client in an operation.
 #[derive(Debug)]
 pub enum Step {
     /// Send the request.
     Call,
     /// Send the request on a stream that stays open until [`Workload::message`] returns true.
     Open,
-    /// End the operation. The fields are the series in which it counts, and an error if it failed.
+    /// End the operation. The fields are the index of the series in which it counts, and its result.
     Done(usize, Result<(), Error>),
 }
 
-/// The operations that the clients of a load make. Each thread has its own instance.
+/// Defines the operations that the clients of a load make. Each thread has its own instance.
 pub trait Workload: Send {
-    /// State that a client keeps from one request to the next.
+    /// State that belongs to one client, and is kept from one operation to the next.
     type Client: Send + Default;
 
     /// Returns the number of series of measurements.
@@ -45,8 +45,9 @@ pub trait Workload: Send {
         1
     }
 
-    /// Returns the next step of a client's preparation, done once before all runs and not measured. Called
-    /// again with the status of each request, until it returns `Done`.
+    /// Returns the next step in the preparation of a client. Each client is prepared once, before all runs,
+    /// and this is not measured. The method is called again with the status of each request until it returns
+    /// `Done`.
     fn prepare(&mut self, _: &mut Self::Client, _: Option<&Status>, _: &mut Request) -> Step {
         Step::Done(0, Ok(()))
     }
@@ -54,61 +55,62 @@ pub trait Workload: Send {
     /// Begins an operation. Operations are numbered from 0 over all clients and threads.
     fn begin(&mut self, client: &mut Self::Client, number: u64, request: &mut Request) -> Step;
 
-    /// Handles a response message of a request with `keep`. If it returns true, the open stream of the
-    /// operation ends successfully.
+    /// Handles a response message of a request with `keep`. If it returns true, the operation succeeds, and
+    /// its open stream is cancelled.
     fn message(&mut self, _: &mut Self::Client, _: &[u8]) -> bool {
         false
     }
 
-    /// Handles the status of a request. Most operations are done then.
+    /// Handles the end of a request, which has this status. Most operations consist of one request, and end
+    /// now.
     fn answered(&mut self, client: &mut Self::Client, status: &Status, request: &mut Request) -> Step;
 }
 
-/// Returns the step that ends an operation which consists of a single request with this status.
+/// Returns the step that ends an operation after a request with this status.
 pub fn done(status: &Status) -> Step {
     Step::Done(0, outcome(status))
 }
 
-/// Converts the status of a call into a result.
+/// Converts the status of a call to a result: an error unless the code is 0.
 pub fn outcome(status: &Status) -> Result<(), Error> {
     if status.code == 0 { Ok(()) } else { Err(Error::Status(status.clone())) }
 }
 
-/// When the operations of a load begin.
+/// Determines when the operations of a load begin.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Schedule {
-    /// Each client begins its next operation when the last one is answered, so the server determines the
-    /// rate. A server that stalls gets fewer requests, so the measured latencies are better than those that
-    /// users would experience.
+    /// Each client begins its next operation when the last one has ended, so the server determines the rate.
+    /// While a server stalls, it gets hardly any requests. So few requests show the stall, and the measured
+    /// latencies are better than those that users would experience.
     Flat,
     /// This many operations begin per second, at fixed times, whatever the server does. Latency counts from
-    /// the time at which an operation was due, even if no client was free at that time.
+    /// the time at which an operation was due, even if it began later because no client was free.
     Open(f64),
-    /// At most this many operations begin per second; latency counts from the actual start. This is `--rate`
-    /// of etcd's tool.
+    /// At most this many operations begin per second, and latency counts from the time at which an operation
+    /// really began. etcd's tool does this with `--rate`.
     Paced(f64),
 }
 
-/// Size, clients and duration of a load.
+/// Size and schedule of a load.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Number of operations per run; ignored if there is a duration.
+    /// Number of operations per run; ignored if `duration` is set.
     pub total: u64,
-    /// Time during which operations begin.
+    /// Time during which operations begin; `None` to begin `total` operations.
     pub duration: Option<Duration>,
-    /// Times at which operations begin.
+    /// Determines when operations begin.
     pub schedule: Schedule,
-    /// Number of clients, and thus the largest number of operations in flight.
+    /// Number of clients. It is also the maximum number of operations in flight.
     pub clients: usize,
     /// Number of connections that the clients share.
     pub connections: usize,
-    /// Number of threads that send the operations.
+    /// Number of threads that run the clients.
     pub threads: usize,
     /// Time for which the load runs before the measurement begins.
     pub warmup: Duration,
     /// Number of measured runs.
     pub repeat: usize,
-    /// Time for which responses to outstanding operations are awaited after the last operation has begun.
+    /// Longest wait for the responses to outstanding operations, after the last operation has begun.
     pub drain_max: Duration,
 }
 
@@ -131,43 +133,43 @@ impl Default for Plan {
 /// Measurements of one run.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// A series for each kind of operation.
+    /// Measurements for each kind of operation.
     pub series: Vec<Series>,
     /// Time when the run began.
     pub began: SystemTime,
-    /// Time from the start to the last response; at least the planned duration.
+    /// Time from the start to the last response, but at least `duration` of the plan.
     pub elapsed: Duration,
     /// Resources that the load generator itself used.
     pub generator: Generator,
 }
 
-/// Resources that the load generator itself has used.
+/// Resources that the load generator itself has used in a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Generator {
     /// CPU time of all threads of the load generator.
     pub cpu: Duration,
-    /// Time during which threads of the load generator were ready to run but had no CPU.
+    /// Time for which threads of the load generator were ready to run, but waited for a CPU.
     pub starved: Duration,
     /// CPU time of the busiest thread, as a fraction of the duration of the run, from 0 to 1.
     pub busiest: f64,
     /// Number of connections that were lost.
     pub lost: u64,
-    /// TCP segment size of the first connection in bytes, if known.
+    /// TCP segment size of the first connection, in bytes; `None` if unknown.
     pub segment_bytes: Option<u32>,
 }
 
-/// Observer of a running load.
+/// Receives notifications about the progress of a load.
 pub trait Observer {
     /// Called when a run begins.
     fn begins(&mut self, _run: usize) {}
     /// Called when a run has ended.
     fn ends(&mut self, _run: usize) {}
-    /// Called about every half second. Gets the latencies since the last call, the time since the last call,
-    /// and the number of operations done so far in the run.
+    /// Called about every half second during a run, with the latencies since the last call, the time since
+    /// the last call, and the number of operations done in this run.
     fn progress(&mut self, _run: usize, _recent: &Histogram, _over: Duration, _done: u64) {}
 }
 
-/// Observer that ignores all events.
+/// An observer that does nothing.
 pub struct Nobody;
 
 impl Observer for Nobody {}
@@ -195,7 +197,7 @@ struct Ran {
 }
 
 impl Ran {
-    /// Adds another worker's measurements of the same run.
+    /// Adds the measurements that another thread made in the same run.
     fn add(&mut self, part: Ran) {
         self.last = self.last.max(part.last);
         self.cpu += part.cpu;
@@ -210,7 +212,8 @@ impl Ran {
     }
 }
 
-/// Runs a plan, and returns one [`Run`] per repetition. `make` creates the workload of each thread.
+/// Runs a load, and returns a [`Run`] for each repetition. `make` creates the workload for a thread, given
+/// its index.
 pub fn measure<W: Workload>(
     plan: &Plan,
     target: &Target,
@@ -235,7 +238,7 @@ pub fn measure<W: Workload>(
         }
         let result = conduct(plan, &shared, &workers, observer);
         shared.stop.store(true, Ordering::Relaxed);
-        // The channels for orders close with this drop, which ends the workers.
+        // Dropping the workers closes the channels for orders, which ends the threads.
         drop(workers);
         result
     })
@@ -249,7 +252,8 @@ fn conduct(
     workers: &[Worker],
     observer: &mut dyn Observer,
 ) -> Result<Vec<Run>, Error> {
-    // Wait twice: first until all workers have connected, then until their clients are prepared.
+    // Wait twice: until all threads have connected, and then until they have prepared their clients. So no
+    // client's preparation is measured.
     all_ready(workers)?;
     order_all(workers, || Order::Prepare)?;
     all_ready(workers)?;
@@ -268,7 +272,7 @@ fn conduct(
     Ok(runs)
 }
 
-/// Sends each worker its own copy of an order.
+/// Sends an order to each thread.
 fn order_all(workers: &[Worker], order: impl Fn() -> Order) -> Result<(), Error> {
     for (orders, _) in workers {
         orders.send(order()).map_err(|_| Error::ThreadGone)?;
@@ -276,7 +280,7 @@ fn order_all(workers: &[Worker], order: impl Fn() -> Order) -> Result<(), Error>
     Ok(())
 }
 
-/// Waits until each worker has finished its current order.
+/// Waits until each thread has carried out its last order.
 fn all_ready(workers: &[Worker]) -> Result<(), Error> {
     for (_, answers) in workers {
         answers.recv().map_err(|_| Error::ThreadGone)??;
@@ -284,8 +288,8 @@ fn all_ready(workers: &[Worker]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Lets all workers run once, and adds up their measurements. Calls `progress` every half second with the
-/// latencies since the last call, the time since the last call, and the number of operations done so far.
+/// Runs the load once in all threads, and adds up their measurements. Calls `progress` every half second with
+/// the latencies since the last call, the time since the last call, and the number of operations done so far.
 fn one_run(
     plan: &Plan,
     duration: Option<Duration>,
@@ -298,7 +302,7 @@ fn one_run(
     let (start, began) = (Instant::now(), SystemTime::now());
     let total = match (duration, plan.schedule) {
         (None, _) => plan.total,
-        // The number of operations that become due in this time.
+        // Under an open schedule, the total is the number of operations that are due within the duration.
         (Some(time), Schedule::Open(rate)) => (time.as_secs_f64() * rate).ceil() as u64,
         (Some(_), _) => u64::MAX,
     };
@@ -329,7 +333,7 @@ fn one_run(
         busiest = busiest.max(part.cpu);
         ran.add(part);
     }
-    // If a duration was given, the rate is computed over all of it, even if the last response came earlier.
+    // With a duration, use all of it to compute the rate, even if the last response came earlier.
     let elapsed = (ran.last - start).max(duration.unwrap_or_default());
     Ok(Run {
         series: ran.series,
@@ -358,8 +362,8 @@ fn worker<W: Workload>(
 ) {
     let share = |count: usize| (count + threads - 1 - thread) / threads;
     let connections = share(plan.connections);
-    // Client c uses the connection c mod `connections`, as in etcd's tool. Each thread runs the clients of
-    // its own connections.
+    // Client c uses connection c mod `connections`, as in etcd's tool. Each thread gets the clients of its
+    // connections.
     let clients = (0..plan.clients).filter(|client| client % plan.connections % threads == thread);
     let clients: Vec<usize> = clients.map(|client| client % plan.connections / threads).collect();
     let mut calls = match Calls::open(target, connections) {
@@ -426,14 +430,14 @@ struct Slot<C> {
     connection: usize,
     client: C,
     started: Instant,
-    /// Index of the connection that carries the client's open stream; `None` without an open stream.
+    /// Index of the real connection that carries the client's open stream; `None` if it has none.
     open: Option<usize>,
 }
 
 struct Driver<'a, W: Workload> {
     workload: W,
     slots: Vec<Slot<W::Client>>,
-    /// Idle clients; the client that has been idle longest is last.
+    /// Idle clients, as a stack: the last one, which became idle most recently, begins the next operation.
     idle: Vec<usize>,
     request: Request,
     preparing: bool,
@@ -447,7 +451,7 @@ struct Driver<'a, W: Workload> {
     began: f64,
     until: Option<Instant>,
     total: u64,
-    /// Number of this thread's next operation, in a schedule with fixed times.
+    /// Number of this thread's next operation, if operations begin at fixed times.
     next: u64,
     token: Instant,
     outstanding: usize,
@@ -457,7 +461,7 @@ struct Driver<'a, W: Workload> {
     pushed: Instant,
 }
 
-/// Longest duration of a turn, unless a timer or a response ends the turn earlier.
+/// Longest duration of a turn. A timer or a response ends a turn earlier.
 const TURN: Duration = Duration::from_millis(200);
 
 impl<W: Workload> Driver<'_, W> {
@@ -495,8 +499,8 @@ impl<W: Workload> Driver<'_, W> {
                 return Err(Error::Stopped);
             }
             let now = Instant::now();
-            // In a schedule with fixed times, operations that became due while no client was free still have
-            // to begin, but only within a time limit.
+            // Under an open schedule, operations that became due while no client was free must still begin,
+            // but only for `drain_max`.
             let over = self.until.is_some_and(|until| now >= until) || !self.more(now);
             if over && now > *drain.get_or_insert(now + plan.drain_max) {
                 let left = if let Schedule::Open(_) = self.schedule { self.unserved() } else { 0 };
@@ -506,7 +510,7 @@ impl<W: Workload> Driver<'_, W> {
                         seconds: plan.drain_max.as_secs(),
                     });
                 }
-                // The server was too slow for the rate, so the operations that did not begin count as failed.
+                // The server was too slow for the rate. Count the operations that have not begun as failed.
                 for _ in 0..left {
                     self.note(0, now, now, Err(Error::NotBegun));
                 }
@@ -530,7 +534,7 @@ impl<W: Workload> Driver<'_, W> {
         self.total.saturating_sub(self.next).div_ceil(self.threads)
     }
 
-    /// Returns true if there are operations of this run that have not begun.
+    /// Returns true if this thread still has to begin operations in this run.
     fn more(&self, now: Instant) -> bool {
         match self.schedule {
             Schedule::Open(_) => self.next < self.total,
@@ -541,7 +545,7 @@ impl<W: Workload> Driver<'_, W> {
         }
     }
 
-    /// Begins the operations that are due, as long as clients are idle. Sets the timer for the next
+    /// Begins the operations that are due, while there are idle clients. Sets the timer for the next
     /// operation.
     fn dispatch(&mut self, calls: &mut Calls) {
         while let Some(&at) = self.idle.last() {
@@ -563,8 +567,8 @@ impl<W: Workload> Driver<'_, W> {
                     }
                     let due = self.start + Duration::from_secs_f64(self.next as f64 / rate);
                     if due > now {
-                        // If the timer cannot be set, the error is ignored: the thread then only checks less
-                        // often what is due.
+                        // Ignore an error: without the timer, the thread checks less often which operations
+                        // are due.
                         let _ = calls.wake_at(now, due);
                         return;
                     }
@@ -584,7 +588,7 @@ impl<W: Workload> Driver<'_, W> {
                         return;
                     }
                     let interval = Duration::from_secs_f64(self.threads as f64 / rate);
-                    // At most one unused token accumulates, so that operations do not begin in bursts after a
+                    // Keep at most one unused token, so that operations do not begin in a burst after a
                     // pause.
                     self.token = self.token.max(now.checked_sub(interval).unwrap_or(now)) + interval;
                     (number, now)
@@ -646,7 +650,7 @@ impl<W: Workload> Driver<'_, W> {
         }
     }
 
-    /// Passes the measurements since the last call to the progress display.
+    /// Passes the measurements since the last call to the observer's thread.
     fn push(&mut self) {
         self.shared.done.fetch_add(self.recent.count(), Ordering::Relaxed);
         let recent = std::mem::replace(&mut self.recent, Histogram::new(Histogram::COARSE));
@@ -700,8 +704,8 @@ impl<W: Workload> Handler for Driver<'_, W> {
     }
 }
 
-/// Returns this thread's CPU time, and the time it has waited for a CPU, since the thread started. Returns
-/// zero for both if the kernel does not report them.
+/// Returns the CPU time of this thread, and the time for which it has waited for a CPU, both since its start.
+/// Returns zero if the kernel does not report them.
 pub fn thread_times() -> (Duration, Duration) {
     let told = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     let mut nanos = told.split_ascii_whitespace().map(|word| Duration::from_nanos(word.parse().unwrap_or(0)));

@@ -3,14 +3,14 @@ use std::io;
 
 use crate::loadgen::status::Status;
 
-/// Error of a load or of one of its operations.
+/// Reason why a load or one of its operations has failed.
 #[derive(Debug)]
 pub enum Error {
     /// No connection could be made.
     Dial(io::Error),
-    /// The operating system could not report which sockets are ready.
+    /// The operating system failed to wait for the sockets.
     Poll(io::Error),
-    /// A call failed.
+    /// A call ended with this status.
     Status(Status),
     /// A call was not answered in time.
     DeadlineExceeded,
@@ -18,9 +18,9 @@ pub enum Error {
     TokenNotText,
     /// The text of an endpoint is not valid.
     Endpoint(EndpointError),
-    /// A key is too short for its number.
+    /// A key has too few bytes for its number.
     KeyTooShort {
-        /// Number that the key must hold.
+        /// Number that must be written into the key.
         number: i64,
         /// Size of the key, in bytes.
         bytes: usize,
@@ -31,23 +31,23 @@ pub enum Error {
     ThreadGone,
     /// The requests that prepare the clients were not answered in time.
     NotPrepared,
-    /// Another thread of the load failed.
+    /// The run was stopped, because another thread of the load has failed.
     Stopped,
-    /// Operations were not answered in time after the load had ended.
+    /// Some operations had no response within the time limit after the last operation had begun.
     Unanswered {
         /// Number of operations without a response.
         operations: usize,
-        /// Time in seconds for which the responses were awaited.
+        /// The time limit in seconds.
         seconds: u64,
     },
-    /// An operation of a schedule with fixed times did not begin in time, because all clients were waiting
-    /// for responses.
+    /// An operation with a fixed time did not begin, because all clients were still waiting for responses at
+    /// the end of the time limit.
     NotBegun,
-    /// Error that the workload itself reported for an operation.
+    /// Error that the workload has found in a response.
     Workload(Box<dyn std::error::Error + Send + Sync>),
 }
 
-/// Error in the text of an endpoint.
+/// Reason why the text of an endpoint is not valid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EndpointError {
     /// The scheme is none of `http`, `https`, `unix` and `unixs`.
@@ -59,7 +59,7 @@ pub enum EndpointError {
     },
     /// The text contains neither a host with a port nor the path of a socket.
     NoAddress(String),
-    /// The scheme requires TLS, but no TLS settings were given; contains the text of the endpoint.
+    /// The scheme requires TLS, but there are no TLS settings. Contains the text of the endpoint.
     NoTls(String),
 }
 

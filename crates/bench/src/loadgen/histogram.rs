@@ -1,8 +1,8 @@
-//! Histogram of latencies whose memory is bounded.
+//! Counts latencies in a histogram with bounded memory, and computes their percentiles.
 
-/// Histogram whose bucket width grows with the value (log-linear, like HdrHistogram): each power of two is
-/// divided into `2^precision` equal parts, so a value that is read from the histogram is at most `1 /
-/// 2^precision` larger than the recorded value.
+/// A log-linear histogram, like HdrHistogram: the width of its buckets grows with the value. Each power of
+/// two is divided into `2^(precision - 1)` equal buckets, so a value that is read from the histogram exceeds
+/// the recorded value by a fraction of at most `1 / 2^(precision - 1)`.
 ///
 /// The values are nanoseconds here, but the histogram does not depend on the unit.
 #[derive(Clone, Debug)]
@@ -16,9 +16,10 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// Precision of the final results, which gives about three and a half decimal digits.
+    /// Precision for final results: about three decimal digits.
     pub const FINE: u32 = 11;
-    /// Precision of the latencies of a single second.
+    /// Precision for the latencies of a single second. There is such a histogram for each second, so it must
+    /// be small.
     pub const COARSE: u32 = 6;
 
     /// Creates an empty histogram with a `precision` from 1 to 16.
@@ -85,11 +86,11 @@ impl Histogram {
         if self.total == 0 { 0.0 } else { self.sum as f64 / self.total as f64 }
     }
 
-    /// Returns the value that `percent` of all values do not exceed: the upper end of its bucket, but never
-    /// more than the largest value.
+    /// Returns a percentile: the value that `percent` of all values do not exceed. It is rounded up to the
+    /// end of its bucket, but never above the largest value.
     pub fn percentile(&self, percent: f64) -> u64 {
-        // The product is lowered slightly, because a rounding error could put it above an integer and so
-        // select the next value.
+        // Reduce the product slightly: a rounding error could put it just above an integer, and so select the
+        // next value.
         let wanted = (percent * self.total as f64 / 100.0 * (1.0 - 1e-12)).ceil() as u64;
         let wanted = wanted.clamp(1, self.total.max(1));
         let mut seen = 0;
@@ -111,8 +112,8 @@ impl Histogram {
             .map(|(at, count)| (self.upper(at).clamp(self.min(), self.max), *count))
     }
 
-    /// Returns the bucket of a value. Values below `2^precision` have one bucket each; each power of two
-    /// above has half that number of buckets.
+    /// Returns the index of a value's bucket. Values below `2^precision` have a bucket each. Above, each
+    /// power of two has `2^(precision - 1)` buckets.
     fn bucket(&self, value: u64) -> usize {
         let exponent = (64 - value.leading_zeros()).saturating_sub(self.precision);
         if exponent == 0 {

@@ -1,13 +1,14 @@
-//! Load generator for gRPC that uses only a fraction of the resources that the measured server uses.
+//! Generates load on gRPC servers, with only a fraction of the CPU time that the measured server needs for
+//! it.
 //!
 //! Contents: a gRPC client without IO ([`connection`], based on the crate `http2`); many such clients over
-//! non-blocking sockets in one thread ([`calls`], [`socket`], [`poller`]); schedules that do not hide stalls
-//! of the server ([`drive`]), and the measurements ([`samples`], [`histogram`]); single calls around a load
-//! ([`ask`]); hand-written protobuf for the few messages of a load ([`wire`]); and a server that answers
-//! every request at once without doing any work ([`responder`]), as the baseline.
+//! non-blocking sockets in one thread ([`calls`], [`socket`], [`poller`]); schedules that reveal stalls of
+//! the server ([`drive`]); measurements ([`samples`], [`histogram`]); single calls before and after a load
+//! ([`ask`]); hand-written protobuf for the few messages of a load ([`wire`]); and, as a baseline, a server
+//! that answers every request without doing any work ([`responder`]).
 //!
-//! Outside of its scope: the workloads, reports and commands of the rest of the crate, and how the servers
-//! work.
+//! This module does not know the workloads, reports and commands of the rest of the crate, nor how the
+//! servers work.
 //!
 //! Invariants:
 //! * An open schedule begins operations at the given rate whatever the server does, and latency counts from

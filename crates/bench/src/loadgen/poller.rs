@@ -1,4 +1,4 @@
-//! Waits for many sockets and for a point in time, with Linux's epoll and timerfd.
+//! Waits until one of many sockets is ready or a point in time is reached, with Linux's epoll and timerfd.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -10,23 +10,23 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::time::{self, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
 
-/// Waits for sockets to become ready. One call reports at most 256 sockets; further calls report the others.
+/// Waits until sockets are ready. One call reports at most 256 sockets; the next calls report the others.
 pub struct Poller {
     epoll: OwnedFd,
     timer: OwnedFd,
 }
 
-/// Socket that has become ready.
+/// A socket that is ready.
 #[derive(Clone, Copy, Debug)]
 pub struct Ready {
     /// Token given to [`Poller::add`].
     pub token: u64,
-    /// True if there are bytes to read, or the peer has closed the connection.
+    /// True if there are bytes to read, or the end of the stream.
     pub readable: bool,
-    /// True if the peer has closed the connection or its sending side. The stream then ends after the bytes
-    /// that can still be read.
+    /// True if the peer has closed at least its sending side. In this case the bytes that can still be read
+    /// are the last ones.
     pub closed: bool,
-    /// True if the socket accepts bytes again.
+    /// True if the socket accepts output again.
     pub writable: bool,
 }
 
@@ -44,18 +44,18 @@ impl Poller {
         Ok(Self { epoll, timer })
     }
 
-    /// Adds a socket. It is reported each time it becomes readable or writable again (edge-triggered).
-    /// Closing the socket removes it.
+    /// Adds a socket. The poller reports it once when it becomes readable or writable, and not repeatedly
+    /// while it stays so (edge-triggered). Closing the socket removes it.
     pub fn add(&self, socket: &impl AsFd, token: u64) -> io::Result<()> {
         assert_ne!(token, TIMER, "the timer's token");
         let events = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
         Ok(epoll::add(&self.epoll, socket, EventData::new_u64(token), events)?)
     }
 
-    /// Makes [`Poller::wait`] return once after this time, with microsecond resolution where the machine
-    /// supports it. An earlier timer is replaced.
+    /// Sets a timer: [`Poller::wait`] returns once after this time, with microsecond resolution if the
+    /// machine supports it. Replaces an earlier timer.
     pub fn wake_after(&self, time: Duration) -> io::Result<()> {
-        // A timer with the time zero would be disarmed, so the time is at least a nanosecond.
+        // Use at least a nanosecond, because zero would disarm the timer.
         let time = time.clamp(Duration::from_nanos(1), Duration::from_secs(1 << 31));
         let it_value = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
         let it_interval = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -67,8 +67,8 @@ impl Poller {
         Ok(())
     }
 
-    /// Waits until a socket is ready or the time is over. Stores the ready sockets in `ready`, in place of
-    /// the earlier ones.
+    /// Waits until a socket is ready, the timer expires, or `longest` has passed. Replaces the contents of
+    /// `ready` with the sockets that are ready.
     pub fn wait(&mut self, longest: Option<Duration>, ready: &mut Vec<Ready>) -> io::Result<()> {
         ready.clear();
         let longest = longest.and_then(|time| Timespec::try_from(time).ok());

@@ -1,6 +1,6 @@
-//! A gRPC server that does no work: it answers every request with the same bytes. A measurement against it
-//! shows the cost of the client and the network alone, which is the baseline for other servers. For tests of
-//! the client, the server can also misbehave on purpose.
+//! Runs a gRPC server that does no work: it answers every request with the same bytes. A measurement of this
+//! server shows the cost of the client and the network alone, which is the baseline for other servers. To
+//! test the client, the server can also be made to misbehave.
 
 use std::collections::HashMap;
 use std::io;
@@ -17,29 +17,29 @@ use crate::loadgen::poller::Poller;
 use crate::loadgen::socket::Socket;
 use crate::loadgen::wire::{Fields, Message};
 
-/// Settings of the responder: its responses, its flow-control windows and its misbehavior.
+/// Options of the responder: its responses, its flow-control windows, and how it misbehaves.
 #[derive(Clone)]
 pub struct Options {
-    /// Size in bytes of the value that a read returns.
+    /// Size in bytes of the value that the response to a read contains.
     pub value_bytes: usize,
-    /// TLS settings; `None` for plain text.
+    /// TLS settings; `None` to serve without TLS.
     pub tls: Option<Arc<rustls::ServerConfig>>,
-    /// Value of `SETTINGS_INITIAL_WINDOW_SIZE`.
+    /// Value of the HTTP/2 setting `SETTINGS_INITIAL_WINDOW_SIZE`.
     pub stream_window: u32,
     /// Flow-control window of a connection in bytes; at least 65,535.
     pub connection_window: u32,
-    /// Value of `SETTINGS_MAX_CONCURRENT_STREAMS`; 0 for no limit.
+    /// Value of the HTTP/2 setting `SETTINGS_MAX_CONCURRENT_STREAMS`; 0 for no limit.
     pub streams_max: u32,
-    /// Value of `SETTINGS_HEADER_TABLE_SIZE`.
+    /// Value of the HTTP/2 setting `SETTINGS_HEADER_TABLE_SIZE`.
     pub table_bytes: u32,
-    /// Number of requests after which the responder once stops answering, and for how long.
+    /// If set, the responder pauses once: after this number of requests, for this time.
     pub stall: Option<(u64, Duration)>,
-    /// Every n-th stream is reset instead of answered; `None` for none.
+    /// If set to n, every n-th stream is reset instead of answered.
     pub reset_every: Option<u64>,
-    /// Number of requests on a connection after which the responder sends GOAWAY, then answers the requests
-    /// that it has accepted, and closes the connection. `None` for never.
+    /// If set, the responder sends GOAWAY on a connection after this number of requests. Then it answers the
+    /// requests that it has accepted, and closes the connection.
     pub goaway_after: Option<u64>,
-    /// Every n-th request is refused with this code and text; `None` for none.
+    /// If set, every n-th request is refused, with this status code and message: n, code and message.
     pub refuse_every: Option<(u64, u32, String)>,
 }
 
@@ -60,7 +60,7 @@ impl Default for Options {
     }
 }
 
-/// Responder that listens on an address.
+/// A responder that listens on an address.
 pub struct Responder {
     listener: TcpListener,
     poller: Poller,
@@ -73,15 +73,16 @@ pub struct Responder {
 }
 
 const LISTENER: u64 = 0;
-/// Maximum number of bytes of an incomplete message that are kept, on a stream with several messages.
+/// Maximum size in bytes of an incomplete message on a stream with several messages. If it is larger, the
+/// connection is closed.
 const PARTIAL_BYTES_MAX: usize = 4 << 20;
-/// Largest number of streams of one connection.
+/// Maximum number of concurrent streams of a connection, unless the options set a limit.
 const STREAMS_MAX: u32 = 1 << 20;
-/// Number of output bytes of a connection above which no more responses are added.
+/// Number of unsent output bytes of a connection above which no more responses are added to the output.
 const OUTPUT_BYTES_MAX: usize = 4 << 20;
 
 impl Responder {
-    /// Listens on `HOST:PORT`; port 0 lets the system choose a free port.
+    /// Listens on `HOST:PORT`. With port 0, the operating system chooses a free port.
     pub fn bind(address: &str, options: Options) -> io::Result<Self> {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
@@ -106,7 +107,7 @@ impl Responder {
         self.listener.local_addr()
     }
 
-    /// Answers requests until `stop` is set, which is checked ten times per second.
+    /// Answers requests until `stop` is set. Checks `stop` at least ten times per second.
     pub fn run(&mut self, stop: &AtomicBool) -> io::Result<()> {
         let mut ready = Vec::new();
         let mut buffer = vec![0; 256 << 10];
@@ -248,11 +249,11 @@ impl Answers {
     }
 }
 
-/// Call whose response has not been sent completely.
+/// A call whose response has not been sent completely.
 struct Call {
     key: Key,
     kind: Kind,
-    /// Bytes received so far of an incomplete message, on a stream with several messages.
+    /// On a stream with several messages: the bytes received so far of an incomplete message.
     partial: Vec<u8>,
     watches: u64,
 }
@@ -260,8 +261,8 @@ struct Call {
 struct Connection {
     socket: Socket,
     http2: http2::Connection,
-    /// Received bytes that are an incomplete frame, or that are not processed until the client accepts
-    /// output.
+    /// Received bytes that were not processed yet: an incomplete frame, or frames that must wait until the
+    /// client accepts output.
     input: Vec<u8>,
     held_up: bool,
     /// Calls in flight, by [`Key::slot`].
@@ -269,15 +270,15 @@ struct Connection {
     requests: u64,
 }
 
-/// Parts of the responder that every connection uses.
+/// State that all connections of the responder share.
 struct Context<'a> {
     answers: &'a Answers,
     options: &'a Options,
-    /// Number of requests over all connections.
+    /// Number of requests so far, over all connections.
     requests: &'a mut u64,
 }
 
-/// Error: the connection has ended.
+/// The connection has ended, for whatever reason.
 struct Gone;
 
 impl From<io::Error> for Gone {
@@ -298,7 +299,7 @@ impl Connection {
         }
     }
 
-    /// Reads, answers and sends until the socket would block.
+    /// Reads requests, answers them and sends the responses, until the socket would block.
     fn serve(&mut self, buffer: &mut [u8], context: &mut Context<'_>) -> Result<(), Gone> {
         self.http2.begin_turn(Instant::now());
         loop {
@@ -310,7 +311,7 @@ impl Connection {
                 self.held_up = true;
                 return Ok(());
             }
-            // The connection was blocked with unprocessed input, which has to be processed before newly read
+            // If processing had stopped with input left over, process that input first, before newly read
             // bytes.
             if std::mem::take(&mut self.held_up) {
                 self.take(&[], context)?;
@@ -326,8 +327,7 @@ impl Connection {
         }
     }
 
-    /// Answers the requests in the received bytes. Bytes that are left from earlier calls are processed
-    /// first.
+    /// Answers the requests in the received bytes. Input that is left over from earlier calls comes first.
     fn take(&mut self, bytes: &[u8], context: &mut Context<'_>) -> Result<(), Gone> {
         let mut joined = std::mem::take(&mut self.input);
         let input = if joined.is_empty() {
@@ -392,7 +392,7 @@ impl Connection {
         self.calls.get_mut(key.slot())?.take_if(|call| call.key == key)
     }
 
-    /// Answers each complete message of a stream.
+    /// Answers each complete message that a stream has received.
     fn messages(&mut self, key: Key, answers: &Answers) -> Result<(), Gone> {
         let Some(call) = self.call_of(key) else { return Ok(()) };
         let mut out = Vec::new();
@@ -421,13 +421,13 @@ impl Connection {
             return Err(Gone);
         }
         for answer in out {
-            // Sending fails only if the stream has ended. Then no response is needed.
+            // Ignore an error: sending fails only if the stream has ended, and then no response is needed.
             let _ = self.answer(key, answers, answer);
         }
         Ok(())
     }
 
-    /// Sends a response message.
+    /// Sends a response message, after the response headers if they were not sent yet.
     fn answer(&mut self, key: Key, answers: &Answers, message: Bytes) -> Result<(), SendError> {
         if !self.http2.has_begun(key) {
             self.http2.send_head(key, &answers.head, &[], false)?;
@@ -435,7 +435,7 @@ impl Connection {
         self.http2.send_data(key, Payload::message(message, false), false)
     }
 
-    /// Handles the end of a request.
+    /// Counts a request that was received completely, and answers it or misbehaves as the options say.
     fn finish(&mut self, key: Key, context: &mut Context<'_>) {
         let Some(call) = self.forget(key) else { return };
         *context.requests += 1;
@@ -450,14 +450,15 @@ impl Connection {
             self.http2.reset(key, Reason::CANCEL);
             return;
         }
-        // Sending fails only if the stream has ended. Then no response is needed.
+        // Ignore an error: sending fails only if the stream has ended, and then no response is needed.
         let _ = self.conclude(&call, requests, context);
         if options.goaway_after.is_some_and(|after| self.requests >= after) {
             self.http2.shut_down();
         }
     }
 
-    /// Sends a response with its trailers; if a part of the response was sent already, sends the rest.
+    /// Sends the response with its trailers. If the stream has already sent messages, sends only what is
+    /// missing.
     fn conclude(&mut self, call: &Call, requests: u64, context: &Context<'_>) -> Result<(), SendError> {
         let (key, answers) = (call.key, context.answers);
         let refused = context.options.refuse_every.as_ref();
@@ -488,7 +489,7 @@ impl Connection {
         self.http2.send_trailers(key, &answers.trailers, &[])
     }
 
-    /// Sends as much output as the socket accepts. Returns true if all of it was sent.
+    /// Sends as much output as the socket accepts. Returns true if nothing is left.
     fn flush(&mut self) -> Result<bool, Gone> {
         loop {
             self.http2.gather();

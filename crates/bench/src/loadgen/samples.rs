@@ -1,10 +1,12 @@
-//! Measurements: the latency of each operation, the operations of each second, and the failures.
+//! Holds the measurements of a run: the latency of each operation, the operations of each second, and the
+//! failures.
 
 use std::collections::BTreeMap;
 
 use crate::loadgen::histogram::Histogram;
 
-/// Largest number of latencies that are kept exactly. Further latencies are only counted in a histogram.
+/// Maximum number of latencies that are stored one by one. Further ones are only counted in a histogram, so
+/// that the memory is bounded.
 const EXACT_MAX: usize = 16 << 20;
 
 /// Measurements of one kind of operation in one run. Latencies are in nanoseconds.
@@ -12,13 +14,13 @@ const EXACT_MAX: usize = 16 << 20;
 pub struct Series {
     exact: Vec<u64>,
     counted: Histogram,
-    /// Operations by the Unix second in which they were due.
+    /// Successful operations, by the second since 1970 in which they were due.
     pub seconds: BTreeMap<i64, Second>,
-    /// Number of failures by error text.
+    /// Number of failed operations, by error message.
     pub errors: BTreeMap<String, u64>,
 }
 
-/// Operations of one second.
+/// The operations that were due in one second.
 #[derive(Clone, Debug)]
 pub struct Second {
     /// Histogram of all latencies.
@@ -37,14 +39,14 @@ impl Default for Series {
 }
 
 impl Series {
-    /// Creates a series with these latencies; all operations were due in this second.
+    /// Creates a series with these latencies, of operations that were all due in the second `second`.
     pub fn of(second: i64, latencies: impl IntoIterator<Item = u64>) -> Self {
         let mut series = Self::default();
         latencies.into_iter().for_each(|latency| series.record(second, latency));
         series
     }
 
-    /// Records a successful operation.
+    /// Records a successful operation that was due in the second `second`.
     pub fn record(&mut self, second: i64, latency: u64) {
         if self.exact.len() < EXACT_MAX {
             self.exact.push(latency);
@@ -58,10 +60,10 @@ impl Series {
             .record(latency);
     }
 
-    /// Records a failed operation.
+    /// Records an operation that failed with this error message.
     pub fn fail(&mut self, mut text: String) {
-        // The text and the number of different texts are limited, so that a server cannot fill the memory
-        // with them.
+        // Limit the length of a message and the number of different messages, so that a server cannot fill
+        // the memory with them.
         if let Some((end, _)) = text.char_indices().nth(1000) {
             text.truncate(end);
         }
@@ -72,7 +74,7 @@ impl Series {
         }
     }
 
-    /// Adds another thread's measurements.
+    /// Adds the measurements that another thread has made.
     pub fn add(&mut self, other: Self) {
         let room = EXACT_MAX.saturating_sub(self.exact.len());
         let (kept, rest) = other.exact.split_at(room.min(other.exact.len()));
@@ -94,12 +96,12 @@ impl Series {
         }
     }
 
-    /// Returns the number of successes.
+    /// Returns the number of successful operations.
     pub fn count(&self) -> u64 {
         self.exact.len() as u64 + self.counted.count()
     }
 
-    /// Returns the number of failures.
+    /// Returns the number of failed operations.
     pub fn failed(&self) -> u64 {
         self.errors.values().sum()
     }
@@ -122,7 +124,7 @@ impl Series {
         runs
     }
 
-    /// Returns a histogram of all latencies, which gives three decimal digits.
+    /// Returns a histogram of all latencies, with the precision [`Histogram::FINE`].
     pub fn histogram(&self) -> Histogram {
         let mut all = self.counted.clone();
         self.exact.iter().for_each(|latency| all.record(*latency));

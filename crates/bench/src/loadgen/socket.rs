@@ -1,4 +1,5 @@
-//! A byte stream over TCP or a Unix socket, with or without TLS. Once it is set up, it never blocks.
+//! Provides byte streams over TCP and Unix sockets, with or without TLS. Reads and writes never block once a
+//! stream is set up.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -12,7 +13,7 @@ use socket2::SockRef;
 
 use crate::loadgen::EndpointError;
 
-/// Largest number of pieces of output that one write sends.
+/// Maximum number of buffers that one write sends.
 const PIECES_MAX: usize = 64;
 
 /// Address of a server.
@@ -20,15 +21,15 @@ const PIECES_MAX: usize = 64;
 pub struct Endpoint {
     /// Either `host:port`, or the path of a Unix socket.
     pub address: String,
-    /// True if `address` is a path.
+    /// True if `address` is the path of a Unix socket.
     pub unix: bool,
     /// TLS settings; `None` for plain text.
     pub tls: Option<Arc<rustls::ClientConfig>>,
 }
 
 impl Endpoint {
-    /// Parses an endpoint as etcd's client does: the scheme decides whether TLS is used. Without a scheme,
-    /// `tls` is used if it is given.
+    /// Parses an endpoint as etcd's client does. The scheme determines whether TLS is used. Without a scheme,
+    /// TLS is used if `tls` is given.
     pub fn parse(text: &str, tls: Option<&Arc<rustls::ClientConfig>>) -> Result<Self, EndpointError> {
         let (scheme, rest) = text.split_once("://").unwrap_or(("", text));
         let (unix, wants_tls) = match scheme {
@@ -58,7 +59,8 @@ impl Endpoint {
         Ok(Self { address: address.to_owned(), unix, tls })
     }
 
-    /// Returns the host name without the port.
+    /// Returns the host name, without the port and the brackets around an IPv6 address; `localhost` for a
+    /// Unix socket.
     pub fn host(&self) -> &str {
         if self.unix {
             return "localhost";
@@ -73,15 +75,15 @@ enum Stream {
     Unix(UnixStream),
 }
 
-/// One end of a connection.
+/// One end of a connection, with its TLS state.
 pub struct Socket {
     stream: Stream,
     tls: Option<Box<rustls::Connection>>,
 }
 
 impl Socket {
-    /// Connects to the server and makes the socket non-blocking. Connecting may take up to `longest` for each
-    /// address of the host. With TLS, this also completes the handshake.
+    /// Connects to the server, completes the TLS handshake if there is one, and makes the socket
+    /// non-blocking. Connecting may take up to `longest` for each address of the host.
     pub fn connect(endpoint: &Endpoint, longest: Duration) -> io::Result<Self> {
         let stream = if endpoint.unix {
             Stream::Unix(UnixStream::connect(&endpoint.address)?)
@@ -127,7 +129,8 @@ impl Socket {
         Ok(socket)
     }
 
-    /// Creates the server's end of an accepted connection. With TLS, the handshake proceeds as bytes arrive.
+    /// Creates the server's end of a connection that was accepted. The TLS handshake, if any, takes place
+    /// during later reads.
     pub fn accepted(stream: TcpStream, tls: Option<&Arc<rustls::ServerConfig>>) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         let tls = tls
@@ -153,13 +156,14 @@ impl Socket {
         }
     }
 
-    /// Reads the available bytes. Returns `WouldBlock` if there are none, and 0 at the end of the stream.
+    /// Reads bytes that are available. Returns `WouldBlock` if there are none, and 0 at the end of the
+    /// stream.
     pub fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let Some(tls) = &mut self.tls else { return self.stream.read(buffer) };
         loop {
             match tls.reader().read(buffer) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                // A peer that closes a TLS connection without a close_notify alert counts as closed normally.
+                // Treat the end of a TLS connection without a close_notify alert as a normal end.
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
                 done => return done,
             }
@@ -178,7 +182,8 @@ impl Socket {
         }
     }
 
-    /// Sends all of the output. Returns `WouldBlock` if some of it remains in `output` or in the TLS buffer.
+    /// Sends all of the output. Returns `WouldBlock` if some of it could not be sent and is left in `output`
+    /// or in the TLS buffer.
     pub fn send(&mut self, output: &mut Output) -> io::Result<()> {
         while !output.is_empty() {
             match self.send_some(output) {
@@ -201,7 +206,7 @@ impl Socket {
         Ok(())
     }
 
-    /// Sends the bytes in the TLS buffer. Returns `WouldBlock` if some of them remain.
+    /// Sends the bytes in the TLS buffer. Returns `WouldBlock` if some of them could not be sent.
     fn flush(&mut self) -> io::Result<()> {
         if let Some(tls) = &mut self.tls {
             while tls.wants_write() {
@@ -214,8 +219,8 @@ impl Socket {
         Ok(())
     }
 
-    /// Returns the kernel's segment size for sending to the peer, which depends on the MTU. Returns `None` if
-    /// it is unknown, or the socket is not TCP.
+    /// Returns the TCP segment size for sending to the peer, which the kernel derives from the MTU; `None` if
+    /// it is unknown or the socket is not TCP.
     pub fn segment_bytes(&self) -> Option<u32> {
         let Stream::Tcp(stream) = &self.stream else { return None };
         SockRef::from(stream).tcp_mss().ok()

@@ -1,6 +1,6 @@
-//! Status of a call, and its text in etcd's tool.
+//! Defines the status of a call, and its text in the reports of etcd's tool.
 
-/// Status of a call.
+/// Status with which a call ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
     /// gRPC status code; 0 is success.
@@ -10,12 +10,12 @@ pub struct Status {
 }
 
 impl Status {
-    /// Creates the status of an unreachable server.
+    /// Creates the status of a call to a server that cannot be reached.
     pub fn unavailable(message: impl Into<String>) -> Self {
         Self { code: 14, message: message.into() }
     }
 
-    /// Returns the text that etcd's tool prints in its error distribution.
+    /// Returns the text of the status as etcd's tool prints it in its error distribution.
     pub fn text(&self) -> String {
         const NAMES: [&str; 17] = [
             "OK",

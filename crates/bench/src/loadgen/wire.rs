@@ -1,15 +1,15 @@
-//! Hand-written protobuf: encodes the few messages of a load into a buffer that is used again and again, and
-//! decodes a few fields.
+//! Encodes the few protobuf messages of a load by hand, into a buffer that is reused, and decodes single
+//! fields of responses.
 
 use api::wire::{put_varint, wide_tag};
 
 use crate::loadgen::Error;
 
-/// Encoder that appends fields to a buffer.
+/// Encodes a message: its methods append fields to the buffer.
 pub struct Message<'a>(pub &'a mut Vec<u8>);
 
 impl Message<'_> {
-    /// Appends a number. The value 0 is omitted, as in proto3.
+    /// Appends a number, unless it is 0: proto3 omits default values.
     pub fn uint(&mut self, field: u32, value: u64) -> &mut Self {
         if value != 0 {
             put_varint(self.0, u64::from(field << 3));
@@ -23,12 +23,12 @@ impl Message<'_> {
         self.uint(field, value as u64)
     }
 
-    /// Appends a bool. The value false is omitted.
+    /// Appends a bool, unless it is false.
     pub fn flag(&mut self, field: u32, value: bool) -> &mut Self {
         self.uint(field, u64::from(value))
     }
 
-    /// Appends bytes. An empty value is omitted.
+    /// Appends bytes, unless they are empty.
     pub fn bytes(&mut self, field: u32, value: &[u8]) -> &mut Self {
         if !value.is_empty() {
             self.bytes_always(field, value);
@@ -36,7 +36,7 @@ impl Message<'_> {
         self
     }
 
-    /// Appends bytes even if they are empty, as a field of a `oneof` requires.
+    /// Appends bytes even if they are empty. This is necessary for a field of a `oneof`.
     pub fn bytes_always(&mut self, field: u32, value: &[u8]) -> &mut Self {
         put_varint(self.0, wide_tag(field));
         put_varint(self.0, value.len() as u64);
@@ -50,8 +50,8 @@ impl Message<'_> {
         let start = self.0.len();
         write(&mut Message(self.0));
         let length = self.0.len() - start;
-        // The length must come before the message, but is known only after it; it mostly takes one byte. So
-        // it is appended, and then rotated to the front.
+        // The length must precede the message, but is known only after it. So append the length, and then
+        // rotate it to the front. It mostly takes only one byte.
         put_varint(self.0, length as u64);
         self.0[start..].rotate_left(length);
         self
@@ -85,23 +85,22 @@ impl<'a> Field<'a> {
     }
 }
 
-/// Iterator over the fields of a message; ends early if the message is malformed.
+/// Iterates over the fields of an encoded message. Ends early if the message is malformed.
 #[derive(Clone, Copy)]
 pub struct Fields<'a>(pub &'a [u8]);
 
 impl<'a> Fields<'a> {
-    /// Returns the last occurrence of a field. If a field occurs several times, protobuf defines that the
-    /// last one counts.
+    /// Returns the last occurrence of a field, which is the one that counts if there are several.
     pub fn last(self, number: u32) -> Option<Field<'a>> {
         self.filter(|(at, _)| *at == number).last().map(|(_, field)| field)
     }
 
-    /// Returns the number in a field; 0 if the field is absent.
+    /// Returns the number in a field; 0 if the field is missing.
     pub fn number(self, field: u32) -> u64 {
         self.last(field).map_or(0, Field::number)
     }
 
-    /// Returns the bytes in a field; empty if the field is absent.
+    /// Returns the bytes in a field; empty if the field is missing.
     pub fn bytes(self, field: u32) -> &'a [u8] {
         self.last(field).map_or(&[], Field::bytes)
     }
@@ -148,9 +147,9 @@ impl<'a> Iterator for Fields<'a> {
     }
 }
 
-/// Writes a number over the first bytes of a key, encoded as Go's `binary.PutVarint` does (zigzag).
+/// Writes a number over the first bytes of a key, in the zigzag varint encoding of Go's `binary.PutVarint`.
 ///
-/// Returns an error if the key is too short for the number; etcd's tool panics in that case.
+/// Returns an error if the key is too short for the number. etcd's tool panics in this case.
 pub fn number_key(key: &mut [u8], number: i64) -> Result<(), Error> {
     let mut rest = (number << 1 ^ number >> 63) as u64;
     let size = key.len();
@@ -199,7 +198,8 @@ mod tests {
         assert_eq!(key, [2, 0, 0, 0]);
         number_key(&mut key, 300).unwrap();
         assert_eq!(key, [0xd8, 4, 0, 0]);
-        // A shorter number leaves the remaining bytes unchanged, as the reused buffer of etcd's tool does.
+        // The second key byte is from the previous number, because the number overwrites only one byte.
+        // etcd's tool reuses its buffer in the same way.
         number_key(&mut key, 1).unwrap();
         assert_eq!(key, [2, 4, 0, 0]);
         assert!(number_key(&mut key[..1], 64).is_err());

@@ -1,18 +1,18 @@
-//! The load of `authenticate`: repeated logins, as by a client that does not reuse its token.
+//! Defines the load of `authenticate`: repeated logins, like those of a client that does not reuse its token.
 
 use crate::loadgen::drive::{Request, Step, Workload, done};
 use crate::loadgen::status::Status;
 use crate::loadgen::wire::Message;
 use api::Rpc;
 
-/// Workload in which each operation is a login.
+/// A workload in which each operation is a login.
 pub struct Authenticate {
-    /// User name, or the common prefix of many user names.
+    /// Name of the user. If `users` is not 0, it is the common prefix of the users' names.
     pub name: String,
     /// Password of all users.
     pub password: String,
-    /// Number of users that log in in turn. Their names end with a number, counted from 0. With 0, there is
-    /// one user, whose name has no number.
+    /// Number of users, who log in one after the other. Each name is `name` followed by a number, counted
+    /// from 0. If `users` is 0, there is one user, whose name is `name`.
     pub users: u64,
 }
 

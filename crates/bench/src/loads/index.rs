@@ -1,5 +1,5 @@
-//! The loads of `mvcc put` and `mvcc range`, which use only the key index, in this process, without network,
-//! log or disk.
+//! Defines the loads of `mvcc put` and `mvcc range`. They use only the key index, in this process: no
+//! network, no log and no disk.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -10,19 +10,19 @@ use numbers::{LeaseId, Revision};
 use super::random_from_clock;
 use crate::Error;
 
-/// Size of a put load.
+/// Size of a load of puts.
 #[derive(Clone, Copy, Debug)]
 pub struct Puts {
     /// Number of operations.
     pub total: u64,
     /// Size of a key in bytes.
     pub key_bytes: usize,
-    /// Size of a value in bytes; the index stores only its length and location.
+    /// Size of a value in bytes. The index stores only this length and where the value is.
     pub value_bytes: usize,
     /// Number of keys that each operation puts.
     pub per_txn: usize,
-    /// Number of operations after which the index is published to readers. A member does this once per batch
-    /// of entries.
+    /// Number of operations after which the new state of the index is published to readers. A member does
+    /// this after each batch of entries.
     pub batch: u64,
 }
 
@@ -53,7 +53,7 @@ fn fill(store: &mut Store, puts: &Puts, keys: &[Vec<u8>], mut each: impl FnMut(I
     store.publish();
 }
 
-/// Puts random keys, and measures each operation.
+/// Puts random keys. Returns the time of each operation, and the total time.
 pub fn put(puts: &Puts) -> (Series, Duration) {
     let keys = keys(puts.key_bytes, puts.total as usize * puts.per_txn.max(1));
     let mut series = Series::default();
@@ -63,8 +63,8 @@ pub fn put(puts: &Puts) -> (Series, Duration) {
     (series, began.elapsed())
 }
 
-/// Puts random keys. Then measures `total` reads, each of `limit` keys in ascending order from a random key
-/// on.
+/// Puts random keys. Then measures `total` reads, each of which returns up to `limit` keys in ascending
+/// order, starting at a random one.
 pub fn range(puts: &Puts, total: u64, limit: usize) -> Result<(Series, Duration), Error> {
     let keys = keys(puts.key_bytes, puts.total as usize * puts.per_txn.max(1));
     let mut series = Series::default();

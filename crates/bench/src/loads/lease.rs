@@ -1,17 +1,18 @@
-//! The load of `lease-keepalive`: each client keeps its own lease alive.
+//! Defines the load of `lease-keepalive`: each client keeps its own lease alive.
 
 use crate::loadgen::drive::{Request, Step, Workload, done};
 use crate::loadgen::status::Status;
 use crate::loadgen::wire::{Fields, Message};
 use api::Rpc;
 
-/// Workload with one lease per client, granted before the load. Each operation opens a keepalive stream and
-/// cancels it after the first response, as etcd's client does for a single keepalive.
+/// A workload in which each client has a lease, which is granted before the load. Each operation opens a
+/// keepalive stream, and cancels it after the first response. etcd's client does the same for a single
+/// keepalive.
 #[derive(Clone, Debug, Default)]
 pub struct KeepAlive;
 
 impl Workload for KeepAlive {
-    /// Lease id.
+    /// Id of the client's lease.
     type Client = u64;
 
     fn prepare(&mut self, _: &mut u64, answer: Option<&Status>, request: &mut Request) -> Step {
@@ -33,8 +34,7 @@ impl Workload for KeepAlive {
     }
 
     fn message(&mut self, lease: &mut u64, body: &[u8]) -> bool {
-        // The responses to a grant and to a keepalive both begin with the fields header, ID and TTL, so field
-        // 2 is the id.
+        // Field 2 is the lease's id, both in the response to a grant and in the response to a keepalive.
         *lease = Fields(body).number(2);
         true
     }

@@ -1,4 +1,5 @@
-//! The loads of etcd's benchmark, one file per command, with the same keys and requests.
+//! Defines the loads of etcd's benchmark, one file per kind of load, with the same keys and requests as
+//! etcd's tool sends.
 
 pub mod authenticate;
 pub mod index;
@@ -10,8 +11,8 @@ pub mod write;
 
 use stdx::Random;
 
-/// Returns a random generator that is different in each run. Within a run, each `salt` gives a different
-/// generator.
+/// Returns a generator of random numbers. It is seeded by the clock, so each run has different numbers;
+/// different values of `salt` give different generators within a run.
 pub fn random_from_clock(salt: u64) -> Random {
     let nanos = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)

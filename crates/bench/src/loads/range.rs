@@ -1,19 +1,20 @@
-//! The load of `range`: each operation is a single request, a stream, or a read of several pages.
+//! Defines the load of `range`. Each operation is a single request, a streamed response, or several requests
+//! for the pages of a range.
 
 use crate::loadgen::drive::{Request, Step, Workload, done, outcome};
 use crate::loadgen::status::Status;
 use crate::loadgen::wire::{Fields, Message};
 use api::Rpc;
 
-/// Number of keys on a page. Kubernetes' watch cache requests as many.
+/// Number of keys on a page. It is the page size of Kubernetes' watch cache.
 pub const PAGE: i64 = 10_000;
 
-/// Workload that reads a range.
+/// A workload that reads a range.
 #[derive(Clone, Debug, Default)]
 pub struct Range {
     /// First key of the range.
     pub key: Vec<u8>,
-    /// End of the range; empty for one key, `\0` for everything from `key` on.
+    /// End of the range. Empty to read only `key`; `\0` to read all keys from `key` on.
     pub end: Vec<u8>,
     /// Largest number of keys; 0 for no limit.
     pub limit: i64,
@@ -21,7 +22,7 @@ pub struct Range {
     pub count_only: bool,
     /// True to read keys without values.
     pub keys_only: bool,
-    /// True for serializable reads, which return the contacted member's own state.
+    /// True for serializable reads, which return the local state of the contacted member.
     pub serializable: bool,
     /// True to call `RangeStream` instead of `Range`.
     pub stream: bool,
@@ -42,7 +43,7 @@ pub fn prefix_end(prefix: &[u8]) -> Vec<u8> {
 }
 
 impl Range {
-    /// Selects all keys with this prefix.
+    /// Changes the range to all keys with this prefix.
     pub fn prefix(&mut self, prefix: &[u8]) {
         self.end = prefix_end(prefix);
         self.key = if prefix.is_empty() { vec![0] } else { prefix.to_vec() };
@@ -61,7 +62,7 @@ impl Range {
     }
 }
 
-/// Position of a client in the pages that it reads.
+/// State of a client that reads a range in pages.
 #[derive(Debug, Default)]
 pub struct Page {
     next: Vec<u8>,
@@ -112,7 +113,8 @@ impl Workload for Range {
     }
 }
 
-/// Workload that repeats one unary request and ignores the responses. It runs beside the measured load.
+/// A workload that repeats one unary request and ignores the responses. It runs in the background of the
+/// measured load.
 #[derive(Clone, Debug)]
 pub struct Same {
     /// RPC to call.

@@ -1,5 +1,5 @@
-//! The load of `stm`: software transactions as in etcd's client, which read keys and commit if none of them
-//! has changed.
+//! Defines the load of `stm`: transactions of the software transactional memory in etcd's client. A
+//! transaction reads keys, and commits only if none of the keys it depends on has changed since.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -15,35 +15,36 @@ use super::random_from_clock;
 /// Isolation level of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isolation {
-    /// Each read returns committed data, of whatever revision.
+    /// Each read returns committed data, but different reads may see different revisions.
     ReadCommitted,
-    /// Repeated reads of a key return the same value.
+    /// If a transaction reads a key twice, both reads return the same value.
     RepeatableReads,
-    /// All reads are of one revision.
+    /// All reads of a transaction see the same revision.
     Serializable,
-    /// All reads are of one revision, and the written keys have not changed since.
+    /// All reads of a transaction see the same revision, and the keys that it writes have not changed since
+    /// that revision.
     SerializableSnapshot,
 }
 
-/// Lock that clients hold during a transaction.
+/// Lock that a client holds during each transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Locker {
     /// No lock: only the comparisons in the transaction detect conflicts.
     None,
-    /// Mutex that the client builds from keys.
+    /// Mutex that the client implements with keys in the store.
     Client,
     /// Lock service of the server.
     Rpc,
 }
 
-/// Workload of transactions over random keys.
+/// A workload of transactions on random keys.
 #[derive(Clone, Debug)]
 pub struct Stm {
     /// Isolation level.
     pub isolation: Isolation,
-    /// Lock held during each transaction.
+    /// Lock that the client holds during each transaction.
     pub locker: Locker,
-    /// Number of keys.
+    /// Number of different keys.
     pub keys: u64,
     /// Number of keys that a transaction reads.
     pub keys_per_txn: usize,
@@ -55,7 +56,8 @@ pub struct Stm {
 }
 
 const LOCK: &[u8] = b"stmlock";
-/// Time to live of etcd's sessions, in seconds. A session is renewed three times in this time.
+/// Time to live of the lease that belongs to a lock, in seconds, as in etcd's sessions. The client renews the
+/// lease three times in this time.
 const TTL_S: i64 = 60;
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
 
@@ -80,7 +82,7 @@ struct Read {
     revision: i64,
 }
 
-/// Progress of a client in its present transaction.
+/// Progress of a client in its current transaction.
 #[derive(Default)]
 pub struct Client {
     phase: Phase,
@@ -88,17 +90,17 @@ pub struct Client {
     alive: Option<Instant>,
     lock_key: Vec<u8>,
     lock_revision: i64,
-    /// Key before the client's own in the lock queue; the client waits for its deletion.
+    /// Key directly before the client's own key in the lock queue. The client waits until it is deleted.
     ahead: Vec<u8>,
     keys: Vec<[u8; 16]>,
     reads: Vec<Read>,
-    /// Revision at which the client reads; 0 if no revision is fixed yet.
+    /// Revision at which the client reads; 0 if it is not determined yet.
     base: i64,
     verdict: Verdict,
     error: Option<crate::loadgen::Error>,
 }
 
-/// What a response means for the transaction.
+/// Meaning of a response for the transaction.
 #[derive(Default)]
 enum Verdict {
     #[default]
@@ -114,7 +116,8 @@ enum Verdict {
 }
 
 impl Stm {
-    /// Creates a workload of transactions with its own random stream.
+    /// Creates a workload of transactions. `seed` makes the random keys of this instance different from those
+    /// of others.
     pub fn new(isolation: Isolation, locker: Locker, keys: u64, seed: u64) -> Self {
         Self {
             isolation,
@@ -152,8 +155,8 @@ impl Stm {
         client.phase = Phase::Reading;
         request.method = Rpc::KvTxn;
         request.keep = true;
-        // In a serializable transaction, the first read is linearizable, and all other reads are at its
-        // revision.
+        // In a serializable transaction, the first read is linearizable and determines the revision. All
+        // further reads are at this revision.
         let first = client.reads.is_empty() && self.is_serializable();
         let revision = if self.is_serializable() { client.base } else { 0 };
         Message(&mut request.message).message(2, |op| {
@@ -173,7 +176,7 @@ impl Stm {
         let mut txn = Message(&mut request.message);
         if self.isolation != Isolation::ReadCommitted {
             for (key, read) in client.keys.iter().zip(&client.reads) {
-                // Compares the key's modification revision (target 2) for equality (result 0).
+                // Compare the key's modification revision (target 2) for equality (result 0).
                 txn.message(1, |compare| {
                     compare.uint(2, 2).bytes(3, key);
                     revision_always(compare, read.mod_revision);
@@ -198,7 +201,7 @@ impl Stm {
             });
         }
         if self.is_serializable() {
-            // If a comparison fails, these reads prepare the next attempt.
+            // If a comparison fails, let the same request read the keys again, for the next attempt.
             for key in &client.keys {
                 txn.message(3, |op| {
                     op.message(1, |range| {
@@ -224,8 +227,8 @@ impl Stm {
                 request.method = Rpc::KvTxn;
                 let key = &client.lock_key;
                 let mut txn = Message(&mut request.message);
-                // Creates the lock key if its create revision (target 1) is 0. In both cases, also reads the
-                // first key in the lock queue.
+                // Create the client's lock key if it does not exist, that is, if its create revision (target
+                // 1) is 0. In any case, also read the first key in the lock queue.
                 txn.message(1, |compare| {
                     compare.uint(2, 1).bytes(3, key);
                     create_revision_always(compare, 0);
@@ -247,7 +250,7 @@ impl Stm {
         Step::Call
     }
 
-    /// Reads the key directly before the client's own key in the lock queue.
+    /// Requests the key directly before the client's own key in the lock queue.
     fn look_ahead(&self, client: &mut Client, request: &mut Request) -> Step {
         client.phase = Phase::LookingAhead;
         request.method = Rpc::KvRange;
@@ -291,14 +294,15 @@ impl Stm {
     }
 }
 
-/// Adds the range that returns the first key in the lock queue.
+/// Appends the range request for the first key in the lock queue.
 fn owner(op: &mut Message) {
     op.message(1, |range| {
         range.bytes(1, b"stmlock/").bytes(2, b"stmlock0").int(3, 1).uint(5, 1).uint(6, 2);
     });
 }
 
-/// Writes the revision of a comparison even if it is 0, because a field of a `oneof` must always be written.
+/// Appends the revision of a comparison even if it is 0: it is in a `oneof`, where a missing field means that
+/// no value is set.
 fn revision_always(compare: &mut Message, revision: i64) {
     if revision == 0 {
         compare.0.extend_from_slice(&[6 << 3, 0]);
@@ -312,7 +316,7 @@ fn create_revision_always(compare: &mut Message, revision: i64) {
     compare.0.extend_from_slice(&[5 << 3, 0]);
 }
 
-/// Returns the read that a `RangeResponse` in a transaction's response contains.
+/// Returns the result of a read from the `RangeResponse` inside the response to a transaction.
 fn read_of(range: Fields, outer: i64) -> Read {
     let revision = Fields(range.bytes(1)).number(3) as i64;
     Read {
@@ -384,8 +388,8 @@ impl Workload for Stm {
                 };
             }
             Phase::Waiting => {
-                // The wait ends when the key before is deleted (event type 1), or when the watch ends. In
-                // both cases the client reads the lock queue again.
+                // Stop waiting when the key ahead is deleted (event type 1), or when the watch ends. In both
+                // cases, the client reads the lock queue again.
                 let gone =
                     answer.clone().any(|(field, event)| field == 11 && Fields(event.bytes()).number(1) == 1);
                 return gone || answer.number(4) != 0;
@@ -451,8 +455,8 @@ impl Workload for Stm {
                 self.read(client, request)
             }
             (Phase::Committing, Verdict::Conflict(reads)) => {
-                // In a serializable transaction, the failed commit has also returned the reads for the next
-                // attempt.
+                // Try again. In a serializable transaction, the response to the failed commit already
+                // contains the reads for the next attempt.
                 client.reads.clear();
                 client.base = 0;
                 if self.is_serializable() && reads.len() == client.keys.len() {
@@ -461,7 +465,7 @@ impl Workload for Stm {
                 self.read(client, request)
             }
             (Phase::Committing, Verdict::Committed) => {
-                // Advances the random stream, so that the next transaction writes a different value.
+                // Advance the random numbers, so that the next transaction writes a different value.
                 self.random.number();
                 self.unlock(client, request)
             }
@@ -474,12 +478,12 @@ impl Workload for Stm {
     }
 }
 
-/// Error of an operation that this load finds itself.
+/// Error of an operation that the workload itself detects.
 #[derive(Debug)]
 enum StmError {
     /// The lease of the lock has expired.
     SessionExpired,
-    /// The response does not match the request of this phase.
+    /// The response does not fit the request that was sent in this phase.
     Senseless(Phase),
 }
 

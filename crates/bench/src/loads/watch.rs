@@ -1,5 +1,5 @@
-//! The loads of `watch`, `watch-get` and `watch-latency`. One thread is enough for them, because they measure
-//! when events arrive, not how many calls are possible.
+//! Defines the loads of `watch`, `watch-get` and `watch-latency`. Each uses only one thread, because it
+//! measures when events arrive, and not how many calls are possible.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -13,7 +13,7 @@ use api::Rpc;
 use super::random_from_clock;
 use crate::Error;
 
-/// Bit that is set in the tags of unary calls. A tag without this bit is that of a watch stream.
+/// Bit in the tags of unary calls. Tags without this bit belong to watch streams.
 const UNARY: u64 = 1 << 63;
 const TURN: Duration = Duration::from_millis(100);
 
@@ -21,18 +21,19 @@ fn unix_second() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs() as i64)
 }
 
-/// Series of a measurement, and its duration.
+/// Measurements of one kind, and how long the measuring took.
 pub type Measured = (Series, Duration);
 
-/// Watch streams, and the events that have arrived on them.
+/// Watch streams, and the events and responses that have arrived and are not handled yet.
 struct Watching {
-    /// For each stream that is open, the index of the connection that carries it.
+    /// For each stream, the index of the connection that carries it; `None` if the stream is not open.
     links: Vec<Option<usize>>,
-    /// Streams on which a watch was created, one entry for each response that was not handled yet.
+    /// For each creation of a watch that the server has confirmed: the index of the stream.
     created: Vec<usize>,
-    /// Events that arrived together, as stream, watch on that stream, number of events, and arrival time.
+    /// Events that arrived in one message: the stream, the watch on this stream, the number of events, and
+    /// the arrival time.
     events: Vec<(usize, usize, usize, Instant)>,
-    /// Results of finished unary calls.
+    /// Tags and results of unary calls that have ended.
     answers: Vec<(u64, Result<(), crate::loadgen::Error>)>,
     bodies: Vec<(u64, i64)>,
     failed: Option<Error>,
@@ -50,7 +51,7 @@ impl Watching {
         }
     }
 
-    /// Requests the creation of one more watch on a stream.
+    /// Requests another watch on a stream. Opens the stream if it is not open.
     fn create(&mut self, calls: &mut Calls, stream: usize, key: &[u8], revision: i64, prev_kv: bool) {
         let mut message = Vec::new();
         Message(&mut message).message(1, |create| {
@@ -110,7 +111,8 @@ impl Handler for Watching {
     fn turned(&mut self, _: &mut Calls) {}
 }
 
-/// Rate limiter that allows bursts: up to `burst` operations that were not used earlier may follow at once.
+/// A rate limiter that allows bursts: operations that were allowed but not made can be made up later, up to
+/// `burst` of them at a time.
 struct Pace {
     interval: Duration,
     burst: u32,
@@ -121,12 +123,12 @@ impl Pace {
     fn new(rate: u64, burst: u64) -> Option<Self> {
         let (now, burst) = (Instant::now(), u32::try_from(burst.max(1)).unwrap_or(u32::MAX));
         let interval = Duration::from_secs_f64(1.0 / rate.max(1) as f64);
-        // At the start, a full burst is available.
+        // Allow a full burst at the start.
         let next = now.checked_sub(interval * (burst - 1)).unwrap_or(now);
         (rate > 0).then_some(Self { interval, burst, next })
     }
 
-    /// Takes a token. If none is available, returns the time at which the next one will be.
+    /// Takes a token for an operation. If there is none, returns the time at which there will be one.
     fn take(&mut self, now: Instant) -> Result<(), Instant> {
         if self.next > now {
             return Err(self.next);
@@ -137,27 +139,27 @@ impl Pace {
     }
 }
 
-/// The load of `watch`.
+/// The load of `watch`: measures the creation of watches, and the handling of their events.
 #[derive(Clone, Debug)]
 pub struct Watch {
     /// Number of streams.
     pub streams: usize,
     /// Number of watches on each stream.
     pub per_stream: usize,
-    /// Watched keys.
+    /// Watched keys, which are assigned to the watches in turn.
     pub keys: Vec<Vec<u8>>,
     /// Puts per second; 0 for no limit.
     pub put_rate: u64,
     /// Number of puts.
     pub put_total: u64,
-    /// Number of clients that put.
+    /// Number of clients that put keys concurrently.
     pub clients: usize,
 }
 
 impl Watch {
-    /// Creates the watches, one after the other on each stream, because etcd's tool also waits for each
-    /// watch. Then puts keys, and records for each event the time that handling it took. Calls `between` once
-    /// all watches exist. Returns the measurements of the creations and of the events.
+    /// Creates the watches; on each stream one after the other, because etcd's tool also waits for each watch
+    /// before it requests the next. Calls `between`. Then puts keys, and measures how long handling each
+    /// event takes. Returns the measurements of the creations and of the events.
     pub fn run(
         &self,
         target: Target,
@@ -195,8 +197,8 @@ impl Watch {
         }
         let made = (series, began.elapsed());
         between();
-        // The keys are assigned to the watches in turn, so each key has an equal number of watches or one
-        // less.
+        // The keys were assigned to the watches in turn, so the numbers of watches per key differ by at most
+        // one.
         let watchers_of = |key: usize| (watchers + self.keys.len() - 1 - key) / self.keys.len();
         let events: usize = (0..self.put_total).map(|put| watchers_of(put as usize % self.keys.len())).sum();
         Ok([made, self.put(&mut calls, &mut watching, events)?])
@@ -209,8 +211,8 @@ impl Watch {
         let (mut put, mut free, mut left) = (0_u64, self.clients, events);
         let mut message = Vec::new();
         let mut until = deadline();
-        // Waits for all puts, also for those of keys without a watch, so that none of them affects the next
-        // run.
+        // Wait for the responses to all puts, even if there are no more events to wait for. Otherwise a late
+        // put could affect the next run.
         while left > 0 || put < self.put_total || free < self.clients {
             while free > 0 && put < self.put_total {
                 let now = Instant::now();
@@ -233,7 +235,7 @@ impl Watch {
             watching.bodies.clear();
             for (_, _, count, _) in watching.events.drain(..) {
                 until = deadline();
-                // The measured time runs from receiving a response to counting its events, as in etcd's tool.
+                // Start measuring only now, after the message was received, as etcd's tool does.
                 let (start, second) = (Instant::now(), unix_second());
                 for _ in 0..count.min(left) {
                     series.record(second, start.elapsed().as_nanos() as u64);
@@ -245,7 +247,7 @@ impl Watch {
     }
 }
 
-/// The load of `watch-get`: serializable reads by one client while many watches catch up on old events.
+/// The load of `watch-get`: one client makes serializable reads while many watches catch up on old events.
 #[derive(Clone, Copy, Debug)]
 pub struct WatchGet {
     /// Number of watches.
@@ -257,7 +259,7 @@ pub struct WatchGet {
 }
 
 impl WatchGet {
-    /// Runs the load. Returns the measurement of the reads.
+    /// Runs the load. Returns the measurements of the reads.
     pub fn run(&self, target: Target, connections: usize) -> Result<Measured, Error> {
         let mut calls = Calls::open(target.clone(), connections).map_err(crate::loadgen::Error::Dial)?;
         let mut reader = Calls::open(target, 1).map_err(crate::loadgen::Error::Dial)?;
@@ -297,7 +299,8 @@ impl WatchGet {
                 reader.call(0, Rpc::KvRange, &message, UNARY, false);
                 Instant::now()
             });
-            // The reads and the watches are polled in turn, so each waits for at most one turn of the other.
+            // Poll the reads and the watches in turn, so that each of them waits at most for one turn of the
+            // other.
             reader.turn(Duration::from_millis(1), &mut reads).map_err(crate::loadgen::Error::Poll)?;
             reads.bodies.clear();
             if let Some((_, answer)) = reads.answers.pop() {
@@ -324,15 +327,15 @@ impl WatchGet {
     }
 }
 
-/// The load of `watch-latency`: measures the time from the response to a put until each watch has received
-/// the event.
+/// The load of `watch-latency`: measures the time from the response to a put until each of the watches has
+/// received its event.
 #[derive(Clone, Copy, Debug)]
 pub struct WatchLatency {
     /// Number of streams.
     pub streams: usize,
     /// Number of watches on each stream.
     pub per_stream: usize,
-    /// True if events carry the previous value.
+    /// True if events contain the previous value of the key.
     pub prev_kv: bool,
     /// Number of puts.
     pub put_total: u64,
@@ -364,7 +367,7 @@ impl WatchLatency {
         }
         let mut puts = Series::default();
         let mut answered: Vec<Instant> = Vec::new();
-        // Arrival times of the events, by stream and watch, in the order of the puts.
+        // Arrival times of the events, by stream and watch; for each watch in the order of the puts.
         let mut came: Vec<Vec<Vec<Instant>>> = vec![vec![Vec::new(); self.per_stream]; self.streams];
         let mut pace = Pace::new(self.put_rate, self.put_rate);
         let (began, mut until) = (Instant::now(), deadline());
@@ -408,7 +411,7 @@ impl WatchLatency {
         let mut events = Series::default();
         for times in came.iter().flatten() {
             for (event, put) in times.iter().zip(&answered) {
-                // If an event arrives before the response to its put, its latency counts as 0.
+                // An event may arrive before the response to its put. In this case its latency counts as 0.
                 events.record(unix_second(), event.saturating_duration_since(*put).as_nanos() as u64);
             }
         }

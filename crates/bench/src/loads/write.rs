@@ -1,4 +1,4 @@
-//! The loads of `put`, `txn-put` and `txn-mixed`.
+//! Defines the loads of `put`, `txn-put` and `txn-mixed`, which write keys.
 
 use stdx::Random;
 
@@ -9,7 +9,7 @@ use api::Rpc;
 
 use super::random_from_clock;
 
-/// Keys of a load. A key has a fixed size and begins with its number.
+/// The keys of a load. A key has a fixed size, and begins with its encoded number.
 #[derive(Clone, Debug)]
 pub struct Keys {
     key: Vec<u8>,
@@ -18,7 +18,8 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// Creates the keys. Returns an error if the size cannot hold the numbers.
+    /// Creates `space` keys with this size in bytes. Returns an error if the size is too small for the
+    /// largest number.
     pub fn new(size: usize, space: u64) -> Result<Self, crate::loadgen::Error> {
         let mut key = vec![0; size];
         number_key(&mut key, i64::try_from(space.saturating_sub(1)).unwrap_or(i64::MAX))?;
@@ -26,16 +27,16 @@ impl Keys {
         Ok(Self { key, space })
     }
 
-    /// Returns the key with this number. The number must be below [`Keys::space`].
+    /// Returns the key with this number, which must be less than [`Keys::space`].
     pub fn key(&mut self, number: u64) -> &[u8] {
         let number = i64::try_from(number).unwrap_or(i64::MAX);
-        // Writes the number over the bytes of the previous number, as etcd's tool does.
+        // Write the number over the previous one without clearing the key, as etcd's tool does.
         assert!(number_key(&mut self.key, number).is_ok(), "the size was checked for the whole space");
         &self.key
     }
 }
 
-/// Workload of single puts.
+/// A workload in which each operation puts one key.
 #[derive(Clone, Debug)]
 pub struct Put {
     keys: Keys,
@@ -45,7 +46,7 @@ pub struct Put {
 }
 
 impl Put {
-    /// Creates a workload that puts values of this many random bytes.
+    /// Creates a workload. All puts have the same value, `value_bytes` random bytes.
     pub fn new(keys: Keys, value_bytes: usize, sequential: bool, seed: u64) -> Self {
         let mut random = random_from_clock(seed);
         Self { keys, value: random.bytes(value_bytes), sequential, random }
@@ -68,7 +69,7 @@ impl Workload for Put {
     }
 }
 
-/// Workload of transactions with several puts.
+/// A workload in which each operation is a transaction with several puts.
 #[derive(Clone, Debug)]
 pub struct TxnPut {
     keys: Keys,
@@ -77,8 +78,8 @@ pub struct TxnPut {
 }
 
 impl TxnPut {
-    /// Creates the workload. The caller must check that a transaction has no more operations than there are
-    /// keys, because a transaction may write each key only once.
+    /// Creates a workload. The number of operations per transaction must not exceed the number of keys,
+    /// because a transaction may write a key only once. The caller must check this.
     pub fn new(keys: Keys, value_bytes: usize, operations: u64, seed: u64) -> Self {
         Self { keys, value: random_from_clock(seed).bytes(value_bytes), operations }
     }
@@ -106,19 +107,20 @@ impl Workload for TxnPut {
     }
 }
 
-/// Workload of transactions that read a range or put a key. Reads are series 0, writes series 1.
+/// A workload in which each operation is a transaction that either reads a range or puts a key. Reads are
+/// series 0, writes are series 1.
 #[derive(Clone, Debug)]
 pub struct TxnMixed {
     keys: Keys,
     value: Vec<u8>,
-    /// Fraction of reads among all transactions, 0 to 1.
+    /// Fraction of the transactions that read, from 0 to 1.
     reads: f64,
     read: Vec<u8>,
     random: Random,
 }
 
 impl TxnMixed {
-    /// Creates the workload. `reads` is the range to read; `ratio` is the number of reads per write.
+    /// Creates a workload. `reads` is the range that is read; `ratio` is the number of reads per write.
     pub fn new(keys: Keys, value_bytes: usize, ratio: f64, reads: &super::range::Range, seed: u64) -> Self {
         let mut random = random_from_clock(seed);
         let mut read = Vec::new();

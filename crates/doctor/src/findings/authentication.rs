@@ -12,7 +12,7 @@ pub const RULE: Rule = Rule {
 };
 
 const HANDLED: &str = "grpc_server_handled_total";
-/// Number of requests per authentication. If there are fewer, clients hardly reuse their tokens.
+/// Minimum number of other requests per `Authenticate` call. With fewer, clients hardly reuse their tokens.
 const REQUESTS_PER_TOKEN: f64 = 10.0;
 
 fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {

@@ -24,12 +24,12 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
     )
 }
 
-/// Collects the voters, or the learners, whose applied index is at least `entries_max` entries below the
-/// highest commit index of any member.
+/// Returns a fact about each voter, or with `learners` about each learner, whose applied index is at least
+/// `entries_max` entries below the highest commit index of any member.
 pub(crate) fn lagging(evidence: &Evidence, entries_max: f64, learners: bool) -> Facts {
     let mut facts = Facts::default();
-    // Members are queried at different times, and under load many entries are committed in between. So the
-    // commit index is estimated for the time of each query.
+    // Members are asked for their status at different times, and under load many entries are committed in
+    // between. To compare fairly, estimate the highest commit index at the time when each member was asked.
     let Some((_, newest)) = evidence.statuses().max_by_key(|(_, status)| status.index) else { return facts };
     for (member, status) in evidence.statuses().filter(|(_, status)| status.is_learner == learners) {
         let lag = newest.index_at(status.at_unix) - status.applied as f64;
@@ -73,7 +73,7 @@ mod tests {
         let leader = status(&mut evidence, 0);
         (leader.index, leader.applied) = (100_000, 100_000);
         (leader.earlier, leader.at_unix) = (Some((0, 0.0)), 10.0);
-        // With 10,000 entries a second, the leader had 90,000 at 9 s.
+        // At 10,000 entries a second, the leader's commit index was 90,000 at 9 s.
         for (at, applied) in [(1, 90_000), (2, 85_001)] {
             let follower = status(&mut evidence, at);
             (follower.applied, follower.at_unix) = (applied, 9.0);

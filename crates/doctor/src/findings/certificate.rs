@@ -13,26 +13,27 @@ pub const RULE: Rule = Rule {
     judge: |evidence, limits| judge(evidence, limits, URGENT_SECONDS),
 };
 
-/// The certificate rule for the steps of a migration. These steps do not change certificates, so only a
-/// certificate that expires during a step is an error.
+/// The certificate rule for a step of a migration. A step does not change certificates, so only a certificate
+/// that has expired or may expire during the step is an error; others are warnings.
 pub const RULE_FOR_STEPS: Rule =
     Rule { judge: |evidence, limits| judge(evidence, limits, STEP_SECONDS), ..RULE };
 
-/// Seconds before the expiry of a certificate from which on its renewal is urgent.
+/// Remaining validity in seconds below which a certificate must be renewed urgently, so that it is an error.
 const URGENT_SECONDS: f64 = 7.0 * 86400.0;
 
-/// Time in seconds that the steps of a migration may take.
+/// Upper estimate for the time that one step of a migration takes, in seconds.
 const STEP_SECONDS: f64 = 86400.0;
 
-/// Metric in which Mainstay reports the expiry of all its certificates, including peer certificates, which
-/// the doctor cannot fetch.
+/// Metric with the expiry times of all certificates of a member of Mainstay. It includes peer certificates,
+/// which the doctor cannot see by connecting.
 const NOT_AFTER: &str = "mainstay_tls_certificate_not_after_seconds";
 
 /// Judges the certificates. A certificate that has expired, or expires within `urgent_seconds`, is an error.
 fn judge(evidence: &Evidence, limits: &Limits, urgent_seconds: f64) -> Option<Finding> {
     let judged = |not_after: f64| {
         let left = not_after - evidence.taken_unix;
-        // A certificate that expired before 1970 is shown with the first date of 1970.
+        // The cast turns a negative number, an expiry before 1970, into 0, which is shown as the beginning of
+        // 1970.
         let date = Utc::from_unix(not_after as u64);
         if left <= 0.0 {
             return Some((Severity::Error, format!("expired {} ago, at {date}Z", show::seconds(-left))));
@@ -53,7 +54,7 @@ fn judge(evidence: &Evidence, limits: &Limits, urgent_seconds: f64) -> Option<Fi
             let (Some(side), Some(whose)) = (sample.label("listener"), sample.label("certificate")) else {
                 continue;
             };
-            // The certificate that the member showed is the same one, and was judged above.
+            // Skip the certificate of the client listener if it was seen by connecting: it was judged above.
             if shown.is_some() && (side, whose) == ("client", "server") {
                 continue;
             }
@@ -74,7 +75,7 @@ fn judge(evidence: &Evidence, limits: &Limits, urgent_seconds: f64) -> Option<Fi
     )
 }
 
-/// Returns the flag that names a certificate.
+/// Returns the flag of the member that names the certificate.
 fn flag(side: &str, whose: &str) -> &'static str {
     match (side, whose) {
         ("client", "server") => "--cert-file",
@@ -112,7 +113,7 @@ mod tests {
             facts(&RULE, &ending_in(-3600.0)).1,
             ["m1 (10.0.0.1:2379): expired 60 min ago, at 2027-01-15T07:00:00Z"]
         );
-        // A step of a migration does not wait for new certificates, unless they are needed during the step.
+        // During a step of a migration, only a certificate that may expire within a day is an error.
         let of_step = |seconds: f64| facts(&RULE_FOR_STEPS, &ending_in(seconds));
         assert_eq!(
             of_step(86401.0),

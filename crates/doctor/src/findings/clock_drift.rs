@@ -7,7 +7,8 @@ use crate::show;
 pub const RULE: Rule =
     Rule { name: "clock-drift", about: "members whose clocks differ", needs: &[&[Need::Clock]], judge };
 
-/// Returns the smallest difference between two clocks that their measured bounds allow, in seconds.
+/// Returns the smallest possible difference between two clocks, in seconds, given the bounds of their
+/// offsets.
 fn apart(a: Clock, b: Clock) -> f64 {
     (a.low - b.high).max(b.low - a.high).max(0.0)
 }
@@ -18,7 +19,7 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
         .iter()
         .filter_map(|member| Some((member, member.clock.as_ref().ok().copied()?)))
         .collect();
-    // If only one clock is known, it is compared with the clock of this machine.
+    // If only one clock is known, compare it with the clock of this machine.
     let here = (clocks.len() == 1).then_some(Clock { low: 0.0, high: 0.0 });
     let all: Vec<Clock> = clocks.iter().map(|(_, clock)| *clock).chain(here).collect();
     let drift = all.iter().flat_map(|a| all.iter().map(|b| apart(*a, *b))).fold(0.0, f64::max);
@@ -57,7 +58,7 @@ mod tests {
             evidence.members[2].clock = Ok(Clock { low, high });
             evidence
         };
-        // The clocks of the other members lie between -1 and +1 ms.
+        // The bounds of the other two members' clocks are -1 and +1 ms.
         assert_eq!(
             facts(&RULE, &third(0.502, 0.504)).1[2],
             "m3 (10.0.0.3:2379): 503.0 ms ahead of the clock here, within 1.0 ms"

@@ -43,8 +43,8 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
             facts
                 .add(Severity::Warning, Fact::of(member, format!("{watchers} watches on {streams} streams")));
         }
-        // The counter of revoked leases includes expired ones. Leases that were granted before the counters
-        // started are not counted, so the number may be too low.
+        // Estimate the number of open leases. The counter of revoked leases includes expired ones. Leases
+        // that were granted before the member's counters started are missing, so the estimate may be too low.
         let open = |event: &str| metrics.now(event);
         let keep_alives = |name: &str| metrics.after.sum(name, &[("grpc_method", "LeaseKeepAlive")]);
         let streams = keep_alives("grpc_server_started_total")

@@ -14,11 +14,11 @@ pub const RULE: Rule = Rule {
 const SENT_BYTES: &str = "etcd_network_client_grpc_sent_bytes_total";
 const SENT: &str = "grpc_server_msg_sent_total";
 const TIMES: &str = "etcd_server_range_duration_seconds";
-/// Age in seconds up to which a range on the page counts.
+/// Age of the last request, in seconds, up to which an expensive range is reported.
 const RECENT_SECONDS: f64 = 600.0;
-/// Largest number of ranges reported per member.
+/// Largest number of expensive ranges that are reported for each member.
 const TOLD_MAX: usize = 5;
-/// Minimum number of responses. Fewer responses may be single unusual requests, such as a snapshot.
+/// Minimum number of responses for a judgement. Fewer may be single unusual requests, such as a snapshot.
 const ANSWERS_MIN: f64 = 5.0;
 
 fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
@@ -56,7 +56,7 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
         }
     }
     for (member, metrics) in evidence.metrics() {
-        // If the member has Mainstay's page, its expensive ranges were reported above, with the clients.
+        // Skip a member whose page lists expensive ranges: they were reported above, with their clients.
         let is_told = member.page.as_ref().is_ok_and(|page| page.expensive_ranges.is_some());
         let nobody = "; the server does not report the client";
         let sent = metrics.grown(SENT_BYTES, &[]).zip(metrics.grown(SENT, &[]));

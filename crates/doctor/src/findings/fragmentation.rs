@@ -11,12 +11,13 @@ pub const RULE: Rule = Rule {
     judge,
 };
 
-/// Minimum size of the database in bytes: defragmenting a smaller file is not worth the pause.
+/// Minimum size of the database in bytes. Defragmenting a smaller file is not worth the pause in service.
 const BYTES_MIN: f64 = 64.0 * 1024.0 * 1024.0;
 
 fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
     Facts::of_each(evidence, |member| {
-        // Mainstay frees space by itself, and its space not in use includes space that it needs for this.
+        // Mainstay frees space without defragmentation, and its unused space includes a reserve that it needs
+        // for this. So with Mainstay, a large unused share is no problem.
         if member.is_mainstay() {
             return None;
         }

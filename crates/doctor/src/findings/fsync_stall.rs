@@ -12,7 +12,7 @@ pub const RULE: Rule = Rule {
 };
 
 const FSYNC: &str = "etcd_disk_wal_fsync_duration_seconds";
-/// Age in seconds up to which a stall on the page counts.
+/// Age of a stall, in seconds, up to which it is reported from the page.
 const RECENT_SECONDS: f64 = 600.0;
 
 fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
@@ -71,7 +71,7 @@ mod tests {
             facts(&RULE, &with_metrics(&before, &stalled)).1,
             ["m1 (10.0.0.1:2379): 1 sync of the log took more than 1.00 s within 10 s"]
         );
-        // An fsync in the bucket from 512 ms to 1.024 s may have taken less than a second.
+        // An fsync between 512 ms and 1.024 s possibly took less than a second, so it must not count.
         let near = histogram(FSYNC, "", &[(0.001, 95), (1.024, 97), (2.048, 101)]);
         assert_eq!(judged(&RULE, &with_metrics(&before, &near)), None);
     }

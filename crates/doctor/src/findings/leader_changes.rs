@@ -26,7 +26,8 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
             let text = format!("{} within {:.0} s", changed(recent), metrics.seconds);
             return Some((Severity::Error, text));
         }
-        // The counter includes the first leader that the member saw, which is not a change.
+        // Subtract the first leader that the member saw after its start: etcd's counter includes it, but it
+        // is no change.
         let changes = (metrics.now(CHANGES)? - 1.0).max(0.0);
         let uptime = metrics.uptime(evidence.taken_unix)?;
         let often = changes / (uptime / QUARTER_HOUR).max(1.0);

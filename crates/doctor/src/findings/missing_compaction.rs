@@ -14,7 +14,7 @@ pub const RULE: Rule = Rule {
 const CURRENT: &str = "etcd_debugging_mvcc_current_revision";
 const COMPACTED: &str = "etcd_debugging_mvcc_compact_revision";
 const KEYS: &str = "etcd_debugging_mvcc_keys_total";
-/// Number of revisions per key. If there are more, most of the database is history.
+/// Minimum number of kept revisions per key for a finding. With so many, most of the database is history.
 const REVISIONS_PER_KEY: f64 = 3.0;
 
 fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {

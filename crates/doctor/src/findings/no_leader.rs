@@ -41,7 +41,7 @@ mod tests {
         let mut evidence = healthy();
         status(&mut evidence, 1).leader = 0;
         assert_eq!(facts(&RULE, &evidence).1, ["m2 (10.0.0.2:2379): has no leader"]);
-        // The member's metrics show the missing leader, too, if it does not return a status.
+        // If the member does not return its status, its metrics decide whether it has a leader.
         let mut evidence = with_metrics("", "etcd_server_has_leader 0\n");
         evidence.members[0].status = Err("late".into());
         assert_eq!(facts(&RULE, &evidence).1, ["m1 (10.0.0.1:2379): has no leader"]);

@@ -22,7 +22,7 @@ const COMMITTED: &str = "etcd_server_proposals_committed_total";
 const APPLIED: &str = "etcd_server_proposals_applied_total";
 const FAILED: &str = "etcd_server_proposals_failed_total";
 const SLOW_APPLIES: &str = "etcd_server_slow_apply_total";
-/// Number of slow applies per second up to which they do not count as overload.
+/// Minimum number of slow applies per second that counts as overload.
 const SLOW_APPLIES_PER_SECOND: f64 = 1.0;
 
 fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
@@ -43,7 +43,7 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
                 .zip(sum(HANDLED))
                 .map_or(0.0, |(started, handled)| started - handled)
         });
-        // The lower of the two readings counts, so that a short burst is not reported.
+        // Take the lower of the two readings, so that a short burst is not reported.
         let open = open[0].min(open[1]);
         if open >= limits.backlog {
             add(Severity::Warning, format!("{} requests are waiting for an answer", show::count(open)));
@@ -56,8 +56,8 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
             add(Severity::Warning, format!("{} requests are slow to apply", show::rate(slow)));
         }
         let refused = metrics.grown(HANDLED, &[("grpc_code", "ResourceExhausted")]);
-        // While the database is full, the server refuses puts with the same code, so these refusals do not
-        // mean overload.
+        // While the NOSPACE alarm is raised, the server refuses puts with the same code, which does not mean
+        // overload. So ignore the refusals while any alarm is raised.
         let is_full = evidence.alarms.as_ref().is_ok_and(|alarms| !alarms.is_empty());
         if let Some(refused) = refused.filter(|refused| *refused >= 1.0 && !is_full) {
             let text = format!(

@@ -11,12 +11,12 @@ pub const RULE: Rule = Rule {
     judge,
 };
 
-/// Share of the quota from which on a few more writes may raise the alarm. etcd's own alert rules call this
-/// share critical.
+/// Share of the quota from which on the finding is an error, because a few more writes may raise the NOSPACE
+/// alarm. etcd's own alert rules also use this share for their critical alert.
 const CRITICAL: f64 = 0.95;
 
-/// Returns size and quota in bytes. etcd compares the quota with the size of the file including free pages;
-/// Mainstay, with the data in use.
+/// Returns the size that counts against the quota, and the quota, both in bytes. For etcd, this is the size
+/// of the file including free pages; for Mainstay, the size of the data in use.
 fn fill(member: &Member) -> Option<(f64, f64)> {
     let is_mainstay = member.is_mainstay();
     let by_metrics = || {

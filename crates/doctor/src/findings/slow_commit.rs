@@ -55,7 +55,7 @@ mod tests {
                 ]
             )
         );
-        // 0.016 + 0.016 * 9 / 16 = 25 ms: at the limit, not above.
+        // 0.016 + 0.016 * 9 / 16 = 25 ms: the p99 is at the limit, not above it.
         let near = histogram(COMMIT, "", &[(0.016, 981), (0.032, 997), (0.064, 1000)]);
         let found = judged(&RULE, &with_metrics("", &near));
         assert_eq!(found, None, "{found:?}");

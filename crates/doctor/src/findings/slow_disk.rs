@@ -8,7 +8,7 @@ pub const RULE: Rule =
     Rule { name: "slow-disk", about: "slow syncs of the log", needs: &[&[Need::Observations(FSYNC)]], judge };
 
 const FSYNC: &str = "etcd_disk_wal_fsync_duration_seconds";
-/// Multiple of the limit. A disk that is slower than this also delays heartbeats.
+/// Multiple of the limit above which the finding is an error, because such a disk also delays heartbeats.
 const SEVERE: f64 = 10.0;
 
 fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {

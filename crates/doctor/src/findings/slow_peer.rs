@@ -22,8 +22,8 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
         };
         for peer in metrics.values_of(&format!("{RTT}_count"), "To") {
             let Some(probes) = metrics.probed(RTT, &[("To", &peer)]) else { continue };
-            // If the probes are from the member's whole life, the median is judged, so that a single slow
-            // hour in the past is not reported.
+            // If the probes are all since the member's start, judge their median, so that a single slow hour
+            // in the past is not reported.
             let (quantile, share, span) = match probes.of_life {
                 true => ("p50", 0.5, " since the start"),
                 false => ("p99", 0.99, ""),
@@ -103,7 +103,8 @@ mod tests {
         assert_eq!(too_few(unchanged(9, 9)), [said]);
         assert_eq!(too_few(unchanged(10, 10)), [""; 0]);
         assert_eq!(too_few(with_metrics(&page(0, 3), &page(2, 5))), [""; 0], "two of them just now");
-        // A link to one of two peers, and a link to a former member.
+        // In the first case, the member has a link to only one of its two peers. In the second, it has only a
+        // link to a former member.
         let other =
             |to: u64| format!("{}{}", page(0, 10), histogram(RTT, &format!("To=\"{to}\""), &[(0.0512, 1)]));
         assert_eq!(too_few(with_metrics(&other(3), &other(3))).len(), 1);

@@ -13,15 +13,15 @@ pub const RULE: Rule = Rule {
 
 const SLOW: &str = "etcd_debugging_mvcc_slow_watcher_total";
 
-/// Largest number of clients reported per member.
+/// Largest number of clients with slow watches that are reported for each member.
 const TOLD_MAX: usize = 5;
 
 fn judge(evidence: &Evidence, _: &Limits) -> Option<Finding> {
     let mut facts = Facts::default();
     for (member, metrics) in evidence.metrics() {
         let Some((before, after)) = metrics.before.sum(SLOW, &[]).zip(metrics.now(SLOW)) else { continue };
-        // A watch that reads history is slow only for a short time. So the lower of the two readings counts:
-        // the watches that are slow for longer.
+        // Take the lower of the two readings, so that only watches that stay behind are reported. A watch
+        // that starts by reading history is behind only for a short time.
         let lasting = before.min(after);
         if lasting < 1.0 {
             continue;

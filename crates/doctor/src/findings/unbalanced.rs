@@ -12,8 +12,9 @@ pub const RULE: Rule = Rule {
 };
 
 const STARTED: &str = "grpc_server_started_total";
-/// Largest acceptable share of one member. With two members, one may serve more than half; but for any number
-/// of members, nearly all requests at one member are too many.
+/// Upper limit for the acceptable share of the requests at one member, whatever `--limit-imbalance` allows.
+/// With two members, the busier one normally has more than half; but nearly all requests at one member are
+/// too many for any number of members.
 const SHARE_MAX: f64 = 0.9;
 
 fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {

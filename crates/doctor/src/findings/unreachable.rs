@@ -39,7 +39,7 @@ mod tests {
             facts(&RULE, &evidence),
             (Severity::Error, vec!["m3 (10.0.0.3:2379): connection refused".to_owned()])
         );
-        // A member that answers, although its metrics cannot be read, is reachable.
+        // A member that returns its status is reachable, even if its metrics cannot be read.
         let mut evidence = healthy();
         evidence.members[2].metrics = Err("404".into());
         assert_eq!(judged(&RULE, &evidence), None);

@@ -10,8 +10,9 @@ pub const RULE: Rule = Rule {
     judge,
 };
 
-/// Cluster version, without its patch number, of a new cluster until its leader has heard the versions of all
-/// members, which takes seconds. No member that the doctor knows can be held at it afterwards.
+/// Cluster version, without its patch number, that a new cluster has for some seconds, until its leader knows
+/// the versions of all members. It must not be reported as too old: clusters of the releases that the doctor
+/// supports have this version only during these seconds.
 const UNDECIDED: &str = "3.0";
 
 fn version(member: &Member) -> Option<&str> {
@@ -40,8 +41,8 @@ fn judge(evidence: &Evidence, _: &Limits) -> Option<Finding> {
         let is_older = !versions.cluster.is_empty()
             && minor(&versions.cluster) != minor(&versions.server)
             && minor(&versions.cluster) != UNDECIDED;
-        // If members run different versions, the cluster version is the lowest one. This difference was
-        // reported above, so the cluster version is not reported as well.
+        // If members run different versions, the cluster version is the lowest of them. The different
+        // versions are reported above, so a low cluster version is reported only if there are none.
         if is_older && facts.is_empty() && versions.cluster.starts_with(|c: char| c.is_ascii_digit()) {
             let (server, cluster) = (&versions.server, &versions.cluster);
             let text = format!("version {server}, but the cluster's is {cluster}");

@@ -1,4 +1,5 @@
-//! The command `doctor migrate`: from flags to output.
+//! Implements the command `doctor migrate`: reads its flags, examines the cluster, and prints the verdict
+//! with the next step.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -63,7 +64,7 @@ pub(crate) const PROGRAM: Program<Run> = Program {
     globals_hint: "",
 };
 
-/// Time between the first and the last reading of the members' commit and applied indexes.
+/// Time between the first and the last reading of each member's commit index and applied index.
 const WINDOW: Duration = Duration::from_millis(500);
 
 async fn run(matches: &Matches, io: &Io) -> Result<(), Failure> {

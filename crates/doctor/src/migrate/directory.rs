@@ -1,4 +1,5 @@
-//! Inspects the data directory of a member on this machine. The member may be running. Nothing is changed.
+//! Inspects the data directory of a member on this machine, whether the member is running or stopped. Changes
+//! nothing there.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,29 +16,31 @@ use crate::evidence::Unseen;
 pub struct Directory {
     /// Path of the directory.
     pub path: PathBuf,
-    /// Directory of the log, if it is separate.
+    /// Directory of the write-ahead log, if it is not inside the data directory.
     pub wal_dir: Option<PathBuf>,
-    /// Product to whose member the directory belongs.
+    /// Product that used the directory last, and to which its data belongs.
     pub of: Product,
     /// Size of etcd's database file in bytes; 0 for a directory of Mainstay.
     pub database_bytes: u64,
-    /// Keys of API version 2; `Ok(None)` if there are none.
+    /// Keys of API version 2 that a migration would lose; `Ok(None)` if there are none.
     pub old_keys: Result<Option<OldKeys>, Unseen>,
-    /// Reason why the member could not be taken over. While the member runs, only one possible reason is
-    /// known: it is not certain who the members of the cluster are.
+    /// Reason why the directory cannot be used for the migration; `None` if none is known. While etcd runs on
+    /// it, the only reason that can be found is that its files do not tell for sure who the cluster's members
+    /// are.
     pub refusal: Option<String>,
-    /// True if a member is running on the directory.
+    /// True if a member of etcd is running on the directory.
     pub is_running: bool,
     /// Space on the file system of the data directory.
     pub space: DiskSpace,
-    /// Space on the file system of the log; `None` if it is the same file system.
+    /// Space on the file system of the write-ahead log; `None` if that is also the file system of the data
+    /// directory.
     pub wal_space: Option<DiskSpace>,
 }
 
-/// Keys of API version 2 that the directory holds.
+/// Keys of API version 2 in the directory, which a migration would lose.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OldKeys {
-    /// Description of the keys.
+    /// Description of the keys, for the report.
     pub what: String,
 }
 
@@ -45,12 +48,13 @@ impl Directory {
     /// Inspects the directory.
     ///
     /// # Errors
-    /// Returns an error if the path is not the data directory of a member, or cannot be read.
+    /// Returns an error if the path is not the data directory of a member, or something in it cannot be read.
     pub fn look(path: &Path, wal_dir: Option<&Path>) -> Result<Directory, Unseen> {
         let disk = RealDisk;
         let member = path.join("member");
         let there = |path: &Path| match disk.exists(path) {
-            // In a directory of Mainstay, `snap` is a file instead of a directory, so that etcd cannot start.
+            // Mainstay puts a file named `snap` where etcd expects a directory, so that etcd cannot start. So
+            // this error means that there is no etcd database.
             Err(error) if error.kind() == io::ErrorKind::NotADirectory => Ok(false),
             found => found.map_err(|error| Unseen::because(format!("{}: {error}", path.display()))),
         };
@@ -60,8 +64,8 @@ impl Directory {
         for part in ["witness", "wal-dir"] {
             is_ours |= there(&member.join(part))?;
         }
-        // If these directories are empty, they remain from a failed first start of Mainstay, and etcd may
-        // have started there since. So only non-empty ones count.
+        // Count these directories only if they are not empty. Empty ones may remain from a first start of
+        // Mainstay that failed, after which etcd possibly used the directory again.
         for part in ["checkpoint", "log"] {
             is_ours |= disk.list(&member.join(part)).is_ok_and(|names| !names.is_empty());
         }
@@ -116,7 +120,7 @@ impl Directory {
         let wal_dir = self.wal_dir.clone().unwrap_or_else(|| self.path.join("member").join("wal"));
         if self.is_running {
             self.refusal = refusal_to_come(&self.path, &wal_dir);
-            // The member is writing its log, so only files that do not change can be read.
+            // Read only the snapshot files, which do not change: the running member is writing its log.
             self.old_keys = OldStore::glance(&disk, &snap)
                 .map(|store| kept(&store))
                 .map_err(|error| Unseen::because(format!("{}: {error}", snap.display())));
@@ -133,9 +137,10 @@ impl Directory {
     }
 }
 
-/// Returns the reason why a running member could not be taken over, if its files leave it uncertain who the
-/// members of the cluster are. The files may change while they are read, so several attempts are made. Other
-/// reasons can be found only once the member has stopped.
+/// Returns the reason why Mainstay would refuse to take over the directory of a running member of etcd, if
+/// the reason is that its files do not tell for sure who the cluster's members are. The files may change
+/// while they are read, so reading is repeated if it fails. Other reasons can be found only after the member
+/// has stopped.
 fn refusal_to_come(path: &Path, wal_dir: &Path) -> Option<String> {
     for _ in 0..ATTEMPTS {
         match DataDir::glance_running(&RealDisk, path, wal_dir) {
@@ -147,7 +152,7 @@ fn refusal_to_come(path: &Path, wal_dir: &Path) -> Option<String> {
     None
 }
 
-/// Number of times that the files of a running member are read before giving up.
+/// Maximum number of times that the files of a running member are read.
 const ATTEMPTS: usize = 10;
 
 fn space(path: &Path) -> Result<DiskSpace, Unseen> {
@@ -172,7 +177,8 @@ mod tests {
 
     use super::*;
 
-    /// Creates a directory of etcd 3.6 with these members; it belongs to the first of them.
+    /// Creates a data directory of etcd 3.6 for a cluster with these members. It belongs to the first of
+    /// them.
     fn etcds(path: &Path, ids: &[u64]) {
         let members = ids.iter().map(|id| Member { id: *id, ..Member::default() }).collect();
         let membership = Membership { members, ..Membership::default() };
@@ -231,7 +237,7 @@ mod tests {
         let snap = dir.path().join("member").join("snap");
         std::fs::create_dir_all(&snap).unwrap();
         std::fs::write(snap.join("db"), vec![7; 5000]).unwrap();
-        // The state after a first start of Mainstay that failed.
+        // Create what a failed first start of Mainstay leaves behind.
         for part in ["checkpoint", "log"] {
             std::fs::create_dir(dir.path().join("member").join(part)).unwrap();
         }
@@ -275,13 +281,14 @@ mod tests {
         let seen = Directory::look(dir.path(), None).unwrap();
         assert!(seen.is_running && seen.refusal.is_none());
         assert_eq!(seen.old_keys, Ok(None));
-        // A snapshot file that cannot be decoded.
+        // Add a snapshot file that cannot be decoded.
         std::fs::write(snap.join("0000000000000002-0000000000000007.snap"), b"\xff").unwrap();
         let seen = Directory::look(dir.path(), None).unwrap();
         let what = seen.old_keys.unwrap().unwrap().what;
         assert!(what.contains("0000000000000002-0000000000000007.snap"), "{what}");
         drop(held);
-        // A process that only reads the database, as the doctor does, is not a member.
+        // A process that only reads the database, such as the doctor itself, does not count as a running
+        // member.
         let _read = RealDisk.lock_shared(&snap.join("db")).unwrap();
         let seen = Directory::look(dir.path(), None).unwrap();
         let refusal = seen.refusal.unwrap();

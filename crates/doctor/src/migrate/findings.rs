@@ -1,5 +1,5 @@
-//! Rules about obstacles to a migration. Each rule has its own file, with its judgement, a case that it must
-//! find, and a similar case that it must not.
+//! Defines the rules that find obstacles to a migration, each in its own file. Each file has a test with a
+//! case that its rule must find, and with a similar case that it must not find.
 
 mod apart;
 mod caught_up;
@@ -25,17 +25,18 @@ use crate::finding::Finding;
 
 pub(super) use peer_links::unseen_links;
 
-/// A rule about a cluster that is to be migrated.
+/// A rule that looks for one kind of obstacle to the next step of a migration.
 pub struct MigrationRule {
     /// Name of the rule.
     pub name: &'static str,
     /// Description of the rule in one line.
     pub about: &'static str,
-    /// Judges the survey. While a finding has severity error, the next step must not be taken.
+    /// Judges the survey. As long as a rule returns a finding with severity error, the next step must not be
+    /// taken.
     pub judge: fn(&Survey) -> Option<Finding>,
 }
 
-/// All rules, in order of danger: rules about a cluster that stops working come first.
+/// All rules. The most dangerous problems come first: those that stop the cluster.
 pub const MIGRATION_RULES: &[MigrationRule] = &[
     seen_once::RULE,
     unknown_product::RULE,

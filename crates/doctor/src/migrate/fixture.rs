@@ -1,4 +1,5 @@
-//! Surveys for tests of the findings: clusters that can be migrated, which the tests change to have problems.
+//! Builds surveys for the tests of the migration's rules: clusters that can be migrated, into which each test
+//! plants a problem.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -12,7 +13,7 @@ use crate::evidence::{Metrics, Versions};
 use crate::finding::{Finding, Severity};
 use crate::fixture::healthy;
 
-/// Changes a member of the evidence to run etcd of this version.
+/// Changes the member with index `at` to run etcd of this version.
 pub fn run_etcd(survey: &mut Survey, at: usize, version: &str) {
     let member = &mut survey.evidence.members[at];
     member.page = Err("this server does not have it".into());
@@ -25,14 +26,14 @@ pub fn run_etcd(survey: &mut Survey, at: usize, version: &str) {
     member.status.as_mut().expect("healthy members have one").version = version.to_owned();
 }
 
-/// Changes a member of the evidence to run Mainstay with this `--api-version`.
+/// Changes the member with index `at` to run Mainstay with this `--api-version`.
 pub fn run_mainstay(survey: &mut Survey, at: usize, version: &str) {
     let member = &mut survey.evidence.members[at];
     member.page = Ok(crate::page::Page::default());
     member.status.as_mut().expect("healthy members have one").version = version.to_owned();
 }
 
-/// Sets the cluster's version at all members.
+/// Makes all members report this cluster version.
 pub fn cluster_version(survey: &mut Survey, cluster: &str) {
     for member in &mut survey.evidence.members {
         let server = member.status.as_ref().map(|status| status.version.clone()).unwrap_or_default();
@@ -40,7 +41,8 @@ pub fn cluster_version(survey: &mut Survey, cluster: &str) {
     }
 }
 
-/// Returns a cluster of three members of etcd of this version, to be migrated to Mainstay.
+/// Returns the survey of a cluster of three members that run this version of etcd, to be migrated to
+/// Mainstay.
 pub fn etcds(version: &str) -> Survey {
     let mut evidence = healthy();
     for member in &mut evidence.members {
@@ -78,7 +80,7 @@ pub fn etcds(version: &str) -> Survey {
     survey
 }
 
-/// Returns a cluster of one member of Mainstay and two of etcd 3.6.
+/// Returns the survey of a cluster in which one member runs Mainstay and two run etcd 3.6.
 pub fn mixed() -> Survey {
     let mut survey = etcds("3.6.16");
     run_mainstay(&mut survey, 1, "3.6.0");
@@ -86,7 +88,7 @@ pub fn mixed() -> Survey {
     survey
 }
 
-/// Returns a cluster of three members of Mainstay with the API version of etcd 3.6.
+/// Returns the survey of a cluster of three members that all run Mainstay, with the API version 3.6.
 pub fn all_mainstay() -> Survey {
     let mut survey = etcds("3.6.16");
     for at in 0..3 {
@@ -96,7 +98,7 @@ pub fn all_mainstay() -> Survey {
     survey
 }
 
-/// Returns the directory of a stopped member with a database of this size, and this much free space.
+/// Returns the directory of a stopped member of etcd, with these sizes of its database and of the free space.
 pub fn directory(database_bytes: u64, free_bytes: u64) -> Directory {
     Directory {
         path: PathBuf::from("/var/lib/etcd"),
@@ -111,7 +113,7 @@ pub fn directory(database_bytes: u64, free_bytes: u64) -> Directory {
     }
 }
 
-/// Returns the finding of a rule.
+/// Applies a rule and returns its finding. Asserts that the finding has the rule's name and a remedy.
 pub fn judged(rule: &MigrationRule, survey: &Survey) -> Option<Finding> {
     let finding = (rule.judge)(survey);
     assert!(finding.as_ref().is_none_or(|finding| finding.name == rule.name && !finding.remedies.is_empty()));

@@ -1,4 +1,5 @@
-//! Examines a cluster that is to be migrated. Nothing is written: keys, leases and members stay as they are.
+//! Examines a cluster that is to be migrated: collects the doctor's evidence, and what each member knows
+//! about the cluster. Sends only requests that read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -25,35 +26,36 @@ use crate::http1::get;
 /// Parameters of an examination before a migration.
 #[derive(Clone, Debug)]
 pub struct MigrationPlan {
-    /// Plan of the doctor's own examination.
+    /// Plan for collecting the same evidence as `doctor`.
     pub plan: Plan,
     /// Product to which the cluster is to be migrated.
     pub to: Product,
-    /// Data directory of a member on this machine.
+    /// Data directory of a member on this machine, if the user has named one.
     pub data_dir: Option<PathBuf>,
-    /// Directory of that member's log, if it is separate.
+    /// Directory of that member's write-ahead log, if it is not inside the data directory.
     pub wal_dir: Option<PathBuf>,
-    /// Configuration file of a member.
+    /// Configuration file of a member, if the user has named one.
     pub config_file: Option<String>,
 }
 
-/// Number of times that the members' views and hashes are read before differences count as real, since
-/// members are queried at different times.
+/// Maximum number of times that the members' views and hashes are read. Members are asked at slightly
+/// different times, so only a difference that is still there at the last reading counts.
 const TRIES: usize = 5;
 /// Time between two readings of the views and the hashes.
 const PAUSE: Duration = Duration::from_millis(200);
-/// Total time in which all members must return their hashes, as a multiple of the timeout of one request.
+/// Time limit for reading the hashes of all members, including repetitions, as a multiple of the timeout of
+/// one request.
 const HASHES_WITHIN: u32 = 12;
 
 /// A member to which requests are sent.
 #[derive(Clone)]
 struct Asked {
-    /// Position of the member in the evidence.
+    /// Index of the member in `Evidence::members`.
     at: usize,
-    /// Id of the member. Responses are checked for this id, because an endpoint may lead to a different
-    /// member each time.
+    /// Id of the member. A member list or a hash that comes from another member is rejected, because an
+    /// endpoint, such as a load balancer, may lead to a different member each time.
     id: u64,
-    /// Client connected to the member.
+    /// Client that sends requests only to the member's endpoint.
     client: Client,
 }
 
@@ -70,7 +72,7 @@ impl Asked {
     }
 }
 
-/// Data from one member that may change while the cluster is in use.
+/// A member's answers about data that may change while the cluster is in use.
 struct Told {
     members: Result<BTreeSet<Listed>, Unseen>,
     alarms: Result<Vec<Alarm>, Unseen>,
@@ -110,8 +112,8 @@ impl MigrationPlan {
         }
         self.look_at_views(&mut survey, &voters).await;
         if !survey.listed().is_empty() {
-            // A finding of its own compares the lists of members with the examined members and names the
-            // missing ones, so the evidence counts as complete here.
+            // A rule of the migration compares the members' lists with the examined members and names the
+            // missing ones. So do not report the evidence as incomplete as well.
             survey.evidence.complete = Ok(());
         }
         if let Some(voter) = voters.first() {
@@ -121,8 +123,8 @@ impl MigrationPlan {
         Ok(survey)
     }
 
-    /// Reads from all voting members the data on which they must agree. Repeats this until they agree, or the
-    /// attempts are used up.
+    /// Asks all voting members for the data on which they must agree: members, alarms and leases. Repeats
+    /// this until they agree, at most [`TRIES`] times. Then checks once whether each member serves reads.
     async fn look_at_views(&self, survey: &mut Survey, voters: &[Asked]) {
         let mut rounds: Vec<Vec<(usize, BTreeSet<i64>)>> = Vec::new();
         for turn in 1..=TRIES {
@@ -161,7 +163,7 @@ impl MigrationPlan {
             survey.views[voter.at].read = read(&voter.client).await;
             let member = &survey.evidence.members[voter.at];
             let version = member.status.as_ref().ok().and_then(|status| release_of(&status.version));
-            // etcd 3.6 and later serve no API version 2.
+            // Only releases before 3.6 serve API version 2.
             if Product::of(member) == Some(Product::Etcd) && version.is_some_and(|version| version < (3, 6)) {
                 survey.views[voter.at].old_keys = self.old_keys(&member.endpoint).await;
             }
@@ -169,7 +171,7 @@ impl MigrationPlan {
     }
 
     /// Returns the number of keys and directories directly below the root of API version 2; `None` if the
-    /// member does not serve this API.
+    /// member does not serve this API or does not answer.
     async fn old_keys(&self, endpoint: &str) -> Option<usize> {
         let connection = &self.plan.connection;
         let answer =
@@ -180,7 +182,8 @@ impl MigrationPlan {
     }
 }
 
-/// Returns true if the views of these members are equal.
+/// Returns true if no two of these members contradict each other about the members and alarms, and no lease
+/// is missing. Views that could not be read contradict nothing.
 fn agree(survey: &Survey, voters: &[Asked]) -> bool {
     let views: Vec<&View> = voters.iter().map(|voter| &survey.views[voter.at]).collect();
     let same = views.windows(2).all(|two| {
@@ -197,9 +200,9 @@ fn agree(survey: &Survey, voters: &[Asked]) -> bool {
     same && survey.leases.as_ref().map_or(true, |leases| leases.missing.is_empty())
 }
 
-/// Compares the leases of all members over several readings. A lease is missing at a member if all readings
-/// lack it there while other members have it. Other differences are normal, because leases are granted and
-/// revoked between the queries.
+/// Compares the leases of all members over several readings. A lease counts as missing at a member if in all
+/// readings the member lacked it while another member had it. Single differences are normal, because leases
+/// are granted and revoked between the requests.
 fn compared(rounds: &[Vec<(usize, BTreeSet<i64>)>]) -> Leases {
     let mut missing: BTreeMap<usize, BTreeSet<i64>> = BTreeMap::new();
     let mut count = 0;
@@ -214,8 +217,8 @@ fn compared(rounds: &[Vec<(usize, BTreeSet<i64>)>]) -> Leases {
                 Some(before) => *before = before.intersection(&lacking).copied().collect(),
             }
         }
-        // If a member did not answer at this reading, it may have had the lease, so none of its leases counts
-        // as missing.
+        // Forget a member that did not answer in this round: it may have had the leases that it lacked
+        // before, so none of them counts as missing.
         missing.retain(|at, _| round.iter().any(|(asked, _)| asked == at));
     }
     let missing = missing.into_iter().filter_map(|(at, ids)| Some((at, ids.len(), *ids.first()?)));
@@ -259,8 +262,9 @@ async fn listed(asked: &Asked) -> Result<BTreeSet<Listed>, Unseen> {
     Ok(members.collect())
 }
 
-/// Makes a linearizable read of a key that most likely does not exist. Succeeds even if the read is refused
-/// for lack of permission, because a member refuses only after it has reached consensus.
+/// Makes a linearizable read of a key that most likely does not exist, to check that the member can reach
+/// consensus. An answer that the permission is missing is a success too, because a member checks the
+/// permission only after consensus.
 async fn read(client: &Client) -> Result<(), Unseen> {
     let request = RangeRequest { key: Bytes::from_static(b"health"), limit: 1, ..RangeRequest::default() };
     let answer: Result<RangeResponse, _> = client.call(Rpc::KvRange, &request).await;
@@ -276,14 +280,14 @@ async fn has_users(client: &Client) -> Result<bool, Unseen> {
         client.call(Rpc::AuthUserList, &AuthUserListRequest {}).await;
     match answer {
         Ok(answer) => Ok(!answer.users.is_empty()),
-        // The server returns this error only if authentication is enabled.
+        // The server returns this error only if authentication is enabled, and then there are users.
         Err(status) if status.code == Code::PermissionDenied => Ok(true),
         Err(status) => Err(Unseen::because(shown(&status))),
     }
 }
 
-/// Requests the HashKV of each member at the same revision, one member after the other. If a compaction came
-/// in between, repeats this at a newer revision.
+/// Requests HashKV of each member at the same revision, one member after the other. If a compaction has come
+/// in between, so that the hashes cannot be compared, repeats this at a newer revision.
 async fn hashes(voters: &[Asked], within: Duration) -> Result<Hashes, Unseen> {
     let end = Instant::now() + within * HASHES_WITHIN;
     let mut turn = 1;
@@ -316,8 +320,8 @@ async fn hashes(voters: &[Asked], within: Duration) -> Result<Hashes, Unseen> {
             });
             found.of.push((voter.at, hashed));
         }
-        // If the histories begin at different revisions, a compaction has reached only some of the members
-        // yet.
+        // If the compact revisions differ, a compaction has not reached all members yet, so the hashes cannot
+        // be compared. Read them again.
         is_overtaken |= !found.begin_together();
         if !is_overtaken || turn == TRIES || Instant::now() > end {
             return Ok(found);
@@ -334,7 +338,8 @@ mod tests {
     #[test]
     fn leases_that_come_and_go_are_not_missing() {
         let set = |ids: &[i64]| ids.iter().copied().collect::<BTreeSet<i64>>();
-        // Lease 3 was granted between the two readings; lease 9 is missing at the second member in both.
+        // Lease 3 is granted between the two readings. Lease 9 is missing at the second member in both
+        // readings.
         let first = vec![(0, set(&[1, 9])), (4, set(&[1, 3]))];
         assert_eq!(
             compared(std::slice::from_ref(&first)),

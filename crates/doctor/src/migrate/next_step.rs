@@ -1,4 +1,4 @@
-//! The next step of a migration, as commands.
+//! Determines the next step of a migration, and the shell commands that the operator has to run for it.
 
 use super::survey::{Product, RELEASES, Survey, shown};
 use crate::evidence::{Evidence, Member, Status};
@@ -8,16 +8,17 @@ use crate::evidence::{Evidence, Member, Status};
 pub struct NextStep {
     /// Label of the member.
     pub member: String,
-    /// True if the member is the leader, which is switched last.
+    /// True if the member is the leader. The leader is switched last.
     pub is_leader: bool,
-    /// The commands, in order. Words in capitals are placeholders that the operator fills in.
+    /// The shell commands, in the order in which they must be run. Words in capitals are placeholders that
+    /// the operator fills in.
     pub commands: Vec<String>,
-    /// Notes about the commands.
+    /// Explanations of the commands, for the operator.
     pub notes: Vec<String>,
 }
 
-/// Returns the next step: followers come first and the leader last, so that leadership moves only once.
-/// Returns `None` if all members whose product is known run the target product.
+/// Returns the next step. Followers are switched first and the leader last, so that leadership moves only
+/// once. Returns `None` if all members whose product is known run the target product already.
 pub fn next_step(survey: &Survey) -> Option<NextStep> {
     let leader = leader(&survey.evidence);
     let left = survey.running().filter(|(.., runs)| runs.is_some_and(|runs| runs != survey.to));
@@ -67,10 +68,11 @@ fn to_mainstay(step: &mut NextStep, back: Option<(u32, u32)>) {
 
 fn to_etcd(step: &mut NextStep, back: Option<(u32, u32)>, learners: usize) {
     let release = back.map_or_else(|| "RELEASE".to_owned(), shown);
-    // With at most one learner, the export either works without a limit, or says that it needs one.
+    // With at most one learner, leave out the flag: in this case the export works without it, or its error
+    // asks for it.
     let limit = if learners > 1 { " --max-learners MAX" } else { "" };
-    // The commands are chained, so that etcd is not started if an export fails. Otherwise etcd could start
-    // with an empty store under this member's id, or with an older export.
+    // Chain the commands with `&&`, so that etcd is not started if the export fails. It could start with an
+    // empty store under this member's id, or with an older export.
     let export = format!("mainstay utl export --data-dir DIR --to DIR.etcd --release {release}{limit}");
     let stopped = format!("systemctl stop mainstay && {export}");
     step.commands.push(format!("{stopped} && mv DIR DIR.mainstay && mv DIR.etcd DIR && etcd FLAGS"));
@@ -94,7 +96,8 @@ fn to_etcd(step: &mut NextStep, back: Option<(u32, u32)>, learners: usize) {
     );
 }
 
-/// Returns the id of the leader that the members with the newest raft term report.
+/// Returns the id of the leader, as reported by a member with the highest raft term; 0 if none reports a
+/// leader.
 fn leader(evidence: &Evidence) -> u64 {
     let told = evidence.statuses().filter(|(_, status)| status.leader != 0);
     told.max_by_key(|(_, status)| status.term).map_or(0, |(_, status)| status.leader)
@@ -104,20 +107,21 @@ fn is_leading(member: &Member, leader: u64) -> bool {
     member.id != 0 && member.id == leader
 }
 
-/// Returns true if a member leads.
+/// Returns true if the member is the leader.
 pub(crate) fn is_leader(evidence: &Evidence, member: &Member) -> bool {
     is_leading(member, leader(evidence))
 }
 
-/// Returns a voter that leadership should move to before this member stops, preferably one that was already
-/// migrated.
+/// Returns the voter to which leadership should be moved before the leader stops; if possible, one that has
+/// been migrated already. Returns `None` if there is no other voter.
 fn successor<'s>(survey: &'s Survey, leader: &Member) -> Option<(&'s Member, &'s Status)> {
     let others = survey.evidence.statuses().filter(|(member, _)| member.id != leader.id && member.id != 0);
     let voters = others.filter(|(_, status)| !status.is_learner);
     voters.min_by_key(|(member, _)| (Product::of(member) != Some(survey.to), member.label()))
 }
 
-/// Quotes a text as one word of a shell command, because a member may report any text.
+/// Quotes a text as one word of a shell command. This is needed because a member may report any text, such as
+/// one with `;` in it.
 fn word(text: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || ":/.-_[]%".contains(c);
     match !text.is_empty() && text.chars().all(is_plain) {

@@ -1,20 +1,21 @@
-//! Checks a configuration file of etcd: which errors and warnings Mainstay would report if started with it.
+//! Checks a configuration file of etcd: collects the errors and warnings that Mainstay would report at a
+//! start with it.
 
 use config::{Entry, Invocation, Refusal};
 
-/// Errors and warnings that a start of Mainstay with this configuration file would report.
+/// Errors and warnings that Mainstay would report at a start with a configuration file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
     /// Path of the file.
     pub path: String,
-    /// Errors with which Mainstay would refuse to start.
+    /// Errors because of which Mainstay would refuse to start.
     pub refusals: Vec<String>,
     /// Warnings that Mainstay would log.
     pub warnings: Vec<String>,
 }
 
 impl Settings {
-    /// Reads the file as Mainstay does when started with `--config-file`.
+    /// Parses the file as `mainstay --config-file` does.
     pub fn of_file(path: &str) -> Settings {
         let mut settings = Settings { path: path.to_owned(), ..Settings::default() };
         match config::parse(&[format!("--config-file={path}")], &[]) {

@@ -1,4 +1,4 @@
-//! The output of `doctor migrate`, as text for people and as JSON for programs.
+//! Judges a survey, and formats the result as text for people and as JSON for programs.
 
 use std::fmt::Write as _;
 
@@ -15,8 +15,8 @@ use crate::report::{Report, counted, folded};
 use crate::rule::{Blind, Rule};
 use crate::show;
 
-/// Names of the doctor's general rules that also apply to a migration, besides
-/// [`certificate::RULE_FOR_STEPS`]. The other general rules concern only performance.
+/// Names of the rules of `doctor` that are also applied before a migration, in addition to
+/// [`certificate::RULE_FOR_STEPS`]. Most of the other rules of `doctor` concern only performance.
 const SHARED_RULES: [&str; 8] = [
     "unreachable",
     "no-leader",
@@ -28,22 +28,22 @@ const SHARED_RULES: [&str; 8] = [
     "missing-compaction",
 ];
 
-/// The judgement of a survey.
+/// The judgement of a survey: the findings, and the next step.
 #[derive(Clone, Debug)]
 pub struct Verdict {
     /// Product to which the cluster is to be migrated.
     pub to: Product,
     /// The examined members, and the product that each runs.
     pub members: Vec<Row>,
-    /// Facts about the cluster, in short texts.
+    /// Short statements about the cluster, such as its version.
     pub facts: Vec<String>,
-    /// The findings, and the list of what could not be examined.
+    /// The findings, and the evidence that could not be examined.
     pub report: Report,
     /// True if all members run the target product.
     pub is_done: bool,
     /// The next step; `None` if a problem has to be solved first, or the migration is complete.
     pub next: Option<NextStep>,
-    /// Revision and hash of the history, if all voting members have the same hash.
+    /// Revision and hash of the data; `None` unless all voting members have the same hash.
     pub hash: Option<(i64, u32)>,
 }
 
@@ -82,12 +82,13 @@ impl Verdict {
         }
     }
 
-    /// Returns true if no finding forbids the next step, or if the migration is complete without errors.
+    /// Returns true if no finding has severity error. In this case the next step can be taken, or the
+    /// migration is complete.
     pub fn is_ready(&self) -> bool {
         self.report.severity() != Some(Severity::Error)
     }
 
-    /// Returns the verdict in one line.
+    /// Returns a summary of the verdict in one line.
     fn line(&self) -> String {
         let there = self.members.iter().filter(|row| row.runs == Some(self.to)).count();
         let (all, name) = (counted(self.members.len(), "member"), self.to.name());
@@ -106,7 +107,7 @@ impl Verdict {
         }
     }
 
-    /// Returns the text about what remains to be done after all members run the target product.
+    /// Returns advice on what to do when all members run the target product.
     fn afterwards(&self) -> &'static str {
         match self.to {
             Product::Mainstay => {
@@ -139,7 +140,7 @@ impl Verdict {
             let part = if step.is_leader { "the leader" } else { "a follower" };
             put(&mut out, &format!("{}, {part}:", step.member), "Next is ", "  ");
             for command in &step.commands {
-                // The command is not wrapped, so that it can be copied as one line.
+                // Do not wrap the command, so that it can be copied as one line.
                 out.push_str(&format!("    {}\n", show::clean(command)));
             }
             for note in &step.notes {
@@ -226,7 +227,7 @@ fn row(survey: &Survey, member: &Member) -> Row {
     Row { label: member.label(), runs, about, version }
 }
 
-/// Returns the revision and the hash if all voting members have returned the same hash.
+/// Returns the revision and the hash; `None` unless all voting members have returned the same hash.
 fn agreed_hash(survey: &Survey) -> Option<(i64, u32)> {
     let hashes = survey.hashes.as_ref().ok().filter(|hashes| hashes.is_comparable())?;
     let (_, first) = hashes.answers().next()?;
@@ -339,7 +340,8 @@ mod tests {
         assert_eq!(ends_in(&mut survey, 3.0 * 86400.0), (true, vec![(name, Severity::Warning)]));
         assert_eq!(ends_in(&mut survey, 3600.0), (false, vec![(name, Severity::Error)]));
         assert_eq!(ends_in(&mut survey, -3600.0), (false, vec![(name, Severity::Error)]));
-        // An unknown certificate is reported as not examined, as for the other shared rules.
+        // A certificate that could not be read is reported as not examined, as missing evidence for other
+        // rules is.
         survey.evidence.members[1].certificate = Err("late".into());
         assert!(Verdict::of(&survey).report.blind.iter().any(|blind| blind.name == name));
     }

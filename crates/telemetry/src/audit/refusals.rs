@@ -1,9 +1,10 @@
-//! Limits the number of lines about refused calls per client, because any client that can connect can make
-//! any number of such calls.
+//! Limits how many lines about refused calls are written to the audit log, because any client that can
+//! connect can make any number of such calls.
 //!
-//! An address has an allowance of [`BURST`] lines, which regains one line every [`EACH`]; all addresses
-//! together have an allowance of [`BURST_OF_ALL`], which regains one line every [`EACH_OF_ALL`]. Further
-//! calls are counted, and reported from time to time.
+//! Up to [`BURST`] lines are written for an address in a burst, and the address regains one line every
+//! [`EACH`]. All addresses together have [`BURST_OF_ALL`] lines, and regain one every [`EACH_OF_ALL`].
+//! Further calls are only counted, and the audit log reports the counts at most every [`REPORT_INTERVAL`].
+//! All addresses of an IPv6 network with 64 bits count as one address.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -11,32 +12,32 @@ use std::time::{Duration, Instant};
 
 use stdx::client_network;
 
-/// Number of lines that one address may have written at once.
+/// Maximum number of lines that are written for one address in a burst.
 pub(super) const BURST: u32 = 64;
 /// Time after which an address regains one line.
 const EACH: Duration = Duration::from_millis(250);
-/// Number of lines that all addresses together may have written at once.
+/// Maximum number of lines that are written for all addresses together in a burst.
 const BURST_OF_ALL: u32 = 1024;
 /// Time after which all addresses together regain one line.
 const EACH_OF_ALL: Duration = Duration::from_millis(16);
-/// Maximum number of addresses that are tracked separately. When further addresses arrive, addresses with a
-/// full allowance are forgotten. If there are none, the further addresses are counted together.
+/// Maximum number of addresses that are tracked separately. When another address arrives, addresses with a
+/// full allowance and no unreported calls are forgotten. If there are none, new addresses share one count and
+/// allowance.
 pub(super) const ADDRESSES_MAX: usize = 1024;
-/// Maximum number of addresses that a report lists separately.
+/// Maximum number of addresses that a report lists; the others are reported as one number.
 pub(super) const REPORTED_MAX: usize = 16;
 /// Minimum time between two reports.
 const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// An allowance of a number of lines, which refills over time.
+/// Number of lines that may still be written. It increases over time up to a limit, as in a token bucket.
 #[derive(Debug, Default)]
 struct Allowance {
-    /// Time at which the allowance is full again; `None` if it is full.
+    /// Time at which the allowance will be full again; `None` if no line was written yet.
     whole_at: Option<Instant>,
 }
 
 impl Allowance {
-    /// Returns the time at which the allowance will be full again if a line is written now; returns `None` if
-    /// the allowance is used up.
+    /// Returns the new value of `whole_at` if a line is written now; `None` if the allowance is used up.
     fn after(&self, now: Instant, burst: u32, each: Duration) -> Option<Instant> {
         let next = self.whole_at.map_or(now, |at| at.max(now)) + each;
         (next <= now + each * burst).then_some(next)
@@ -49,18 +50,18 @@ struct Client {
     not_shown: u64,
 }
 
-/// Allowances and unreported calls of all clients.
+/// The allowances of all clients, and the number of their calls that have not been reported yet.
 #[derive(Debug, Default)]
 pub(super) struct Refusals {
     of_all: Allowance,
     clients: HashMap<IpAddr, Client>,
-    /// Addresses that are not tracked separately.
+    /// Allowance and count that are shared by all addresses that are not tracked separately.
     others: Client,
     reported_at: Option<Instant>,
 }
 
-/// Number of refused calls of an address for which no line was written. `address` is `None` for several
-/// addresses together.
+/// Number of refused calls from an address for which no line was written. `address` is `None` if the number
+/// is for several addresses together.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct NotShown {
     pub address: Option<IpAddr>,
@@ -68,7 +69,9 @@ pub(super) struct NotShown {
 }
 
 impl Refusals {
-    /// Counts a refused call; returns true if a line may be written for it.
+    /// Decides whether a line may be written for a refused call. If so, takes the line from the allowance of
+    /// the address and from that of all addresses, and returns true. Otherwise counts the call as one without
+    /// a line.
     pub fn admit(&mut self, address: IpAddr, now: Instant) -> bool {
         let of_all = self.of_all.after(now, BURST_OF_ALL, EACH_OF_ALL);
         let client = self.client(client_network(address), now);
@@ -85,7 +88,7 @@ impl Refusals {
         }
     }
 
-    /// Counts a call that was admitted but for which no line is written, because too many lines are queued.
+    /// Counts a call for which a line was allowed but not written, because too many entries are queued.
     pub fn dropped(&mut self, address: IpAddr, now: Instant) {
         self.client(client_network(address), now).not_shown += 1;
     }
@@ -102,8 +105,10 @@ impl Refusals {
         self.clients.entry(address).or_default()
     }
 
-    /// Returns and clears the counts of refused calls without a line, per address, the largest first. Returns
-    /// an empty list if the last report was less than [`REPORT_INTERVAL`] ago.
+    /// Returns the numbers of refused calls without a line, by address, the largest first, and sets them to
+    /// 0. Addresses beyond [`REPORTED_MAX`] are summed in a last element. Returns an empty list if the last
+    /// report was less than [`REPORT_INTERVAL`] ago.
+    /// 0. Returns an empty list if the last report was less than [`REPORT_INTERVAL`] ago.
     pub fn report(&mut self, now: Instant) -> Vec<NotShown> {
         if self.reported_at.is_some_and(|at| now.saturating_duration_since(at) < REPORT_INTERVAL) {
             return Vec::new();
@@ -111,7 +116,7 @@ impl Refusals {
         self.take(now)
     }
 
-    /// Returns and clears the counts of refused calls without a line, even if the last report was recent.
+    /// Returns the same as [`Refusals::report`], even if the last report was recent.
     pub fn take(&mut self, now: Instant) -> Vec<NotShown> {
         let mut all: Vec<NotShown> = Vec::new();
         for (address, client) in &mut self.clients {

@@ -1,4 +1,4 @@
-//! Encodes a log line as text.
+//! Encodes a log line as JSON or in the console format.
 
 use std::fmt::{self, Write as _};
 use std::panic::Location;
@@ -9,7 +9,7 @@ use stdx::log_text::{is_unprintable, write_text};
 
 use super::settings::{Format, Level};
 
-/// Value of a field. It is borrowed, so that a field costs nothing if its line is not written.
+/// Value of a field. It borrows its data, so that nothing is copied if the line is not written.
 #[derive(Clone, Copy)]
 pub enum Value<'a> {
     /// Text.
@@ -22,13 +22,13 @@ pub enum Value<'a> {
     Float(f64),
     /// A truth value.
     Bool(bool),
-    /// A duration in Go's notation, as text.
+    /// A duration, written as a string in Go's notation, such as `1.5s`.
     Duration(Duration),
-    /// An id in hexadecimal, as text.
+    /// An id, written as a string in hexadecimal.
     Id(u64),
-    /// A list of texts.
+    /// A list of strings.
     List(&'a [&'a str]),
-    /// A value that is written by its `Display`.
+    /// Any value, written as a string by its `Display`.
     Display(&'a dyn fmt::Display),
 }
 
@@ -39,12 +39,12 @@ pub(super) struct Line<'a> {
     pub caller: &'a Location<'a>,
     pub message: &'a str,
     pub fields: &'a [(&'a str, Value<'a>)],
-    /// Number of lines with the same message that were left out before this one.
+    /// Number of lines with the same message that were left out before this one, because there were too many.
     pub suppressed: u64,
 }
 
 impl Line<'_> {
-    /// Returns the encoded line with its line feed.
+    /// Returns the encoded line, with its line feed.
     pub(super) fn encode(&self, format: Format) -> String {
         let mut out = String::with_capacity(256);
         match format {
@@ -76,7 +76,8 @@ impl Line<'_> {
     fn encode_console(&self, out: &mut String) {
         write_timestamp(out, self.now_us);
         let _ = write!(out, "\t{}\t{}\t", self.level, short_caller(self.caller));
-        // A line feed in a message would look like the start of another line, and a tab like another column.
+        // Replace control characters: a line feed in a message would look like the start of another line, and
+        // a tab like another column.
         out.extend(self.message.chars().map(|c| if is_unprintable(c) { ' ' } else { c }));
         if self.fields.is_empty() && self.suppressed == 0 {
             return;
@@ -103,8 +104,8 @@ fn write_field(out: &mut String, key: &str, value: &Value<'_>) {
 }
 
 fn write_value(out: &mut String, value: &Value<'_>) {
-    // Writing to a String cannot fail. Only the `Display` of a caller's value may fail; then the text of this
-    // value ends there.
+    // Ignore errors. Writing to a `String` cannot fail. Only the `Display` of a caller's value can, and in
+    // that case this value is incomplete.
     match value {
         Value::Str(text) => write_text(out, text),
         Value::Int(number) => {
@@ -113,7 +114,7 @@ fn write_value(out: &mut String, value: &Value<'_>) {
         Value::Uint(number) => {
             let _ = write!(out, "{number}");
         }
-        // JSON has no NaN and infinities; zap writes them as strings, too.
+        // JSON has no NaN and no infinities. Write them as strings, as etcd's logger (zap) does.
         Value::Float(number) if number.is_nan() => out.push_str("\"NaN\""),
         Value::Float(number) if number.is_infinite() => {
             out.push_str(if *number > 0.0 { "\"+Inf\"" } else { "\"-Inf\"" });
@@ -150,7 +151,8 @@ fn write_value(out: &mut String, value: &Value<'_>) {
     }
 }
 
-/// Returns the last directory, the file and the line: `config/parser.rs:12`.
+/// Returns the last directory, the file and the line of a position in the source, such as
+/// `config/parser.rs:12`.
 fn short_caller(caller: &Location<'_>) -> String {
     let file = caller.file();
     let start = file.rmatch_indices('/').nth(1).map_or(0, |(slash, _)| slash + 1);

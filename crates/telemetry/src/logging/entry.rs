@@ -1,4 +1,4 @@
-//! Entries that are made before the log is open.
+//! Holds log entries that are made before the log is open, for example while the options are parsed.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ pub struct Entry {
     pub level: Level,
     /// Message of the entry.
     pub message: String,
-    /// Fields of the entry, each with its name and its text.
+    /// Fields of the entry, each with its name and its value as text.
     pub fields: Vec<(&'static str, String)>,
 }
 

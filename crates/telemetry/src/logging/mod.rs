@@ -1,11 +1,12 @@
-//! The structured log, in etcd's format: JSON lines (or `console` lines) on stderr, stdout or files.
+//! Writes the structured log, in etcd's format: JSON lines, or lines for the console, on stderr, stdout or in
+//! files.
 //!
-//! The module does not end the process: `fatal` is only a level, and the caller exits.
+//! The module does not end the process: `fatal` is only a level, and its caller exits.
 //!
-//! Invariants: a line below the level costs one comparison. A line is written completely or not at all. An
-//! output that fails (a closed pipe, a full disk) never stops the process; lost lines are counted. A message
-//! repeated many times in a second is thinned, and its next line says how many were left out. Tests: beside
-//! the code, and `tests/it/logging.rs`.
+//! Invariants: a line below the level costs one comparison. Lines of different threads are not mixed. An
+//! output that fails, for example because of a closed pipe or a full disk, never stops the process, and the
+//! lost lines are counted. If a message is repeated many times in a second, most of the lines are left out,
+//! and a later line says how many. Tests: beside the code, and `tests/it/logging.rs`.
 
 mod encoding;
 mod entry;
@@ -32,16 +33,16 @@ use rotation::RotatedFile;
 
 use clock::Clock;
 
-/// A handle of the log; clones write to the same outputs.
+/// A handle of the log. Clones write to the same outputs.
 #[derive(Clone)]
 pub struct Logger {
     shared: Arc<Shared>,
 }
 
 struct Shared {
-    /// Level from the options.
+    /// Level from the options, which [`Logger::set_level`] can restore.
     level: Level,
-    /// Level currently in effect, as a number.
+    /// Level that is currently in effect, as a number.
     level_now: AtomicU8,
     format: Format,
     outputs: Mutex<Vec<Box<dyn Write + Send>>>,
@@ -51,7 +52,7 @@ struct Shared {
     lines_lost: AtomicU64,
 }
 
-/// Error returned when an output cannot be opened.
+/// Reason why an output cannot be opened.
 #[derive(Debug)]
 pub struct OpenError {
     /// Path of the file.
@@ -61,13 +62,13 @@ pub struct OpenError {
 }
 
 impl Logger {
-    /// Opens the outputs. Missing files are created; existing ones are appended to.
+    /// Opens the outputs. Creates missing files, and appends to existing ones.
     pub fn open(settings: &LogSettings) -> Result<Logger, OpenError> {
         Logger::open_in_zone(settings, |_| 0)
     }
 
-    /// Opens the outputs as [`Logger::open`] does. `zone` gives the local time for the names of rotated
-    /// files, if the settings ask for local time.
+    /// Opens the outputs like [`Logger::open`]. If the settings ask for local time in the names of rotated
+    /// files, `zone` determines it.
     pub fn open_in_zone(settings: &LogSettings, zone: Zone) -> Result<Logger, OpenError> {
         let open = |path: &Path| -> Result<Box<dyn Write + Send>, OpenError> {
             let Some(rotation) = settings.rotation else { return Ok(Box::new(open_file(path)?)) };
@@ -85,7 +86,7 @@ impl Logger {
         Ok(Logger::to(settings.level, settings.format, outputs))
     }
 
-    /// Returns a log to stderr in the default format, for messages before the options are known.
+    /// Returns a log to stderr in the default format, for messages before the options have been parsed.
     pub fn stderr() -> Logger {
         Logger::to(Level::Info, Format::Json, vec![Box::new(io::stderr())])
     }
@@ -95,7 +96,7 @@ impl Logger {
         Logger::by(Clock::real(), level, format, outputs)
     }
 
-    /// Returns a log to these outputs that takes the time of its lines from this clock.
+    /// Returns a log to these outputs. The times of its lines come from this clock.
     pub fn by(clock: Clock, level: Level, format: Format, outputs: Vec<Box<dyn Write + Send>>) -> Logger {
         let shared = Shared {
             level,
@@ -110,18 +111,19 @@ impl Logger {
         Logger { shared: Arc::new(shared) }
     }
 
-    /// Returns true if lines of this level are written; check it before computing fields that are expensive.
+    /// Returns true if lines of this level are written. Callers check this before they compute expensive
+    /// fields.
     #[inline]
     pub fn enabled(&self, level: Level) -> bool {
         level as u8 >= self.shared.level_now.load(Ordering::Relaxed)
     }
 
-    /// Changes the level from the next line on; `None` restores the level from the options.
+    /// Changes the level from the next line on. `None` restores the level from the options.
     pub fn set_level(&self, level: Option<Level>) {
         self.shared.level_now.store(level.unwrap_or(self.shared.level) as u8, Ordering::Relaxed);
     }
 
-    /// Returns the number of lines that no output wrote completely.
+    /// Returns the number of lines that at least one output failed to write completely.
     pub fn lines_lost(&self) -> u64 {
         self.shared.lines_lost.load(Ordering::Relaxed)
     }
@@ -140,21 +142,21 @@ impl Logger {
         self.log(Level::Info, message, fields);
     }
 
-    /// Logs a problem that the member handled.
+    /// Logs a problem that the member can handle.
     #[track_caller]
     #[inline]
     pub fn warn(&self, message: &str, fields: &[(&str, Value<'_>)]) {
         self.log(Level::Warn, message, fields);
     }
 
-    /// Logs a failure.
+    /// Logs a failure, such as a request or a task that could not be done.
     #[track_caller]
     #[inline]
     pub fn error(&self, message: &str, fields: &[(&str, Value<'_>)]) {
         self.log(Level::Error, message, fields);
     }
 
-    /// Logs the reason why the process is about to end. The caller ends it.
+    /// Logs why the process is about to end. The caller must end it.
     #[track_caller]
     #[inline]
     pub fn fatal(&self, message: &str, fields: &[(&str, Value<'_>)]) {
@@ -178,7 +180,7 @@ impl Logger {
         }
     }
 
-    /// Logs a warning that any client or peer can trigger without limit: at most ten lines per second are
+    /// Logs a warning that any client or peer can cause at any rate: at most ten lines per second are
     /// written, and the next line says how many were left out.
     #[track_caller]
     pub fn warn_of_strangers(&self, message: &str, fields: &[(&str, Value<'_>)]) {
@@ -198,7 +200,7 @@ impl Logger {
     ) {
         let shared = &*self.shared;
         let second = shared.clock.now().saturating_duration_since(shared.started).as_secs();
-        // A line that announces the end of the process is written however often it was repeated.
+        // Never leave out a line about a bug or a fatal error, even if it is repeated often.
         let suppressed = if level >= Level::DPanic {
             0
         } else {
@@ -211,7 +213,8 @@ impl Logger {
         let now_us = u64::try_from(now_us).unwrap_or(u64::MAX);
         let line = Line { level, now_us, caller, message, fields, suppressed };
         let text = line.encode(shared.format);
-        // If a thread panicked while writing, the outputs are still valid.
+        // Use the outputs even if the lock is poisoned: a thread that panicked while writing leaves them
+        // usable.
         let mut outputs = shared.outputs.lock().unwrap_or_else(PoisonError::into_inner);
         let mut lost = false;
         for output in outputs.iter_mut() {

@@ -1,37 +1,40 @@
-//! Thinning of repeated lines, so that a fault repeated a million times a second does not fill the disk.
+//! Limits how often the same message is logged, so that a fault that occurs a million times per second does
+//! not fill the disk.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::settings::Level;
 
-/// Number of lines of one message that are written in a second.
+/// Number of lines with the same message that may be written in one second.
 #[derive(Clone, Copy)]
 pub(super) struct Allowance {
-    /// Number of lines of one message per second that are all written.
+    /// Number of lines with the same message that are all written in each second.
     burst: u64,
-    /// After these, one line in this many is written for the rest of the second; `None` writes no more.
+    /// After the first `burst` lines, one in this many lines is written for the rest of the second; `None` if
+    /// no further line is written.
     every: Option<u64>,
 }
 
 impl Allowance {
-    /// Allowance of messages about the member itself.
+    /// Allowance for messages about the member itself.
     pub(super) const OWN: Allowance = Allowance { burst: 100, every: Some(100) };
-    /// Allowance of messages that any client or peer can trigger.
+    /// Allowance for messages that any client or peer can cause.
     pub(super) const OF_STRANGERS: Allowance = Allowance { burst: 10, every: None };
 }
 
-/// Number of table slots for messages; messages with the same slot share one allowance. The number bounds the
-/// memory; with fewer slots, more messages share an allowance.
+/// Number of slots in the table of counts. Messages are distributed over the slots by their hash; messages in
+/// the same slot share one allowance. The number bounds the memory.
 const PLACES: usize = 1024;
 
-/// Counts lines per message and second, in bounded memory and without a lock.
+/// Counts the lines with the same message in each second, in bounded memory and without a lock.
 pub(super) struct RepeatLimit {
     places: Box<[Place]>,
 }
 
 #[derive(Default)]
 struct Place {
-    /// Second of the current counts, counted from the start of the log, plus one; 0 means none yet.
+    /// Second to which the counts belong: seconds since the start of the log, plus one; 0 if there are no
+    /// counts yet.
     second: AtomicU64,
     seen: AtomicU64,
     suppressed: AtomicU64,
@@ -42,10 +45,10 @@ impl RepeatLimit {
         RepeatLimit { places: (0..PLACES).map(|_| Place::default()).collect() }
     }
 
-    /// Returns `None` if the line must be left out; otherwise the number of lines of its slot that were left
-    /// out since the last written one.
+    /// Counts a line. Returns `None` if the line must be left out; otherwise the number of lines in its slot
+    /// that were left out since the last one that was written.
     ///
-    /// Two threads that enter a new second together may each count from one, so the allowance is approximate.
+    /// The limit is approximate: two threads that are the first in a new second may each reset the count.
     pub(super) fn admit(
         &self,
         level: Level,
@@ -68,7 +71,8 @@ impl RepeatLimit {
     }
 }
 
-/// Returns the table slot of a message: FNV-1a of level and message.
+/// Returns the index of the slot for a message: the FNV-1a hash of the level and the message, modulo the
+/// number of slots.
 fn place_of(level: Level, message: &str) -> usize {
     let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
     for byte in [level as u8].into_iter().chain(message.bytes()) {

@@ -1,8 +1,9 @@
-//! A log file that is renamed when it is full, to `name-2026-11-22T21-30-00.123.ext`, and later compressed or
-//! removed. It works like the Go package lumberjack, which etcd uses.
+//! Writes a log file with rotation: when the file is full, it is renamed to
+//! `name-2026-11-22T21-30-00.123.ext`, and later compressed or removed. This works like the Go package
+//! lumberjack, which etcd uses.
 //!
-//! If a file cannot be renamed or created, writing continues in the current file: a failed rotation loses no
-//! line, and the rotation is tried again at the next line.
+//! If the full file cannot be renamed, or a new one cannot be created, lines are still written to the current
+//! file, and rotation is tried again at the next line. So a failed rotation loses no line.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write};
@@ -23,7 +24,7 @@ pub type Zone = fn(u64) -> i64;
 
 const COMPRESSED: &str = ".gz";
 const DAY: Duration = Duration::from_secs(86_400);
-/// Length of `2026-11-22T21-30-00.123`.
+/// Length in bytes of a timestamp such as `2026-11-22T21-30-00.123`.
 const TIMESTAMP_BYTES: usize = 23;
 
 /// The current file of a log with rotation.
@@ -34,12 +35,13 @@ pub(super) struct RotatedFile {
     size_bytes: u64,
     clock: Clock,
     zone: Zone,
-    /// Wakes the thread that compresses and removes older files.
+    /// Wakes the thread that compresses and removes rotated files.
     cleaner: SyncSender<()>,
 }
 
 impl RotatedFile {
-    /// Opens the file, or begins a new one if it is full, and starts the thread that cleans up older files.
+    /// Opens the file, and starts the thread that compresses and removes rotated files. If the file is full,
+    /// rotates it.
     pub(super) fn open(
         path: &Path,
         settings: LogRotation,
@@ -54,9 +56,9 @@ impl RotatedFile {
         let cleaning =
             Cleaning { dir: dir.to_owned(), name: path.to_owned(), settings, clock: clock.clone() };
         thread::Builder::new().name("log-cleaner".to_owned()).spawn(move || {
-            // The thread ends when the file is dropped.
+            // The loop ends when the `RotatedFile` is dropped, because it owns the sender.
             while wanted.recv().is_ok() {
-                // An error cannot be reported, because the log itself fails.
+                // Ignore errors: they could be reported only in this log, which has just failed.
                 let _ = cleaning.run();
             }
         })?;
@@ -70,7 +72,7 @@ impl RotatedFile {
     }
 
     fn clean(&self) {
-        // If a wake-up is already pending, it is enough.
+        // If the channel is full, the thread will be woken anyway, so nothing is lost.
         let _ = self.cleaner.try_send(());
     }
 
@@ -98,7 +100,7 @@ impl RotatedFile {
         Ok(())
     }
 
-    /// Returns the name to which the file is renamed at this time.
+    /// Returns the name to which a file that is full at the time `now` is renamed.
     fn aside(&self, now: SystemTime) -> PathBuf {
         let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
         let ahead = if self.settings.local_time { (self.zone)(since.as_secs()) } else { 0 };
@@ -109,11 +111,12 @@ impl RotatedFile {
 }
 
 impl Write for RotatedFile {
-    /// Writes a line completely. A line is never split between files: the log's lines are much shorter than a
-    /// file.
+    /// Writes a line to one file, never to two. If the file would become larger than the limit, rotates it
+    /// first.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         if self.size_bytes > 0 && self.size_bytes + line.len() as u64 > self.settings.file_bytes_max {
-            // If rotating fails, the line goes into the current file.
+            // If rotation fails, write the line to the current file, which then becomes larger than the
+            // limit.
             let _ = self.rotate();
         }
         self.file.write_all(line)?;
@@ -130,7 +133,8 @@ fn open_file(path: &Path, mode: u32) -> io::Result<File> {
     OpenOptions::new().create(true).append(true).mode(mode).open(path)
 }
 
-/// Splits `server.log` into `server` and `.log`, as Go's `filepath.Ext` does.
+/// Splits the file name at its last dot, as Go's `filepath.Ext` does: `server.log` becomes `server` and
+/// `.log`.
 fn stem_and_ending(path: &Path) -> (String, String) {
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     match name.rfind('.') {
@@ -145,7 +149,7 @@ fn with_ending(path: &Path, ending: &str) -> PathBuf {
     name.into()
 }
 
-/// State of the thread that compresses and removes older files.
+/// State of the thread that compresses and removes rotated files.
 struct Cleaning {
     dir: PathBuf,
     name: PathBuf,
@@ -163,7 +167,8 @@ impl Cleaning {
                 outcome = Err(error);
             }
         };
-        // A file and its partial or complete compressed version count as one.
+        // A rotated file and its complete or partial compressed version have the same timestamp. Count them
+        // as one file.
         let mut kept: Vec<String> = Vec::new();
         older.retain(|(stamp, path)| {
             if kept.last() != Some(stamp) {
@@ -189,7 +194,7 @@ impl Cleaning {
         outcome
     }
 
-    /// Returns timestamps and paths of the rotated files, the newest first.
+    /// Returns the timestamps and paths of the rotated files, the newest first.
     fn older(&self) -> io::Result<Vec<(String, PathBuf)>> {
         let (stem, ending) = stem_and_ending(&self.name);
         let mut found = Vec::new();
@@ -201,7 +206,8 @@ impl Cleaning {
                 let plain = rest.strip_suffix(COMPRESSED).unwrap_or(rest);
                 plain.strip_suffix(ending.as_str())
             });
-            // Other files whose names have the same beginning are left alone.
+            // Skip files whose names only begin like those of rotated files, because they must not be
+            // removed.
             if let Some(stamp) = stamp.filter(|stamp| time_of(stamp).is_some()) {
                 found.push((stamp.to_owned(), path));
             }
@@ -211,7 +217,7 @@ impl Cleaning {
     }
 }
 
-/// Parses a time such as `2026-11-22T21-30-00.123`; `None` for any other text.
+/// Parses a timestamp such as `2026-11-22T21-30-00.123`. Returns `None` for any other text.
 fn time_of(stamp: &str) -> Option<SystemTime> {
     if stamp.len() != TIMESTAMP_BYTES || !stamp.is_ascii() {
         return None;
@@ -219,8 +225,7 @@ fn time_of(stamp: &str) -> Option<SystemTime> {
     parse_rfc3339(&format!("{}T{}Z", &stamp[..10], stamp[11..].replace('-', ":")))
 }
 
-/// Compresses a file that is no longer written, and removes the original. Remains of an earlier attempt are
-/// overwritten.
+/// Compresses a rotated file, and removes the original. Overwrites what an interrupted attempt left behind.
 fn compress_file(path: &Path) -> io::Result<()> {
     let into = with_ending(path, COMPRESSED);
     let mut from = File::open(path)?;
@@ -286,8 +291,8 @@ mod tests {
         for number in 0..25 {
             writeln!(file, "line {number:014}").unwrap();
         }
-        // Five lines of twenty bytes each. The clock stands still, so the names have consecutive
-        // milliseconds.
+        // Each file has five lines of twenty bytes. The clock stands still, so the names differ only in their
+        // milliseconds: each rotation takes the next free one.
         let read = |name: &str| fs::read_to_string(dir.path().join("below").join(name)).unwrap();
         let mut lines = String::new();
         for aside in 0..4 {
@@ -298,7 +303,7 @@ mod tests {
         lines.push_str(&read("server.log"));
         assert_eq!(lines.lines().count(), 25);
         assert!(lines.ends_with("line 00000000000024\n"));
-        // A file that is already full is rotated when it is opened; another one is continued.
+        // A file that is full when it is opened is rotated; otherwise writing continues in it.
         drop(RotatedFile::open(&path, SETTINGS, hand(), |_| 0).unwrap());
         assert_eq!(read("server-2026-11-22T21-30-00.004.log").len(), 100);
         let zone: Zone = |_| -3600;

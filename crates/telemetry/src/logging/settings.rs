@@ -1,4 +1,4 @@
-//! The log options.
+//! Defines the options of the log, and parses their values.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -13,15 +13,15 @@ pub enum Level {
     Debug,
     /// Normal events.
     Info,
-    /// A problem that was handled.
+    /// A problem that the member can handle.
     Warn,
     /// A failure.
     Error,
-    /// A bug after which the program continues.
+    /// A bug in the program. The program continues.
     DPanic,
-    /// A bug that ends the program's current work.
+    /// A bug in the program because of which the current work is aborted.
     Panic,
-    /// The process ends.
+    /// An error because of which the process ends.
     Fatal,
 }
 
@@ -45,27 +45,28 @@ pub enum LogOutput {
     File(PathBuf),
 }
 
-/// The log options.
+/// The options of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogSettings {
     /// Lowest level that is written.
     pub level: Level,
     /// Format of a line.
     pub format: Format,
-    /// Outputs that each get every line; empty if lines are discarded.
+    /// Outputs, each of which gets every line. If empty, all lines are discarded.
     pub outputs: Vec<LogOutput>,
-    /// Rotation of the files among the outputs; `None` for no rotation.
+    /// Rotation of the log files; `None` for no rotation.
     pub rotation: Option<LogRotation>,
 }
 
-/// Value of `--log-rotation-config-json`, with the meaning defined by the Go package lumberjack.
+/// Value of `--log-rotation-config-json`. The fields have the same meaning as in the Go package lumberjack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogRotation {
-    /// Size in bytes from which on a new file is begun; not 0.
+    /// Maximum size of a file in bytes; not 0. Before a line that would make the file larger, the file is
+    /// renamed and a new one is begun.
     pub file_bytes_max: u64,
-    /// Number of days after which a rotated file is removed; 0 for never.
+    /// Age in days at which a rotated file is removed; 0 if files are never removed because of their age.
     pub age_days_max: u64,
-    /// Number of rotated files that are kept; 0 for all.
+    /// Maximum number of rotated files that are kept; 0 for no limit.
     pub files_max: u64,
     /// True if the names of rotated files contain local time, false for UTC.
     pub local_time: bool,
@@ -76,7 +77,8 @@ pub struct LogRotation {
 impl LogRotation {
     const MAXSIZE_DEFAULT: u64 = 100;
 
-    /// Parses the JSON and checks it against the outputs.
+    /// Parses the JSON of the option. Returns an error if the JSON is invalid. As in etcd, also returns an
+    /// error if the outputs have more than one file, or are a single output that is not a file.
     pub fn parse(json: &str, outputs: &[String]) -> Result<LogRotation, ValueError> {
         let is_file = |output: &&String| !matches!(output.as_str(), "default" | "stderr" | "stdout");
         let files = outputs.iter().filter(is_file).count();
@@ -118,7 +120,7 @@ impl LogRotation {
                 "maxbackups" => rotation.files_max = count(&key, &value)?,
                 "localtime" => rotation.local_time = truth(&key, &value)?,
                 "compress" => rotation.compress = truth(&key, &value)?,
-                // As in etcd, other fields have no effect.
+                // Ignore unknown fields, as etcd does.
                 _ => {}
             }
         }
@@ -149,7 +151,7 @@ fn truth(key: &str, value: &Value) -> Result<bool, ValueError> {
     value.as_bool().ok_or_else(|| mistyped(key, value, "bool"))
 }
 
-/// Returns the kind of a value as Go's JSON reader names it.
+/// Returns the type of a JSON value as Go's error messages name it.
 fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
@@ -162,7 +164,7 @@ fn kind(value: &Value) -> &'static str {
 }
 
 impl LogSettings {
-    /// Parses the values of `--log-format` and `--log-outputs`.
+    /// Parses the values of the options `--log-format` and `--log-outputs`.
     pub fn parse(level: Level, format: &str, outputs: &[String]) -> Result<LogSettings, ValueError> {
         let format = match format {
             "json" | "" => Format::Json,
@@ -191,7 +193,8 @@ impl LogSettings {
         if outputs.is_empty() {
             parsed.push(LogOutput::Stderr);
         }
-        // As in etcd, /dev/null among the outputs discards all lines.
+        // If one of the outputs is /dev/null, discard all lines, including those for the other outputs, as
+        // etcd does.
         if parsed.contains(&LogOutput::File(PathBuf::from("/dev/null"))) {
             parsed.clear();
         }
@@ -200,7 +203,7 @@ impl LogSettings {
 }
 
 impl Level {
-    /// Parses the name of a level; empty means info.
+    /// Parses the name of a level. An empty name means info. Returns `None` if there is no such level.
     pub fn parse(name: &str) -> Option<Level> {
         Some(match name.to_ascii_lowercase().as_str() {
             "debug" => Level::Debug,

@@ -1,27 +1,30 @@
-//! Families: the description of a metric in the table, and the series that belong to it.
+//! Defines a family of metrics: its description, which is a row of the table, and its series, one for each
+//! combination of label values.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
 use super::series::{Buckets, Counter, Distribution, Gauge, Histogram, Total};
 use super::text::{Labels, MetricType, Writer};
 
-/// Maximum number of series of a family with labels; further ones share one series whose label values are all
-/// [`OVERFLOW`]. Some label values come from clients, so memory must be bounded.
+/// Maximum number of series of a family with labels. If more are requested, all further ones are one series
+/// whose label values are [`OVERFLOW`]. The limit bounds the memory, because some label values come from
+/// clients.
 const SERIES_MAX: usize = 256;
 const OVERFLOW: &str = "other";
 
 /// Description of a metric: one row of the table.
 #[derive(Clone, Debug)]
 pub struct Descriptor {
-    /// Exported name.
+    /// Name of the metric.
     pub name: &'static str,
-    /// Exported type.
+    /// Type of the metric.
     pub kind: MetricType,
     /// HELP text.
     pub help: &'static str,
     /// Names of the labels, in the order in which their values are given.
     pub labels: &'static [&'static str],
-    /// Bucket bounds, for a histogram.
+    /// Upper bounds of the buckets; `None` if the metric is not a histogram, or its bounds do not follow a
+    /// formula.
     pub buckets: Option<Buckets>,
 }
 
@@ -32,14 +35,15 @@ impl Descriptor {
     }
 }
 
-/// The instrument that a row of the table creates and renders.
+/// A kind of series, such as a counter, which the table can create and a scrape can write.
 pub(super) trait Instrument: Clone + Send + Sync + 'static {
     const KIND: MetricType;
     fn make(descriptor: &Descriptor) -> Self;
     fn render(&self, labels: Labels<'_>, writer: &mut Writer<'_>);
 }
 
-/// A family whose series differ in their labels. Clones refer to the same family.
+/// A family with labels. It has a series for each combination of label values. Clones refer to the same
+/// family.
 #[derive(Clone)]
 pub struct Labelled<T> {
     shared: Arc<Shared<T>>,
@@ -51,12 +55,12 @@ struct Shared<T> {
 }
 
 impl<T: Clone> Labelled<T> {
-    /// Number of series.
+    /// Returns the number of series.
     pub fn len(&self) -> usize {
         self.shared.series.read().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// Returns true if no series was requested yet.
+    /// Returns true if the family has no series yet.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -64,8 +68,9 @@ impl<T: Clone> Labelled<T> {
 
 #[allow(private_bounds, reason = "instruments are made in this module only")]
 impl<T: Instrument> Labelled<T> {
-    /// Returns the series with these label values, in the order of the table, and creates it if it is
-    /// missing. The look-up takes a lock, so code that updates the series often should keep the result.
+    /// Returns the series with these label values, which are in the order of [`Descriptor::labels`]. Creates
+    /// the series if it does not exist. This takes a lock, so code that updates a series often should keep
+    /// the result.
     pub fn with(&self, values: &[&str]) -> T {
         let descriptor = &self.shared.descriptor;
         assert_eq!(values.len(), descriptor.labels.len(), "labels of {}", descriptor.name);
@@ -87,7 +92,7 @@ impl<T: Instrument> Labelled<T> {
 }
 
 impl Labelled<Gauge> {
-    /// Sets the series with these label values to 1, and all other existing ones to 0.
+    /// Sets the series with these label values to 1, and all other series of the family to 0.
     pub fn mark_only(&self, marked: &[Vec<String>]) {
         for (values, series) in &*self.shared.series.read().unwrap_or_else(PoisonError::into_inner) {
             if !marked.contains(values) {
@@ -102,8 +107,8 @@ impl Labelled<Gauge> {
 }
 
 impl Labelled<Gauge> {
-    /// Replaces all series by this list of label values with their gauge values. At most as many as a family
-    /// may have are taken.
+    /// Replaces all series of the family with the given ones, each a combination of label values and its
+    /// number. Ignores repeated combinations, and series beyond the maximum number.
     pub fn replace(&self, series: Vec<(Vec<String>, i64)>) {
         let mut made: Vec<(Vec<String>, Gauge)> = Vec::new();
         for (values, value) in series.into_iter().take(SERIES_MAX) {
@@ -188,7 +193,7 @@ impl Instrument for Distribution {
     }
 }
 
-/// A family, as the registry uses it.
+/// A family with or without labels, as the registry creates and writes it.
 pub(super) trait Family: Clone + Send + Sync + 'static {
     const KIND: MetricType;
     fn make(descriptor: &Descriptor) -> Self;
@@ -227,7 +232,7 @@ impl<T: Instrument> Family for Labelled<T> {
         for (values, metric) in series.iter() {
             let mut labels: Vec<(&str, &str)> =
                 descriptor.labels.iter().copied().zip(values.iter().map(String::as_str)).collect();
-            // Prometheus' Go client exports labels sorted by name, whatever their declared order.
+            // Sort the labels by name, whatever their declared order, as Prometheus' Go client does.
             labels.sort_unstable();
             metric.render(&labels, writer);
         }

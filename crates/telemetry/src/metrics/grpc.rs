@@ -1,5 +1,6 @@
-//! The metrics that every gRPC server counts per method. All series exist from the start with the value 0.
-//! Calls are counted per shard by the connection code; a scrape copies the sums here.
+//! Holds the metrics of each gRPC method, such as its number of calls, with the names that gRPC servers in Go
+//! use. All series exist from the start with the value 0, as in etcd. The code of the connections counts the
+//! calls, separately in each shard; a scrape copies the sums to this module.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,22 +12,22 @@ use super::registry::{Registry, Render};
 use super::series::{Histogram, Total};
 use super::text::{MetricType, Writer};
 
-/// Bounds of `grpc_server_handling_seconds`: the defaults of Prometheus' client.
+/// Bounds of `grpc_server_handling_seconds` in seconds. They are the defaults of Prometheus' Go client.
 const HANDLING_BOUNDS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
 const METHOD_LABELS: &[&str] = &["grpc_method", "grpc_service", "grpc_type"];
 const HANDLED_LABELS: &[&str] = &["grpc_code", "grpc_method", "grpc_service", "grpc_type"];
 
-/// Totals of one method.
+/// Counts of the calls of one method, summed over all shards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MethodTotals {
-    /// Number of calls begun.
+    /// Number of calls that have begun.
     pub started: u64,
     /// Number of messages received from clients.
     pub received: u64,
     /// Number of messages sent to clients.
     pub sent: u64,
-    /// Number of calls ended, by the number of their [`Code`].
+    /// Number of calls that have ended, indexed by their [`Code`].
     pub handled: [u64; Code::ALL.len()],
 }
 
@@ -41,7 +42,7 @@ pub struct MethodMetrics {
     handling: Option<Histogram>,
 }
 
-/// The methods, in the order in which they were given.
+/// The metrics of all methods, in the order in which the methods were given.
 #[derive(Clone)]
 pub struct GrpcMetrics {
     methods: Arc<[MethodMetrics]>,
@@ -58,7 +59,7 @@ fn type_label(kind: Kind) -> &'static str {
 }
 
 impl MethodMetrics {
-    /// Raises the series to totals that were counted elsewhere.
+    /// Raises each series to its number in `totals`. Series never decrease.
     pub fn raise_to(&self, totals: &MethodTotals) {
         self.started.raise_to(totals.started);
         self.received.raise_to(totals.received);
@@ -68,7 +69,7 @@ impl MethodMetrics {
         }
     }
 
-    /// Records the duration of a call that ended, if `--metrics extensive` is set.
+    /// Records the duration of a call that has ended. Has no effect unless `--metrics extensive` is set.
     #[inline]
     pub fn took(&self, elapsed: Duration) {
         if let Some(handling) = &self.handling {
@@ -76,7 +77,7 @@ impl MethodMetrics {
         }
     }
 
-    /// Returns the labels sorted by name, the order in which Prometheus' Go client exports them.
+    /// Returns the labels of the method's series, sorted by name as Prometheus' Go client does.
     fn labels(&self) -> [(&'static str, &'static str); 3] {
         let method = self.rpc.method();
         let values = [method.name, method.service, type_label(method.kind)];
@@ -114,7 +115,7 @@ impl GrpcMetrics {
         metrics
     }
 
-    /// Returns the methods, in the order in which they were given.
+    /// Returns the metrics of the methods, in the order in which the methods were given.
     pub fn methods(&self) -> &[MethodMetrics] {
         &self.methods
     }
@@ -129,7 +130,7 @@ enum Part {
     Handling,
 }
 
-/// One family across all methods.
+/// Renders one family of metrics with the series of all methods.
 struct View {
     metrics: GrpcMetrics,
     part: Part,

@@ -1,11 +1,12 @@
-//! Metrics under etcd's names, in Prometheus' text format.
+//! Holds a member's metrics, with etcd's names, and writes them in Prometheus' text format.
 //!
-//! The module does not know HTTP or who updates a metric. Callers hold typed handles, grouped in structs
-//! (`metrics.server.proposals_committed`); names, labels and bounds are in one table.
+//! The module does not know HTTP, nor who updates a metric. Callers hold typed handles, which are grouped in
+//! structs (`metrics.server.proposals_committed`). Names, labels and bounds are in one table (`table.rs`).
 //!
-//! Invariants: an update takes no lock and touches one cache line of the thread's own lane (histograms at
-//! most two); the number of series is bounded; names, types and bounds are etcd's. Tests: beside the code,
-//! and `tests/it/metrics.rs`, which compares the table with the reference.
+//! Invariants: updating a counter takes no lock and touches one cache line, which threads share only if there
+//! are more threads than lanes; a histogram touches two at most. The number of series is bounded. Names,
+//! types and bounds of etcd's metrics are kept. Tests: beside the code, and `tests/it/metrics.rs`, which
+//! compares the table with etcd's metrics.
 
 mod family;
 mod grpc;
@@ -29,43 +30,44 @@ use api::{API_VERSION, RUNTIME_VERSION, Rpc};
 use registry::Registry;
 use text::Writer;
 
-/// Values of labels that say whether an operation succeeded.
+/// Values of the label `success`, indexed by the boolean as a number.
 const SUCCESS: [&str; 2] = ["false", "true"];
-/// Value of the label `version` of applied requests: only etcd's API version 3 exists.
+/// Value of the label `version` of applied requests. It is always the same, because only etcd's API version 3
+/// exists.
 const APPLY_VERSION: &str = "v3";
 
-/// Detail of the exported metrics.
+/// Level of detail of the exported metrics, as `--metrics` sets it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricsDetail {
-    /// Metrics without histograms of gRPC handling times.
+    /// All metrics except histograms of the durations of gRPC calls.
     Basic,
-    /// Metrics with histograms of gRPC handling times.
+    /// All metrics, including histograms of the durations of gRPC calls.
     Extensive,
 }
 
 /// All metrics of one member.
 pub struct Metrics {
-    /// Metrics of the member's raft node and requests.
+    /// Metrics of the member's raft node and of the requests.
     pub server: ServerMetrics,
-    /// Metrics of the member's health.
+    /// Metrics of the HTTP health checks.
     pub health: HealthMetrics,
-    /// Metrics of the multi-version store.
+    /// Metrics of the multi-version store and its watches.
     pub mvcc: MvccMetrics,
-    /// Metrics of long-running reads of the store.
+    /// Metrics of long reads, which keep old revisions from being removed.
     pub long_reads: LongReadMetrics,
     /// Metrics of the audit log.
     pub audit: AuditMetrics,
     /// Metrics of leases.
     pub lease: LeaseMetrics,
-    /// Metrics of the log and checkpoints on disk.
+    /// Metrics of the write-ahead log and the checkpoints.
     pub disk: DiskMetrics,
-    /// Metrics of traffic with clients and members.
+    /// Metrics of the traffic with clients and other members.
     pub network: NetworkMetrics,
-    /// Metrics of the comparison of all members' states.
+    /// Metrics of the leader's check that the replicated states of all members are equal.
     pub state_hash: StateHashMetrics,
     /// Metrics of TLS.
     pub tls: TlsMetrics,
-    /// Metrics of scrapes.
+    /// Metrics of scrapes, that is, of requests for metrics.
     pub scrapes: ScrapeMetrics,
     /// Metrics of tracing.
     pub tracing: TracingMetrics,
@@ -74,7 +76,7 @@ pub struct Metrics {
     registry: Registry,
 }
 
-/// Counters of client requests of one API version.
+/// Counters of the requests from clients of one API version.
 #[derive(Clone)]
 pub struct ClientRequests {
     /// Number of unary requests.
@@ -83,7 +85,7 @@ pub struct ClientRequests {
     pub stream: Counter,
 }
 
-/// Metrics of a health check.
+/// Metrics of one health check.
 #[derive(Clone)]
 pub struct HealthCheck {
     last: Gauge,
@@ -92,7 +94,7 @@ pub struct HealthCheck {
 }
 
 impl Metrics {
-    /// Returns metrics at zero, for a server with these RPCs.
+    /// Returns metrics at zero for a server with these methods.
     pub fn new(rpcs: &[Rpc], detail: MetricsDetail) -> Metrics {
         let mut registry = Registry::default();
         let metrics = Metrics {
@@ -119,17 +121,18 @@ impl Metrics {
         metrics
     }
 
-    /// Sets the release that this member reports.
+    /// Sets the version that this member reports.
     pub fn set_version(&self, release: &str) {
         self.server.version.mark_only(&[vec![release.to_owned()]]);
     }
 
-    /// Returns the rows of the table, sorted by name, without the process metrics.
+    /// Returns the descriptions of all metrics, sorted by name, without the metrics of the process.
     pub fn descriptors(&self) -> impl Iterator<Item = &Descriptor> {
         self.registry.descriptors()
     }
 
-    /// Appends the text exposition to `out`. Reads `/proc`.
+    /// Appends the metrics to `out`, in Prometheus' text format. Reads the metrics of the process from
+    /// `/proc`.
     pub fn render(&self, out: &mut String) {
         let mut writer = Writer::new(out);
         self.registry.render(&mut writer);
@@ -138,7 +141,7 @@ impl Metrics {
 }
 
 impl ServerMetrics {
-    /// Sets the id of this member.
+    /// Sets the series whose label is the id of this member to 1.
     pub fn set_id(&self, id: u64) {
         self.id.with(&[&format!("{id:x}")]).set(1);
     }
@@ -157,15 +160,16 @@ impl ServerMetrics {
         self.alarms.mark_only(&raised);
     }
 
-    /// Sets which feature gates are enabled: the name, the stage (`ALPHA`, `BETA`) and the state of each.
+    /// Sets the series of the feature gates. Each gate is given by its name, its stage (`ALPHA`, `BETA`), and
+    /// true if it is enabled.
     pub fn set_features(&self, gates: impl IntoIterator<Item = (&'static str, &'static str, bool)>) {
         for (name, stage, is_enabled) in gates {
             self.feature_enabled.with(&[name, stage]).set_bool(is_enabled);
         }
     }
 
-    /// Returns the counters of requests from clients of this API version; `unknown` stands for clients that
-    /// name none. Keep the result per connection.
+    /// Returns the counters of the requests from clients of this API version, or `unknown` if the client does
+    /// not name its version. This takes a lock, so keep the result for a connection.
     pub fn client_requests_of(&self, api_version: &str) -> ClientRequests {
         ClientRequests {
             unary: self.client_requests.with(&["unary", api_version]),
@@ -173,31 +177,32 @@ impl ServerMetrics {
         }
     }
 
-    /// Returns the histogram of the duration of applying requests of type `op` (`Put`, `Txn`, …) that
-    /// succeeded or failed. Keep the result.
+    /// Returns the histogram of the time to apply requests of type `op` (`Put`, `Txn`, …), for those that
+    /// succeeded or for those that failed. This takes a lock, so keep the result.
     pub fn apply_duration_of(&self, op: &str, success: bool) -> Histogram {
         self.apply_duration.with(&[APPLY_VERSION, op, SUCCESS[usize::from(success)]])
     }
 
-    /// Returns the histogram of the duration of ranges that succeeded or failed. Keep the result.
+    /// Returns the histogram of the duration of ranges, for those that succeeded or for those that failed.
+    /// This takes a lock, so keep the result.
     pub fn range_duration_of(&self, success: bool) -> Histogram {
         self.range_duration.with(&[SUCCESS[usize::from(success)]])
     }
 
-    /// Returns the histogram of the duration of a request stage.
+    /// Returns the histogram of the duration of a stage of requests. This takes a lock, so keep the result.
     pub fn stage(&self, stage: &str) -> Histogram {
         self.stages.with(&[stage])
     }
 
-    /// Returns the histogram of the duration of requests of type `request` that succeeded or failed. Keep the
-    /// result.
+    /// Returns the histogram of the duration of requests of type `request`, for those that succeeded or for
+    /// those that failed. This takes a lock, so keep the result.
     pub fn request_duration_of(&self, request: &str, success: bool) -> Histogram {
         self.request_duration.with(&[request, SUCCESS[usize::from(success)]])
     }
 }
 
 impl NetworkMetrics {
-    /// Sets the current members; former members become 0.
+    /// Sets the series of the current members to 1, and the series of former members to 0.
     pub fn set_members(&self, local: u64, members: impl Iterator<Item = u64>) {
         let local = format!("{local:x}");
         let members: Vec<Vec<String>> = members.map(|id| vec![local.clone(), format!("{id:x}")]).collect();
@@ -206,7 +211,7 @@ impl NetworkMetrics {
 }
 
 impl HealthMetrics {
-    /// Returns the metrics of the check `name` of the endpoint `endpoint` (`livez` or `readyz`).
+    /// Returns the metrics of the health check `name` at the endpoint `endpoint` (`livez` or `readyz`).
     pub fn check(&self, endpoint: &str, name: &str) -> HealthCheck {
         HealthCheck {
             last: self.healthcheck.with(&[endpoint, name]),
@@ -217,7 +222,7 @@ impl HealthMetrics {
 }
 
 impl HealthCheck {
-    /// Records an outcome of the check.
+    /// Records the result of one run of the check.
     pub fn record(&self, healthy: bool) {
         self.last.set_bool(healthy);
         if healthy { self.successes.inc() } else { self.errors.inc() }

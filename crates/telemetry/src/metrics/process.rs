@@ -1,14 +1,14 @@
-//! Metrics of this process from `/proc`, read at each scrape.
+//! Reads the metrics of this process, such as its memory and CPU time, from `/proc` at each scrape.
 
 use std::fs;
 
 use super::text::{MetricType, Writer};
 
-/// Ticks per second of times in `/proc`: the kernel's USER_HZ, which is 100 on all Linux servers.
+/// Unit of times in `/proc`: ticks per second. It is the kernel's USER_HZ, which is 100 on all Linux servers.
 const TICKS_PER_SECOND: f64 = 100.0;
 const BYTES_PER_KIB: f64 = 1024.0;
 
-/// Writes the metrics of the process. Values that the machine does not report are left out.
+/// Writes the metrics of the process. Leaves out those that the system does not report.
 pub(super) fn render(writer: &mut Writer<'_>) {
     let open_fds = open_fds();
     let max_fds = limit("Max open files");
@@ -99,24 +99,26 @@ pub(super) fn render(writer: &mut Writer<'_>) {
     }
 }
 
-/// Returns the maximum number of open files of this process; `None` if it is unlimited, or where the system
-/// does not report it.
+/// Returns the maximum number of open files of this process; `None` if it is unlimited or the system does not
+/// report it.
 pub fn open_files_max() -> Option<usize> {
     bounded_limit(&fs::read_to_string("/proc/self/limits").ok()?, "Max open files")
 }
 
 fn open_fds() -> Option<f64> {
-    // The count includes the file descriptor that is open for reading the directory.
+    // Subtract one, because the listing includes the descriptor through which the directory itself is read.
     let count = fs::read_dir("/proc/self/fd").ok()?.count();
     Some(count.saturating_sub(1) as f64)
 }
 
-/// Returns the maximum number of file descriptors that this process may open, if the machine reports it.
+/// Returns the maximum number of open files of this process, the largest `u64` if it is unlimited; `None` if
+/// the system does not report it.
 pub fn file_descriptor_limit() -> Option<u64> {
     limit("Max open files").map(|limit| limit as u64)
 }
 
-/// Returns a soft limit; as in the Go client, unlimited is the largest number.
+/// Returns a soft limit of the process. For "unlimited", returns the largest `u64`, as Prometheus' Go client
+/// does.
 fn limit(name: &str) -> Option<f64> {
     match soft_limit(&fs::read_to_string("/proc/self/limits").ok()?, name)? {
         "unlimited" => Some(u64::MAX as f64),
@@ -124,18 +126,19 @@ fn limit(name: &str) -> Option<f64> {
     }
 }
 
-/// Returns a soft limit in the text of `/proc/self/limits`; `None` if it is unlimited, or not in the text.
+/// Returns a soft limit from the text of `/proc/self/limits`; `None` if it is unlimited or not in the text.
 fn bounded_limit(limits: &str, name: &str) -> Option<usize> {
     soft_limit(limits, name)?.parse().ok()
 }
 
-/// Returns a soft limit as it is written in the text of `/proc/self/limits`.
+/// Returns a soft limit as it is written in the text of `/proc/self/limits`: a number or "unlimited".
 fn soft_limit<'a>(limits: &'a str, name: &str) -> Option<&'a str> {
     limits.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().next()
 }
 
-/// Returns the bytes received and sent in the network namespace: the octets of `IpExt`, which has a line of
-/// names and a line of numbers.
+/// Returns the numbers of bytes received and sent by all processes in the network namespace. They are the
+/// octets under `IpExt` in `/proc/self/net/netstat`, which has a line with names and a line with numbers for
+/// them.
 fn traffic() -> Option<(f64, f64)> {
     let text = fs::read_to_string("/proc/self/net/netstat").ok()?;
     let mut lines = text.lines().filter_map(|line| line.strip_prefix("IpExt:"));
@@ -148,7 +151,7 @@ fn traffic() -> Option<(f64, f64)> {
     Some((of("InOctets")?, of("OutOctets")?))
 }
 
-/// Returns a number of `/proc/self/status`, where memory is given in KiB.
+/// Returns a number from `/proc/self/status`. Sizes of memory are in KiB there.
 fn status_number(name: &str) -> Option<f64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
@@ -157,13 +160,14 @@ fn status_number(name: &str) -> Option<f64> {
 
 struct Times {
     cpu_seconds: f64,
-    /// Start time of the process in seconds since the machine's boot.
+    /// Start time of the process, in seconds since the system booted.
     start_seconds: f64,
 }
 
 fn times() -> Option<Times> {
     let stat = fs::read_to_string("/proc/self/stat").ok()?;
-    // The process name in parentheses may contain blanks and parentheses; the next field has the number 3.
+    // Skip the first two fields, up to the last closing parenthesis: the second one is the name of the
+    // process in parentheses, which may itself contain spaces and parentheses. The next field is number 3.
     let (_, rest) = stat.rsplit_once(')')?;
     let fields: Vec<&str> = rest.split_whitespace().collect();
     let ticks = |field: usize| fields.get(field - 3)?.parse::<f64>().ok();

@@ -1,11 +1,11 @@
-//! All exported metrics, by name.
+//! Holds all exported metrics, and writes them in the order of their names.
 
 use std::collections::BTreeMap;
 
 use super::family::{Descriptor, Family};
 use super::text::Writer;
 
-/// Families sorted by name, as in the exposition.
+/// All families with their descriptions, sorted by name, which is the order in which they are written.
 #[derive(Default)]
 pub(super) struct Registry {
     families: BTreeMap<&'static str, (Descriptor, Box<dyn Render>)>,
@@ -22,14 +22,14 @@ impl<T: Family> Render for T {
 }
 
 impl Registry {
-    /// Creates the family of a table row and registers it.
+    /// Creates and registers the family that a row of the table describes.
     pub(super) fn add<T: Family>(&mut self, descriptor: Descriptor) -> T {
         let family = T::make(&descriptor);
         self.add_rendered(descriptor, Box::new(family.clone()));
         family
     }
 
-    /// Registers a family that was created elsewhere.
+    /// Registers a family that was created by the caller.
     pub(super) fn add_rendered(&mut self, descriptor: Descriptor, family: Box<dyn Render>) {
         let name = descriptor.name;
         assert!(self.families.insert(name, (descriptor, family)).is_none(), "{name} is in the table twice");

@@ -1,14 +1,16 @@
-//! Counters, gauges and histograms for a thread-per-core server: each thread adds to its own lane, and lanes
-//! are summed only when they are read. Numbers that other crates count are copied at each scrape. All memory
-//! orders are relaxed, so a reader may see one of two related updates before the other.
+//! Provides counters and histograms that many threads can update without slowing each other down, and gauges.
+//! Each thread adds to its own lane, a part of the metric's memory in separate cache lines; the lanes are
+//! summed only when the metric is read. Gauges have no lanes. Numbers that other crates count are copied at
+//! each scrape. All memory orders are relaxed, so a reader may see the second of two related updates without
+//! the first.
 
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Number of lanes of a counter. If there are more threads, some share a lane, which costs time but not
-/// correctness.
+/// Number of lanes of a counter. If there are more threads, several share a lane: the counts stay correct,
+/// but updates become slower.
 const LANES: usize = 8;
 const CELLS_PER_LINE: usize = 8;
 
@@ -19,16 +21,17 @@ thread_local! {
 }
 
 fn lane() -> usize {
-    // A thread that is ending can no longer access its thread-local lane, so it uses lane 0.
+    // Use lane 0 if the thread is ending and can no longer access its thread-local lane.
     LANE.try_with(Cell::get).unwrap_or(0)
 }
 
-/// A cache line of cells; all cells of a line belong to the same lane.
+/// A cache line of cells. All of them belong to the same lane, so that threads of different lanes never write
+/// to the same cache line.
 #[repr(align(64))]
 #[derive(Default)]
 struct Line([AtomicU64; CELLS_PER_LINE]);
 
-/// Cells that are updated together, repeated for each lane.
+/// A group of cells that exists once in each lane.
 struct Block {
     lines: Box<[Line]>,
     lines_per_lane: usize,
@@ -73,7 +76,7 @@ impl Block {
     }
 }
 
-/// A number that only increases. Clones count together.
+/// A number that only increases. Clones refer to the same counter.
 #[derive(Clone)]
 pub struct Counter {
     block: Arc<Block>,
@@ -97,34 +100,36 @@ impl Counter {
         self.block.add(self.cell, amount);
     }
 
-    /// Returns the sum so far.
+    /// Returns the current count, summed over all lanes.
     pub fn value(&self) -> u64 {
         self.block.total(self.cell)
     }
 }
 
-/// A number that only increases and is counted elsewhere: a scrape copies it here. Clones refer to the same
-/// number.
+/// A number that only increases, and that other crates count. Each scrape copies the current count into it.
+/// Clones refer to the same number.
 #[derive(Clone, Default)]
 pub struct Total {
     value: Arc<AtomicU64>,
 }
 
 impl Total {
-    /// Raises the number to `count`. If two concurrent scrapes write their counts in the wrong order, the
-    /// larger one stays: a counter that decreases would look like a restart of the process.
+    /// Raises the number to `count`; a lower count has no effect. So if two concurrent scrapes write their
+    /// counts in the wrong order, the number does not decrease, which Prometheus would take for a restart of
+    /// the process.
     pub fn raise_to(&self, count: u64) {
         self.value.fetch_max(count, Ordering::Relaxed);
     }
 
-    /// Returns the count.
+    /// Returns the largest number that was copied so far.
     pub fn value(&self) -> u64 {
         self.value.load(Ordering::Relaxed)
     }
 }
 
-/// A whole number that increases and decreases. Clones refer to the same gauge. A gauge has only one cell,
-/// because it can be set. If many threads change a value at a high rate, one of them should set the gauge.
+/// A whole number that can increase and decrease. Clones refer to the same gauge. Because a gauge can be set,
+/// it has only one cell and no lanes. So if many threads change a value often, they should count it
+/// elsewhere, and one thread should set the gauge.
 #[derive(Clone, Default)]
 pub struct Gauge {
     value: Arc<AtomicI64>,
@@ -137,7 +142,7 @@ impl Gauge {
         self.value.store(value, Ordering::Relaxed);
     }
 
-    /// Sets the gauge to a size or an index; numbers beyond `i64` become the largest `i64`.
+    /// Sets the gauge to an unsigned number; a number above the maximum of `i64` becomes that maximum.
     #[inline]
     pub fn set_u64(&self, value: u64) {
         self.set(i64::try_from(value).unwrap_or(i64::MAX));
@@ -161,7 +166,8 @@ impl Gauge {
     }
 }
 
-/// Exponential upper bounds of a histogram's buckets: `start`, `start * factor`, … `count` of them.
+/// Upper bounds of a histogram's buckets, which grow exponentially: `start`, `start * factor`, `start *
+/// factor^2` and so on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Buckets {
     /// The first bound.
@@ -173,16 +179,18 @@ pub struct Buckets {
 }
 
 impl Buckets {
-    /// Returns the bounds, computed by repeated multiplication as etcd does.
+    /// Returns the bounds. They are computed by repeated multiplication as in etcd, so that even rounding
+    /// errors are the same.
     pub fn bounds(self) -> Vec<f64> {
         std::iter::successors(Some(self.start), |bound| Some(bound * self.factor)).take(self.count).collect()
     }
 }
 
-/// Distribution of observed values over fixed buckets. Clones observe together.
+/// A distribution of observed values over fixed buckets. Clones refer to the same histogram.
 #[derive(Clone)]
 pub struct Histogram {
-    /// One cell per bound, one for values beyond the last bound, and the sum.
+    /// Cells: one for each bucket with an upper bound, one for values above the last bound, and one for the
+    /// sum.
     block: Arc<Block>,
     bounds: Arc<[f64]>,
 }
@@ -199,7 +207,7 @@ impl Histogram {
         self.observe_each(value, 1);
     }
 
-    /// Records a value several times: the mean of values that were measured together.
+    /// Records `times` values that were measured together, and whose mean is `value`.
     #[inline]
     pub fn observe_each(&self, value: f64, times: u64) {
         let bucket = self.bounds.partition_point(|bound| *bound < value);
@@ -219,17 +227,17 @@ impl Histogram {
         self.observe(duration.as_secs_f64() * 1_000.0);
     }
 
-    /// Number of values recorded so far.
+    /// Returns the number of values recorded so far.
     pub fn count(&self) -> u64 {
         (0..=self.bounds.len()).map(|bucket| self.block.total(bucket)).sum()
     }
 
-    /// Sum of the values recorded so far.
+    /// Returns the sum of the values recorded so far.
     pub fn sum(&self) -> f64 {
         self.block.total_float(self.bounds.len() + 1)
     }
 
-    /// Returns each bound with the number of values up to it; the last bound is infinite.
+    /// Returns each upper bound with the number of values up to it. The last bound is infinite.
     pub(super) fn cumulative(&self) -> Vec<(f64, u64)> {
         let bounds = self.bounds.iter().copied().chain([f64::INFINITY]);
         let mut seen = 0;
@@ -243,14 +251,15 @@ impl Histogram {
     }
 }
 
-/// A distribution that is counted elsewhere and copied at a scrape, like a [`Total`]. Clones refer to the
-/// same distribution.
+/// A distribution that other crates count. Each scrape copies the current counts into it, as into a
+/// [`Total`]. Clones refer to the same distribution.
 #[derive(Clone)]
 pub struct Distribution {
     bounds: Arc<[f64]>,
-    /// One cell per bound, and one for values beyond the last bound.
+    /// Number of values in each bucket: one for each upper bound, and one for values above the last bound.
     buckets: Arc<[Total]>,
-    /// Bits of the sum. The sum is never negative, so the bits have the same order as the values.
+    /// Bits of the sum, which is a floating-point number. The bits of numbers that are not negative have, as
+    /// integers, the same order as the numbers, so [`Total::raise_to`] works for them.
     sum: Total,
 }
 
@@ -261,12 +270,12 @@ impl Distribution {
         Distribution { bounds: bounds.into(), buckets, sum: Total::default() }
     }
 
-    /// Raises the distribution to the number of values in each bucket, not cumulated, with the values beyond
-    /// the last bound at the end, and to the sum of all values, in the unit of the metric's name.
+    /// Raises the distribution to these numbers. `counts` is the number of values in each bucket, not
+    /// cumulative, with the values above the last bound at the end. `sum` is the sum of all values, in the
+    /// unit of the metric's name.
     ///
     /// # Panics
-    /// Panics if there is not one count for each bucket, or if the sum is negative; the bounds are constants
-    /// of the program.
+    /// Panics if the number of counts is not the number of buckets, or if the sum is negative.
     pub fn raise_to(&self, counts: &[u64], sum: f64) {
         assert_eq!(counts.len(), self.buckets.len(), "a count for each bucket");
         assert!(sum >= 0.0, "values are not negative");
@@ -276,12 +285,12 @@ impl Distribution {
         self.sum.raise_to(sum.to_bits());
     }
 
-    /// Returns the sum of the values.
+    /// Returns the largest sum of the values that was copied so far.
     pub fn sum(&self) -> f64 {
         f64::from_bits(self.sum.value())
     }
 
-    /// Returns the counts as [`Histogram::cumulative`] does.
+    /// Returns each upper bound with the number of values up to it, like [`Histogram::cumulative`].
     pub(super) fn cumulative(&self) -> Vec<(f64, u64)> {
         let bounds = self.bounds.iter().copied().chain([f64::INFINITY]);
         let counts = self.buckets.iter().scan(0, |seen, bucket| {

@@ -1,11 +1,12 @@
-//! The table of all metrics. Names, types, labels and bounds are etcd's, including odd ones (gauges that end
-//! in `_total`, counters that do not), because dashboards and alerts use these names.
+//! Defines all metrics except those of gRPC methods (`grpc.rs`) and of the process (`process.rs`). etcd's
+//! metrics keep their names, types, labels and bounds, because dashboards and alerts use them. This includes
+//! odd names: some gauges' names end in `_total`, and some counters' names do not.
 
 use super::family::{Descriptor, Family, Labelled};
 use super::registry::Registry;
 use super::series::{Buckets, Counter, Distribution, Gauge, Histogram, Total};
 
-/// A group of rows: a struct with a field per metric, and the function that registers them.
+/// Defines a group of metrics: a struct with a field for each metric, and a function that registers them.
 macro_rules! group {
     ($(#[$meta:meta])* $group:ident {
         $($field:ident: $type:ty = $name:literal $([$($label:literal),+])? $(exp($start:expr, $factor:expr, $count:expr))?, $help:literal;)+
@@ -114,8 +115,8 @@ group! {
 }
 
 group! {
-    /// Metrics of long reads of an old state: ranges, snapshots, hashes, checkpoints. etcd has no such
-    /// metrics.
+    /// Metrics of long reads at an old revision, such as large ranges, snapshots, hashes and checkpoints.
+    /// etcd has no such metrics.
     LongReadMetrics {
         open: Gauge = "mainstay_long_reads", "Large ranges, snapshots, hashes, checkpoints and watches that fell behind; the revisions that they read are not removed.";
         oldest: Gauge = "mainstay_long_reads_oldest_seconds", "Age of the oldest read counted by mainstay_long_reads.";
@@ -144,7 +145,7 @@ group! {
 }
 
 group! {
-    /// Metrics of the log and the checkpoints on disk.
+    /// Metrics of the write-ahead log and the checkpoints.
     DiskMetrics {
         wal_fsync_duration: Distribution = "etcd_disk_wal_fsync_duration_seconds" exp(0.001, 2.0, 14), "Time to sync the log.";
         wal_write_duration: Distribution = "etcd_disk_wal_write_duration_seconds" exp(0.001, 2.0, 14), "Duration of writes to the log.";
@@ -189,7 +190,7 @@ group! {
 }
 
 group! {
-    /// Metrics of scrapes, as Prometheus' Go library counts them.
+    /// Metrics of scrapes, with the names that Prometheus' Go client uses.
     ScrapeMetrics {
         requests: Labelled<Counter> = "promhttp_metric_handler_requests_total" ["code"], "Scrapes by the HTTP status of their answer.";
         in_flight: Gauge = "promhttp_metric_handler_requests_in_flight", "Scrapes in progress.";
@@ -205,7 +206,8 @@ group! {
 }
 
 group! {
-    /// Metrics of the leader's comparison of all members' states. etcd has no such metrics.
+    /// Metrics of the leader's check that the replicated states of all members are equal. etcd has no such
+    /// metrics.
     StateHashMetrics {
         compared: Counter = "mainstay_state_hash_compared_total", "Comparisons of another member's state with this member's, while this member was leader.";
         differences: Counter = "mainstay_state_hash_differences_total", "Members found to differ from this one, while this member was leader.";
@@ -214,7 +216,8 @@ group! {
 }
 
 group! {
-    /// Metrics of TLS. `listener` is `client` (for clients and metrics) or `peer`. etcd has no such metrics.
+    /// Metrics of TLS. The label `listener` is `client` for the listeners for clients and metrics, and `peer`
+    /// for the listener for members. etcd has no such metrics.
     TlsMetrics {
         not_after: Labelled<Gauge> = "mainstay_tls_certificate_not_after_seconds" ["listener", "certificate"], "Expiry of the first certificate in use to expire, in seconds since 1970: of the listeners (server), of those shown to other servers (client), of trusted authorities (authority).";
         generation: Labelled<Gauge> = "mainstay_tls_generation" ["listener"], "Times that TLS files were loaded, including at the start.";

@@ -1,12 +1,12 @@
-//! Prometheus' text format 0.0.4.
+//! Writes metrics in Prometheus' text format, version 0.0.4.
 
 use std::fmt::Write as _;
 
-/// Value of the `Content-Type` header of a scrape's response. As in etcd, the request's `Accept` header does
-/// not change it.
+/// Value of the `Content-Type` header of the response to a scrape. As in etcd, it does not depend on the
+/// request's `Accept` header.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8; escaping=underscores";
 
-/// Type of a metric, as in its TYPE line.
+/// Type of a metric, as its TYPE line names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricType {
     /// The value only increases.
@@ -28,10 +28,10 @@ impl MetricType {
     }
 }
 
-/// Names and values of the labels of one series, in order.
+/// The labels of one series: name and value of each, in the order in which they are written.
 pub(super) type Labels<'a> = &'a [(&'a str, &'a str)];
 
-/// Writes one family after another.
+/// Writes families of metrics, one after the other, to a string.
 pub(super) struct Writer<'a> {
     out: &'a mut String,
     name: &'a str,
@@ -42,7 +42,8 @@ impl<'a> Writer<'a> {
         Writer { out, name: "" }
     }
 
-    /// Begins a family. Writing to a String cannot fail, here and in the methods below.
+    /// Begins a family. Errors are ignored here and in the methods below, because writing to a `String`
+    /// cannot fail.
     pub(super) fn family(&mut self, name: &'a str, kind: MetricType, help: &str) {
         self.name = name;
         let help = help.replace('\\', "\\\\").replace('\n', "\\n");
@@ -97,8 +98,9 @@ fn write_label_value(out: &mut String, value: &str) {
     }
 }
 
-/// Writes a number as Go's `strconv` does with format `g` and the shortest precision that reads back
-/// unchanged. Bucket bounds are labels, so their spelling is part of a series' name.
+/// Writes a number as Go's `strconv` does with the format `g` and the shortest precision that reads back
+/// unchanged. The spelling must be Go's, because the bounds of buckets are labels, and a different label is a
+/// different series.
 pub(super) fn write_go_float(out: &mut String, value: f64) {
     if value.is_nan() {
         out.push_str("NaN");
@@ -111,7 +113,7 @@ pub(super) fn write_go_float(out: &mut String, value: f64) {
     let scientific = format!("{value:e}");
     let (mantissa, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
     let exponent: i32 = exponent.parse().unwrap_or(0);
-    // Go's shortest format has an exponent if it is below -4 or at least 6.
+    // Go's shortest format writes an exponent if the exponent is less than -4 or at least 6.
     if (-4..6).contains(&exponent) {
         let _ = write!(out, "{value}");
     } else {

@@ -1,4 +1,4 @@
-//! Certificate faults: certificates are replaced, revoked or corrupted, and authorities are replaced.
+//! Injects faults of certificates: replaces, revokes or corrupts certificates, and replaces authorities.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -13,25 +13,25 @@ use crate::cluster::Cluster;
 use crate::pki::{ClientCertificate, Pki};
 use crate::security::{WORKER, count};
 
-/// Time within which a member must use changed files. The server promises two seconds; the limit is higher
+/// Time within which a member must use changed files. Mainstay promises two seconds; this limit is higher,
 /// because the machine may be busy.
 const RELOAD_TIME_MAX: Duration = Duration::from_secs(20);
-/// Time within which a member must close connections of a revoked certificate, once it has read the
+/// Time within which a member must close the connections of a revoked certificate, after it has read the
 /// revocation list.
 const CLOSE_TIME_MAX: Duration = Duration::from_secs(5);
-/// Interval between two checks.
+/// Interval between two checks of a condition that must become true.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// Text that a member logs for each side (client, peer) whose changed files it has loaded.
+/// Text that a member logs when it has loaded changed files, once for each side (client, peer).
 const RELOADED: &str = "reloaded TLS files";
-/// Text that a member logs if it cannot use changed files.
+/// Text that a member logs when it cannot use changed files.
 const KEPT: &str = "cannot use changed TLS files";
 
-/// Sides of the members whose files change.
+/// Sides of the members whose files are changed.
 #[derive(Clone, Copy)]
 enum Sides {
     Both,
     Clients,
-    /// Peer side of all members except one.
+    /// The peer side of all members except `but`.
     Peers {
         but: usize,
     },
@@ -42,8 +42,8 @@ impl Injector<'_> {
         self.cluster.security().pki.as_ref().ok_or_else(|| io::Error::other("there are no certificates"))
     }
 
-    /// Changes files of all members one after the other, and returns when all members use them. Sometimes a
-    /// member is killed while the files change.
+    /// Changes files of all members, one after the other, and waits until all members use them. Sometimes
+    /// kills a member meanwhile.
     fn change(
         &mut self,
         bar: usize,
@@ -67,14 +67,14 @@ impl Injector<'_> {
         }
         let killed = self.rng.percent(25).then(|| self.leader_or_any());
         if let Some(at) = killed {
-            // The killed member starts with the new files.
+            // The member that is killed loads the new files when it starts again.
             self.chronicle.detail(bar, &[at], &format!("m{at} killed meanwhile"));
             self.cluster.kill(at)?;
             self.wait(Duration::from_millis(300));
             self.cluster.start(at)?;
-            // Wait until the member has loaded these files before the next files are written: it logs no
-            // reload for files that it loads at its start, so the next wait would count a wrong number of
-            // reloads.
+            // Wait until the member has loaded its files. It does not log a reload for files that it loads at
+            // its start. So if it started while the next files are written, the next wait would count a wrong
+            // number of reloads.
             self.cluster.wait_until_it_listens(at)?;
         }
         for (at, logged) in waits.into_iter().filter(|(at, _)| Some(*at) != killed) {
@@ -88,7 +88,7 @@ impl Injector<'_> {
         Ok(())
     }
 
-    /// Waits until a member's log contains these words at least this many times after byte `from`.
+    /// Waits until a member's output after byte `from` contains these words at least `times` times.
     fn wait_for_words(&self, at: usize, from: u64, words: &str, times: usize) -> io::Result<()> {
         let deadline = Instant::now() + RELOAD_TIME_MAX;
         while self.cluster.times_said(at, from, words) < times {
@@ -101,7 +101,7 @@ impl Injector<'_> {
         Ok(())
     }
 
-    /// Checks that new clients see the current certificates of all members.
+    /// Checks that all members present their current certificates to new clients.
     fn look_at_shown(&mut self) -> io::Result<()> {
         self.cluster.recover()?;
         for at in self.all() {
@@ -127,7 +127,8 @@ impl Injector<'_> {
         Ok(())
     }
 
-    /// Checks that no member accepts this certificate.
+    /// Checks that no member accepts a client with these TLS settings, and records a violation for each that
+    /// does.
     fn look_at_refused(&mut self, what: &str, tls: &Tls) -> io::Result<()> {
         self.cluster.recover()?;
         for at in self.all() {
@@ -140,7 +141,7 @@ impl Injector<'_> {
         Ok(())
     }
 
-    /// Issues new certificates from the same authorities to all members and clients.
+    /// Replaces the certificates of all members and clients; the authorities stay the same.
     pub(super) fn rotate_leaves(&mut self, bar: usize) -> io::Result<()> {
         let all = self.all();
         self.tell(bar, &all, "all members and clients get new certificates");
@@ -149,8 +150,8 @@ impl Injector<'_> {
         self.look_at_shown()
     }
 
-    /// Replaces the authorities in three steps: members trust the new ones beside the old ones, the new ones
-    /// issue all certificates, and members no longer trust the old ones.
+    /// Replaces the authorities, in three steps: members trust the new ones in addition; the new ones issue
+    /// all certificates; members no longer trust the old ones.
     pub(super) fn rotate_authorities(&mut self, bar: usize) -> io::Result<()> {
         let all = self.all();
         self.tell(bar, &all, "new authorities beside the old ones");
@@ -167,15 +168,15 @@ impl Injector<'_> {
         self.pki()?.drop_old_authorities();
         self.change(bar, Sides::Both, Pki::write_trust)?;
         self.pki()?.renew_clients();
-        // The client trusts only the old authorities, so it would reject the members' new certificates
-        // itself. Only the members' check of the client's certificate is tested here, so the client accepts
-        // any certificate.
+        // This client trusts only the old authorities, so it would reject the members' new certificates, and
+        // the members would not get to check its own. Let it accept any certificate.
         let stranger = old.load_trusting_anyone()?;
         self.look_at_refused("a certificate of an authority that is not trusted any longer", &stranger)?;
         self.look_at_shown()
     }
 
-    /// Revokes a certificate that a client uses.
+    /// Revokes a client's certificate, and checks that members refuse it, even on connections that were
+    /// opened before.
     pub(super) fn revoke_certificate(&mut self, bar: usize) -> io::Result<()> {
         let all = self.all();
         let revoked = self.pki()?.issue_client(WORKER)?;
@@ -191,8 +192,8 @@ impl Injector<'_> {
         self.pki()?.revoke(revoked.serial);
         self.change(bar, Sides::Clients, Pki::write_trust)?;
         self.cluster.recover()?;
-        // The certificate must be refused both when the client resumes a TLS session from before the
-        // revocation and when it makes a full handshake.
+        // Test the revoked certificate twice: the client must be refused when it resumes a TLS session from
+        // before the revocation, and when it makes a full handshake.
         self.look_at_refused("a revoked certificate and an earlier session", &tls)?;
         self.look_at_refused("a revoked certificate", &revoked.load()?)?;
         let deadline = Instant::now() + CLOSE_TIME_MAX;
@@ -229,8 +230,8 @@ impl Injector<'_> {
         Ok(())
     }
 
-    /// Revokes all certificates with which a member may have open connections to the others. The other
-    /// members refuse new connections until the member has another certificate.
+    /// Revokes all certificates that a member's open connections to other members may use. The other members
+    /// must refuse new connections from it until it has another certificate.
     pub(super) fn revoke_member(&mut self, bar: usize) -> io::Result<()> {
         let at = self.leader_or_any();
         let others: Vec<usize> = self.all().into_iter().filter(|other| *other != at).collect();
@@ -241,8 +242,7 @@ impl Injector<'_> {
         if others.is_empty() {
             return Ok(());
         }
-        // The revoked member keeps trying to connect, and each time the others log the reason why they refuse
-        // it.
+        // The revoked member tries again and again to connect. Each time, the others log why they refuse it.
         let hex = format!("{serial:x}");
         let words = format!("certificate serial {:0>len$} revoked", hex, len = hex.len().next_multiple_of(2));
         let deadline = Instant::now() + RELOAD_TIME_MAX;
@@ -262,7 +262,7 @@ impl Injector<'_> {
         let from = self.cluster.log_bytes(at);
         self.pki()?.write_leaves(at)?;
         self.wait_for_words(at, from, RELOADED, 2)?;
-        // The list of revoked certificates that this member itself reads has to be updated too.
+        // Also update the revocation list that this member itself reads.
         let from = self.cluster.log_bytes(at);
         self.pki()?.write_trust(at)?;
         self.wait_for_words(at, from, RELOADED, 1)?;
@@ -270,8 +270,8 @@ impl Injector<'_> {
         self.look_at_shown()
     }
 
-    /// Breaks a file of a member and restores it after a while. The broken file must have no effect on any
-    /// connection.
+    /// Corrupts a file of a member, and restores it after a while. Meanwhile, the file must have no effect on
+    /// any connection.
     pub(super) fn break_pem(&mut self, bar: usize) -> io::Result<()> {
         let at = self.any();
         let files = [
@@ -292,8 +292,8 @@ impl Injector<'_> {
             1 => (b"-----BEGIN CERTIFICATE-----\nnothing of the kind\n-----END".to_vec(), "garbled"),
             _ => (Vec::new(), "empty"),
         };
-        // Even an empty file must have no effect: an empty revocation list is not valid, and an empty
-        // authority file must not change whom the member trusts.
+        // Even an empty file must have no effect. An empty revocation list is invalid, and an empty file of
+        // authorities must not change whom the member trusts.
         self.tell(bar, &[at], &format!("{name} of m{at} is {how}"));
         let logged = self.cluster.log_bytes(at);
         std::fs::write(&path, bad)?;
@@ -305,7 +305,7 @@ impl Injector<'_> {
         said.and(looked).and(looked_again)
     }
 
-    /// Checks at the end of the run that no revoked certificate is accepted.
+    /// Checks at the end of the run that members still refuse all revoked certificates.
     pub fn look_at_revoked(&mut self) -> io::Result<()> {
         for revoked in std::mem::take(&mut self.revoked) {
             let words = format!("the revoked certificate {}, at the end", revoked.serial);
@@ -315,11 +315,11 @@ impl Injector<'_> {
     }
 }
 
-/// Returns the call that tests if a client is accepted.
+/// Returns the call with which the program tests whether a client is accepted.
 pub(crate) fn question() -> (Rpc, bytes::Bytes) {
     let request = pb::RangeRequest { key: "none".into(), serializable: true, ..pb::RangeRequest::default() };
     (Rpc::KvRange, request.encode_to_vec().into())
 }
 
-/// Client certificates that were revoked during a run.
+/// Client certificates that were revoked during the run.
 pub type Revoked = Vec<ClientCertificate>;

@@ -1,4 +1,4 @@
-//! Faults of disks, and of the data that they store.
+//! Injects faults of disks, and of the files on them.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -8,15 +8,16 @@ use std::time::{Duration, Instant};
 
 use super::Injector;
 
-/// Smallest size in bytes of a log in which a bit is flipped. A shorter log may have no later record that
-/// proves that the damaged record was synced.
+/// Smallest size in bytes of a log in which a bit is flipped. In a shorter log, there may be no later record
+/// after the flipped bit. Only a later record proves that the damaged one had been synced, so that the member
+/// must report the damage.
 const WRITTEN_BYTES_LEAST: u64 = 64 << 10;
-/// Longest time spent on writing data to use up the space that a log has allocated in advance.
+/// Longest time for which data is written to use up the space that logs have allocated in advance.
 const FILLING_TIME_MAX: Duration = Duration::from_secs(25);
 const FILLING_BYTES: usize = 1 << 20;
 
 impl Injector<'_> {
-    /// Freezes and thaws a member's file system in quick alternation.
+    /// Freezes and thaws the file system of a member in quick succession.
     pub(super) fn slow_disk(&mut self, bar: usize) -> io::Result<()> {
         let at = self.leader_or_any();
         let (frozen, thawed) = (self.rng.between(40, 250), self.rng.between(5, 60));
@@ -32,7 +33,7 @@ impl Injector<'_> {
         Ok(())
     }
 
-    /// Freezes a member's file system for a while.
+    /// Freezes the file system of a member for a while.
     pub(super) fn stall_disk(&mut self, bar: usize) -> io::Result<()> {
         let at = self.leader_or_any();
         self.tell(bar, &[at], &format!("disk of m{at} stands still"));
@@ -41,10 +42,10 @@ impl Injector<'_> {
         self.on_disk(at, |disk| disk.thaw())
     }
 
-    /// Fills the file systems of one member or of all members, until their logs have used up the space that
-    /// they allocated in advance.
+    /// Fills the file system of one member or of all members. Then writes data, until the logs have used up
+    /// the space that they have allocated in advance.
     pub(super) fn full_disk(&mut self, bar: usize) -> io::Result<()> {
-        // In half of the cases some space is left, so that the disk becomes full in the middle of a write.
+        // In half of the cases, leave some space, so that the disk becomes full in the middle of a write.
         let left = if self.rng.percent(50) { 0 } else { self.rng.below(3 << 20) };
         let members = if self.rng.percent(20) {
             (0..self.cluster.size()).collect()
@@ -57,8 +58,8 @@ impl Injector<'_> {
             self.cluster.may_end(*at, true)?;
             self.on_disk(*at, |disk| disk.fill(left))?;
         }
-        // A member has allocated space for its log in advance, so more data has to be written until that
-        // space is used up.
+        // The members have allocated space for their logs in advance. Write data until it is used up and an
+        // alarm is raised.
         let until = Instant::now() + FILLING_TIME_MAX;
         let mut written = 0;
         while self.wait(Duration::ZERO) && Instant::now() < until && self.cluster.alarms() == 0 {
@@ -79,8 +80,8 @@ impl Injector<'_> {
         Ok(())
     }
 
-    /// Flips a bit in a member's files while the member is down, checks that the next start reports the
-    /// damage, and replaces the member.
+    /// Flips a bit in a file of a member that is down, checks that the member reports the damage when it is
+    /// started, and replaces the member.
     pub(super) fn flip_bit(&mut self, bar: usize) -> io::Result<()> {
         let at = self.leader_or_any();
         self.cluster.kill(at)?;
@@ -118,8 +119,8 @@ impl Injector<'_> {
         self.cluster.replace(at)
     }
 
-    /// Flips a bit in a file that is no longer written and that a start has to read. Returns the file and the
-    /// offset; `None` if there is no such file.
+    /// Flips a bit in a file that is complete and that the member must read when it starts. Returns the
+    /// file's path and the offset; `None` if there is no such file.
     fn flip_in(&mut self, member_dir: &Path) -> io::Result<Option<(PathBuf, u64)>> {
         let mut files = Vec::new();
         if let Ok(entries) = std::fs::read_dir(member_dir.join("checkpoint")) {
@@ -132,8 +133,8 @@ impl Injector<'_> {
                 }
             }
         }
-        // Without a checkpoint a start reads the whole log. Then any record can be damaged that has later
-        // records after it, so the flip goes to the first half of the first segment.
+        // Without a checkpoint, the member reads the whole log when it starts. A damaged record must be
+        // reported if there are later records after it. So use the first half of the first segment.
         let whole_log = files.is_empty();
         if whole_log && let Ok(entries) = std::fs::read_dir(member_dir.join("log")) {
             for entry in entries {
@@ -163,7 +164,7 @@ impl Injector<'_> {
         let mut offset = self.rng.below(end);
         let mut byte = [0];
         file.read_exact_at(&mut byte, offset)?;
-        // Zeros in a log may be padding, which a start does not read.
+        // Skip zeros in a log: they may be padding, which the member does not read.
         while whole_log && byte == [0] && offset < end {
             offset += 1;
             file.read_exact_at(&mut byte, offset)?;
@@ -175,7 +176,7 @@ impl Injector<'_> {
     /// Calls a function with the file system of a member.
     ///
     /// # Errors
-    /// Returns an error if the member has no separate file system, or the error of the function.
+    /// Returns an error if the member has no file system of its own, or the error of the function.
     fn on_disk(
         &self,
         at: usize,

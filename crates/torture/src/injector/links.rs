@@ -1,4 +1,4 @@
-//! Faults of the network between members.
+//! Injects faults of the network between the members.
 
 use std::io;
 
@@ -19,7 +19,7 @@ impl Injector<'_> {
         }
     }
 
-    /// Separates the members of `side` from all others.
+    /// Cuts the links between the members of `side` and all other members.
     pub(super) fn partition(&mut self, bar: usize, side: &[usize]) -> io::Result<()> {
         let cut = self.kind_of_cut();
         let names: Vec<String> = side.iter().map(|at| format!("m{at}")).collect();
@@ -35,7 +35,7 @@ impl Injector<'_> {
         Ok(())
     }
 
-    /// Separates every member from every other.
+    /// Cuts the links between all members.
     pub(super) fn partition_all(&mut self, bar: usize) -> io::Result<()> {
         let all = self.all();
         let cut = self.kind_of_cut();
@@ -49,7 +49,7 @@ impl Injector<'_> {
         Ok(())
     }
 
-    /// Drops the packets in one direction between a member and one other member, or all others.
+    /// Cuts links in one direction: from a member to one other or all others, or the opposite direction.
     pub(super) fn one_way(&mut self, bar: usize) -> io::Result<()> {
         let (at, outwards, all) = (self.leader_or_any(), self.rng.percent(50), self.rng.percent(50));
         let only = self.any();
@@ -72,7 +72,7 @@ impl Injector<'_> {
         Ok(())
     }
 
-    /// Makes every link between members slow or lossy, until the faults are healed.
+    /// Makes the links between all members slow or lossy, until the cluster is healed.
     pub(super) fn shape(&mut self, bar: usize, fault: Fault) -> io::Result<()> {
         let limited = self.any();
         let loss_percent = self.rng.between(2, 20);

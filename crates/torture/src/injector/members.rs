@@ -1,5 +1,5 @@
-//! Faults of processes: members are killed, paused, restarted or replaced, leadership moves, revisions are
-//! compacted.
+//! Injects faults of processes: kills, pauses, restarts or replaces members, moves leadership, and compacts
+//! revisions.
 
 use std::io;
 use std::time::Duration;
@@ -21,7 +21,7 @@ impl Injector<'_> {
         self.cluster.start(at)
     }
 
-    /// Kills all members at the same moment, and starts them one after the other.
+    /// Kills all members at the same time, and starts them one after the other, in random order.
     pub(super) fn kill_all(&mut self, bar: usize) -> io::Result<()> {
         let mut all = self.all();
         self.tell(bar, &all, "all killed");
@@ -35,7 +35,7 @@ impl Injector<'_> {
         Ok(())
     }
 
-    /// Stops a process with SIGSTOP for a while.
+    /// Pauses a member's process with SIGSTOP for a while.
     pub(super) fn pause(&mut self, bar: usize) -> io::Result<()> {
         let at = self.leader_or_any();
         self.tell(bar, &[at], &format!("m{at} stopped"));
@@ -53,7 +53,8 @@ impl Injector<'_> {
         self.cluster.start(at)
     }
 
-    /// Restarts all members one after the other, each with the other build if there are two.
+    /// Restarts all members cleanly, one after the other. If there are two builds, each member changes to the
+    /// other one.
     pub(super) fn rolling(&mut self, bar: usize) -> io::Result<()> {
         let all = self.all();
         self.tell(bar, &all, "all restarted in order");
@@ -66,7 +67,7 @@ impl Injector<'_> {
         Ok(())
     }
 
-    /// Kills a member, deletes its data, and puts a new member in its place.
+    /// Kills a member, deletes its data, and replaces it with a new member with the same addresses.
     pub(super) fn replace(&mut self, bar: usize) -> io::Result<()> {
         let at = self.leader_or_any();
         self.tell(bar, &[at], &format!("m{at} lost with its data, removed, added"));
@@ -74,11 +75,11 @@ impl Injector<'_> {
         self.cluster.replace(at)
     }
 
-    /// Kills a member, and starts it again with a clock that is ahead or behind.
+    /// Kills a member, and starts it again with clocks that are ahead of or behind those of the machine.
     pub(super) fn set_clock(&mut self, bar: usize) -> io::Result<()> {
         let at = self.leader_or_any();
         let back = self.rng.percent(40);
-        // A clock cannot be set before the machine's boot.
+        // A boot clock cannot be earlier than the boot, so move it back by at most half of the uptime.
         let seconds = if back {
             -(self.rng.below(uptime_seconds()? / 2 + 1) as i64)
         } else {
@@ -90,7 +91,7 @@ impl Injector<'_> {
         self.cluster.start(at)
     }
 
-    /// Asks the leader to hand the leadership to another member.
+    /// Asks the leader to transfer the leadership to another member.
     pub(super) fn move_leader(&mut self, bar: usize) -> io::Result<()> {
         let from = self.leader();
         let to = (from + 1 + self.rng.index(self.cluster.size().saturating_sub(1))) % self.cluster.size();
@@ -98,8 +99,8 @@ impl Injector<'_> {
         let target = self.cluster.status(to).ok().and_then(|status| status.header);
         let Some(target) = target.map(|header| header.member_id) else { return Ok(()) };
         let request = pb::MoveLeaderRequest { target_id: target };
-        // The leader may have lost its leadership in the meantime, or take too long; neither violates a
-        // guarantee.
+        // An error is no violation: the leader may have lost its leadership meanwhile, or the transfer may
+        // take too long.
         if let Err(status) =
             self.cluster.call::<pb::MoveLeaderResponse>(from, Rpc::MaintenanceMoveLeader, &request)
         {
@@ -108,7 +109,7 @@ impl Injector<'_> {
         Ok(())
     }
 
-    /// Compacts almost up to the newest revision, then defragments all members.
+    /// Compacts close to the newest revision, and then defragments all members.
     pub(super) fn compact(&mut self, bar: usize) -> io::Result<()> {
         let at = self.any();
         let Ok(newest) = self.cluster.healthy(at) else { return Ok(()) };
@@ -127,13 +128,15 @@ impl Injector<'_> {
         Ok(())
     }
 
-    /// Compacts as a recorded client, since the oracle has to know every compaction.
+    /// Sends a compaction as a client whose operations are recorded, because the oracle must know every
+    /// compaction.
     pub(super) fn record_compaction(&self, at: usize, request: pb::CompactionRequest) {
         self.cluster
             .operate(at, oracle::Request::Compact { revision: request.revision, physical: request.physical });
     }
 
-    /// Adds a small second fault while another member is down, but only where a majority remains.
+    /// Sometimes adds a second fault while the member `away` is down or paused. The second fault never takes
+    /// away the majority.
     fn companion(&mut self, bar: usize, away: usize) -> io::Result<()> {
         let chosen = self.rng.below(10);
         let others: Vec<usize> = (0..self.cluster.size()).filter(|at| *at != away).collect();

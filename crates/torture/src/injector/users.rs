@@ -1,4 +1,4 @@
-//! The fault `auth-off`: authentication is disabled and enabled again.
+//! Injects the fault `auth-off`: disables authentication, and enables it again after a while.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 use super::Injector;
 use crate::administrator::{Known, switch};
 
-/// Time within which an attempt to enable authentication must succeed for certain.
+/// Time within which authentication must be enabled again.
 const SWITCH_TIME_MAX: Duration = Duration::from_secs(30);
-/// Delay between two attempts.
+/// Delay between two attempts to enable authentication.
 const AGAIN_AFTER: Duration = Duration::from_millis(100);
 
 impl Injector<'_> {
-    /// Disables authentication, and enables it again after a while. Clients continue to send requests. While
-    /// authentication is disabled they need no token; afterwards every client needs a new one.
+    /// Disables authentication, and enables it again after a while. Meanwhile, clients continue to send
+    /// requests. They need no token while authentication is disabled, and a new token afterwards.
     pub(super) fn switch_authentication(&mut self, bar: usize) -> io::Result<()> {
         let at = self.any();
         let off = self.cluster.administer(at, &switch(false));

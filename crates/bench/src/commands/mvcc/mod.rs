@@ -1,4 +1,4 @@
-//! The `mvcc` commands: measure the key index alone, without a server.
+//! The `mvcc` commands, which measure the key index alone: in this process, without a server.
 
 mod put;
 mod range;

@@ -1,4 +1,4 @@
-//! The `mvcc put` command: measures writes to the key index.
+//! Implements the command `mvcc put`: measures writes to the key index.
 
 use cli::{Command, Failure, Flag};
 
@@ -53,7 +53,7 @@ fn put(session: &Session) -> Result<(), Failure> {
         batch: positive(matches, BATCH_LIMIT)?,
     };
     let measured = index::put(&puts);
-    // Unless `--sample` is given, each operation counts as many times as it has puts, as in etcd's tool.
+    // Without `--sample`, report a latency per put instead of per transaction, as etcd's tool does.
     let text = if matches.get(SAMPLE) {
         report::report(style(matches), &measured.0, measured.1)
     } else {

@@ -1,4 +1,4 @@
-//! The `mvcc range` command: measures reads of the key index.
+//! Implements the command `mvcc range`: measures reads of the key index.
 
 use cli::{Command, Failure, Flag};
 

@@ -42,7 +42,8 @@ mod tests {
         let mut survey = etcds("3.6.16");
         let status = |at: usize, survey: &mut Survey| survey.evidence.members[at].status.clone().unwrap();
         let mut behind = status(1, &mut survey);
-        // Entries committed since the first reading do not count.
+        // Entries that were committed after the first reading do not count. This member has applied all
+        // earlier ones.
         behind.applied = 990;
         survey.evidence.members[1].status = Ok(behind.clone());
         assert_eq!(judged(&RULE, &survey), None);

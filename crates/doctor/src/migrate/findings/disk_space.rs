@@ -9,21 +9,22 @@ use crate::show;
 pub const RULE: MigrationRule =
     MigrationRule { name: "disk-space", about: "too little space for a second copy of the live data", judge };
 
-/// Bytes of Mainstay's log for each byte that etcd's database has in use. The log also contains record
-/// headers.
+/// Estimated size of Mainstay's log, per byte in use in etcd's database. It is above 1, because each record
+/// has a header.
 const LOG_SHARE: f64 = 1.2;
-/// Bytes of Mainstay's checkpoint for each byte in use. The checkpoint contains keys but no values, so only
-/// small values lead to this share.
+/// Estimated size of Mainstay's checkpoint, per byte in use in etcd's database. A checkpoint contains keys
+/// but no values, so only databases with small values need that much.
 const INDEX_SHARE: f64 = 0.4;
-/// Bytes of etcd's database for each byte that Mainstay's data has in use. The pages of the database are
-/// partly empty.
+/// Estimated size of etcd's database, per byte in use in Mainstay's data. It is above 1, because the pages of
+/// the database are partly empty.
 const DATABASE_SHARE: f64 = 1.3;
-/// Number of log segments that are written, prepared or in reserve, in addition to those with the data.
+/// Number of log segments for which space is needed besides the data: the one that is being written, and
+/// those that are prepared or kept in reserve.
 const SEGMENTS: f64 = 3.0;
-/// Size of a segment in bytes. On a small file system, segments are smaller than this.
+/// Largest size of a log segment in bytes. On a small file system, Mainstay uses smaller segments.
 const SEGMENT_BYTES: f64 = 67_108_864.0;
 const SEGMENTS_PER_DISK: f64 = 32.0;
-/// Bytes for all other files: markers, and a database that etcd writes when its log ends.
+/// Space in bytes for all other files, such as markers.
 const MARGIN_BYTES: f64 = 8_388_608.0;
 
 fn judge(survey: &Survey) -> Option<Finding> {
@@ -32,8 +33,8 @@ fn judge(survey: &Survey) -> Option<Finding> {
         return None;
     }
     let in_use = survey.evidence.statuses().map(|(_, status)| status.db_bytes_in_use).fold(0.0, f64::max);
-    // If no member reports how many bytes are in use, use the size of the database file, which includes free
-    // pages.
+    // Use the size of the database file, which includes free pages, if no member reports how many bytes are
+    // in use.
     let data = if in_use > 0.0 { in_use } else { directory.database_bytes as f64 };
     let mut facts = Facts::default();
     for (path, needed, space) in needs(directory, survey.to, data) {
@@ -57,8 +58,8 @@ fn judge(survey: &Survey) -> Option<Finding> {
     )
 }
 
-/// Returns a list of requirements: the directory, the bytes that are needed there, and the space on its file
-/// system.
+/// Returns how much space is needed where: for each directory, its path, the bytes that are needed, and the
+/// space on its file system.
 fn needs(directory: &Directory, to: Product, data: f64) -> Vec<(String, f64, DiskSpace)> {
     let path = directory.path.display().to_string();
     if to == Product::Etcd {
@@ -95,7 +96,7 @@ mod tests {
 
     #[test]
     fn live_data_once_more_and_the_index() {
-        // 120 MiB and three segments of the log, 40 MiB of the index, and a margin.
+        // 120 MiB and three segments for the log, 40 MiB for the checkpoint, and the margin.
         assert_eq!(judged(&RULE, &of(360 * MIB)), None);
         assert_eq!(
             facts(&RULE, &of(360 * MIB - 1)),

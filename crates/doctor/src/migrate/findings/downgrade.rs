@@ -8,8 +8,8 @@ pub const RULE: MigrationRule =
 
 fn judge(survey: &Survey) -> Option<Finding> {
     let mut facts = Facts::default();
-    // A downgrade in progress prevents a migration to Mainstay. Before a migration to etcd it may be
-    // intended, if the target is an older release of etcd.
+    // A downgrade in progress prevents a migration to Mainstay, so it is an error. Before a migration to
+    // etcd, it may be intended, to go back to an older release, so it is only a warning.
     let severity = if survey.to == Product::Etcd { Severity::Warning } else { Severity::Error };
     for (member, status) in survey.evidence.statuses() {
         if let Some(target) = &status.downgrade_target {
@@ -32,7 +32,7 @@ fn judge(survey: &Survey) -> Option<Finding> {
     )
 }
 
-/// Collects what must happen before a member may run etcd of the release that is the downgrade's target.
+/// Adds facts about what must still happen before a member may run etcd of the downgrade's target release.
 fn judge_way_back(survey: &Survey, facts: &mut Facts) {
     let targets = survey.evidence.statuses().filter_map(|(_, status)| status.downgrade_target.as_deref());
     let Some(target) = targets.filter_map(release_of).min() else { return };
@@ -47,12 +47,12 @@ fn judge_way_back(survey: &Survey, facts: &mut Facts) {
     }
 }
 
-/// Returns true if a member's own release is above `target`, or its release is not known.
+/// Returns true if the release that a member runs is above `target`, or is not known.
 fn is_above(status: &Status, target: Release) -> bool {
     release_of(&status.version).is_none_or(|release| release > target)
 }
 
-/// Collects the members above the target release that do not report the downgrade.
+/// Adds a fact about each member above the target release that does not report this downgrade.
 fn unaware(survey: &Survey, target: Release, facts: &mut Facts) {
     for (member, status) in survey.evidence.statuses().filter(|(_, status)| is_above(status, target)) {
         let own = status.downgrade_target.as_deref();
@@ -64,14 +64,14 @@ fn unaware(survey: &Survey, target: Release, facts: &mut Facts) {
     }
 }
 
-/// Collects the members that do not report the lowered cluster version. Once the version is lowered, no
-/// member proposes anything that the target release does not know. etcd's leader checks every few seconds
-/// whether to lower the version.
+/// Adds a fact about each member that does not report the lowered cluster version. Only once that version is
+/// lowered can no member propose anything that the target release does not know. etcd's leader checks every
+/// few seconds whether to lower it.
 fn not_come_down(survey: &Survey, target: Release, facts: &mut Facts) {
     let version = |member: &Member| release_of(&member.versions.as_ref().ok()?.cluster);
     let known: Vec<Release> = survey.evidence.statuses().filter_map(|(member, _)| version(member)).collect();
-    // The cluster version spreads from member to member. So if all members that report a version report the
-    // target, a member that reports none is only a warning.
+    // All members have the same cluster version, apart from short delays. So if all versions that are
+    // reported are the target, a member that reports none is only a warning.
     let is_known = !known.is_empty() && known.iter().all(|known| *known == target);
     let elsewhere = if is_known { Severity::Warning } else { Severity::Error };
     for (member, _) in survey.evidence.statuses().filter(|(member, _)| version(member) != Some(target)) {
@@ -138,7 +138,8 @@ mod tests {
         cluster_version(&mut survey, "3.5.0");
         let (severity, found) = facts(&RULE, &survey);
         assert_eq!((severity, found.len(), survey.way_back()), (Severity::Warning, 3, Some((3, 5))));
-        // etcd 3.5 does not report downgrades, and runs the target release already.
+        // A member of etcd 3.5 does not report the downgrade. This is no problem, because it runs the target
+        // release already.
         run_etcd(&mut survey, 1, "3.5.21");
         survey.evidence.members[1].status.as_mut().unwrap().downgrade_target = None;
         assert_eq!(facts(&RULE, &survey).0, Severity::Warning);

@@ -9,10 +9,11 @@ pub const RULE: MigrationRule = MigrationRule {
     judge,
 };
 
-/// Share of the quota in use above which etcd's file may soon exceed the quota, because its pages are partly
-/// empty and the file never shrinks.
+/// Share of Mainstay's quota in use from which on etcd's database file may soon exceed etcd's quota: the
+/// file's pages are partly empty, and it never shrinks.
 const NEAR: f64 = 0.7;
-/// Share of the quota in use above which etcd's new file already exceeds the quota.
+/// Share of Mainstay's quota in use from which on etcd's database file exceeds etcd's quota right after the
+/// migration.
 const FULL: f64 = 0.9;
 
 fn judge(survey: &Survey) -> Option<Finding> {

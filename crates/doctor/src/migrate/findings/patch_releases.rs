@@ -8,18 +8,18 @@ pub const RULE: MigrationRule = MigrationRule {
     judge,
 };
 
-/// A bug of older releases: members with the bug apply a certain request that fixed members refuse, so their
-/// data would differ.
+/// A bug of older releases of etcd: they apply certain requests that fixed releases and Mainstay refuse. If
+/// members with and without the bug run together, their data may become different.
 struct Fault {
     what: &'static str,
-    /// True if the bug occurs only if authentication is enabled.
+    /// True if the bug occurs only while authentication is enabled.
     takes_users: bool,
-    /// For each minor release with a fix, the patch number of the first fixed version. An unlisted release
-    /// that is older than all listed ones was never fixed; any other unlisted release never had the bug.
+    /// For each minor release that got a fix, the patch number of the first fixed version. A release that is
+    /// not listed still has the bug if it is older than all listed ones; otherwise it never had it.
     mended: &'static [(Release, u32)],
 }
 
-/// The known bugs, the same as in the table of `docs/migration.md`.
+/// The known bugs. The table in `docs/migration.md` lists the same ones.
 const FAULTS: [Fault; 4] = [
     Fault {
         what: "transactions whose puts are all in nested transactions, while NOSPACE is raised",
@@ -53,13 +53,13 @@ impl Fault {
     }
 
     /// Returns the patch number of the first version of this minor release without the bug; `None` if the
-    /// release is not listed.
+    /// release is not listed in the table.
     fn mended_in(&self, release: Release) -> Option<u32> {
         self.mended.iter().find(|(of, _)| *of == release).map(|(_, first)| *first)
     }
 }
 
-/// Returns the patch number of a version such as `3.5.21`; 0 if it has none, as unreleased versions do.
+/// Returns the patch number of a version, such as 21 for `3.5.21`; 0 if the version has no number there.
 fn patch_of(version: &str) -> u32 {
     let digits = version.split('.').nth(2).unwrap_or_default();
     let digits = digits.split(|c: char| !c.is_ascii_digit()).next().unwrap_or_default();

@@ -12,11 +12,11 @@ pub const RULE: MigrationRule = MigrationRule {
     judge,
 };
 
-/// Metric with the value 1 for each other member to which a connection works. Its labels contain member ids
-/// in hexadecimal, without leading zeros.
+/// Metric that is 1 for each other member to which a connection works, and 0 for each to which it is lost.
+/// The labels of its series are the ids of the two members in hexadecimal, without leading zeros.
 const ACTIVE: &str = "etcd_network_active_peers";
 
-/// A connection from one member to another.
+/// Connection from one member to another, as the first one's metrics report it.
 pub(super) struct Link {
     /// Id of the member whose metrics report the connection.
     pub local: u64,
@@ -26,7 +26,7 @@ pub(super) struct Link {
     pub is_active: bool,
 }
 
-/// Returns the connections that a page of metrics reports.
+/// Returns the connections that a member's metrics report.
 pub(super) fn links(metrics: &Metrics) -> impl Iterator<Item = Link> + '_ {
     metrics.after.samples(ACTIVE).iter().filter_map(|sample| {
         let id = |label: &str| u64::from_str_radix(sample.label(label)?, 16).ok();
@@ -34,8 +34,9 @@ pub(super) fn links(metrics: &Metrics) -> impl Iterator<Item = Link> + '_ {
     })
 }
 
-/// Returns two sets: the voters to which a member has a working connection, and the voters to which it has
-/// had one since its start. Returns `None` if the member's metrics do not report connections.
+/// Returns two sets of member ids: those to which the member has a working connection, and all that its
+/// metrics mention, because there was a connection since its start. Returns `None` if its metrics have no
+/// connections.
 fn links_of(id: u64, metrics: &Metrics) -> Option<(BTreeSet<u64>, BTreeSet<u64>)> {
     let own = || links(metrics).filter(move |link| link.local == id);
     own().next()?;
@@ -60,8 +61,9 @@ fn judge(survey: &Survey) -> Option<Finding> {
                 true => format!("no working connection to {name}"),
                 false => format!("no working connection to {name} since it was started"),
             };
-            // Possible causes: only the other member can connect; or a request of an etcd member failed,
-            // which etcd reports until the next connection.
+            // The two members may contradict each other if only the other one can open connections. They also
+            // do so if this member runs etcd and one of its requests failed: etcd reports the connection as
+            // lost until it connects the next time.
             let text = match has_active(*other, member.id) {
                 true => format!("{text}, although {name} reports that its own works"),
                 false => text,
@@ -83,7 +85,7 @@ fn judge(survey: &Survey) -> Option<Finding> {
     )
 }
 
-/// Returns the voters whose connections are not known, with the reasons.
+/// Returns the reached voters whose connections are not known, with the reasons.
 pub(in crate::migrate) fn unseen_links(survey: &Survey) -> Vec<Blind> {
     let voters = survey.voters();
     let why = |member: &Member| match &member.metrics {
@@ -107,7 +109,7 @@ mod tests {
     use super::*;
     use crate::migrate::fixture::{etcds, facts, judged};
 
-    /// Sets the metrics of the member at this position of the evidence.
+    /// Replaces the metrics of the member with index `at` in the evidence.
     fn says(survey: &mut Survey, at: usize, page: &str) {
         survey.evidence.members[at].metrics = Ok(Metrics::of("", page, 1.0));
     }
@@ -132,13 +134,13 @@ mod tests {
             )
         );
         assert_eq!(unseen_links(&survey), []);
-        // A connection in one direction is not enough.
+        // A connection that works in only one direction is an error.
         let both = "etcd_network_active_peers{Local=\"3\",Remote=\"1\"} 1\netcd_network_active_peers{Local=\"3\",Remote=\"2\"} 1\n";
         says(&mut survey, 2, both);
         let told = "m2 (10.0.0.2:2379): no working connection to m3, although m3 reports that its own works"
             .to_owned();
         assert_eq!(facts(&RULE, &survey), (Severity::Error, vec![told]));
-        // Former members and learners do not count.
+        // Connections to former members and learners do not matter.
         for view in &mut survey.views {
             let list = view.members.as_mut().unwrap();
             let mut last = list.pop_last().unwrap();
@@ -167,7 +169,8 @@ mod tests {
                 blind(2, "no metrics: HTTP status 404", true)
             ]
         );
-        // A member that is not reached belongs to another rule, and a single member has no connections.
+        // Members that were not reached are reported by another rule, and the only voter of a cluster has no
+        // connections.
         survey.evidence.members[1].reached = Err("refused".into());
         assert_eq!(unseen_links(&survey).len(), 1);
         for view in &mut survey.views {

@@ -8,7 +8,7 @@ pub const RULE: MigrationRule = MigrationRule {
     judge,
 };
 
-/// Versions of etcd 3.5 whose data may become inconsistent if the member is killed.
+/// Versions of etcd 3.5 that may corrupt their data if the process is killed.
 const UNSOUND: [&str; 3] = ["3.5.0", "3.5.1", "3.5.2"];
 
 fn judge(survey: &Survey) -> Option<Finding> {
@@ -111,7 +111,7 @@ mod tests {
             None,
             "what comes back may be of a newer release than what stayed"
         );
-        // Mainstay by itself keeps to the oldest release in the cluster.
+        // This mixture is fine: Mainstay restricts itself to what the oldest release in the cluster supports.
         let mut survey = etcds("3.4.30");
         run_mainstay(&mut survey, 0, "3.7.1");
         assert_eq!(judged(&RULE, &survey), None);

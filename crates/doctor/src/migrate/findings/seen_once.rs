@@ -14,7 +14,7 @@ pub const RULE: MigrationRule = MigrationRule {
 fn judge(survey: &Survey) -> Option<Finding> {
     let mut facts = Facts::default();
     let mut seen: BTreeMap<u64, Vec<&Member>> = BTreeMap::new();
-    // A member without an id was not reached; another rule reports such members.
+    // Skip members without an id: they were not reached, and another rule reports them.
     for member in survey.evidence.members.iter().filter(|member| member.id != 0) {
         seen.entry(member.id).or_default().push(member);
     }
@@ -73,11 +73,11 @@ mod tests {
             facts(&RULE, &survey),
             (Severity::Error, vec!["member 2 (m2) is listed but was not checked".to_owned()])
         );
-        // A member of which only the name is known counts as known.
+        // The member was examined, although without success, so this rule does not report it as unchecked.
         let mut survey = etcds("3.6.16");
         survey.evidence.members[1] = Member::unseen("10.0.0.2:2379", "m2", 2, "refused");
         assert_eq!(judged(&RULE, &survey), None);
-        // It is enough that one member lists it.
+        // A member that only some of the lists contain must have been examined too.
         let mut survey = etcds("3.6.16");
         survey.evidence.members.remove(2);
         survey.views.remove(2);
@@ -117,7 +117,7 @@ mod tests {
             view.members = Err("late".into());
         }
         assert_eq!(judged(&RULE, &survey), None, "that there is no list is told elsewhere");
-        // Several members that are embedded in one process share one metrics page.
+        // Several members that run in one process, as embedded servers do, share one page of metrics.
         let mut survey = etcds("3.6.16");
         let page = "etcd_network_active_peers{Local=\"2\",Remote=\"3\"} 1\n\
                     etcd_network_active_peers{Local=\"3\",Remote=\"2\"} 1\n";

@@ -10,7 +10,7 @@ pub const RULE: MigrationRule = MigrationRule {
     judge,
 };
 
-/// Largest number of texts shown for one file.
+/// Largest number of errors, of warnings, and of unknown features that are shown for one file or member.
 const TEXTS_MAX: usize = 50;
 
 fn judge(survey: &Survey) -> Option<Finding> {

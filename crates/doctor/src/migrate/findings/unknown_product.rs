@@ -46,7 +46,8 @@ mod tests {
                 ]
             )
         );
-        // Mainstay's own page identifies it, too; a member that is not reached belongs to another rule.
+        // Mainstay's own page identifies the product even without metrics. A member that was not reached is
+        // reported by another rule.
         let mut survey = etcds("3.6.16");
         survey.evidence.members[0].metrics = Err("HTTP status 404".into());
         survey.evidence.members[0].page = Ok(crate::page::Page::default());
