@@ -1,5 +1,6 @@
-//! Descriptions of the API's messages, for code that converts messages generically: [`Message`] describes one
-//! message, [`of`] returns those of an RPC. The tables are generated from the `.proto` files.
+//! Describes the messages of the API field by field, for code that converts messages of any type, for example
+//! to JSON. A [`Message`] describes one message, and [`of`] returns the request and response of an RPC. The
+//! tables are generated from the `.proto` files.
 
 use crate::Rpc;
 

@@ -1,8 +1,9 @@
-//! The error catalogue: every code and text that a client of etcd may receive.
+//! The error catalogue: the gRPC code and message of every error that a client of etcd may receive.
 //!
-//! Some clients (Patroni, kube-apiserver and clientv3) compare these texts letter for letter, so each text is
-//! written here and nowhere else. Two of these errors are sent with another code than etcd's constant
-//! declares; see [`TOO_MANY_REQUESTS`] and [`MEMBER_NOT_ENOUGH_STARTED`].
+//! Some clients (Patroni, kube-apiserver and clientv3) compare messages byte for byte, so all messages are
+//! defined here and must not be spelled out elsewhere. Two errors have another code than etcd's source
+//! declares, because etcd's server sends another code: [`TOO_MANY_REQUESTS`] and
+//! [`MEMBER_NOT_ENOUGH_STARTED`].
 
 use std::borrow::Cow;
 use std::fmt;
@@ -87,25 +88,25 @@ impl Code {
 pub struct Status {
     /// The gRPC code.
     pub code: Code,
-    /// The text, exactly as etcd spells it.
+    /// The message, exactly as etcd spells it.
     pub message: Cow<'static, str>,
 }
 
 impl Status {
-    /// Creates a status with a text known at compile time.
+    /// Creates a status with a constant message.
     pub const fn new(code: Code, message: &'static str) -> Status {
         Status { code, message: Cow::Borrowed(message) }
     }
 
-    /// Creates a status with a text made at run time.
+    /// Creates a status with a message that is built at run time.
     pub fn with(code: Code, message: impl Into<String>) -> Status {
         Status { code, message: Cow::Owned(message.into()) }
     }
 }
 
 impl Status {
-    /// Returns the status as etcd's tools print it: only the text for errors of etcd's catalogue and for a
-    /// deadline, gRPC's long form for all others.
+    /// Returns the status as etcd's tools print it: only a message for errors in [`CATALOGUE`], for an
+    /// exceeded deadline and for a cancellation; for all other errors gRPC's text with code and message.
     pub fn shown(&self) -> String {
         match self.code {
             _ if CATALOGUE.iter().any(|known| known.message == self.message) => self.message.to_string(),
@@ -315,7 +316,7 @@ pub const WATCH_EMPTY_RANGE: Status = Status::new(Code::Unknown, "mvcc: watcher 
 pub const WATCH_DUPLICATE_ID: Status =
     Status::new(Code::Unknown, "mvcc: duplicate watch ID provided on the WatchStream");
 
-/// The whole catalogue, for tests and documentation.
+/// All errors of the catalogue.
 pub const CATALOGUE: &[Status] = &[
     EMPTY_KEY,
     KEY_NOT_FOUND,

@@ -1,5 +1,5 @@
-//! The cluster for which a snapshot is restored. Its ids are new: they are computed from peer URLs and token,
-//! as every member does.
+//! Computes the ids and members of the cluster for which a snapshot is restored. The ids come from peer URLs
+//! and token, so each restored member gets the same cluster.
 
 use cli::Failure;
 use config::{Bootstrap, Url};
@@ -20,7 +20,7 @@ pub struct ClusterOptions {
     pub advertised: String,
 }
 
-/// The cluster that will be formed.
+/// The cluster that the restored members will form.
 #[derive(Clone, Debug)]
 pub struct NewCluster {
     /// Ids of the restored member and of the cluster.
@@ -37,8 +37,8 @@ impl NewCluster {
     /// Returns etcdutl's error if the options are not consistent. Unlike etcdutl, no host name is resolved:
     /// URLs are compared as text.
     pub fn of(options: &ClusterOptions) -> Result<NewCluster, Failure> {
-        // Not parsed with `Url::parse_list`, which accepts an empty list: etcdutl refuses that as an invalid
-        // URL.
+        // Not parsed with `Url::parse_list`, which accepts an empty list. As in etcdutl, an empty list must
+        // be an error: the empty text is an invalid URL.
         let advertised: Result<Vec<Url>, _> = options.advertised.split(',').map(Url::parse).collect();
         let mut advertised = advertised.map_err(Failure::error)?;
         advertised.sort();
@@ -56,12 +56,14 @@ impl NewCluster {
         })
     }
 
-    /// Returns the index of the last entry with which every log begins: one entry for each member.
+    /// Returns the index of the last initial entry of a restored log. Every log begins with one entry for
+    /// each member.
     pub fn index(&self) -> Index {
         Index(self.membership.members.len() as u64)
     }
 
-    /// Returns the id of the member that gets the vote in the first term: as in etcdutl, the lowest id.
+    /// Returns the id of the member for which the restored member has voted in the first term. As in etcdutl,
+    /// it is the lowest id.
     pub fn vote(&self) -> u64 {
         self.membership.members.iter().map(|member| member.id).min().unwrap_or_default()
     }

@@ -1,4 +1,5 @@
-//! Code shared by the commands that convert the state of an etcd member or snapshot to one of Mainstay.
+//! Reads parts of an etcd database for the commands that convert an etcd member or snapshot to a directory of
+//! Mainstay.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -13,7 +14,7 @@ use storage::restoration::Filling;
 
 use crate::notice::Notices;
 
-/// Returns the users and roles of a state; none if `without` is true.
+/// Returns the users and roles in etcd's database; no users and roles if `without` is true.
 pub fn users<S: Source>(from: &Backend<S>, without: bool) -> Result<Auth, Failure> {
     if without {
         return Ok(Auth::default());
@@ -21,7 +22,8 @@ pub fn users<S: Source>(from: &Backend<S>, without: bool) -> Result<Auth, Failur
     Ok(etcd_database::users(from.auth().map_err(Failure::error)?))
 }
 
-/// Returns an error if the state was written by a release that this version does not support.
+/// Returns an error if the database was written by a release of etcd that this version of Mainstay does not
+/// support.
 pub fn check_versions(storage: Option<&str>, membership: &Membership) -> Result<(), Failure> {
     etcd_database::check_versions(storage, membership).map_err(Failure::error)
 }
@@ -56,8 +58,9 @@ impl WithoutLease {
     }
 }
 
-/// Copies the history; `leases` are the ids of the existing leases. Calls `passed` with the bytes of keys and
-/// values copied so far, and stops if it returns an error. Returns the live keys whose lease does not exist.
+/// Copies all versions of keys from etcd's database to `filling`. `leases` are the ids of the existing
+/// leases. Calls `passed` with the number of bytes of keys and values copied so far, and stops if `passed`
+/// returns an error. Returns the live keys whose lease does not exist.
 pub fn take_history<S: Source>(
     from: &Backend<S>,
     leases: &HashSet<LeaseId>,

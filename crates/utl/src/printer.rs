@@ -15,7 +15,7 @@ pub enum Format {
     Json,
     /// A table in a box.
     Table,
-    /// Known, but not supported by these commands.
+    /// A format of etcdutl that these two commands do not support.
     Protobuf,
 }
 
@@ -50,7 +50,7 @@ impl Format {
         }
     }
 
-    /// Returns the text for these values.
+    /// Returns the values as text in this format.
     ///
     /// # Errors
     ///

@@ -1,4 +1,5 @@
-//! Checks whether a member is running, by connecting to its addresses ([`refuse_alive`]).
+//! Prevents a running member from being replaced: [`refuse_alive`] connects to the addresses of the member to
+//! find out whether it runs.
 
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs as _};
@@ -63,7 +64,7 @@ fn accepts(url: &str) -> io::Result<bool> {
 /// determined.
 fn accepts_at(path: &Path) -> io::Result<bool> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-    // The socket is non-blocking, so that a process that listens but does not accept cannot block this check.
+    // Non-blocking, so that a process that listens but does not accept connections cannot block this check.
     socket.set_nonblocking(true)?;
     match socket.connect(&SockAddr::unix(path)?) {
         Ok(()) => Ok(true),
@@ -80,7 +81,8 @@ fn accepts_at(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Returns true if connecting failed with an error that proves that no process listens.
+/// Returns true if connecting failed with an error after which the address counts as down: the connection was
+/// refused, or the host or network did not answer.
 fn is_down(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionRefused, HostUnreachable, NetworkDown, NetworkUnreachable, TimedOut};
     matches!(error.kind(), ConnectionRefused | HostUnreachable | NetworkDown | NetworkUnreachable | TimedOut)
