@@ -157,7 +157,8 @@ impl<const N: usize> NumberFields<N> {
     ///
     /// # Panics
     ///
-    /// Panics if the fields take more than `N` bytes.
+    /// Panics if fewer than 11 bytes of the `N` bytes are free, which cannot happen if `N` has 11 bytes per
+    /// field.
     #[inline]
     pub fn push(&mut self, field: u8, n: u64) {
         if n != 0 {

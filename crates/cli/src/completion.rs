@@ -110,7 +110,8 @@ impl Tree {
     }
 }
 
-/// Returns the script for bash 4 or newer: `source <(etcdctl completion bash)`. `called` is the name of the executable.
+/// Returns the script for bash 4 or newer, which users load with `source <(etcdctl completion bash)`.
+/// `called` is the name of the executable.
 fn bash(tree: &Tree, called: &str) -> String {
     let name = tree.function();
     let mut out = format!("# bash completion for {called}\n_{name}_follows() {{\n    case \"$1\" in\n");
@@ -135,7 +136,8 @@ fn bash(tree: &Tree, called: &str) -> String {
     out
 }
 
-/// Returns the script for zsh: `source <(etcdctl completion zsh)`, or as a file `_etcdctl` of `fpath`.
+/// Returns the script for zsh, which users load with `source <(etcdctl completion zsh)`, or put into a file
+/// `_etcdctl` in a directory of `fpath`.
 fn zsh(tree: &Tree, called: &str) -> String {
     let name = tree.function();
     let plain = |text: &str| text.replace('\'', "").replace('\n', " ").replace(':', "\\:");
@@ -162,7 +164,7 @@ fn zsh(tree: &Tree, called: &str) -> String {
     out
 }
 
-/// Returns the script for fish 3 or newer: `etcdctl completion fish | source`.
+/// Returns the script for fish 3 or newer, which users load with `etcdctl completion fish | source`.
 fn fish(tree: &Tree, called: &str) -> String {
     let name = tree.function();
     let plain = |text: &str| text.replace(['\'', '\\'], "").replace('\n', " ");
@@ -203,7 +205,8 @@ fn fish(tree: &Tree, called: &str) -> String {
     out
 }
 
-/// Returns the script for PowerShell 5 or newer: `etcdctl completion powershell | Out-String | Invoke-Expression`.
+/// Returns the script for PowerShell 5 or newer, which users load with `etcdctl completion powershell |
+/// Out-String | Invoke-Expression`.
 fn powershell(tree: &Tree, called: &str) -> String {
     let quoted: Vec<String> = tree.valued().iter().map(|flag| literal(flag)).collect();
     let paths: Vec<String> = tree.rows().iter().map(|(path, ..)| literal(path)).collect();

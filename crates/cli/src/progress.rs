@@ -49,8 +49,8 @@ impl Progress {
         self.total = Some(total);
     }
 
-    /// Shows that `done` bytes or items are finished, followed by the text `note`. Does nothing if the line
-    /// was updated less than [`DRAW_INTERVAL`] ago.
+    /// Shows that `done` bytes or items are finished, followed by the text `note`. Does nothing if standard
+    /// error is not a terminal, or if the line was updated a moment ago (see `DRAW_INTERVAL`).
     pub fn at(&mut self, done: u64, note: &str) {
         let now = Instant::now();
         if !self.is_seen || self.drawn.is_some_and(|drawn| now < drawn + DRAW_INTERVAL) {

@@ -1,14 +1,14 @@
-//! Parses numbers in arguments, with the errors of Go's strconv.
+//! Parses numbers in arguments, with the error messages of Go's strconv.
 
 use std::fmt;
 use std::num::IntErrorKind;
 
 use cli::go::quote;
 
-/// Reason why a text is not a number. The error text is that of Go's strconv.
+/// Reason why a text is not a number. It displays as the error of Go's strconv.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NumberError {
-    /// Name of the function of strconv that would return this error.
+    /// Name of the function of strconv that would return this error; part of the message.
     function: &'static str,
     /// The quoted text.
     text: String,
