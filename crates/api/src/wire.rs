@@ -28,7 +28,8 @@ pub const fn bytes_tag(field: u8) -> u8 {
     (field << 3) | 2
 }
 
-/// Returns the tag of a field with bytes, a string or a message, for any field number; it is written as a varint.
+/// Returns the tag of a field with bytes, a string or a message, for any field number. The caller must write
+/// the tag as a varint.
 #[inline]
 pub const fn wide_tag(field: u32) -> u64 {
     ((field as u64) << 3) | 2

@@ -1,4 +1,4 @@
-//! Messages with which members compare their states.
+//! Reads messages of arbitrary content with which members compare their states.
 
 use consistency::comparison::{read_hash, read_trail, write_trail};
 use http::Response;

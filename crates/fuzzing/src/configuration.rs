@@ -1,4 +1,4 @@
-//! Command-line flags, environment variables, and the parsing of their values.
+//! Parses command-line flags, environment variables and values of arbitrary content.
 
 use cli::go::{nanoseconds, parse_duration};
 use config::flag::Kind;
@@ -21,7 +21,7 @@ pub fn run(data: &[u8]) {
     let read = parse(&args, &env);
     let Ok(Invocation::Serve(parsed)) = read else { return };
     let config = &parsed.config;
-    // The documentation promises these properties for every configuration that is accepted.
+    // Check the properties that the documentation of `Config` promises for every accepted configuration.
     assert!(!config.listen.peer_urls.is_empty() && !config.listen.client_urls.is_empty());
     assert!(
         !config.cluster.initial_advertise_peer_urls.is_empty()
@@ -69,7 +69,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
     seeds
 }
 
-/// Fuzz target for values alone: durations, URLs, lists, and every kind of flag.
+/// Fuzz target for values without flags: parses the input as a duration, a URL, a list, and a value of one
+/// kind of flag.
 pub fn run_values(data: &[u8]) {
     let mut script = Script::new(data);
     let kind = script.u8();

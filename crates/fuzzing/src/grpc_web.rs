@@ -1,4 +1,4 @@
-//! gRPC-Web calls of browsers: reads and writes their bodies.
+//! Reads and writes the bodies of gRPC-Web calls, which browsers make.
 
 use api::{Code, Status};
 use base64::Engine as _;
@@ -6,11 +6,11 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use rpc::grpc_web::frames::{Form, Writer, decoded, next_message, only};
 
-/// Fuzz target: the first byte of the input limits the size of a message, the second byte says where a
-/// response is flushed and how it ends, and the rest is a body. The body is read in both forms (binary and
-/// text), and the result is compared with that of a simple reader. The messages are then written as a
-/// response, as a whole and in pieces. Reading this response must give the same messages and the same final
-/// status.
+/// Fuzz target: the first byte of the input limits the size of a message, the second byte decides where a
+/// response is flushed and with which status it ends, and the rest is the body of a request. The body is read
+/// in both forms (binary and base64), and the result is compared with that of a simple reader. Then the
+/// messages are written as a response, in both forms. Reading this response must give the same messages and
+/// the same status.
 pub fn run(input: &[u8]) {
     let [bound, cut, body @ ..] = input else { return };
     let bytes_max = usize::from(*bound) * 4;

@@ -1,4 +1,5 @@
-//! Every message of the API, and the checks of requests that are made before a proposal.
+//! Decodes messages of all types of the API, and runs the checks of requests that a member makes before a
+//! proposal.
 
 use bytes::Bytes;
 use machine::check;
@@ -95,7 +96,7 @@ fn any(number: u8, bytes: &[u8]) {
 pub fn run(data: &[u8]) {
     let Some((number, bytes)) = data.split_first() else { return };
     any(*number, bytes);
-    // Decodes the same bytes as each type of request that is checked before a proposal.
+    // Decode the same bytes as each type of request that a member checks before a proposal.
     if let Ok(range) = api::etcdserverpb::RangeRequest::decode(bytes) {
         let _ = check::range(&range);
     }
@@ -111,7 +112,7 @@ pub fn run(data: &[u8]) {
     {
         let _ = (check::txn_cost(&txn), check::txn_is_read_only(&txn), check::txn_is_serializable(&txn));
     }
-    // Decodes membership changes, as a member reads them from its log, and members in JSON, which such a
+    // Decode membership changes as a member reads them from its log, and the JSON of a member, which such a
     // change contains.
     if let Ok(change) = api::raftpb::ConfChange::decode(bytes) {
         let _ = machine::validate(&machine::Members::default(), &change, 1);

@@ -1,7 +1,7 @@
-//! Saved states of arbitrary content: the blocks of checkpoints, snapshots, and transfers between members.
+//! Restores saved states of arbitrary content: checkpoints, snapshots, and transfers between members.
 //!
-//! If a saved state can be opened, it is a normal state: writing it and reading it again must give the same
-//! state.
+//! If a state can be restored, it must be usable: it must accept an entry, and saving and restoring it again
+//! must give the same state.
 
 use std::convert::Infallible;
 
@@ -47,11 +47,11 @@ fn example() -> (Machine, Journal) {
     (machine, journal)
 }
 
-/// Checks that a restored state machine accepts an entry, and that it is the same after it was saved to a
-/// checkpoint and restored.
+/// Checks that a restored state machine accepts an entry, and is the same after it was saved to a checkpoint
+/// and restored again.
 fn live_on(mut machine: Machine) {
     let snapshot = machine.store.snapshot();
-    // A state with a huge revision or index is valid, but no further entries can be applied to it.
+    // Skip a state with a huge revision or index: it is valid, but no further entries can be applied to it.
     if snapshot.current_revision() >= Revision(i64::MAX / 2) || machine.applied_index >= Index(u64::MAX / 2) {
         return;
     }
@@ -86,7 +86,8 @@ pub fn run_image(data: &[u8]) {
     }
 }
 
-/// Returns the blocks of a base run alone, and of a base run followed by a delta.
+/// Returns two seeds: the blocks of a base run, and the blocks of a base run followed by a run with later
+/// changes.
 pub fn seeds_image() -> Vec<Vec<u8>> {
     let (mut machine, journal) = example();
     let base = |machine: &mut Machine, from| {
@@ -122,7 +123,8 @@ fn frame(block: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(block);
 }
 
-/// First byte of a script that contains the stream itself instead of a description.
+/// First byte of a script that contains the stream itself, in place of blocks from which the target builds
+/// the stream.
 const RAW: u8 = 0;
 
 /// Returns the blocks in a stream of frames, without their frames.

@@ -1,5 +1,5 @@
-//! Programs for two kinds of mailboxes: the inbox of a thread that sleeps, and the outbox of a loop that is
-//! woken.
+//! Programs that test two kinds of queues between threads: the inbox of a thread that sleeps while it is
+//! empty, and the outbox of an event loop that is woken by a waker.
 
 use std::task::Wake;
 use std::time::Duration;
@@ -9,7 +9,8 @@ use loom::thread;
 use crate::inbox::{Inbox, Outbox};
 use crate::sync::{Arc, AtomicBool, Ordering};
 
-/// A timeout that never passes: if no sender wakes a receiver, it sleeps forever.
+/// A timeout that never passes. A receiver that no sender wakes therefore sleeps forever, which the model
+/// reports.
 const PATIENCE: Duration = Duration::MAX;
 
 /// Two senders and a receiver that sleeps in between. No message is lost, and the receiver never sleeps while
@@ -89,12 +90,13 @@ pub fn nothing_stays_in_a_closed_inbox() {
     assert_eq!(Arc::strong_count(&alive), 1);
 }
 
-/// The task of a loop, which records whether it was woken.
+/// The task of an event loop, which records whether it was woken.
 struct Task {
     woken: AtomicBool,
 }
 
-/// A waker of the standard library. The flag in the task that it wakes is a type of `loom`.
+/// A waker for a task. The waker has to be a type of the standard library, but the flag that it sets in the
+/// task is a type of `loom`, so that the model sees the access.
 struct Bell(Arc<Task>);
 
 impl Wake for Bell {
@@ -103,8 +105,8 @@ impl Wake for Bell {
     }
 }
 
-/// A loop polls its outbox while the core sends a message. The loop either gets the message, or is woken
-/// after the poll.
+/// An event loop polls its outbox while the core thread sends a message. The loop must either get the
+/// message, or be woken after the poll.
 pub fn a_loop_that_found_nothing_is_woken() {
     let outbox = Arc::new(Outbox::default());
     let task = Arc::new(Task { woken: AtomicBool::new(false) });

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::generated::{Files, root};
 
-/// Returns the table, by its path from the root of the repository.
+/// Returns the generated table, with its path from the root of the repository.
 pub fn generate() -> Result<Files, String> {
     Ok(Files::from([("crates/console/src/table.rs".to_owned(), table()?)]))
 }
