@@ -166,7 +166,8 @@ pub const MEMBER_EXIST: Status = Status::new(Code::FailedPrecondition, "etcdserv
 /// `etcdserver: Peer URLs already exists`
 pub const PEER_URL_EXIST: Status =
     Status::new(Code::FailedPrecondition, "etcdserver: Peer URLs already exists");
-/// etcd declares FailedPrecondition, yet its server sends Unknown; clients see Unknown.
+/// `etcdserver: re-configuration failed due to not enough started members`. etcd's source declares the code
+/// FailedPrecondition, but etcd's server sends Unknown, so this is the code that clients expect.
 pub const MEMBER_NOT_ENOUGH_STARTED: Status =
     Status::new(Code::Unknown, "etcdserver: re-configuration failed due to not enough started members");
 /// `etcdserver: given member URLs are invalid`
@@ -190,7 +191,8 @@ pub const CLUSTER_ID_MISMATCH: Status =
     Status::new(Code::FailedPrecondition, "etcdserver: cluster ID mismatch");
 /// `etcdserver: request is too large`
 pub const REQUEST_TOO_LARGE: Status = Status::new(Code::InvalidArgument, "etcdserver: request is too large");
-/// etcd declares ResourceExhausted, yet its server sends Unknown; clients see Unknown.
+/// `etcdserver: too many requests`. etcd's source declares the code ResourceExhausted, but etcd's server
+/// sends Unknown, so this is the code that clients expect.
 pub const TOO_MANY_REQUESTS: Status = Status::new(Code::Unknown, "etcdserver: too many requests");
 /// `etcdserver: root user does not exist`
 pub const ROOT_USER_NOT_EXIST: Status =
@@ -290,29 +292,40 @@ pub const CANCELED: Status = Status::new(Code::Canceled, "etcdserver: request ca
 /// `etcdserver: context deadline exceeded`
 pub const DEADLINE_EXCEEDED: Status =
     Status::new(Code::DeadlineExceeded, "etcdserver: context deadline exceeded");
-/// `etcdserver: unknown method`: an internal text of etcd, sent with the code `Unknown`.
+/// `etcdserver: unknown method`: an error that etcd does not map to a gRPC status, so it is sent with the
+/// code `Unknown`.
 pub const UNKNOWN_METHOD: Status = Status::new(Code::Unknown, "etcdserver: unknown method");
-/// `etcdserver: request timed out, leader transfer took too long`: an internal text of etcd, sent with the code `Unknown`.
+/// `etcdserver: request timed out, leader transfer took too long`: an error that etcd does not map to a gRPC
+/// status, so it is sent with the code `Unknown`.
 pub const LEADER_TRANSFER_TIMEOUT: Status =
     Status::new(Code::Unknown, "etcdserver: request timed out, leader transfer took too long");
-/// `not a primary lessor`: an internal text of etcd, sent with the code `Unknown`.
+/// `not a primary lessor`: an error that etcd does not map to a gRPC status, so it is sent with the code
+/// `Unknown`.
 pub const NOT_PRIMARY_LESSOR: Status = Status::new(Code::Unknown, "not a primary lessor");
-/// `auth: authentication failed, password was given for no password user`: an internal text of etcd, sent with the code `Unknown`.
+/// `auth: authentication failed, password was given for no password user`: an error that etcd does not map to
+/// a gRPC status, so it is sent with the code `Unknown`.
 pub const NO_PASSWORD_USER: Status =
     Status::new(Code::Unknown, "auth: authentication failed, password was given for no password user");
-/// `auth: invalid auth options`: an internal text of etcd, sent with the code `Unknown`.
+/// `auth: invalid auth options`: an error that etcd does not map to a gRPC status, so it is sent with the
+/// code `Unknown`.
 pub const INVALID_AUTH_OPTIONS: Status = Status::new(Code::Unknown, "auth: invalid auth options");
-/// `auth: invalid auth signature method`: an internal text of etcd, sent with the code `Unknown`.
+/// `auth: invalid auth signature method`: an error that etcd does not map to a gRPC status, so it is sent
+/// with the code `Unknown`.
 pub const INVALID_AUTH_METHOD: Status = Status::new(Code::Unknown, "auth: invalid auth signature method");
-/// `\"leader\" field must be provided`: an internal text of etcd, sent with the code `Unknown`.
+/// `\"leader\" field must be provided`: an error that etcd does not map to a gRPC status, so it is sent with
+/// the code `Unknown`.
 pub const LEADER_FIELD_MISSING: Status = Status::new(Code::Unknown, "\"leader\" field must be provided");
-/// `election: not leader`: an internal text of etcd, sent with the code `Unknown`.
+/// `election: not leader`: an error that etcd does not map to a gRPC status, so it is sent with the code
+/// `Unknown`.
 pub const ELECTION_NOT_LEADER: Status = Status::new(Code::Unknown, "election: not leader");
-/// `election: no leader`: an internal text of etcd, sent with the code `Unknown`.
+/// `election: no leader`: an error that etcd does not map to a gRPC status, so it is sent with the code
+/// `Unknown`.
 pub const ELECTION_NO_LEADER: Status = Status::new(Code::Unknown, "election: no leader");
-/// `mvcc: watcher range is empty`: an internal text of etcd, sent with the code `Unknown`.
+/// `mvcc: watcher range is empty`: an error that etcd does not map to a gRPC status, so it is sent with the
+/// code `Unknown`.
 pub const WATCH_EMPTY_RANGE: Status = Status::new(Code::Unknown, "mvcc: watcher range is empty");
-/// `mvcc: duplicate watch ID provided on the WatchStream`: an internal text of etcd, sent with the code `Unknown`.
+/// `mvcc: duplicate watch ID provided on the WatchStream`: an error that etcd does not map to a gRPC status,
+/// so it is sent with the code `Unknown`.
 pub const WATCH_DUPLICATE_ID: Status =
     Status::new(Code::Unknown, "mvcc: duplicate watch ID provided on the WatchStream");
 

@@ -301,7 +301,7 @@ pub fn check_peer_url(url: &str, quote: impl Fn(&str) -> String) -> Result<(), U
     if path.is_empty() { Ok(()) } else { Err(UrlError::Path(text())) }
 }
 
-/// Returns a text in quotes, without escapes.
+/// Returns a text in double quotes, without escaping anything.
 fn in_quotes(text: &str) -> String {
     format!("\"{text}\"")
 }

@@ -7,9 +7,9 @@ use std::fmt;
 pub struct Failure {
     /// The exit code of the process.
     pub code: u8,
-    /// Text for standard error; `None` if the command has printed it already.
+    /// Message for standard error; `None` if the command has printed it already.
     pub text: Option<String>,
-    /// True if the tool should print the command's usage after the text.
+    /// True if the tool should print the command's usage after the message.
     pub shows_usage: bool,
 }
 
@@ -27,7 +27,7 @@ impl Failure {
     /// Exit code for invalid arguments.
     pub const BAD_ARGS: u8 = 128;
 
-    /// Returns a failure with this code and text.
+    /// Returns a failure with this code and message.
     pub fn new(code: u8, text: impl fmt::Display) -> Failure {
         Failure { code, text: Some(text.to_string()), shows_usage: false }
     }
@@ -37,23 +37,23 @@ impl Failure {
         Failure::new(Failure::ERROR, text)
     }
 
-    /// Returns a failure with code 1 and this text, after which the tool prints the command's usage. For
+    /// Returns a failure with code 1 and this message, after which the tool prints the command's usage. For
     /// arguments that contradict each other.
     pub fn usage(text: impl fmt::Display) -> Failure {
         Failure { shows_usage: true, ..Failure::error(text) }
     }
 
-    /// Returns a failure with code 128 and this text.
+    /// Returns a failure with code 128 and this message, for invalid arguments.
     pub fn bad_args(text: impl fmt::Display) -> Failure {
         Failure::new(Failure::BAD_ARGS, text)
     }
 
-    /// Returns a failure with code 4 and this text.
+    /// Returns a failure with code 4 and this message, for an unsupported value of a flag.
     pub fn bad_feature(text: impl fmt::Display) -> Failure {
         Failure::new(Failure::BAD_FEATURE, text)
     }
 
-    /// Returns a failure with this code and no text. For a command that has printed the error itself.
+    /// Returns a failure with this code and no message, for a command that has printed the error itself.
     pub fn said(code: u8) -> Failure {
         Failure { code, text: None, shows_usage: false }
     }

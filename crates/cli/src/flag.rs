@@ -19,7 +19,7 @@ pub enum Kind {
     Float,
     /// Any text.
     Text,
-    /// Comma-separated texts; the flag may be given several times.
+    /// Comma-separated strings. If the flag is given several times, the lists are joined.
     List,
     /// A duration in Go's notation: `1m30s`.
     Duration,
@@ -69,7 +69,7 @@ pub struct FlagRow {
 }
 
 impl FlagRow {
-    /// Returns the name as error texts show it: `-w, --write-out`.
+    /// Returns the name as error messages show it, such as `-w, --write-out`.
     pub(crate) fn shown(&self) -> String {
         match self.short {
             Some(letter) => format!("-{letter}, --{}", self.name),
@@ -154,14 +154,14 @@ impl Flag<bool> {
 }
 
 impl Flag<String> {
-    /// Returns a flag whose value is a text.
+    /// Returns a flag whose value is a string.
     pub const fn text(name: &'static str, default: &'static str, help: &'static str) -> Flag<String> {
         Flag::of(name, Kind::Text, default, help)
     }
 }
 
 impl Flag<Vec<String>> {
-    /// Returns a flag whose value is a list of texts.
+    /// Returns a flag whose value is a list of strings.
     pub const fn list(name: &'static str, default: &'static str, help: &'static str) -> Flag<Vec<String>> {
         Flag::of(name, Kind::List, default, help)
     }

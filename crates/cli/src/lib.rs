@@ -10,7 +10,7 @@
 //! and sizes.
 //!
 //! The server's table of flags (crate `config`) is built from the same [`Flag`] and [`Value`], with its own
-//! row type, syntax and error texts.
+//! row type, syntax and error messages.
 //!
 //! The crate contains no commands, does not use the network, and knows only two things of etcd's API: URLs
 //! and the message of a status.

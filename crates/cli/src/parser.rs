@@ -159,7 +159,7 @@ pub fn did_you_mean(near: &[&str]) -> String {
     if names.is_empty() { names } else { format!("\n\nDid you mean this?\n{names}") }
 }
 
-/// Returns the Levenshtein distance of two texts.
+/// Returns the Levenshtein distance of two strings.
 fn distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();

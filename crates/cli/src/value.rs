@@ -19,9 +19,9 @@ pub enum Value {
     Uint(u64),
     /// A floating-point number.
     Float(f64),
-    /// A text.
+    /// A string.
     Text(String),
-    /// A list of texts.
+    /// A list of strings.
     List(Vec<String>),
     /// A duration in nanoseconds.
     Duration(i64),

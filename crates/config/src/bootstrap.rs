@@ -36,7 +36,7 @@ pub struct Bootstrap {
     pub local_id: u64,
 }
 
-/// Error returned if the options do not describe a cluster that the member can form or join. The texts are
+/// Error returned if the options do not describe a cluster that the member can form or join. The messages are
 /// etcd's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BootstrapError {
@@ -137,7 +137,7 @@ impl Bootstrap {
     ///
     /// # Errors
     ///
-    /// Returns an error with etcd's text if the options are not consistent.
+    /// Returns an error with etcd's message if the options are not consistent.
     pub fn form(
         name: &str,
         initial_cluster: &str,

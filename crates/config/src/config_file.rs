@@ -270,7 +270,7 @@ fn set(
     let Some(text) = text else { return Ok(()) };
     let is_url = matches!(kind, Kind::Urls | Kind::Origins);
     if text.is_empty() && (is_url || matches!(kind, Kind::List | Kind::OneOf(_) | Kind::Gates)) {
-        // As in etcd, an empty text counts as not set.
+        // As in etcd, an empty string leaves the option unset.
         return Ok(());
     }
     settings.set_key(name, &text).map_err(|reason| match kind {

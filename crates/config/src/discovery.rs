@@ -66,7 +66,7 @@ impl std::fmt::Debug for DiscoveryService {
     }
 }
 
-/// Reads the discovery options, with etcd's checks and error texts.
+/// Reads the discovery options, with etcd's checks and error messages.
 pub(super) fn read(settings: &Settings) -> Result<Option<Discovery>, Refusal> {
     if settings.get(table::DISCOVERY_FALLBACK) == "proxy" {
         return Err(Refusal::invalid(

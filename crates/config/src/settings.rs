@@ -362,7 +362,8 @@ impl Settings {
         T::of(self.values.get(row.name), row.default)
     }
 
-    /// Returns a text, such as the path of a file; `None` if it is empty.
+    /// Returns the value of a flag whose empty value means "none", such as the path of a file; `None` if the
+    /// value is empty.
     pub(super) fn non_empty(&self, flag: Flag<String>) -> Option<&str> {
         Some(self.get(flag)).filter(|text| !text.is_empty())
     }

@@ -5,7 +5,7 @@ use super::feature_gate::{self, FeatureGate};
 use super::flag::Status::{Implemented, Legacy, NoEffect};
 use super::flag::{Flag, FlagRow, Group, Kind, value};
 
-/// etcd's text for a flag that it no longer supports.
+/// etcd's warning about a flag that it no longer supports.
 const IGNORED: &str = "flag is no longer supported - ignoring";
 
 /// Declares a constant for each flag, by which code reads the value of the flag, and `FLAGS`, a list of the

@@ -10,7 +10,7 @@ use cli::go::quote;
 pub struct NumberError {
     /// Name of the function of strconv that would return this error; part of the message.
     function: &'static str,
-    /// The quoted text.
+    /// The text that is not a number, in quotes.
     text: String,
     /// Reason for the failure.
     reason: &'static str,
@@ -26,7 +26,7 @@ impl fmt::Display for NumberError {
 /// Parses a signed number.
 ///
 /// # Errors
-/// Returns an error with the text of Go's `strconv.ParseInt`.
+/// Returns an error with the message of Go's `strconv.ParseInt`.
 pub fn signed(text: &[u8], radix: u32) -> Result<i64, NumberError> {
     let number = std::str::from_utf8(text).ok().map(|text| i64::from_str_radix(text, radix));
     parsed("ParseInt", text, number)
@@ -35,7 +35,7 @@ pub fn signed(text: &[u8], radix: u32) -> Result<i64, NumberError> {
 /// Parses an unsigned number. A sign is not allowed.
 ///
 /// # Errors
-/// Returns an error with the text of Go's `strconv.ParseUint`.
+/// Returns an error with the message of Go's `strconv.ParseUint`.
 pub fn unsigned(text: &[u8], radix: u32) -> Result<u64, NumberError> {
     let plain = std::str::from_utf8(text).ok().filter(|text| !text.starts_with('+'));
     parsed("ParseUint", text, plain.map(|text| u64::from_str_radix(text, radix)))

@@ -330,7 +330,8 @@ impl Change {
     }
 }
 
-/// Draws a caller, mostly with the current auth revision, sometimes with another one or without a token.
+/// Generates a caller from the script, mostly with the current auth revision, sometimes with another one or
+/// without a token.
 fn caller(script: &mut Script<'_>, revision: u64) -> Caller<'static> {
     let user = script.pick(&USERS);
     let revision = match script.below(8) {
@@ -364,7 +365,8 @@ fn ask(twins: &Twins, cache: &mut RightsCache, model: &Model, caller: Caller<'_>
     }
 }
 
-/// Draws a write request of a user. Returns the request, and the result that the model expects.
+/// Generates a write request of a user from the script. Returns the request, and the result that the model
+/// expects.
 fn write(
     script: &mut Script<'_>,
     model: &Model,

@@ -61,7 +61,7 @@ fn frames(body: &[u8], bytes_max: usize, cut: u8) {
     );
     let one = only(Bytes::copy_from_slice(body), bytes_max);
     assert_eq!(one.is_ok(), messages.len() == 1 && is_whole, "{one:?}");
-    // The text of the final status comes from the input.
+    // The message of the final status is taken from the input, so that it may contain any characters.
     let text = String::from_utf8_lossy(body.get(..64).unwrap_or(body)).into_owned();
     let code = Code::ALL[usize::from(cut) % Code::ALL.len()];
     let end = if code == Code::Ok { Ok(()) } else { Err(Status::with(code, text)) };
@@ -103,7 +103,7 @@ fn written(form: Form, messages: &[Bytes], end: &Result<(), Status>, cut: u8) {
     let lines: Vec<&str> = told.strip_suffix("\r\n").expect("each line ends").split("\r\n").collect();
     let code = end.as_ref().map_or_else(|status| status.code, |()| Code::Ok);
     assert_eq!(lines[0], format!("grpc-status:{}", code as i32));
-    // The status text is always one line, whatever its content.
+    // The message of the status must be encoded as one line, whatever it contains.
     let expected = end.as_ref().err().map(|status| format!("grpc-message:{}", percent(&status.message)));
     assert_eq!(lines.get(1).copied(), expected.as_deref());
     assert!(lines.len() <= 2, "{lines:?}");

@@ -1,4 +1,4 @@
-//! Measures the processor time and the memory of a piece of work in one thread.
+//! Measures the processor time and the memory that a function needs in one thread.
 //!
 //! Only the processor time of this thread is counted, so other work on the machine has little influence.
 //! Memory is counted by the allocator, so the result is the same in every run.
@@ -53,7 +53,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// Cost of a piece of work.
+/// Processor time and memory that a function has needed.
 #[derive(Clone, Copy, Debug)]
 pub struct Cost {
     /// Processor time of this thread.
@@ -62,7 +62,7 @@ pub struct Cost {
     pub peak_bytes: usize,
 }
 
-/// Runs a piece of work. Returns its result and its cost.
+/// Runs a function. Returns its result, and the processor time and memory that it has needed.
 pub fn measure<R>(work: impl FnOnce() -> R) -> (R, Cost) {
     let before = HELD.get();
     MOST.set(before);

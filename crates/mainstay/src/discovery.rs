@@ -48,7 +48,8 @@ pub enum Error {
         /// Name of this member.
         name: String,
     },
-    /// The client for the discovery service, or its runtime, cannot be created.
+    /// The client for the discovery service cannot be created, the options do not describe a cluster, or the
+    /// service has ended the watch of the registrations.
     Client(String),
     /// The service has no cluster size for this token.
     SizeNotFound,

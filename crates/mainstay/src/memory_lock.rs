@@ -67,8 +67,8 @@ fn raised_limit() -> Option<u64> {
         return None;
     }
     limit.rlim_cur = limit.rlim_max;
-    // The result is ignored, because if the limit stays too low, the caller reports an error. SAFETY: the
-    // limit is initialised, and only read.
+    // The result is ignored, because `mlockall` reports an error later if the soft limit is too low. SAFETY:
+    // the limit is initialised, and only read.
     unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &limit) };
     Some(limit.rlim_max).filter(|max| *max != libc::RLIM_INFINITY)
 }

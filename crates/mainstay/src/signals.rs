@@ -64,7 +64,8 @@ pub fn name(signal: i32) -> &'static str {
 /// sees which signal ended the process.
 pub fn die_by(signal: i32) -> ! {
     let set = taken();
-    // SAFETY: the default action is restored and the signal unblocked before it is raised; all arguments are valid.
+    // SAFETY: the default action is restored and the signal unblocked before it is raised; all arguments are
+    // valid.
     unsafe {
         libc::signal(signal, libc::SIG_DFL);
         libc::pthread_sigmask(libc::SIG_UNBLOCK, &set, std::ptr::null_mut());

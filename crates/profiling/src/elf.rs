@@ -119,7 +119,8 @@ mod tests {
     fn garbage_has_no_functions() {
         let path = std::env::temp_dir().join(format!("profiling-elf-{}", std::process::id()));
         let own = std::fs::read("/proc/self/exe").expect("the program of this test");
-        // The intact file has symbols; a truncated or changed file may have some or none, but must not cause a panic.
+        // The intact file has symbols; a truncated or changed file may have some or none, but must not cause
+        // a panic.
         assert!(Functions::read(Path::new("/proc/self/exe")).is_some_and(|found| !found.symbols.is_empty()));
         for (cut, change) in [(0, 0), (10, 0), (64, 0), (4096, 0), (4096, 0x28), (4096, 0x20), (4096, 0x3c)] {
             let mut bytes = own.get(..cut).unwrap_or(&own).to_vec();

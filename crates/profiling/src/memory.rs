@@ -11,7 +11,7 @@ use crate::profile::Profile;
 /// Memory held by one part of the process, as that part counts it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
-    /// Name of the part, such as `index`. A name may be a path, from the outermost part to the innermost:
+    /// Name of the part, such as `index`. The name of a part within another one is a path, such as
     /// `clients/requests`.
     pub name: &'static str,
     /// Number of objects that the part holds; 0 if it does not count them.

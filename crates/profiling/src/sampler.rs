@@ -204,7 +204,8 @@ extern "C" fn on_signal(_: c_int) {
     let saved = unsafe { *errno };
     HANDLERS.fetch_add(1, Ordering::SeqCst);
     let buffer = BUFFER.load(Ordering::SeqCst);
-    // SAFETY: the owner of the buffer clears the pointer before it frees the buffer, and then waits for this handler.
+    // SAFETY: before the owner frees the buffer, it clears the pointer and waits until no handler runs any
+    // more.
     if let Some(words) = unsafe { buffer.as_ref() }.and_then(Buffer::claim) {
         note(words);
     }

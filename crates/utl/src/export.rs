@@ -59,8 +59,8 @@ or to export it again, because of a file in it (member/exported), which you may 
     ..Command::EMPTY
 };
 
-/// Instructions in the help text, for users who were sent to this command by the sign file in a data
-/// directory of Mainstay.
+/// Message that is printed if no flags are given. It contains instructions for users who come from the sign
+/// file in a data directory of Mainstay (a file whose name refers to this command).
 const STEPS: &str = "\
 export converts a data directory of Mainstay into one for etcd: name both. To go back to etcd on one machine, where DIR is the --data-dir:
 

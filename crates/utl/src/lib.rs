@@ -83,7 +83,8 @@ pub fn run_in(args: &[OsString], io: &Io) -> u8 {
             return 1;
         }
         Ok(Invocation::Help(text)) => {
-            // The help of etcdutl's own commands consists only of the usage text.
+            // The help of etcdutl's commands is only the usage text, as in etcdutl; Mainstay's own commands
+            // show the whole help text.
             let own = ["import", "export", "drop-etcd"]
                 .iter()
                 .any(|name| text.contains(&format!("etcdutl {name} --data-dir")));

@@ -29,7 +29,7 @@ impl Notices {
         Notices(Sink::Log(Arc::clone(logger)))
     }
 
-    /// Writes an informational notice: a message and its fields in order.
+    /// Writes a notice at the info level: a message, followed by fields in the given order.
     pub fn info(&mut self, message: &str, fields: &[(&str, Value)]) {
         match &self.0 {
             Sink::Console { out, clock } => out.notice(line(clock(), "info", message, fields)),
@@ -37,7 +37,7 @@ impl Notices {
         }
     }
 
-    /// Writes a warning: a message and its fields in order.
+    /// Writes a notice at the warning level: a message, followed by fields in the given order.
     pub fn warn(&mut self, message: &str, fields: &[(&str, Value)]) {
         match &self.0 {
             Sink::Console { out, clock } => out.notice(line(clock(), "warn", message, fields)),

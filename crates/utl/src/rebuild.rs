@@ -131,7 +131,7 @@ pub enum RebuildError {
     },
     /// The program was asked to stop.
     Stopped,
-    /// The flags, the data and the cluster contradict each other; the text says how, and what to check.
+    /// The flags, the data and the cluster contradict each other. The message says how, and what to check.
     Refused(String),
 }
 
@@ -293,7 +293,7 @@ impl<'a> Rebuild<'a> {
     ///
     /// # Errors
     ///
-    /// Returns an error whose text says what prevents the rebuild, and what to do.
+    /// Returns an error whose message says what prevents the rebuild, and what to do.
     pub fn prepare(mut self) -> Result<Lock, RebuildError> {
         let data_dir = self.config.storage.data_dir.clone();
         let journal_path = journal_path(&data_dir);

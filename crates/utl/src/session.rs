@@ -35,7 +35,7 @@ pub(crate) struct Session<'s> {
 }
 
 impl Session<'_> {
-    /// Prints a text on standard output.
+    /// Writes a text to standard output.
     pub(crate) fn print(&mut self, text: &str) -> Result<(), Failure> {
         self.out.write(text.as_bytes()).map_err(Failure::error)
     }

@@ -5,15 +5,16 @@
 //! the next start finds either only etcd's files, or everything that it needs to finish the takeover:
 //!
 //! ```text
-//! <data-dir>/member/snap, wal                etcd's, until they are dropped
-//! <data-dir>/member/import.unfinished        being made; begun again
-//! <wal-dir>/log.unfinished/log               the log that is being made, with --wal-dir, or where member/wal is a link or a
-//!                                            disk of its own
-//! <data-dir>/member/import                   complete: the rename to this name decides. Its parts are moved from here
-//!     member/log, checkpoint, witness, …       to <data-dir>/member,
-//!     taken-over-from-etcd                     and this one last, once etcd is kept from starting on its old files
-//!     outdated                                 name of the mark once all of it is being removed
-//! <data-dir>/member/taken-over-from-etcd     the mark: from now on etcd's files are stale
+//! <data-dir>/member/snap, wal              etcd's files, until `drop-etcd` deletes them
+//! <data-dir>/member/import.unfinished      new files that are still being created; after a crash they are removed
+//! <wal-dir>/log.unfinished/log             new log that is still being created outside of the data directory: with
+//!                                          --wal-dir, or if member/wal is a link or a mount point
+//! <data-dir>/member/import                 all new files; the rename to this name makes the takeover final
+//!     member/log, checkpoint, witness, …   files that are then moved to <data-dir>/member
+//!     taken-over-from-etcd                 mark; moved to <data-dir>/member last, once guard files keep etcd from
+//!                                          starting on its old files
+//!     outdated                             other name of the mark while this directory is being removed
+//! <data-dir>/member/taken-over-from-etcd   mark: the takeover is complete, and etcd's files are out of date
 //! ```
 //!
 //! If the process was killed before the mark was moved to its final place, etcd may have been started again
@@ -110,7 +111,8 @@ pub fn take_over(wanted: &TakeOver<'_>) -> Result<(), Failure> {
         "the data directory was written by etcd: taking this member over; etcd's files are not changed",
         &[("data-dir", Value::Str(&wanted.config.storage.data_dir.display().to_string()))],
     );
-    // The lock on etcd's files is held until the guard files keep etcd from starting.
+    // `_etcd` holds the lock on etcd's files until the end of this function, when the guard files keep etcd
+    // from starting.
     let _etcd = make(wanted, member_dir)?;
     finish(wanted, member_dir)?;
     tell(wanted, "took this member over from etcd");
@@ -227,7 +229,7 @@ fn make(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<Import, Failure> {
             }
         })
         .map_err(|error| failed(&error))?;
-    // Open the result as a start of the member would, to check it.
+    // Check the result by opening it as a start of the member would.
     let made = Stopped::open_with(&disk, target.making(), None, rules(wanted.config.cluster.max_learners));
     let made = made.map_err(|error| failed(&error))?;
     let source = &import.source;
@@ -257,7 +259,7 @@ fn make(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<Import, Failure> {
             .map_err(|error| failed(&error))?;
         apart.leave()?;
     }
-    // With this rename, the takeover is final.
+    // From this rename on, the next start finishes the takeover if this process is killed.
     target.finish()?;
     Ok(import)
 }

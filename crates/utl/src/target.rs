@@ -65,7 +65,7 @@ pub fn is_taken(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Returns an error if [`is_taken`] is true for the directory; `besides` is appended to the error text.
+/// Returns an error if [`is_taken`] is true for the directory; `besides` is appended to the error message.
 ///
 /// # Errors
 ///

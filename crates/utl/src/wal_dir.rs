@@ -22,7 +22,7 @@ pub(crate) enum WalDir {
 
 impl WalDir {
     /// Determines the location of the log. `flags` are the names of the two flags that gave the directories,
-    /// for error texts.
+    /// for error messages.
     ///
     /// # Errors
     ///

@@ -134,8 +134,9 @@ fn split(page: &str) -> Result<(&str, &str, &str), String> {
 ///
 /// # Errors
 ///
-/// Returns an error if [`ORDER`] does not name exactly the existing crates, if a crate uses a crate that is not
-/// before it in `ORDER`, if ARCHITECTURE.md has no place for the list, or if a file cannot be read or written.
+/// Returns an error if [`ORDER`] does not name exactly the existing crates, if a crate depends on a crate
+/// that is not before it in `ORDER`, if ARCHITECTURE.md lacks the lines around the list, or if a file cannot
+/// be read or written.
 pub fn write() -> Result<String, String> {
     let path = root().join("ARCHITECTURE.md");
     let page = read(&path)?;
@@ -153,7 +154,8 @@ mod tests {
     const UNSAFE: [&str; 9] =
         ["mvcc", "disk", "profiling", "ctl", "doctor", "mainstay", "torture", "interleaving", "fuzzing"];
 
-    /// Crates that do no input or output, read no clock, start no thread and draw no randomness (invariant I1).
+    /// Crates that do no input or output, read no clock, start no threads and generate no random numbers
+    /// (invariant I1).
     const PURE: [&str; 4] = ["api", "mvcc", "machine", "consensus"];
 
     #[test]

@@ -168,7 +168,7 @@ fn synced(file: File, part: &mut Part, path: &Path) -> Result<(), Failure> {
     )
 }
 
-/// Returns the text of an operating system error as Go prints it.
+/// Returns the message of an operating system error as Go prints it.
 fn reason(error: &io::Error) -> String {
     let text = error.to_string();
     let words = text.split(" (os error").next().unwrap_or(&text);

@@ -92,7 +92,8 @@ fn is_down(error: &io::Error) -> bool {
 mod tests {
     use super::*;
 
-    /// Servers that refuse this member's TLS, answer with an error, or close the connection all count as running.
+    /// A server counts as running even if it refuses this member's TLS, answers with an error, or closes the
+    /// connection.
     #[test]
     fn only_a_member_that_accepts_no_connection_is_taken_for_down() {
         let (tls, _) = tls::Tls::load(tls::Settings::default(), std::sync::Arc::new(tls::SystemClock))
@@ -101,7 +102,7 @@ mod tests {
         let address = listener.local_addr().expect("it has an address");
         let server = std::thread::spawn(move || {
             use std::io::{Read as _, Write as _};
-            // Two connections for each of the two URLs: one for the request, and one to check whether a
+            // Four connections: for each of the two URLs one for the request, and one to check whether a
             // process listens.
             for _ in 0..4 {
                 let (mut stream, _) = listener.accept().expect("connections are accepted");

@@ -1,16 +1,16 @@
 //! Moves the damaged data of the old member aside, so that the new member starts with an empty directory. No
 //! data is deleted.
 //!
-//! ```text
-//! <data-dir>/member                   to <data-dir>/member.damaged-<n>, as a whole
-//! <wal-dir>/*, <wal-dir>/log/*        to damaged-<n> in the same directory, which may be where a disk is mounted
-//! <data-dir>/member/wal               where it is a link, or where a disk is mounted, and the log is behind it: as <wal-dir>; it and a
-//!                                     note that the log is there stay, and all else in `member` is moved file by file
-//! ```
+//! * `<data-dir>/member` is renamed to `<data-dir>/member.damaged-<n>`.
+//! * If the log is in the directory of `--wal-dir` or in its subdirectory `log`, the files of the log are moved
+//!   to a new subdirectory `damaged-<n>` of the directory in which they are.
+//! * If `<data-dir>/member/wal` is a symbolic link or a mount point and the log is behind it, the log is treated
+//!   in the same way. The link or mount point stays in `member`, together with a note that says that the log
+//!   is behind it. Everything else in `member` is moved to `member.damaged-<n>`, one file after the other.
 //!
-//! If `member/wal` is a link or a mount point, the link or mount point must stay. If it were moved, the new
-//! member would write its log to the disk of the data directory; and after the next mount the old log would
-//! be visible at `member/wal`, where it would be taken for a log of etcd.
+//! A link or mount point at `member/wal` must stay. If it were moved, the new member would write its log to the
+//! disk of the data directory; and after the next mount the old log would be visible at `member/wal`, where it
+//! would be taken for a log of etcd.
 
 use std::ffi::OsStr;
 use std::fs;

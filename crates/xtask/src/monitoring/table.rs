@@ -17,7 +17,7 @@ pub struct Row {
     pub kind: &'static str,
     /// Names of the labels.
     pub labels: Vec<String>,
-    /// HELP text.
+    /// Description of the metric, which is exported as `# HELP`.
     pub help: String,
     /// Bounds of a histogram: the first bound, the factor between two bounds, and their number.
     pub bounds: Option<(f64, f64, usize)>,
