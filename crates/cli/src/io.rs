@@ -168,7 +168,7 @@ impl Output {
     /// Writes all bytes and flushes them.
     ///
     /// # Errors
-    /// Returns an error if the reader has closed the stream.
+    /// Returns an error if writing fails, for example because the reader has closed the stream.
     pub fn write(&self, bytes: &[u8]) -> io::Result<()> {
         let mut writer = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         writer.write_all(bytes)?;

@@ -168,8 +168,8 @@ pub struct LimitOptions {
     pub max_connections_per_address: Option<u64>,
     /// Maximum number of expensive calls that a client may make in a second; 0 for no limit.
     pub max_expensive_calls: u64,
-    /// Maximum number of bytes of memory that all clients together may cause this member to hold; `None` for
-    /// a fraction of the machine's memory.
+    /// Maximum number of bytes of memory that this member uses for all clients together; `None` for a
+    /// fraction of the machine's memory.
     pub client_memory_bytes: Option<u64>,
 }
 

@@ -378,7 +378,7 @@ impl Settings {
 ///
 /// # Errors
 ///
-/// The value is negative.
+/// Returns an error if the value is negative.
 pub(super) fn duration(settings: &Settings, flag: Flag<Nanoseconds>) -> Result<Duration, Refusal> {
     let (name, Nanoseconds(nanos)) = (flag.row().name, settings.get(flag));
     u64::try_from(nanos).map(Duration::from_nanos).map_err(|_| {

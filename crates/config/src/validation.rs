@@ -73,7 +73,7 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
     if let Some(Discovery::Srv { domain, .. }) = &discovery
         && peer_tls.settings.trusted_ca_file.is_none()
     {
-        // As in etcd: certificates of members found through a domain are issued for that domain.
+        // As in etcd, expect certificates that are issued for the domain through which the members are found.
         peer_tls.settings.server_name = Some(domain.clone());
     }
     let storage = StorageOptions {
@@ -443,7 +443,7 @@ fn retention_amount(retention: &str, periodic: bool) -> Result<u64, ValueError> 
     if is_plain_number(retention) {
         let too_large = || ValueError::new(format!("{} is too large", quote(retention)));
         let count: u64 = retention.trim_start_matches('+').parse().map_err(|_| too_large())?;
-        // The maximum of Go's durations is 292 years.
+        // Refuse more than 292 years, the maximum of Go's durations, which are 64-bit numbers of nanoseconds.
         let nanos = count.checked_mul(NANOS_PER_HOUR).filter(|nanos| i64::try_from(*nanos).is_ok());
         return if periodic { nanos.ok_or_else(too_large) } else { Ok(count) };
     }

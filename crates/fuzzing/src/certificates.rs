@@ -107,8 +107,8 @@ fn show(tls: &Tls, chain: &[CertificateDer<'_>], remote: IpAddr) -> bool {
     admitted.is_ok()
 }
 
-/// Fuzz target: loads the files of a script, and presents its certificate chain to the resulting listener and
-/// to a fixed one.
+/// Fuzz target: loads the files in the script, and presents the certificate chain in the script to two
+/// listeners: one with the loaded files, and one with fixed files.
 pub fn run(data: &[u8]) {
     let mut script = Script::new(data);
     let flags = script.u8();
@@ -143,7 +143,7 @@ pub fn run(data: &[u8]) {
             let said = format!("{:?} {:?} {:?} {:?}", tls, tls.describe(), tls.warnings(), tls.expiries());
             assert_keeps(&said, &key);
             show(tls, &chain, remote);
-            // Files that can be loaded after earlier settings must also load without them.
+            // Files that were loaded as a reload of earlier settings must also load without earlier settings.
             assert!(load(settings, files, Arc::new(Still), None).is_ok());
         }
     }

@@ -7,9 +7,9 @@ use config::{Invocation, Url, parse};
 
 use crate::script::Script;
 
-/// Fuzz target: the lines before the first empty line are arguments, the lines after it are environment
-/// variables. A line that begins with a byte below 32 stands for the flag with that number, followed by the
-/// rest of the line.
+/// Fuzz target: parses arguments and environment variables. The lines of the input before the first empty
+/// line are arguments, and the lines after it are variables. A line that begins with a byte below 32 stands
+/// for the flag with that number, followed by the rest of the line.
 pub fn run(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let mut lines = text.split('\n');

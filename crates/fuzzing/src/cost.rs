@@ -164,8 +164,8 @@ fn stored(journal: &Journal) -> Machine {
     machine
 }
 
-/// Fuzz target for transactions: checks a transaction as before a proposal, and then applies it without a
-/// response.
+/// Fuzz target for transactions: checks a transaction as a member does before a proposal, and then applies it
+/// without making a response. Both steps must stay within their budgets of time and memory.
 pub fn run_transactions(data: &[u8]) {
     let txn = txn(&mut Script::new(data));
     let request = InternalRaftRequest {

@@ -299,7 +299,7 @@ fn watches(world: &mut World, script: &mut Script<'_>) {
         let mut serving =
             world.member.watch(false, stream.clone(), stream.clone(), std::future::pending::<()>());
         let mut rest = |world: &mut World| {
-            // Runs the member until no response has arrived for a while.
+            // Lets the member work until 20 rounds have brought no further response.
             let mut quiet = 0;
             while quiet < 20 {
                 let before = *stream.heard.borrow();

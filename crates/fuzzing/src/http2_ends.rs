@@ -181,8 +181,9 @@ impl End {
     }
 }
 
-/// Fuzz target: the script contains the role, the limits, the commands, and frames in the format of
-/// `front_http2`.
+/// Fuzz target: passes the same frames to two equal connections, undivided to one and in pieces to the other.
+/// Both must return the same events and send the same bytes. The script contains the role, the limits, the
+/// commands, and frames in the format of `front_http2`.
 pub fn run(data: &[u8]) {
     let mut script = Script::new(data);
     let (role, small) = (if script.flip() { Role::Client } else { Role::Server }, script.flip());

@@ -337,7 +337,7 @@ pub fn run_damage(data: &[u8]) {
     let mut script = Script::new(data);
     let disk = new_disk();
     let (mut log, ..) = open(&disk, 1, false).expect("opens");
-    // Entries that the log should contain.
+    // The entries that the log must contain according to the batches that were written.
     let mut model: Vec<Entry> = Vec::new();
     let mut base = 0;
     let batches = 1 + script.below(12);

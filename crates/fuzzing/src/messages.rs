@@ -92,7 +92,8 @@ fn any(number: u8, bytes: &[u8]) {
     );
 }
 
-/// Fuzz target: the first byte selects the message type, the rest is the message.
+/// Fuzz target: decodes the input, except the first byte, as a message whose type the first byte selects. A
+/// valid message must be the same after it was encoded and decoded again.
 pub fn run(data: &[u8]) {
     let Some((number, bytes)) = data.split_first() else { return };
     any(*number, bytes);

@@ -201,7 +201,8 @@ fn composed(script: &mut Script<'_>, node: &Node) -> raftpb::Message {
     }
 }
 
-/// Fuzz target: performs the steps of a script. Checks that terms and commit indexes never decrease.
+/// Fuzz target: performs the steps of a script on a raft node. Checks that the node does not panic, and that
+/// its term and commit index never decrease.
 pub fn run(data: &[u8]) {
     let mut script = Script::new(data);
     let mut member = Member::new();

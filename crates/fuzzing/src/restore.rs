@@ -68,8 +68,8 @@ fn live_on(mut machine: Machine) {
     assert_same(&mut machine, &mut restored);
 }
 
-/// Fuzz target for checkpoints. The input contains runs of blocks, each block after its length; an empty
-/// block ends a run.
+/// Fuzz target for checkpoints: restores a state machine from blocks. The input contains runs of blocks, each
+/// block after its length; an empty block ends a run.
 pub fn run_image(data: &[u8]) {
     let mut script = Script::new(data);
     let mut runs: Vec<Vec<Vec<u8>>> = vec![Vec::new()];
@@ -139,8 +139,8 @@ fn unframed(stream: &[u8]) -> Vec<&[u8]> {
     blocks
 }
 
-/// Fuzz target for snapshots. The script contains either the whole stream, or blocks to which this function
-/// adds frames and padding.
+/// Fuzz target for snapshots: restores a state machine from a stream. The script contains either the whole
+/// stream, or blocks to which this function adds frames and padding.
 pub fn run_snapshot(data: &[u8]) {
     let mut script = Script::new(data);
     let (how, cut) = (script.u8(), script.u8());
@@ -190,9 +190,9 @@ fn mix(hash: u64, word: u64) -> u64 {
     (product as u64 ^ (product >> 64) as u64).rotate_left(23)
 }
 
-/// Fuzz target for transfers. The script contains two streams, each of which is either given as a whole, or
-/// as blocks to which this function adds frames and checksums. The receiver is empty at first, or already has
-/// data.
+/// Fuzz target for transfers: a receiver, which is empty or already has data, receives two streams one after
+/// the other. The script contains each stream either as a whole, or as blocks to which this function adds
+/// frames and checksums.
 pub fn run_transfer(data: &[u8]) {
     let mut script = Script::new(data);
     let held = script.run();

@@ -109,11 +109,11 @@ impl Scribe {
         self.raw(&[byte])
     }
 
-    /// Appends a run of bytes, as [`Script::run`] reads it.
+    /// Appends a length and bytes, which [`Script::run`] reads.
     ///
     /// # Panics
     ///
-    /// Panics if there are too many bytes for one run.
+    /// Panics if there are more than 65,535 bytes.
     #[must_use]
     pub fn run(self, bytes: &[u8]) -> Scribe {
         let len = u16::try_from(bytes.len()).expect("seeds are small");

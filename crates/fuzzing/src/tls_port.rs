@@ -208,7 +208,8 @@ pub fn run(data: &[u8]) {
     let server = ends.server.server().expect("it has a certificate");
     let mut listener = Listener::new(server.clone());
     let mut client = client();
-    // Number of steps of the handshake that are exchanged before the script starts.
+    // Number of exchanges of handshake messages before the steps of the script begin; with 0, the script
+    // disturbs the whole handshake.
     let flights = script.below(4);
     for _ in 0..flights {
         listener.take(&said(&mut client));
@@ -272,8 +273,8 @@ pub fn run(data: &[u8]) {
     }
     listener.end();
     assert!(listener.is_over(), "it outlives its client");
-    // The listener must not accept a client that has not completed the handshake, and must accept only the
-    // known client.
+    // The listener must not accept a client, or pass on bytes from it, before the handshake is complete. It
+    // must accept only the known client "alice".
     let is_in = listener.common_name.is_some();
     assert!(is_in || (!done && listener.understood.is_empty()));
     assert!(listener.common_name.is_none_or(|name| name == "alice"));

@@ -13,8 +13,8 @@ use crate::sync::{Arc, AtomicBool, Ordering};
 /// reports.
 const PATIENCE: Duration = Duration::MAX;
 
-/// Two senders and a receiver that sleeps in between. No message is lost, and the receiver never sleeps while
-/// a message waits.
+/// Two senders, and a receiver that sleeps while the inbox is empty. No message may be lost, and the receiver
+/// must never sleep while a message waits.
 pub fn every_send_is_received() {
     let inbox = Arc::new(Inbox::<u8>::default());
     inbox.receive_here();
@@ -36,7 +36,7 @@ pub fn every_send_is_received() {
     }
 }
 
-/// A receiver that waits for two messages at once is woken by the second message, or by an urgent one.
+/// A receiver that sleeps until two messages have arrived must be woken by the second one.
 pub fn who_wants_two_is_woken_by_the_second() {
     let inbox = Arc::new(Inbox::default());
     inbox.receive_here();
@@ -56,8 +56,8 @@ pub fn who_wants_two_is_woken_by_the_second() {
     }
 }
 
-/// A receiver that waits for more messages than are ever sent is woken by an urgent message, whenever that is
-/// sent.
+/// A receiver that sleeps until more messages have arrived than are ever sent must be woken by an urgent
+/// message, at whatever time the message is sent.
 pub fn who_waits_for_more_is_woken_by_what_is_urgent() {
     let inbox = Arc::new(Inbox::default());
     inbox.receive_here();
@@ -76,8 +76,7 @@ pub fn who_waits_for_more_is_woken_by_what_is_urgent() {
     sender.join().expect("sends");
 }
 
-/// A message that is sent while the inbox closes is either received or dropped, and does not stay in the
-/// inbox.
+/// A message that is sent while the inbox is being closed must be dropped, and must not stay in the inbox.
 pub fn nothing_stays_in_a_closed_inbox() {
     let inbox = Arc::new(Inbox::<Arc<()>>::default());
     let alive = Arc::new(());

@@ -65,8 +65,8 @@ pub fn what_a_view_sees_is_not_freed() {
     assert_eq!(record.read(), FREED);
 }
 
-/// Two readers have views of different states, and each drops its view on its own thread. No view sees an
-/// object that was freed.
+/// Two readers have views of different states, and each drops its view on its own thread. No object may be
+/// freed while one of the views can still see it.
 pub fn the_oldest_view_decides() {
     let (old, new) = (Record::new(1), Record::new(2));
     let mut epochs = Epochs::new(());
@@ -90,7 +90,8 @@ pub fn the_oldest_view_decides() {
     assert_eq!((epochs.pending(), old.read(), new.read()), (0, FREED, FREED));
 }
 
-/// Two threads share a view, and drop it in any order.
+/// Two threads share a view, and drop it in any order. The object that the view sees must not be freed before
+/// both have dropped it.
 pub fn a_shared_view_holds_until_both_let_go() {
     let record = Record::new(5);
     let mut epochs = Epochs::new(());

@@ -32,7 +32,7 @@ enum Timer {
     None,
     /// The first number that arrives will set the timer.
     Unset,
-    /// The timer is set. The work ends only after the owner has woken because of the timer.
+    /// The timer is set. The work does not end before the owner has woken to handle the timer.
     Set,
 }
 

@@ -626,7 +626,8 @@ mod tests {
                     answer[7] = 255;
                     answer
                 },
-                // A DNS name with a compression pointer that points to itself.
+                // The last two bytes of the answer become a DNS compression pointer that points to itself,
+                // which must not cause an endless loop.
                 |mut answer| {
                     let len = answer.len();
                     answer[len - 2..].copy_from_slice(&[0xc0, (len - 2) as u8]);

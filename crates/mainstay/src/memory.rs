@@ -76,8 +76,8 @@ unsafe impl GlobalAlloc for Allocator {
 /// not switch them off.
 const ALLOW_LARGE_PAGES: &str = "MIMALLOC_ALLOW_THP";
 
-/// Switches off transparent huge pages for this process. Must be called before memory is used, because pages
-/// that are already huge stay huge.
+/// Switches off transparent huge pages for this process. Must be called before the process uses much memory,
+/// because pages that are already huge stay huge.
 pub fn use_small_pages() {
     if allows_large_pages(std::env::var_os(ALLOW_LARGE_PAGES).as_deref()) {
         return;

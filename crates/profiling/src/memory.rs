@@ -96,7 +96,7 @@ pub fn memory_text(owners: &[Owner], resident: Resident) -> String {
     all.sort_by_key(|owner| std::cmp::Reverse(owner.bytes));
     let mut text = format!("resident: {} bytes\n", resident.anonymous.saturating_add(resident.files));
     for Owner { name, objects, bytes } in all {
-        // Writing to a string cannot fail.
+        // Ignore the result, because writing to a string cannot fail.
         let _ = writeln!(text, "{bytes} {objects} {name}");
     }
     text

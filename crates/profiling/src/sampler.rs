@@ -317,7 +317,8 @@ mod tests {
         let told = decoded(&profile.finish());
         assert!(told.strings.iter().any(|name| name.contains("busy_here")), "{:?}", told.strings);
         assert!(told.samples >= 5, "{} samples", told.samples);
-        // Another profile can be taken, and one that is dropped ends.
+        // Another profile can begin after the end of the first one, and after one that was dropped without a
+        // result.
         drop(begin().expect("the one before has ended"));
         begin().expect("the one before has ended").finish();
     }

@@ -68,7 +68,7 @@ mod tests {
             let _ = receiver.recv();
         });
         let waiting = waiting.expect("a thread");
-        // The thread sets its name itself.
+        // Wait until the new thread has set its own name.
         while !threads_text().contains("waits-here state") {
             std::thread::yield_now();
         }

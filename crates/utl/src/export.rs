@@ -299,8 +299,8 @@ fn without_notes(entry: &Entry) -> Option<Bytes> {
     Some(request.encode_to_vec().into())
 }
 
-/// Writes the state of a machine to etcd's database, and finishes the directory. Returns the size of the
-/// database in bytes.
+/// Writes the state of a state machine to etcd's database in the directory `new`, and finishes the directory.
+/// Returns the size of the database in bytes.
 pub(crate) fn write(
     machine: &mut Machine,
     values: &dyn Values,

@@ -380,9 +380,9 @@ impl Import {
         Ok((machine, lease_ids))
     }
 
-    /// Returns the entry after which the new log begins; `None` if it begins after the database's state. The
-    /// new log keeps some entries that the database already contains, so that this member, as leader, can
-    /// send them to slow followers, which may run etcd.
+    /// Returns the entry after which the new log begins; `None` if the log begins after entry `base`, at
+    /// which the database is. The new log keeps some earlier entries, although the database already contains
+    /// their effects, so that this member, as leader, can send them to slow followers, which may run etcd.
     fn kept_before(&self, base: u64) -> Result<Option<EntryId>, Failure> {
         let wal = &self.source.wal;
         let (mut first, mut bytes) = (base + 1, 0);
@@ -449,7 +449,7 @@ fn raised(source: &DataDir) -> Result<BTreeSet<(i32, u64)>, Failure> {
     let alarms = source.base.alarms().map_err(Failure::error)?;
     let mut raised: BTreeSet<_> = alarms.iter().map(|alarm| (alarm.alarm, alarm.member_id)).collect();
     for entry in source.entries() {
-        // An entry that cannot be decoded is reported later, when it is converted.
+        // Skip an entry that cannot be decoded, because it is reported later, when it is converted.
         let Ok(interchange::Command::Request(data)) =
             interchange::Command::of(&entry.map_err(Failure::error)?)
         else {

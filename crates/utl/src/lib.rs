@@ -74,7 +74,7 @@ pub fn run(args: &[OsString]) -> ExitCode {
 pub fn run_in(args: &[OsString], io: &Io) -> u8 {
     let outcome = match PROGRAM.parse(args, io.text_environment()) {
         Err(error) => {
-            // cobra prints the error before the usage and again after it.
+            // Like cobra, print the error before the usage and again after it.
             let usage = match error.message.starts_with("unknown command") {
                 true => format!("Run '{} --help' for usage.\n", PROGRAM.root.name),
                 false => PROGRAM.usage(&error.path) + "\n",

@@ -135,8 +135,8 @@ fn spelled((major, minor): Minor) -> String {
     format!("{major}.{minor}")
 }
 
-/// Returns the version for which the database is written; `None` if the database is too old to contain a
-/// version.
+/// Returns the release in whose format the database is. A database without a storage version is from 3.5 if
+/// it contains a raft term; otherwise it is older, and the result is `None`.
 fn storage_version(meta: &Meta) -> Result<Option<Minor>, Failure> {
     let Some(version) = &meta.storage_version else {
         return Ok(meta.term.filter(|term| *term > 0).map(|_| (3, 5)));

@@ -64,7 +64,7 @@ impl Format {
                     serde_json::Value::String(text) => text.clone(),
                     number => number.to_string(),
                 };
-                // Writing to a String cannot fail.
+                // Ignore the result, because writing to a String cannot fail.
                 let _ = writeln!(text, "\"{}\" : {plain}", cell.field);
                 text
             })),

@@ -260,8 +260,8 @@ fn files_for_clients(options: &TlsOptions) -> TlsFiles {
 }
 
 impl<'a> Rebuild<'a> {
-    /// Creates a rebuild without performing any step. `peer_tls` is used for other members at `https` peer
-    /// URLs.
+    /// Prepares a rebuild without performing any step. `peer_tls` is used for connections to `https` peer
+    /// URLs of other members.
     ///
     /// # Errors
     ///

@@ -6,15 +6,15 @@
 //!
 //! ```text
 //! <data-dir>/member/snap, wal              etcd's files, until `drop-etcd` deletes them
-//! <data-dir>/member/import.unfinished      new files that are still being created; after a crash they are removed
-//! <wal-dir>/log.unfinished/log             new log that is still being created outside of the data directory: with
+//! <data-dir>/member/import.unfinished      unfinished new files; after a crash the next start removes them
+//! <wal-dir>/log.unfinished/log             unfinished new log that is outside of the data directory: with
 //!                                          --wal-dir, or if member/wal is a link or a mount point
 //! <data-dir>/member/import                 all new files; the rename to this name makes the takeover final
 //!     member/log, checkpoint, witness, …   files that are then moved to <data-dir>/member
-//!     taken-over-from-etcd                 mark; moved to <data-dir>/member last, once guard files keep etcd from
-//!                                          starting on its old files
+//!     taken-over-from-etcd                 mark; moved to <data-dir>/member last, when guard files already
+//!                                          keep etcd from starting on its old files
 //!     outdated                             other name of the mark while this directory is being removed
-//! <data-dir>/member/taken-over-from-etcd   mark: the takeover is complete, and etcd's files are out of date
+//! <data-dir>/member/taken-over-from-etcd   mark: the takeover is complete, etcd's files are out of date
 //! ```
 //!
 //! If the process was killed before the mark was moved to its final place, etcd may have been started again
@@ -288,7 +288,8 @@ fn is_current(member_dir: &Path) -> Result<bool, Failure> {
     if there(&complete.join(OUTDATED))? {
         return Ok(false);
     }
-    // If the mark is missing, it has been moved to its final place by the last step of the takeover.
+    // If the mark is missing, the last step of the takeover has already moved it to its final place, so the
+    // result is current.
     let Some(mark) = TakenOver::read(&RealDisk, &complete).map_err(Failure::error)? else { return Ok(true) };
     let wal_dir = mark.wal_dir(member_dir);
     let changed = mark.left.has_changed(&RealDisk, &wal_dir);

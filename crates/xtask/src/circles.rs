@@ -168,7 +168,8 @@ fn tree(text: &str, base: &[String], found: &mut impl FnMut(Module)) -> usize {
                     return (at + 1).min(text.len());
                 }
                 at += tree(&text[at..], &path, found).max(1);
-                // Skip the other name after `as`, because it does not matter.
+                // Skip `as` and the name after it, up to the next item of the list: the new name does not
+                // matter.
                 at += text[at..].find([',', '}']).unwrap_or(text.len() - at);
             }
         }

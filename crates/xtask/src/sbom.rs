@@ -86,7 +86,7 @@ fn component(package: &Value, digests: &BTreeMap<(String, String), String>) -> R
         "version": version,
         "purl": purl,
         "scope": "required",
-        // `/` is an older notation for `OR`.
+        // Replace `/`, an older notation for `OR`, because CycloneDX requires a valid SPDX expression.
         "licenses": [{ "expression": text(package, "license")?.replace('/', " OR ") }],
     });
     if let Some(source) = package["source"].as_str() {

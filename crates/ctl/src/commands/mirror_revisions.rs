@@ -495,8 +495,8 @@ impl<'a> Replay<'a> {
                     }
                     deleted += 1;
                 }
-                // The deletion of a range, which [`Replay::in_ranges`] has made. Check every key in the
-                // range.
+                // The deletion of a range, which `in_ranges` has made from several deletions. Check every key
+                // in the range.
                 Request::RequestDeleteRange(delete) => {
                     let mut keys = Pages::of_keys(&self.target, delete.key.clone(), delete.range_end.clone());
                     while let Some(kv) = keys.next().await? {

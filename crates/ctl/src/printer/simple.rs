@@ -147,7 +147,7 @@ fn txn(out: &mut Vec<u8>, printer: &Printer, r: &pb::TxnResponse) {
             Some(Response::ResponseDeleteRange(r)) => del(out, printer, r),
             Some(Response::ResponsePut(r)) => put_answer(out, printer, r),
             Some(Response::ResponseRange(r)) => get(out, printer, r),
-            // The syntax of `txn` has no nested transactions, so no response contains one.
+            // Not reached: the syntax of `txn` has no nested transactions, so no response contains one.
             Some(Response::ResponseTxn(r)) => txn(out, printer, r),
             None => put!(out, "unexpected response \n"),
         }

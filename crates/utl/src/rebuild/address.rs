@@ -161,7 +161,7 @@ mod tests {
         assert!(accepts_at(&path).expect("it listens"));
         drop(listener);
         assert!(!accepts_at(&path).expect("nobody listens any more"));
-        // Only the member knows the directory to which a relative path refers.
+        // A relative path must give an error, because only the member knows the directory to which it refers.
         let error = accepts_at(Path::new("no-such-directory/m.sock")).expect_err("that cannot be told");
         assert!(error.to_string().contains("member update"), "{error}");
     }

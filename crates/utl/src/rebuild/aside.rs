@@ -2,15 +2,16 @@
 //! data is deleted.
 //!
 //! * `<data-dir>/member` is renamed to `<data-dir>/member.damaged-<n>`.
-//! * If the log is in the directory of `--wal-dir` or in its subdirectory `log`, the files of the log are moved
-//!   to a new subdirectory `damaged-<n>` of the directory in which they are.
-//! * If `<data-dir>/member/wal` is a symbolic link or a mount point and the log is behind it, the log is treated
-//!   in the same way. The link or mount point stays in `member`, together with a note that says that the log
-//!   is behind it. Everything else in `member` is moved to `member.damaged-<n>`, one file after the other.
+//! * If the log is in the directory of `--wal-dir` or in its subdirectory `log`, the files of the log are
+//!   moved to a new subdirectory `damaged-<n>` of the directory in which they are.
+//! * If `<data-dir>/member/wal` is a symbolic link or a mount point and the log is behind it, the log is
+//!   treated in the same way. The link or mount point stays in `member`, together with a note that says that
+//!   the log is behind it. Everything else in `member` is moved to `member.damaged-<n>`, one file after the
+//!   other.
 //!
-//! A link or mount point at `member/wal` must stay. If it were moved, the new member would write its log to the
-//! disk of the data directory; and after the next mount the old log would be visible at `member/wal`, where it
-//! would be taken for a log of etcd.
+//! A link or mount point at `member/wal` must stay. If it were moved, the new member would write its log to
+//! the disk of the data directory; and after the next mount the old log would be visible at `member/wal`,
+//! where it would be taken for a log of etcd.
 
 use std::ffi::OsStr;
 use std::fs;

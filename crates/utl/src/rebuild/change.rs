@@ -111,8 +111,9 @@ mod tests {
         vec![Member { id: 1, ..Member::default() }, Member { id: 9, name, peer_urls, ..Member::default() }]
     }
 
-    /// Makes one attempt per step, each with the listed members and the cluster's response. Returns the
-    /// outcome of each.
+    /// Makes one attempt per step. A step is the list of members before the attempt, and the cluster's
+    /// response. Returns for each attempt the id of the new member, or the error's message and whether it
+    /// will be retried.
     fn attempts(steps: Vec<(Vec<Member>, Status)>) -> Vec<Result<u64, (String, bool)>> {
         let adding = Adding::new(vec![URL.to_owned()], false);
         let attempt = |(members, answer)| {

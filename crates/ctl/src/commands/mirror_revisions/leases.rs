@@ -16,8 +16,8 @@ use super::{Now, each, locked};
 
 /// Interval at which the mirror renews the leases of the destination that are due.
 const RENEWAL_INTERVAL: Duration = Duration::from_millis(500);
-/// Time after which a stream of renewals without a response is replaced by another stream, possibly to
-/// another member.
+/// Time limit for opening a stream of renewals, and for the response to a renewal. After it, the stream is
+/// given up, and the next round opens another one, possibly to another member.
 const RENEWAL_PATIENCE: Duration = Duration::from_secs(2);
 /// Number of renewals that are sent on a stream before their responses are awaited.
 const RENEWALS_AHEAD: usize = 64;
