@@ -111,7 +111,7 @@ pub enum Kind {
 /// The effect of setting a flag in this version. If a flag has no effect, setting it is logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// The flag has the same effect as in etcd.
+    /// The flag has the effect that its help text describes.
     Implemented,
     /// The flag is ignored with this warning, as in etcd.
     Legacy(&'static str),

@@ -19,9 +19,9 @@
 //!   killed. Existing data is never overwritten (tests `restore`, `damage`).
 //! - Revisions, history, leases, alarms and HashKV are preserved. Data that cannot be preserved makes the
 //!   command fail (test `round_trip`).
-//! - Commands that write a data directory of Mainstay use memory for its index, as a running member does: for
-//!   each version of a key about 100 bytes plus the key. Other commands use a few MiB, plus 24 bytes per
-//!   entry of a log that is read, and 32 to 80 bytes per key for `snapshot status` and `hashkv`.
+//! - Commands that read or write a data directory of Mainstay hold its index in memory, as a running member
+//!   does: for each version of a key about 100 bytes plus the key. Other commands use a few MiB, plus 24
+//!   bytes per entry of a log that is read, and 32 to 80 bytes per key for `snapshot status` and `hashkv`.
 //!
 //! Start reading with [`run_in`], `restore.rs`, `import.rs` and `takeover.rs`. Tests: `tests/it`. They
 //! compare whole outputs with recorded outputs of etcdutl 3.7 in `tests/it/golden`, and with real etcd if

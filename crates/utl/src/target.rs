@@ -20,8 +20,9 @@ use storage::first_files;
 /// [`MARK`] or nothing. If anything else has the temporary name, the command fails.
 ///
 /// An existing empty target directory may be a mount point, or its parent directory may not be writable, so
-/// it cannot be replaced by a rename. In this case the new directory is created inside the target directory,
-/// and at the end its only entry, the directory `member`, is moved up into the target directory.
+/// it cannot be replaced by a rename. Therefore, if the target directory exists, the new directory is created
+/// inside it, and at the end the only entry of the new directory, which is the directory `member`, is moved
+/// up into the target directory.
 pub struct Target {
     path: PathBuf,
     making: PathBuf,

@@ -3,7 +3,7 @@
 
 use super::table::{TARGET_LABELS, Table};
 
-/// Keywords and functions of PromQL. A word in this list is not the name of a metric.
+/// Keywords and aggregation operators of PromQL. A word in this list is not the name of a metric.
 const WORDS: [&str; 20] = [
     "and",
     "or",

@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 
 use super::table::{Row, Table};
 
-/// Units of metrics whose unit cannot be derived from the end of the name, by the beginning of the name.
+/// Units that take precedence over the unit that follows from the end of a metric's name, by the beginning of
+/// the name.
 const UNITS: [(&str, &str); 5] = [
     ("etcd_debugging_lease_ttl_total", "seconds"),
     ("etcd_debugging_mvcc_db_compaction_last", "seconds since 1970"),
