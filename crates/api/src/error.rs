@@ -1,8 +1,8 @@
 //! The error catalogue: the gRPC code and message of every error that a client of etcd may receive.
 //!
 //! Some clients (Patroni, kube-apiserver and clientv3) compare messages byte for byte, so all messages are
-//! defined here and must not be spelled out elsewhere. Two errors have another code than etcd's source
-//! declares, because etcd's server sends another code: [`TOO_MANY_REQUESTS`] and
+//! defined here and must not be spelled out elsewhere. Two errors do not have the code that etcd's source
+//! declares, because etcd's server sends a different one: [`TOO_MANY_REQUESTS`] and
 //! [`MEMBER_NOT_ENOUGH_STARTED`].
 
 use std::borrow::Cow;

@@ -12,7 +12,8 @@
 //! * [`wire`] encodes protobuf without generated messages, where filling such a message would copy data.
 //! * [`Rpc`] names every RPC, [`METHODS`] describes them.
 //!
-//! Invariants: I1; the generated code is current (`cargo xtask proto --check`). Tests: beside the code.
+//! Invariants: the crate does no IO, reads no clock, starts no thread and draws no random numbers (I1); the
+//! generated code is current (`cargo xtask proto --check`). Tests: beside the code.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Generates scripts by which a shell completes commands and flags of a tool. Each script contains all
+//! Generates scripts with which a shell completes commands and flags of a tool. Each script contains all
 //! commands and flags, so the shell does not run the tool to complete a word.
 
 use crate::command::{Command, Program};
@@ -103,7 +103,7 @@ impl Tree {
         names
     }
 
-    /// Returns the name of the tool as it can be used in the name of a shell function: other characters than
+    /// Returns the name of the tool as it can be used in the name of a shell function: characters other than
     /// letters and digits are replaced by underscores.
     fn function(&self) -> String {
         self.name.replace(|c: char| !c.is_ascii_alphanumeric(), "_")

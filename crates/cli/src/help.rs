@@ -105,7 +105,7 @@ fn subcommands<R>(out: &mut String, command: &Command<R>, is_root: bool) {
     let mut shown: Vec<(&str, &str, &str)> = (command.subcommands.iter().filter(|below| !below.hidden))
         .map(|below| (below.name, below.about, below.group))
         .collect();
-    // If the table has no command `help`, list it too, because the parser handles it.
+    // List the command `help` even if the table does not define it, because the parser handles it.
     if is_root && !shown.is_empty() && shown.iter().all(|(name, ..)| *name != "help") {
         shown.push(("help", "Help about any command", ""));
         shown.sort_by_key(|(name, ..)| *name);

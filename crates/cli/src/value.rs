@@ -69,8 +69,8 @@ pub trait FlagValue {
     type Ref<'a>;
 
     /// Returns the value. Without a value, or for a value of another type, returns the default of the flag,
-    /// parsed from the text `default`. If that text is invalid, returns the default of the type. A list of
-    /// strings has no other default than the empty list.
+    /// parsed from the text `default`. If that text is invalid, returns the default of the type. For a list
+    /// of strings, `default` is ignored, and the default is the empty list.
     fn of<'a>(value: Option<&'a Value>, default: &'static str) -> Self::Ref<'a>;
 }
 

@@ -147,9 +147,10 @@ pub struct RaftOptions {
     /// Maximum time for which writes are delayed to share one sync of the log. Writes are delayed only if
     /// this improves throughput.
     pub batch_fsync_window: Duration,
-    /// Number of applied entries between two checkpoints; not 0.
+    /// Number of applied entries since the last checkpoint before which normally no new checkpoint is taken;
+    /// not 0.
     pub snapshot_count: u64,
-    /// Number of entries kept behind a checkpoint for slow followers; not 0.
+    /// Number of entries before a checkpoint that the log keeps for slow followers; not 0.
     pub snapshot_catchup_entries: u64,
 }
 
@@ -166,7 +167,8 @@ pub struct LimitOptions {
     pub max_concurrent_streams: u32,
     /// Maximum number of open connections per client address; `None` for the default.
     pub max_connections_per_address: Option<u64>,
-    /// Maximum number of expensive calls that a client may make in a second; 0 for no limit.
+    /// Maximum number of expensive calls per second of one user, or of one client address if the client is
+    /// not authenticated; 0 for no limit.
     pub max_expensive_calls: u64,
     /// Maximum number of bytes of memory that this member uses for all clients together; `None` for a
     /// fraction of the machine's memory.

@@ -1,5 +1,5 @@
 //! Reads the file of `--config-file`, with the rules of etcd's `embed.Config`. Keys are names of flags, in
-//! upper or lower case. If a key is repeated, the last one counts. A value must have the type of etcd's
+//! upper or lower case. If a key is repeated, its last value is used. A value must have the type of etcd's
 //! field; a duration is a number of nanoseconds. Options for TLS, sockets and discovery are in nested blocks.
 //!
 //! etcd silently ignores unknown keys. Mainstay ignores each with a warning (COMPAT-133).

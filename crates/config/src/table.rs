@@ -8,7 +8,7 @@ use super::flag::{Flag, FlagRow, Group, Kind, value};
 /// etcd's warning about a flag that it no longer supports.
 const IGNORED: &str = "flag is no longer supported - ignoring";
 
-/// Declares a constant for each flag, by which code reads the value of the flag, and `FLAGS`, a list of the
+/// Declares a constant for each flag, with which code reads the value of the flag, and `FLAGS`, a list of the
 /// rows of all flags. The third word of a row is the syntax of the flag: it is the name of a variant of
 /// [`Kind`] and of the type in [`value`].
 macro_rules! flags {

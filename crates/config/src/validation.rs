@@ -50,7 +50,8 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
     let heartbeat_ms = settings.get(table::HEARTBEAT_INTERVAL);
     let election_ms = settings.get(table::ELECTION_TIMEOUT);
     check_election(heartbeat_ms, election_ms)?;
-    // As in etcd, a configuration file may leave the advertised URLs at their default.
+    // Refuse client listeners without client URLs to advertise, since their default may not match the
+    // listeners. As in etcd, a configuration file may leave the advertised URLs at their default.
     if settings.is_set(table::LISTEN_CLIENT_URLS)
         && !settings.is_set(table::ADVERTISE_CLIENT_URLS)
         && !settings.is_from_file
@@ -330,8 +331,8 @@ impl Urls {
                 "cannot bind both --listen-client-urls and --listen-client-http-urls on the same url {url}"
             )));
         }
-        // COMPAT-131: refuse peer URLs with the scheme `unixs`. Members of etcd 3.7 cannot connect to each
-        // other through such URLs either.
+        // COMPAT-131: refuse peer URLs with the scheme `unixs`, because members use TLS only with `https`.
+        // Members of etcd 3.7 cannot connect to each other through `unixs` URLs either.
         let of_members = [
             (table::LISTEN_PEER_URLS, &listen.peer_urls),
             (table::INITIAL_ADVERTISE_PEER_URLS, &urls.initial_advertise_peer),
@@ -371,7 +372,8 @@ fn log_settings(settings: &Settings) -> Result<LogSettings, Refusal> {
         other => return Err(Refusal::invalid(format!("unknown logger option {}", quote(other)))),
     }
     let level = settings.get(table::LOG_LEVEL);
-    // A syntax error, because etcd panics on an unknown level, and so exits with the code of a syntax error.
+    // Return a syntax error, which has exit code 2: etcd panics on an unknown level, and a Go program that
+    // panics exits with 2.
     let level = Level::parse(level)
         .ok_or_else(|| Refusal::Syntax(format!("unrecognized level: {}", quote(level))))?;
     let outputs = settings.get(table::LOG_OUTPUTS);

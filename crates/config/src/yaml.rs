@@ -124,9 +124,8 @@ impl OpenMap {
             };
             let known: HashSet<&String> = entries.iter().map(|(key, ..)| key).collect();
             let mut all: Vec<_> = more.into_iter().filter(|(key, ..)| !known.contains(key)).collect();
-            // Put the entries of the map itself after the merged ones. The code that reads flags uses the
-            // last of several equal keys, and treats `Name` and `name` as equal, so entries of the map itself
-            // must come last.
+            // Put the entries of the map itself last, so that they override the merged ones: the code that
+            // reads flags uses the last of several equal keys, and treats `Name` and `name` as equal.
             all.append(&mut entries);
             entries = all;
         }

@@ -83,7 +83,7 @@ impl Call {
     /// client is authenticated.
     ///
     /// # Errors
-    /// Returns an error if the output format or a TLS file is not valid, or the user is refused.
+    /// Returns the errors of [`Call::globals`] and of [`Globals::connect`].
     pub(crate) async fn connect(&self) -> Result<Client, Failure> {
         let globals = self.globals().await?;
         globals.connect(globals.endpoints.clone()).await

@@ -1,5 +1,5 @@
-//! Generates the load for the commands below `check`: many clients that write keys, and the durations and
-//! errors of the writes.
+//! Generates the load for the commands below `check` with many clients that write keys, and records the
+//! duration or the error of each write.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -28,7 +28,7 @@ pub(crate) struct Outcome {
     pub(crate) latencies: Vec<f64>,
     /// Number of occurrences of each error.
     pub(crate) errors: BTreeMap<String, u64>,
-    /// Seconds from the first to the last write.
+    /// Seconds from the start of the clients to the end of the last write.
     pub(crate) total: f64,
 }
 
@@ -102,8 +102,8 @@ impl Clients {
     /// Queues a write. Waits while the queue is full because all clients are busy.
     pub(crate) async fn offer(&self, request: pb::PutRequest) {
         if let Some(queue) = &self.queue {
-            // Ignore an error: the queue is closed only if all clients have panicked, and then the outcome
-            // lacks the write.
+            // Ignore an error: the queue is closed only if all clients have panicked, and in that case the
+            // outcome lacks the write.
             let _ = queue.send(request).await;
         }
     }
@@ -113,7 +113,7 @@ impl Clients {
         self.queue.as_ref().is_some_and(|queue| queue.capacity() > 0)
     }
 
-    /// Returns the number of finished writes.
+    /// Returns the number of writes that have succeeded so far.
     pub(crate) fn done(&self) -> u64 {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).latencies.len() as u64
     }

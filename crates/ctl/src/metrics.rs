@@ -17,7 +17,7 @@ const PAGE_BYTES_MAX: u64 = 64 * 1024 * 1024;
 /// Reason why the resident memory could not be read from a metrics page.
 #[derive(Debug)]
 pub(crate) enum MetricsError {
-    /// The endpoint has another scheme than `http`, which is not supported.
+    /// The endpoint has a scheme other than `http`, which is not supported.
     NotPlain(String),
     /// The page could not be fetched.
     Fetch {

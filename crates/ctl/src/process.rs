@@ -17,14 +17,15 @@ pub struct EchoOff {
 impl EchoOff {
     /// Switches the echo off, if standard input is a terminal.
     pub fn new() -> EchoOff {
-        // SAFETY: termios is plain data; tcgetattr fills it or fails, and the result is checked.
+        // SAFETY: termios is plain data, for which zeros are valid; `now` outlives the call, which fills it
+        // or fails.
         let before = unsafe {
             let mut now: libc::termios = std::mem::zeroed();
             (libc::tcgetattr(libc::STDIN_FILENO, &mut now) == 0).then_some(now)
         };
         if let Some(mut quiet) = before {
             quiet.c_lflag &= !libc::ECHO;
-            // SAFETY: the attributes were read from this terminal.
+            // SAFETY: `quiet` is initialised, and outlives the call, which only reads it.
             unsafe { libc::tcsetattr(libc::STDIN_FILENO, libc::TCSANOW, &quiet) };
         }
         EchoOff { before }
@@ -40,14 +41,14 @@ impl Default for EchoOff {
 impl Drop for EchoOff {
     fn drop(&mut self) {
         if let Some(before) = &self.before {
-            // SAFETY: the attributes were read from this terminal.
+            // SAFETY: `before` is initialised, and outlives the call, which only reads it.
             unsafe { libc::tcsetattr(libc::STDIN_FILENO, libc::TCSANOW, before) };
         }
     }
 }
 
-/// Reports SIGINT, SIGTERM and SIGHUP to a command. Once it exists for this process, these signals no longer
-/// end the process.
+/// Reports SIGINT, SIGTERM and SIGHUP to a command. After a call of [`Interruption::of_process`], these
+/// signals no longer end the process.
 #[derive(Clone)]
 pub struct Interruption(watch::Receiver<bool>);
 
@@ -103,8 +104,8 @@ impl Interruption {
 
 /// Returns true if the process was started with this signal ignored.
 fn is_ignored(signal: libc::c_int) -> bool {
-    // SAFETY: sigaction is plain data; without a new action, the call fills in the present action or fails,
-    // and the result is checked.
+    // SAFETY: sigaction is plain data, for which zeros are valid; `now` outlives the call, which stores the
+    // current action in it or fails.
     unsafe {
         let mut now: libc::sigaction = std::mem::zeroed();
         libc::sigaction(signal, std::ptr::null(), &mut now) == 0 && now.sa_sigaction == libc::SIG_IGN

@@ -7,8 +7,8 @@ use crate::call::Call;
 use crate::commands::{HINT, PROGRAM, Runner};
 use crate::process::Interruption;
 
-/// Runs the command that `args`, the arguments after the tool's name, request, with the streams of this
-/// process.
+/// Runs the command that `args` request, with the streams of this process; `args` are the arguments after the
+/// tool's name.
 pub fn run(args: &[OsString]) -> ExitCode {
     ExitCode::from(run_in(args, &Io::of_process(), None))
 }

@@ -49,7 +49,7 @@ impl Twins {
         self.apply(data).is_some()
     }
 
-    /// Applies an entry to both machines, and returns the outcome.
+    /// Applies an entry to both machines, and returns the outcome, on which they agree.
     ///
     /// # Panics
     ///

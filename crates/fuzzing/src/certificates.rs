@@ -1,5 +1,6 @@
-//! Loads files with certificates, keys and revocation lists of arbitrary content, and checks certificate
-//! chains of peers of arbitrary content.
+//! Checks the code for certificates with arbitrary input: loads files with certificates, keys and revocation
+//! lists, and presents certificate chains of peers. Only certificates that the authority has signed may be
+//! accepted.
 
 use std::net::IpAddr;
 use std::sync::Arc;

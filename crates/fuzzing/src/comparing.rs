@@ -1,4 +1,4 @@
-//! Reads messages of arbitrary content with which members compare their states.
+//! Checks the parsers of the messages with which members compare their states, on arbitrary input.
 
 use consistency::comparison::{read_hash, read_trail, write_trail};
 use http::Response;

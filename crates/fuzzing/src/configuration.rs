@@ -1,4 +1,5 @@
-//! Parses command-line flags, environment variables and values of arbitrary content.
+//! Parses arbitrary command-line flags, environment variables and values, and checks the accepted
+//! configurations.
 
 use cli::go::{nanoseconds, parse_duration};
 use config::flag::Kind;

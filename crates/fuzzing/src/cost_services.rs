@@ -3,8 +3,8 @@
 //! log.
 //!
 //! The time budget is the sum of a time for each byte of request and response, a time for each key that the
-//! request may visit, and a constant. The memory budget is such a sum too. Work that grows faster exceeds the
-//! budget.
+//! request may visit, and a constant. The memory budget is a sum of the same kind. Work that grows faster
+//! exceeds the budget.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -115,7 +115,7 @@ impl World {
         world
     }
 
-    /// Lets the member do all pending work. If there is none, advances the clock.
+    /// Lets the member do pending work, in at most four rounds. If there is none, advances the clock.
     fn go_on(&mut self) {
         let mut any = false;
         for _ in 0..4 {

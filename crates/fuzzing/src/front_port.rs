@@ -175,7 +175,8 @@ pub fn run_http2(data: &[u8]) {
     serve(&bytes, cut);
 }
 
-/// Returns the bytes that are sent on a connection, and the seed by which they are divided into pieces.
+/// Returns the bytes that are sent on a connection, and the seed that determines the pieces into which they
+/// are divided.
 pub(crate) fn http2(data: &[u8]) -> (Vec<u8>, u8) {
     let mut script = Script::new(data);
     let (how, cut) = (script.u8(), script.u8());

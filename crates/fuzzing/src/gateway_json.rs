@@ -44,8 +44,8 @@ pub fn run(input: &[u8]) {
         Next::End | Next::More => assert_eq!(read, Ok(Vec::new())),
         Next::Wrong(why) => assert_eq!(read, Err(gateway::Refused::Invalid(why))),
     }
-    // The response may be invalid here, which a real response is not. Even so the conversion must not panic,
-    // and must give the same JSON in pieces as at once.
+    // Unlike a real response, this one may be invalid. Even so, converting it must not panic, and converting
+    // it in pieces must give the same JSON as converting it as a whole.
     let (mut whole, mut pieces) = (Vec::new(), Vec::new());
     let encoded = encode(response, body, &mut whole);
     let mut encoder = RangeEncoder::new(response, &mut pieces);

@@ -1,4 +1,4 @@
-//! Reads and writes the bodies of gRPC-Web calls, which browsers make.
+//! Checks the code that reads and writes the bodies of gRPC-Web calls, which browsers make.
 
 use api::{Code, Status};
 use base64::Engine as _;
@@ -8,9 +8,9 @@ use rpc::grpc_web::frames::{Form, Writer, decoded, next_message, only};
 
 /// Fuzz target: the first byte of the input limits the size of a message, the second byte decides where a
 /// response is flushed and with which status it ends, and the rest is the body of a request. The body is read
-/// in both forms (binary and base64), and the result is compared with that of a simple reader. Then the
-/// messages are written as a response, in both forms. Reading this response must give the same messages and
-/// the same status.
+/// in both forms (binary and base64), and the result is compared with that of a simple reader. After that,
+/// the messages are written as a response, in both forms. Reading this response must give the same messages
+/// and the same status.
 pub fn run(input: &[u8]) {
     let [bound, cut, body @ ..] = input else { return };
     let bytes_max = usize::from(*bound) * 4;

@@ -138,8 +138,9 @@ fn check(disk: &Arc<MemDisk>, from_index: u64, verify_all: bool) {
     }
 }
 
-/// Values that all records of a segment have in common, by which recovery recognizes them: the start value of
-/// their checksums, the mark in their headers, and true if the checksum covers the record's offset.
+/// Values that all records of a segment have in common, and by which recovery recognizes a record of the
+/// segment: the start value of their checksums, the mark in their headers, and true if the checksum covers
+/// the record's offset.
 #[derive(Clone, Copy)]
 pub(crate) struct Identity {
     seed: u32,

@@ -1,5 +1,5 @@
-//! Decodes messages of all types of the API, and runs the checks of requests that a member makes before a
-//! proposal.
+//! Checks that no arbitrary bytes break the decoding of the API's messages, or the checks that a member makes
+//! of a request before it proposes the request.
 
 use bytes::Bytes;
 use machine::check;

@@ -1,4 +1,5 @@
-//! Restores saved states of arbitrary content: checkpoints, snapshots, and transfers between members.
+//! Restores saved states of arbitrary content (checkpoints, snapshots, and transfers between members), which
+//! must not panic.
 //!
 //! If a state can be restored, it must be usable: it must accept an entry, and saving and restoring it again
 //! must give the same state.

@@ -1,5 +1,5 @@
-//! Functions for the targets that use state machines: they copy a machine through each format of saved
-//! states, and compare machines.
+//! Copies state machines by saving and restoring them in each format of saved states, and compares machines,
+//! for the targets that use state machines.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;

@@ -163,9 +163,9 @@ struct Records<'a> {
 }
 
 impl Records<'_> {
-    /// Returns the members that the SRV records of a domain name, in the syntax of `--initial-cluster`. This
-    /// member's own record is the one with an address of its peer URLs. The other members get numbers as
-    /// names.
+    /// Returns the members that the SRV records of a domain name, in the syntax of `--initial-cluster`. The
+    /// record whose target resolves to an address of this member's peer URLs is this member's own, and gets
+    /// its name. The other members get numbers as names.
     async fn cluster(
         &self,
         config: &Config,

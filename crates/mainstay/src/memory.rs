@@ -106,9 +106,10 @@ pub struct FreePages {
 }
 
 impl FreePages {
-    /// Returns free memory to the system, in every sixth call ([`TURNS`]). Must be called twice a second, by
-    /// the thread that started the member: memory into which this thread read the log and the checkpoint
-    /// belongs to it, and becomes free only when other threads have applied the data.
+    /// Returns free memory to the system in every sixth call ([`TURNS`]). Must be called twice a second by
+    /// the thread that started the member: the memory into which this thread has read the log and the
+    /// checkpoint belongs to this thread, and becomes free only after the start, when other threads have
+    /// applied the data.
     pub fn give_back(&mut self) {
         self.turns += 1;
         if self.turns == TURNS {

@@ -1,5 +1,5 @@
-//! Returns the command line of this process with secrets masked. The pages that show it are visible to
-//! everyone who can read the member's metrics.
+//! Returns the command line of this process with secrets masked, because the pages that show it are visible
+//! to everyone who can read the member's metrics.
 
 /// Text that replaces a secret.
 const MASK: &str = "***";
@@ -9,8 +9,8 @@ const NO_SECRETS: [&str; 3] = ["auth-token", "auth-token-ttl", "initial-cluster-
 /// protects flags that are added later.
 const SECRET_WORDS: [&str; 4] = ["password", "secret", "token", "user"];
 
-/// Returns the words of the command line. Masked are the values of flags for passwords, secrets, users and
-/// tokens, and the user names and passwords in URLs.
+/// Returns the words of the command line. The values of flags for passwords, secrets, users and tokens, and
+/// the user names and passwords in URLs, are replaced by a mask.
 pub fn command_line() -> Vec<String> {
     masked(std::env::args_os().map(|word| word.to_string_lossy().into_owned()))
 }

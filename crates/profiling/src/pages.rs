@@ -1,9 +1,9 @@
 //! Answers requests for the pages below `/debug/pprof/`, which `go tool pprof` makes. The caller must check
 //! access.
 //!
-//! Available are profiles of processor time, threads, and the memory in use by owner. The allocator takes no
-//! samples and waiting is not recorded, so requests for Go's other profiles get the status 501 and the reason
-//! (COMPAT-150).
+//! The available profiles show processor time, threads, and the memory in use by owner. The allocator takes
+//! no samples and waiting is not recorded, so requests for Go's other profiles get the status 501 and the
+//! reason (COMPAT-150).
 
 use std::time::Duration;
 

@@ -21,9 +21,10 @@ use rustls_pki_types::{CertificateDer, UnixTime};
 /// Time at which all certificates and lists with default parameters are valid: 2026-06-01T00:00:00Z, in
 /// seconds since 1970.
 pub const NOW: u64 = 1_780_272_000;
-/// Time at which certificates expire: 2055-01-01T00:00:00Z, in seconds since 1970.
+/// Time at which certificates with default parameters expire: 2055-01-01T00:00:00Z, in seconds since 1970.
 pub const END: u64 = 2_682_374_400;
-/// Time at which a newer revocation list is due: 2050-01-01T00:00:00Z, in seconds since 1970.
+/// Time at which the next revocation list is due, according to each list: 2050-01-01T00:00:00Z, in seconds
+/// since 1970.
 pub const NEXT_LIST: u64 = 2_524_608_000;
 
 /// Clock that shows [`NOW`] until a test changes it.

@@ -1,5 +1,5 @@
 //! Compares whole outputs with files in the directory `tests/it/expect` of the crate under test. If the
-//! environment variable `UPDATE_EXPECT` is set, writes the outputs to the files in place of comparing.
+//! environment variable `UPDATE_EXPECT` is set, writes the outputs to the files instead of comparing them.
 
 use std::path::{Path, PathBuf};
 

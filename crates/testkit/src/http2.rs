@@ -225,7 +225,8 @@ impl Connection {
     ///
     /// # Panics
     ///
-    /// Panics if the server closes the connection before that, or nothing arrives for [`TIMEOUT`].
+    /// Panics if the server closes the connection before it has sent such a frame, or nothing arrives for
+    /// [`TIMEOUT`].
     pub fn next_of(&mut self, kind: u8) -> Frame {
         loop {
             let frame = self.next().expect("the server did not close");

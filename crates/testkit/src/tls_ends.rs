@@ -1,6 +1,6 @@
 //! Creates both ends of a TLS connection in memory, after the handshake.
 //!
-//! All functions here panic if rustls returns an error.
+//! All functions in this module panic if rustls returns an error.
 
 use std::io::Read as _;
 use std::sync::Arc;

@@ -59,9 +59,9 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
             wal = wal_dir.display()
         )));
     }
-    // If a Mainstay member is running, no lock is needed, because that member keeps etcd from starting.
-    // Otherwise take the locks of Mainstay and etcd, because an etcd process may be running that has not
-    // changed its files yet.
+    // Take the locks of Mainstay and etcd, because an etcd process may be running that has not changed its
+    // files yet. If a Mainstay member is running, the locks are not needed: that member keeps etcd out
+    // itself.
     let _locks = match lock_member(&RealDisk, &member_dir) {
         Ok(lock) => Some(lock.and(mark.shut_out(&RealDisk, &member_dir).map_err(Failure::error)?.lock)),
         Err(DataDirError::Locked { .. }) => None,
@@ -71,8 +71,8 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     // Create the guard files first, so that etcd cannot start on the remaining files or on an empty
     // directory, even if this process is killed.
     mark.guard(&RealDisk, &member_dir).map_err(Failure::error)?;
-    // Record that files of etcd are being deleted: from now on, the member starts although some of them are
-    // missing.
+    // Record that files of etcd are being deleted. Without this record, the member would refuse to start
+    // while some of them are missing.
     let mark = TakenOver { files: Files::BeingDropped, ..mark };
     mark.write(&RealDisk, &member_dir).map_err(Failure::error)?;
     let wal_dir = mark.wal_dir(&member_dir);
@@ -89,8 +89,8 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     let mark = TakenOver { files: Files::Dropped, ..mark };
     mark.write(&RealDisk, &member_dir).map_err(Failure::error)?;
     if let Err(why) = etcd_beside::keep_out(&RealDisk, &member_dir, None) {
-        // A warning is enough: the guard files in etcd's log directory keep etcd from starting, and the
-        // member's next start tries again to create this file.
+        // Only warn and do not fail: the guard files in etcd's log directory keep etcd from starting, and the
+        // member's next start tries again to create the file `member/snap`.
         session.notices.warn(
             "cannot replace member/snap with a file that keeps etcd from starting; the files in etcd's log \
              directory still do so",

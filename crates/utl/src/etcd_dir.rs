@@ -14,7 +14,7 @@ use storage::restoration::Filling;
 
 use crate::notice::Notices;
 
-/// Returns the users and roles in etcd's database; no users and roles if `without` is true.
+/// Returns the users and roles in etcd's database, or none if `without` is true.
 pub fn users<S: Source>(from: &Backend<S>, without: bool) -> Result<Auth, Failure> {
     if without {
         return Ok(Auth::default());
@@ -28,7 +28,7 @@ pub fn check_versions(storage: Option<&str>, membership: &Membership) -> Result<
     etcd_database::check_versions(storage, membership).map_err(Failure::error)
 }
 
-/// Returns the leases in the form that the state machine accepts.
+/// Returns the leases in etcd's database, in the form that the state machine accepts.
 pub fn leases<S: Source>(from: &Backend<S>) -> Result<Vec<GrantedLease>, Failure> {
     etcd_database::leases(from).map_err(Failure::error)
 }
@@ -42,7 +42,7 @@ pub struct WithoutLease(BTreeMap<Vec<u8>, LeaseId>);
 const NAMED_KEYS_MAX: usize = 20;
 
 impl WithoutLease {
-    /// Warns about these keys, and says how they are imported.
+    /// Logs warnings that these keys are imported without a lease.
     pub fn warn(&self, notices: &mut Notices) {
         for (key, lease) in self.0.iter().take(NAMED_KEYS_MAX) {
             let key = cli::go::quote(key);

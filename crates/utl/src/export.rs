@@ -59,8 +59,8 @@ or to export it again, because of a file in it (member/exported), which you may 
     ..Command::EMPTY
 };
 
-/// Message that is printed if no flags are given. It contains instructions for users who come from the sign
-/// file in a data directory of Mainstay (a file whose name refers to this command).
+/// Message that is printed if no flags are given. It contains the steps to go back to etcd, because a file in
+/// each data directory of Mainstay (`SIGN_NAME`) tells users to run this command without flags.
 const STEPS: &str = "\
 export converts a data directory of Mainstay into one for etcd: name both. To go back to etcd on one machine, where DIR is the --data-dir:
 
@@ -72,7 +72,8 @@ export converts a data directory of Mainstay into one for etcd: name both. To go
 
 Convert one member after the other, and never use both directories of a member. Old files of etcd that are still in DIR are out of date";
 
-/// Number of key versions that the first pass of an export counts between two progress updates.
+/// Number of records, such as versions of keys, that each step of the first pass of an export examines. The
+/// first pass computes the size of the new database.
 const MEASURED_AT_ONCE: usize = 16 << 10;
 const WRITTEN_AT_ONCE: usize = 1 << 20;
 
@@ -159,8 +160,8 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
 }
 
 /// Moves the new directory to its final name, after marking Mainstay's member as exported. A marked member
-/// does not start, so even if this process is killed in between, never both directories can be started. If
-/// the move fails, the new directory is removed first and the mark after that, for the same reason.
+/// does not start, so the two directories can never both be started, even if this process is killed in
+/// between. For the same reason, if the move fails, the mark is removed only after the new directory.
 fn place(target: &mut Target, member_dir: &Path, to: &Path) -> Result<(), Failure> {
     let marked = exported::mark(&RealDisk, member_dir, to).map_err(Failure::error);
     let Err(failure) = marked.and_then(|()| target.place()) else { return Ok(()) };

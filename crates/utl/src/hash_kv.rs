@@ -26,8 +26,8 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     let path = one_arg(session)?;
     let format = Format::of(session.matches.get(crate::session::WRITE_OUT))?;
     stat(&path)?;
-    // Open the file only for reading, unlike etcdutl, which changes the file, so that it can no longer be
-    // restored.
+    // Open the file only for reading. etcdutl opens it for writing, which changes it, and the snapshot can no
+    // longer be restored.
     let backend = match SnapshotFile::look(&path)? {
         SnapshotFile::Etcd(backend) => backend,
         SnapshotFile::Own(..) => return Err(own_format(&path)),

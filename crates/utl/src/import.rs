@@ -235,7 +235,7 @@ pub(crate) struct Filled {
 pub(crate) enum Passed {
     /// Number of bytes of keys and values taken from the database.
     Bytes(u64),
-    /// The database was taken completely.
+    /// The database was copied completely.
     Database,
     /// Number of entries taken from the log.
     Entries(u64),
@@ -251,9 +251,9 @@ pub(crate) struct Import {
     /// The data directory of etcd.
     pub source: DataDir,
     leave_out: LeaveOut,
-    /// True if users are left out although authentication is enabled. Then an import refuses log entries with
-    /// requests whose permissions etcd checks only when it applies them, because it could not tell whether
-    /// etcd would have refused the request.
+    /// True if users are left out although authentication is enabled. In this case, an import refuses log
+    /// entries with requests whose permissions etcd checks only when it applies them, because the import
+    /// cannot tell whether etcd would have refused the request.
     guarded: bool,
 }
 
@@ -324,8 +324,8 @@ impl Import {
             watching: &mut *watching,
         };
         let promised = source.wal.hard_state;
-        // The last record of the hard state may have been lost. Its term must not be lower than that of the
-        // log's last entry, because the member has taken part in that term.
+        // Raise the term of the hard state to that of the log's last entry, in which the member has certainly
+        // taken part: the last record of the hard state may have been lost.
         let newest = source.wal.term(source.wal.last()).unwrap_or(0).max(term);
         let hard_state = HardState {
             term: Term(promised.term.max(newest)),
@@ -475,7 +475,7 @@ fn raised(source: &DataDir) -> Result<BTreeSet<(i32, u64)>, Failure> {
 /// received. etcd's leader sends entries while it is still writing them, so a learner may have entries that
 /// this log lacks. Their term is the last recorded term or, if etcd was killed during an election, the term
 /// after it. If such an entry had the same index and term as an appended entry, raft would take the two for
-/// the same entry.
+/// the same entry. Therefore the term of the appended entries is the last recorded term plus 2.
 fn move_old_store(
     restoration: &mut Restoration,
     machine: &mut Machine,
@@ -516,8 +516,8 @@ struct Tail<'s, 'w> {
     first: u64,
     next: u64,
     term: u64,
-    /// True if users are left out although authentication is enabled. Then requests whose permissions etcd
-    /// checks only when it applies them are refused.
+    /// True if users are left out although authentication is enabled, at this point of the log. In this case,
+    /// requests whose permissions etcd checks only when it applies them are refused.
     guarded: bool,
     /// Number of entries left out because they change users, roles or authentication.
     left_out: u64,
@@ -537,7 +537,7 @@ enum TailError {
     Damaged { index: u64, error: interchange::Malformed },
     /// The term of the entry is lower than that of the entry before it.
     Term { index: u64, term: u64, before: u64 },
-    /// The entry is a request that this version cannot decode.
+    /// The entry is a request that this release of Mainstay cannot decode.
     Unknown { index: u64, error: prost::DecodeError },
     /// The entry changes etcd's v2 store, and the change would be lost.
     OldStore { index: u64, method: String, path: String },
@@ -661,8 +661,8 @@ impl Tail<'_, '_> {
     }
 }
 
-/// Returns a description of the change that a request makes to users, roles or authentication; `None` if it
-/// only reads or authenticates.
+/// Returns a description of the request if it belongs to etcd's Auth service, including logins and reads;
+/// `None` for all other requests.
 fn change_of_users(request: &InternalRaftRequest) -> Option<&'static str> {
     let all = [
         (request.auth_enable.is_some(), "authentication to be on"),

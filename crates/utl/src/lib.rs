@@ -17,8 +17,8 @@
 //!   the log.
 //! - An output directory appears under its final name completely or not at all, even if the process is
 //!   killed. Existing data is never overwritten (tests `restore`, `damage`).
-//! - Revisions, history, leases, alarms and HashKV are preserved. Data that cannot be preserved makes the
-//!   command fail (test `round_trip`).
+//! - Revisions, history, leases, alarms and HashKV are preserved. If data cannot be preserved, the command
+//!   fails, unless a flag says to leave the data out (test `round_trip`).
 //! - Commands that read or write a data directory of Mainstay hold its index in memory, as a running member
 //!   does: for each version of a key about 100 bytes plus the key. Other commands use a few MiB, plus 24
 //!   bytes per entry of a log that is read, and 32 to 80 bytes per key for `snapshot status` and `hashkv`.
@@ -64,8 +64,8 @@ use session::Session;
 pub use commands::PROGRAM;
 pub use takeover::{TakeOver, take_over};
 
-/// Runs the command that `args`, the words after the program's name, request. Results go to standard output,
-/// all other messages to standard error.
+/// Runs the command that `args` request; `args` are the words after the program's name. Results go to
+/// standard output, all other messages to standard error.
 pub fn run(args: &[OsString]) -> ExitCode {
     ExitCode::from(run_in(args, &Io::of_process()))
 }

@@ -1,6 +1,6 @@
-//! The flag `--max-learners` of commands that apply log entries. The limit is an option of each member, and
-//! it decides whether an entry that adds a learner is accepted, so a command must use the limit of the
-//! member.
+//! Defines the flag `--max-learners` of the commands that apply log entries. When a member applies an entry
+//! that adds a learner, its own limit decides whether the entry is accepted, so a command must apply the
+//! entry with the same limit.
 
 use cli::{Failure, Flag, Matches};
 use machine::Rules;

@@ -181,8 +181,8 @@ impl Migration {
         (self.leases.len() + self.keys.len()) as u64
     }
 
-    /// Prepares the migration into a state whose revision is `before`: gives each lease an id that is not in
-    /// `taken`.
+    /// Prepares the migration: records `before`, the revision of the v3 key space before any key is moved,
+    /// and gives each lease an id that is not in `taken`.
     pub fn begin(&mut self, before: Revision, taken: &HashSet<LeaseId>) {
         self.before = before;
         let mut used = HashSet::new();

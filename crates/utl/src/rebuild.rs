@@ -95,7 +95,7 @@ pub enum RebuildError {
         /// Path of the journal.
         path: PathBuf,
     },
-    /// No other member answers.
+    /// No other member answers at a client URL, although some may answer at their peer URLs.
     NoAnswer {
         /// Answer or error of each member.
         why: String,
@@ -360,8 +360,8 @@ impl<'a> Rebuild<'a> {
                 let is_first =
                     begun.as_ref().is_none_or(|begun| Some(begun.old) == own.as_ref().map(|own| own.id));
                 let (old, learner) = match (&own, begun) {
-                    // The listed member is the old one, or one that an earlier run of this command added with
-                    // the role (voter or learner) of the old one.
+                    // Take the role (voter or learner) of the listed member: it is the old member, or a
+                    // member that an earlier run of this command added with the old member's role.
                     (Some(own), _) => (own.id, own.is_learner),
                     (None, Some(journal)) => (journal.old, journal.learner),
                     (None, None) => (known.map_or(0, |(_, id)| id), false),
@@ -421,8 +421,8 @@ impl<'a> Rebuild<'a> {
         }
     }
 
-    /// Returns the cluster id and the member id that are recorded in the data in this directory; `None` if
-    /// they are missing or unreadable.
+    /// Returns the cluster id and the member id that are recorded in the member's directory or else in its
+    /// log; `None` if both are missing or unreadable.
     fn identify(&self, member_dir: &Path) -> Option<(u64, u64)> {
         let path = member_dir.join(log::ShutdownRecord::FILE_NAME);
         let record = log::ShutdownRecord::read(&*self.disk, &path).ok().flatten();

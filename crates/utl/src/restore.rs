@@ -1,5 +1,5 @@
-//! `snapshot restore`: creates a data directory with the state of a snapshot, for the first start of a new
-//! cluster.
+//! `snapshot restore`: creates a data directory with the state of a snapshot, from which a member of a new
+//! cluster starts.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

@@ -16,7 +16,7 @@ const OWN_MAGIC: &[u8; 8] = b"MAINSNAP";
 
 /// A snapshot file, by its format.
 pub enum SnapshotFile {
-    /// A database of etcd, the format that etcd and Mainstay send.
+    /// A database of etcd, which is the format in which etcd and Mainstay send snapshots.
     Etcd(Backend<File>),
     /// A snapshot in Mainstay's own format, which early versions of Mainstay sent: the file, and its length
     /// in bytes.

@@ -74,8 +74,8 @@ pub fn take_over(wanted: &TakeOver<'_>) -> Result<(), Failure> {
     let is_begun = there(&member_dir.join(COMPLETE))?;
     let is_wanted =
         || Ok::<bool, Failure>(wanted.config.storage.import_etcd_data && is_etcds(wanted, member_dir)?);
-    // Take the lock only if there is something to do, so that nothing, not even a lock file, is written to
-    // other directories.
+    // Take the lock only if there is something to do, so that nothing, not even a lock file, is written to a
+    // directory that needs no takeover.
     let _lock = if is_begun || is_wanted()? {
         Some(lock_member(&RealDisk, member_dir).map_err(Failure::error)?)
     } else {
@@ -361,7 +361,7 @@ fn finish(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<(), Failure> {
     if let Some(mark) = TakenOver::read(&RealDisk, &complete).map_err(Failure::error)? {
         mark.guard(&RealDisk, member_dir).map_err(Failure::error)?;
         if let Err(why) = etcd_beside::put_sign(&RealDisk, &wanted.config.storage.data_dir) {
-            // A warning is enough: this file only informs people, and the guard files keep etcd from
+            // Only warn and do not fail: this file only informs people, and the guard files keep etcd from
             // starting. The member's next start tries again to write the file.
             wanted.logger.warn(
                 "cannot write the file that marks the data directory as Mainstay's",

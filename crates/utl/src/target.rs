@@ -269,8 +269,8 @@ impl Target {
     }
 }
 
-/// Returns true if an earlier attempt of this user left this directory: it is not a symbolic link, is not
-/// accessible to other users, and is either marked or empty.
+/// Returns true if an earlier run of the command by this user has left this directory: it belongs to the
+/// user, is not a symbolic link, is not accessible to other users, and is either marked or empty.
 fn is_own(dir: &Path) -> io::Result<bool> {
     let found = fs::symlink_metadata(dir)?;
     // `/proc/self` belongs to the user that this process runs as, so its owner is the current user.
@@ -355,7 +355,7 @@ impl Replacement {
     /// Returns an error if the operating system refuses.
     pub fn finish(mut self) -> Result<(), Failure> {
         let failed = |e: io::Error| Failure::error(format!("cannot replace {}: {e}", self.path.display()));
-        // Copy owner and mode, because the member that reads the file may run as another user than this
+        // Copy owner and mode, because the member that reads the file may run as a different user than this
         // process.
         let before = fs::metadata(&self.path).map_err(failed)?;
         let own = fs::metadata(&self.making).map_err(failed)?;

@@ -228,8 +228,8 @@ fn circles(uses: &Uses, files: &BTreeSet<Module>) -> Vec<BTreeSet<Module>> {
 }
 
 /// Returns uses whose removal breaks a circle, so that no circle of more than [`FILES_MAX`] files remains.
-/// Chosen greedily: each step takes the use whose removal leaves the smallest circles; among equal ones, the
-/// use with the fewest places in the code.
+/// The choice is greedy: each step takes the use whose removal leaves the smallest circles and, among several
+/// such uses, the one with the fewest places in the code.
 fn openings(circle: &BTreeSet<Module>, uses: &Uses) -> Vec<(Module, Module)> {
     let mut left: Uses = uses.clone();
     left.retain(|file, _| circle.contains(file));

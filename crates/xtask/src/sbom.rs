@@ -18,8 +18,9 @@ const REGISTRY: &str = "registry+";
 ///
 /// # Errors
 ///
-/// Returns an error if `cargo metadata` fails, if its output or the lock file lacks something that is needed,
-/// or if the file cannot be written.
+/// Returns an error if `cargo metadata` fails, if its output lacks the binary, a package or a field of a
+/// package, if the lock file has no digest for a package from the registry, or if a file cannot be read or
+/// written.
 pub fn write() -> Result<String, String> {
     let root = crate::generated::root();
     let lock = root.join("Cargo.lock");

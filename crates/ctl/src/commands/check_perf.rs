@@ -81,7 +81,8 @@ pub(super) async fn check(call: &Call) -> Result<(), Failure> {
     if passed { Ok(()) } else { Err(Failure::said(Failure::ERROR)) }
 }
 
-/// Number of writes that this process has queued for the clients, and number of writes that it has skipped.
+/// Result of generating the load: the number of writes that this process has queued for the clients, and the
+/// number that it has skipped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Offered {
     writes: u64,

@@ -14,8 +14,8 @@
 //! ```
 //!
 //! The conditions do not protect against one rare case: if a connection breaks, a transaction that was sent
-//! over it may be applied much later, when its conditions happen to hold again. Then the destination has an
-//! additional revision, which the command detects and reports.
+//! over it may be applied much later, when its conditions happen to hold again. In that case the destination
+//! has an additional revision, which the command detects and reports.
 
 mod chain;
 mod comparison;
@@ -51,8 +51,8 @@ pub(super) const TXN_BYTES_MAX: usize = 1024 * 1024;
 /// Interval at which the progress of the mirror is printed.
 pub(super) const REPORT_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Maximum number of transactions in flight. The number is reduced if the destination applies transactions in
-/// another order than they were sent, as etcd does, because then the conditions of most of them do not hold.
+/// Maximum number of transactions in flight. The number is reduced if the destination applies transactions
+/// out of order, as etcd does, because the conditions of most of them do not hold in that case.
 const WINDOW: usize = 64;
 /// Pause before a retry: before transactions that arrived too early or whose outcome is unknown are sent
 /// again, and before a watch is opened again after a member without a leader has ended it.
@@ -117,7 +117,7 @@ where
     }
 }
 
-/// State of a cluster at one point in time.
+/// Id and newest revision of a cluster at one point in time.
 #[derive(Clone, Copy, Debug)]
 struct Now {
     cluster_id: u64,

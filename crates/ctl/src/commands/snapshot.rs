@@ -176,8 +176,8 @@ fn reason(error: &io::Error) -> String {
     chars.next().map(|first| first.to_lowercase().collect::<String>() + chars.as_str()).unwrap_or_default()
 }
 
-/// State of the check of a snapshot that is being received. The last bytes received so far are kept in `tail`
-/// and not hashed, because they are possibly the checksum.
+/// Checks the checksum of a snapshot while it is being received. The last bytes received so far are kept in
+/// `tail` and not hashed, because they are possibly the checksum.
 #[derive(Default)]
 struct Received {
     bytes: u64,

@@ -12,11 +12,11 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::{CALL_TIMEOUT, RebuildError};
 
-/// Returns an error if the member at this address is running, because a running member must not be removed
-/// from the cluster.
+/// Returns an error if the member `own` is running, because a running member must not be removed from the
+/// cluster.
 ///
-/// The member counts as down only if none of its addresses accepts a connection. A member that refuses this
-/// member's certificate, or answers with an error, is running.
+/// The member counts as down only if none of its addresses accepts a connection. A process that refuses the
+/// certificate of this command, or answers with an error, may be the member, so it is an error too.
 pub(super) fn refuse_alive(own: &Member, tls: &tls::ClientTls) -> Result<(), RebuildError> {
     for url in &own.peer_urls {
         let error = match other_members::version_of(url, CALL_TIMEOUT, Some(tls)) {

@@ -121,8 +121,8 @@ impl Rebuild<'_> {
         if given.into_iter().any(|dir| log_dir::same(&*self.disk, &noted, &dir).unwrap_or(false)) {
             return Ok(());
         }
-        // Accept a record of a log behind `member/wal` although the directory has no log: the data directory
-        // was renamed after the path was recorded, and that log is lost, so no flag can name it.
+        // Accept a recorded path behind `member/wal` at which there is no log: the data directory was renamed
+        // after the path was recorded, and the log is lost, so no flag can name it.
         let is_lost = !log::Log::is_in(&*self.disk, &noted).unwrap_or(true);
         if self.config.storage.wal_dir.is_none() && log_dir::is_beside_link(&noted) && is_lost {
             return Ok(());
@@ -133,9 +133,9 @@ impl Rebuild<'_> {
         )))
     }
 
-    /// Locks and returns the logs outside of the data directory that must be moved aside. Checks that no
-    /// process uses them, that they belong to the member whose data is in the data directory, and that their
-    /// destinations are writable.
+    /// Locks and returns the logs outside of the data directory that must be moved aside, and creates the
+    /// directories to which they will be moved. Returns an error if a process uses a log, or if a log belongs
+    /// to another member than the data in the data directory.
     pub(super) fn old_logs(
         &self,
         place: &LogPlace,

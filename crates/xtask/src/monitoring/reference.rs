@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use super::table::{Row, Table};
 
-/// Units that take precedence over the unit that follows from the end of a metric's name, by the beginning of
-/// the name.
+/// Units of the metrics whose names begin with these texts. They take precedence over the unit that [`unit`]
+/// derives from the end of a name.
 const UNITS: [(&str, &str); 5] = [
     ("etcd_debugging_lease_ttl_total", "seconds"),
     ("etcd_debugging_mvcc_db_compaction_last", "seconds since 1970"),

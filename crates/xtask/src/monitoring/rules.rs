@@ -1,9 +1,9 @@
 //! Defines the recording rules and alerts for Prometheus. Each alert has a remedy, and a test in promtool's
 //! format.
 //!
-//! The expressions assume that all members of a cluster have the same `job` label, and other clusters have
-//! others. A metric that only members export needs no selector. A metric that every program exports (`up`,
-//! `process_…`) is restricted to jobs whose names contain `mainstay` or `etcd`.
+//! The expressions assume that all members of a cluster have the same `job` label, and that each cluster has
+//! a different one. A metric that only members export needs no selector. A metric that every program exports
+//! (`up`, `process_…`) is restricted to jobs whose names contain `mainstay` or `etcd`.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,4 @@
-//! Checks that the source and the destination of a mirror have the same keys at a revision. Compares all
+//! Checks that the source and the destination of a mirror have the same keys at a revision: compares all
 //! keys, or only those that were replayed since the last comparison.
 
 use std::collections::{BTreeSet, VecDeque};
@@ -29,8 +29,8 @@ const CHANGED_KEY_BYTES: usize = 64;
 pub(super) struct Changed {
     keys: BTreeSet<Bytes>,
     bytes: usize,
-    /// True if the changed keys are not known, because they are too many or because no comparison was made
-    /// yet. Then the next comparison must compare all keys.
+    /// True if the changed keys are not known, because there are too many or because no comparison has been
+    /// made yet. In both cases the next comparison must compare all keys.
     is_too_much: bool,
 }
 
@@ -110,8 +110,8 @@ impl Pages {
     }
 }
 
-/// Returns the number of keys for the next page, after a page of `limit` keys that had `bytes` bytes. It is
-/// at most twice as many keys.
+/// Returns the number of keys to request for the next page, after a request for `limit` keys has returned
+/// `bytes` bytes. The number grows at most to twice `limit`.
 fn next_limit(limit: i64, bytes: usize) -> i64 {
     let fitting = PAGE_BYTES.saturating_mul(usize::try_from(limit).unwrap_or(1)) / bytes.max(1);
     i64::try_from(fitting).unwrap_or(i64::MAX).clamp(1, PAGE_KEYS.1.min(limit * 2))
@@ -157,7 +157,8 @@ async fn count(client: &Client, revision: i64) -> Result<i64, Status> {
     Ok(answer.count)
 }
 
-/// Compares the number of keys at a revision, and each key with its value, revisions, version and lease.
+/// Compares all keys of source and destination at a revision: their number, and the value, revisions, version
+/// and lease of each key.
 ///
 /// # Errors
 /// Returns the errors of [`Client::call`].

@@ -26,7 +26,7 @@ use crate::call::Call;
 /// Duration of a rehearsal that is short enough: no further rehearsals are made in the hope of a shorter one.
 const SHORT: Duration = Duration::from_millis(50);
 /// Number of consecutive rehearsals that must find the same lease with a different TTL before the command
-/// fails. Fewer may be due to a revision that was not replayed yet.
+/// fails. With fewer, the cause may be a revision that has not been replayed yet.
 const REUSED_MAX: u32 = 3;
 /// Maximum duration of one request to clear the alarm, and of all attempts together.
 const DISARM_PATIENCE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(60));
@@ -118,8 +118,8 @@ async fn disarm(call: &Call, source: &Client, id: u64) -> Result<(), String> {
 
 /// Raises, clears or lists CORRUPT alarms. While a cluster has a CORRUPT alarm, it changes no keys or leases,
 /// but can still be read and watched. The member id in the alarm belongs to no member, because a member that
-/// has the alarm itself may also refuse reads. Each cut-over uses another id, so that it clears only its own
-/// alarm.
+/// has the alarm itself may also refuse reads. Each cut-over uses a different id, so that it clears only its
+/// own alarm.
 async fn alarm(client: &Client, action: AlarmAction, id: u64) -> Result<pb::AlarmResponse, Status> {
     let alarm = pb::AlarmType::Corrupt as i32;
     let request = pb::AlarmRequest { action: action as i32, member_id: id, alarm };

@@ -33,8 +33,9 @@ const GONE_TTL_SECONDS: i64 = 600;
 /// A lease at the destination.
 #[derive(Clone, Copy, Debug)]
 struct Held {
-    /// TTL in seconds that this mirror has requested. The destination may have granted a longer one, because
-    /// the minimum TTL depends on its election timeout.
+    /// TTL in seconds that this mirror has requested; `None` if the mirror has found the lease at the
+    /// destination. The destination may have granted a longer TTL, because its minimum TTL depends on its
+    /// election timeout.
     asked_seconds: Option<i64>,
     /// TTL in seconds that the destination has granted; `None` until the response to a renewal contains it.
     granted_seconds: Option<i64>,
@@ -46,8 +47,9 @@ struct Held {
 pub(super) struct Matched {
     /// Number of leases of the source.
     pub(super) leases: usize,
-    /// Id of a lease that has keys and another TTL at the destination. The source has ended the lease and
-    /// granted its id again; possibly the deletion of the old keys was not replayed yet.
+    /// Id of a lease that has keys and a different TTL at the destination; `None` if there is no such lease.
+    /// The source has ended the lease and granted its id again; possibly the deletion of the old keys has not
+    /// been replayed yet.
     pub(super) reused: Option<i64>,
 }
 
@@ -78,7 +80,8 @@ impl Leases {
         locked(&self.held)
     }
 
-    /// Removes a lease from the known leases, because it was found that the destination does not have it.
+    /// Removes a lease from the known leases, because the destination does not have it or is about to revoke
+    /// it.
     pub(super) fn forget(&self, id: i64) {
         self.held().remove(&id);
     }
@@ -137,8 +140,8 @@ impl Leases {
         Ok(Matched { leases, reused })
     }
 
-    /// Gives a lease the same TTL at the destination as at the source. Returns false if the lease has another
-    /// TTL at the destination and cannot be granted again because it has keys.
+    /// Gives a lease the same TTL at the destination as at the source. Returns false if the lease has a
+    /// different TTL at the destination and cannot be granted again because it has keys.
     async fn make_alike(&self, id: i64) -> Result<bool, Failure> {
         let Some(held) = self.held().get(&id).copied() else {
             self.ensure(id).await?;
@@ -161,9 +164,9 @@ impl Leases {
             self.grant(id, wanted).await?;
             return Ok(true);
         }
-        // The destination may have a minimum TTL that is longer than the wanted one. Grant a lease with the
-        // shortest TTL to find out: if it gets the TTL that the lease has, the TTLs cannot be made equal,
-        // which is no difference.
+        // The destination may have a minimum TTL that is longer than the wanted one. Grant another lease with
+        // the shortest TTL to find out that minimum. If the lease `id` has the minimum, its TTL cannot be
+        // made shorter, so the two TTLs count as equal.
         let probe = lease::grant(&self.target, 1, 0).await?;
         lease::revoke(&self.target, probe.id).await?;
         let is_shortest = wanted < has && has == probe.ttl;
@@ -210,7 +213,7 @@ impl Leases {
         }
     }
 
-    /// Renews all leases once. Failures are ignored.
+    /// Renews all leases once. Failures are ignored, because [`Leases::keep`] retries.
     pub(super) async fn renew_all(&self) {
         let all = self.held().keys().copied().collect();
         self.renew(all).await;
