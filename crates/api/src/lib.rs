@@ -1,7 +1,8 @@
 //! Defines etcd's API for all other crates: messages, RPCs, the error catalogue, ids, URLs and limits.
 //!
-//! Everything in this crate has to be byte for byte the same as in etcd. The crate does not depend on an
-//! async runtime or a transport. Start reading with [`Rpc`] and [`error`].
+//! Messages, errors and ids have to be byte for byte the same as in etcd, apart from Mainstay's own
+//! additions. The crate does not depend on an async runtime or a transport. Start reading with [`Rpc`] and
+//! [`error`].
 //!
 //! * `proto/*.proto` are written by hand; `cargo xtask proto` generates `src/proto/*.rs` from them.
 //! * [`descriptor`] describes the messages, field by field.

@@ -268,8 +268,8 @@ fn split_host_port(authority: &str) -> Option<(&str, &str)> {
 /// Checks a peer URL as etcd's Go client does before it sends the URL to a server: the URL must have a known
 /// scheme, a host with a port, and no path. White space around it is ignored.
 ///
-/// `quote` must quote a text like Go's `%q`. This check accepts more than [`Url::parse`], by which the server
-/// parses the URL again: it accepts, for example, credentials before the host.
+/// `quote` must quote a text like Go's `%q`. This check accepts more than [`Url::parse`], with which the
+/// server parses the URL later: for example, credentials before the host.
 pub fn check_peer_url(url: &str, quote: impl Fn(&str) -> String) -> Result<(), UrlError> {
     let url = url.trim();
     let text = || url.to_owned();

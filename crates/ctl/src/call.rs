@@ -34,8 +34,8 @@ impl std::ops::Deref for Call {
     }
 }
 
-/// Returns the failure for a closed standard output. It has no message: a closed pipe, as in `etcdctl get … |
-/// head`, is not worth one.
+/// Returns the failure for a closed standard output. It has no message, because a reader that closes the pipe
+/// early, as in `etcdctl get … | head`, is no problem for the user.
 fn unread(_: std::io::Error) -> Failure {
     Failure::said(Failure::ERROR)
 }

@@ -18,7 +18,7 @@ use crate::state::{RULES, assert_same, through_image, through_snapshot, through_
 /// Maximum number of entries that one input applies; the rest of the input is ignored.
 const ENTRIES_MAX: usize = 64;
 
-/// Numbers of the steps in a script.
+/// Numbers that select the kind of a step in a script.
 const ENTRY: u8 = 0;
 const CONF_CHANGE: u8 = 1;
 const COMPACT: u8 = 2;

@@ -502,7 +502,8 @@ pub fn run(data: &[u8]) {
     twins.finish();
 }
 
-/// Returns scripts of arbitrary bytes, and one that enables authentication with some permissions granted.
+/// Returns scripts of arbitrary bytes, and the same scripts preceded by steps that enable authentication and
+/// grant some permissions.
 pub fn seeds() -> Vec<Vec<u8>> {
     let root = [0, 7];
     let change =

@@ -9,8 +9,8 @@ use config::{Invocation, Url, parse};
 use crate::script::Script;
 
 /// Fuzz target: parses arguments and environment variables. The lines of the input before the first empty
-/// line are arguments, and the lines after it are variables. A line that begins with a byte below 32 stands
-/// for the flag with that number, followed by the rest of the line.
+/// line are arguments, and the lines after it are variables. If a line begins with a byte from 1 to 31, this
+/// byte selects a flag, and the rest of the line is the value of the flag.
 pub fn run(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let mut lines = text.split('\n');

@@ -472,7 +472,7 @@ fn written(segment: &[u8]) -> Vec<Written> {
     records
 }
 
-/// The state that the first records of a log give.
+/// State of a log according to some of its records, from the first one on.
 #[derive(Default)]
 struct Held {
     entries: Vec<Entry>,

@@ -67,7 +67,7 @@ pub mod tokens;
 #[global_allocator]
 static ALLOCATOR: meter::Counting = meter::Counting;
 
-/// Fuzz target.
+/// A fuzz target: a function that checks one input, and its seeds.
 pub struct Target {
     /// Name of the target and of its corpus directory.
     pub name: &'static str,

@@ -185,7 +185,7 @@ pub fn run_requests(data: &[u8]) {
         }
         bytes.extend_from_slice(head.as_bytes());
         if flags & 8 != 0 {
-            // Adds a header from the script. It must be on a single line.
+            // Adds a header from the script, without line breaks, so that it stays a single header.
             let line = script.run().iter().copied().filter(|byte| !matches!(byte, b'\r' | b'\n'));
             bytes.extend(line);
             bytes.extend_from_slice(b"\r\n");

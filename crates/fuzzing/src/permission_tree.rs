@@ -1,5 +1,5 @@
-//! A second implementation of etcd's permission tree, for comparison with Mainstay's. It follows the
-//! textbook, with loops and parent pointers. [`crate::auth_requests`] uses it to predict the result for
+//! Implements etcd's permission tree a second time, for comparison with Mainstay's implementation. It follows
+//! the textbook, with loops and parent pointers. [`crate::auth_requests`] uses it to predict the result for
 //! ranges that contain no keys.
 
 /// Index that means "no node".

@@ -55,7 +55,7 @@ impl Member {
         }
     }
 
-    /// Makes the node the leader of term 4.
+    /// Tries to make the node the leader of term 4, with the votes of member 2.
     fn lead(&mut self) {
         let answer = |kind| message(kind, 4);
         // Errors are ignored here, because earlier steps may have brought the node into a role in which it

@@ -19,7 +19,7 @@ use crate::certificates::{ALICE, ALICE_KEY, AUTHORITY, Still, pem, sound};
 use crate::front_port;
 use crate::script::{Scribe, Script, pieces};
 
-/// Numbers of the steps in a script.
+/// Numbers that select the kind of a step in a script.
 const SAY: u8 = 0;
 const RAW: u8 = 1;
 const FLIP: u8 = 2;

@@ -23,7 +23,7 @@ const P256: &[u8] = include_bytes!("../../identity/tests/data/p256.sec1.pem");
 const ED25519: &[u8] = include_bytes!("../../identity/tests/data/ed25519.pkcs8.pem");
 const RSA: &[u8] = include_bytes!("../../identity/tests/data/rsa.spki.pem");
 
-/// Numbers of the steps in a script.
+/// Numbers that select the kind of a step in a script.
 const TOKEN: u8 = 0;
 const SIGNED: u8 = 1;
 const KEYS: u8 = 2;

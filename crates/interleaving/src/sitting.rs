@@ -1,5 +1,5 @@
-//! Programs that test lent work: a thread owns work, and while it sleeps, other threads may do the work in
-//! its place.
+//! Programs that test `replica/src/seat.rs`: a thread owns work and lends it, so that other threads may do
+//! the work while the owner sleeps.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ struct Adding {
     sum: u8,
     all: u8,
     has_ended: bool,
-    /// Number of turns after which the owner no longer lends the work to other threads.
+    /// Number of further turns for which the owner lends the work to other threads.
     lent_for: u8,
     timer: Timer,
 }

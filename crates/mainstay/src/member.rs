@@ -15,7 +15,7 @@ use utl::rebuild::{self, Rebuild};
 
 use crate::{discovery, environment, local_time, memory, memory_lock, open_files, signals};
 
-/// Command by which the member was started.
+/// Command with which the member was started.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     /// The binary was started under the name `etcd`: print nothing that etcd does not print.

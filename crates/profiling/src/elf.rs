@@ -6,7 +6,7 @@ use std::path::Path;
 
 /// Maximum size in bytes of a table that is read. Larger tables are ignored.
 const TABLE_BYTES_MAX: u64 = 256 << 20;
-/// Maximum number of sections, and of segments, that are read.
+/// Maximum number of sections, and of segments, that are read; further ones are ignored.
 const HEADERS_MAX: usize = 4096;
 
 const SYMBOLS: u32 = 2;

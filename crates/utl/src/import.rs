@@ -173,13 +173,13 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Values of the flags.
+/// Values of the flags of `import`.
 struct Options {
     from: PathBuf,
-    /// Directory of etcd's log, if the user names one.
+    /// Directory of etcd's log that the user names; `None` for the directory `member/wal` in `from`.
     wal_dir: Option<PathBuf>,
     to: PathBuf,
-    /// Directory of the new log, if the user names one.
+    /// Directory of the new log that the user names; `None` for the usual directory in `to`.
     to_wal_dir: Option<WalDir>,
     leave_out: LeaveOut,
     /// Options for moving keys of etcd's v2 store to the v3 key space; `None` if the keys are not moved.
@@ -224,9 +224,10 @@ pub(crate) struct LeaveOut {
 
 /// Log entries that an import has left out or refused.
 pub(crate) struct Filled {
-    /// Number of entries left out because they change users, roles or authentication.
+    /// Number of entries left out because they concern users, roles or authentication.
     pub left_out: u64,
-    /// First entry that was refused only because it would exceed the maximum number of learners.
+    /// First entry that was refused only because it would exceed the maximum number of learners; `None` if
+    /// there is none.
     pub refused_learner: Option<Index>,
 }
 
@@ -519,9 +520,9 @@ struct Tail<'s, 'w> {
     /// True if users are left out although authentication is enabled, at this point of the log. In this case,
     /// requests whose permissions etcd checks only when it applies them are refused.
     guarded: bool,
-    /// Number of entries left out because they change users, roles or authentication.
+    /// Number of entries left out because they concern users, roles or authentication.
     left_out: u64,
-    /// Ids of all leases that exist or existed.
+    /// Ids of the leases in etcd's database, and of those that the later entries of the log grant.
     lease_ids: HashSet<LeaseId>,
     watching: &'s mut Watching<'w>,
 }

@@ -56,7 +56,7 @@ enum Ttl {
     Skip,
 }
 
-/// Values of the flags.
+/// Values of the flags that control how the keys of the v2 store are moved.
 #[derive(Debug)]
 pub(crate) struct Options {
     prefix: String,

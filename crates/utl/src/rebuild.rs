@@ -72,11 +72,11 @@ pub enum RebuildError {
         /// Error of the operating system.
         error: io::Error,
     },
-    /// The old data cannot be moved to another directory.
+    /// A part of the old data cannot be moved aside.
     Move {
-        /// Directory of the old data.
+        /// File or directory of the old data.
         from: PathBuf,
-        /// Directory to which the data should be moved.
+        /// Path to which it should be moved.
         to: PathBuf,
         /// Error of the operating system.
         error: io::Error,
@@ -122,7 +122,7 @@ pub enum RebuildError {
     },
     /// The cluster refuses a change of its members.
     Unchanged {
-        /// Description of the change that failed.
+        /// The change that failed, as a word of the error message: `added` or `removed`.
         what: &'static str,
         /// Error that the cluster returned.
         status: Status,
@@ -222,13 +222,14 @@ pub fn journal_path(data_dir: &Path) -> PathBuf {
 /// State of a rebuild in progress.
 pub struct Rebuild<'a> {
     config: &'a mut Config,
-    /// Client URLs of other members, if the user gave any.
+    /// Client URLs of other members that the user has given; empty if there are none.
     endpoints: &'a [String],
     logger: &'a Logger,
     runtime: tokio::runtime::Runtime,
     /// TLS settings for connections to other members at `https` peer URLs.
     peer_tls: ClientTls,
-    /// TLS settings for connections to other members at `https` client URLs.
+    /// TLS settings for connections to other members at `https` client URLs; `None` if the member's client
+    /// listeners have no TLS files.
     client_tls: Option<client::Tls>,
     disk: Arc<dyn Disk>,
     /// Callback that waits for the given time, and then returns true if this process was asked to stop.

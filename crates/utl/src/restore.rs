@@ -107,7 +107,7 @@ enum Format {
 struct Options {
     snapshot: PathBuf,
     data_dir: PathBuf,
-    /// Directory of the log, if the user names one.
+    /// Directory of the log that the user names; `None` for the usual directory in the data directory.
     wal_dir: Option<WalDir>,
     cluster: NewCluster,
     format: Format,

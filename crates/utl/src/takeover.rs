@@ -264,7 +264,7 @@ fn make(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<Import, Failure> {
     Ok(import)
 }
 
-/// Logs a warning if etcd's database is on another disk than the data directory: Mainstay writes its
+/// Logs a warning if etcd's database is on a different disk than the data directory: Mainstay writes its
 /// checkpoints to the disk of the data directory, which may be too small or too slow.
 fn warn_of_snapshots_elsewhere(wanted: &TakeOver<'_>, member_dir: &Path) {
     let snap = member_dir.join("snap");

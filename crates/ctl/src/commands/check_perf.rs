@@ -40,7 +40,7 @@ const VALUE_BYTES: usize = 1024;
 /// busy are always skipped.
 const CATCH_UP: Duration = Duration::from_millis(100);
 
-/// Interval at which the clock is checked.
+/// Pause before the next check whether writes are due.
 const TICK: Duration = Duration::from_millis(1);
 
 /// Rate, number of clients and duration of a load.

@@ -29,8 +29,8 @@ pub(super) const LOCK: Command<Run> = Command {
     ..Command::EMPTY
 };
 
-/// Runs the command. At the end, revokes the lease of the lock, so that the lease does not remain until it
-/// expires, as it does with etcdctl.
+/// Runs the command. Unlike etcdctl, revokes the lease of the lock at the end, so that the lease does not
+/// remain until it expires.
 pub(super) async fn lock(call: &Call) -> Result<(), Failure> {
     let Some((name, program)) = call.args().split_first() else {
         return Err(Failure::bad_args("lock takes a lock name argument and an optional command to execute"));

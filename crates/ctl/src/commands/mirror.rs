@@ -109,7 +109,7 @@ pub(super) const MAKE_MIRROR: Command<Run> = Command {
     ..Command::EMPTY
 };
 
-/// Number of keys that one request reads.
+/// Maximum number of keys that one request reads.
 const PAGE_KEYS: i64 = 1000;
 
 pub(super) async fn make_mirror(call: &Call) -> Result<(), Failure> {

@@ -67,9 +67,10 @@ const CALLS_MAX: usize = 64;
 /// (cut-over), for which writes at the source are stopped for at most this time.
 ///
 /// # Errors
-/// Returns an error if the destination is not a copy of the source at the destination's revision, if the
-/// source has compacted the missing revisions, or if a server refuses a request. With `stop_limit`, also
-/// returns an error after an interruption, or if the cut-over takes longer than the limit.
+/// Returns an error if source and destination are the same cluster, if the destination is not a copy of the
+/// source at the destination's revision, if another client writes to the destination, if the source has
+/// compacted the missing revisions or hides some from this user, or if a server refuses a request. With
+/// `stop_limit`, also returns an error after an interruption, or if the cut-over takes longer than the limit.
 pub(super) async fn replay(
     call: &Call,
     source: Client,
@@ -326,8 +327,8 @@ impl<'a> Replay<'a> {
             }
             let mut operations: Vec<Request> = events.iter().map(operation).collect();
             if self.are_too_many(&operations) {
-                // `in_ranges` reads the keys of the destination directly before this revision, so send all
-                // earlier steps first.
+                // Send all earlier steps first, because `in_ranges` reads the keys of the destination, which
+                // must be those directly before this revision.
                 self.send(steps).await?;
                 operations = self.in_ranges(operations).await?;
                 if self.are_too_many(&operations) && self.by_lease(&mark, &operations).await? {

@@ -88,7 +88,7 @@ async fn request(call: &Call, line: &[u8]) -> Result<Request, Failure> {
     let matches: Matches =
         commands::parse_request(&words).ok_or_else(|| invalid(format!("invalid txn request: {shown}")))?;
     Ok(match matches.path.last() {
-        // A `put` without a value gets an empty one: it cannot be read from standard input, which contains
+        // A `put` without a value is an error: the value cannot be read from standard input, which contains
         // the transaction.
         Some(&"put") => Request::RequestPut(put_request(&matches, Vec::new)?),
         Some(&"del") => {

@@ -58,8 +58,8 @@ pub(super) async fn watch(call: &Call) -> Result<(), Failure> {
     Err(Failure::new(Failure::INTERRUPTED, "watch is canceled by the server"))
 }
 
-/// Interactive mode: reads lines from standard input until the input ends. A line `watch …` creates a watch,
-/// and `progress` requests a progress notification from each watch.
+/// Runs the interactive mode: reads lines from standard input until the input ends. A line `watch …` creates
+/// a watch, and `progress` requests a progress notification from each watch.
 async fn interactive(call: &Call, environment: &RangeFromEnvironment) -> Result<(), Failure> {
     let connection = call.connect().await?;
     let mut lines = lines(call);
@@ -122,7 +122,7 @@ fn unreadable(error: &str) -> Failure {
     Failure::new(Failure::INVALID_INPUT, format!("error reading watch request line: {error}"))
 }
 
-/// Returns the lines of standard input. A separate thread reads them, because reading blocks.
+/// Returns a channel with the lines of standard input. A separate thread reads them, because reading blocks.
 fn lines(call: &Call) -> mpsc::Receiver<std::io::Result<Vec<u8>>> {
     let (sender, receiver) = mpsc::channel(REQUESTS_MAX);
     let input = call.io.input.clone();

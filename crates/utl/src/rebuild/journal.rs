@@ -14,7 +14,7 @@ use super::RebuildError;
 /// The journal, one line: `<old id> voter|learner <new id> new|started <peer URLs, sorted, comma-separated>
 /// <cluster id>`, with ids in hexadecimal digits.
 ///
-/// A journal written by an older version has only the first two or the first five words.
+/// A journal written by an older release has only the first two or the first five words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Journal {
     /// Id of the member that is replaced; 0 if unknown.
@@ -24,9 +24,9 @@ pub(super) struct Journal {
     pub new: u64,
     /// True if the new member has possibly run; set before its first start.
     pub started: bool,
-    /// Peer URLs with which the rebuild began; `None` in a journal of an older version.
+    /// Peer URLs with which the rebuild began; `None` in a journal of an older release.
     pub peer_urls: Option<String>,
-    /// Cluster id; `None` in a journal of an older version.
+    /// Cluster id; `None` in a journal of an older release.
     pub cluster: Option<u64>,
 }
 

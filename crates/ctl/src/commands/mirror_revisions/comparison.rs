@@ -13,7 +13,7 @@ use client::Client;
 use super::{after, each};
 use crate::ranges::OPEN_END;
 
-/// Number of keys of the first page that a comparison reads, and maximum number of keys of a page.
+/// Number of keys that a comparison requests for its first page, and maximum number for later pages.
 const PAGE_KEYS: (i64, i64) = (16, 256);
 /// Size in bytes that pages should have. The number of keys of a page is chosen by the average size of the
 /// keys of the previous page.

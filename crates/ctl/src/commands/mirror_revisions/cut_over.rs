@@ -28,7 +28,7 @@ const SHORT: Duration = Duration::from_millis(50);
 /// Number of consecutive rehearsals that must find the same lease with a different TTL before the command
 /// fails. With fewer, the cause may be a revision that has not been replayed yet.
 const REUSED_MAX: u32 = 3;
-/// Maximum duration of one request to clear the alarm, and of all attempts together.
+/// Time limits for clearing the alarm: for one request, and for all attempts together.
 const DISARM_PATIENCE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(60));
 
 /// The alarm that this cut-over has raised, or possibly raised, at the source to stop writes.
@@ -157,7 +157,7 @@ struct Rehearsal {
     /// Time for which writes would have been stopped; `None` if the changed keys were not known, so that all
     /// keys had to be compared.
     took: Option<Duration>,
-    /// Id of a lease that has keys and a different TTL at the destination.
+    /// Id of a lease that has keys and a different TTL at the destination; `None` if there is no such lease.
     reused: Option<i64>,
 }
 

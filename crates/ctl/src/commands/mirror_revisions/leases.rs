@@ -179,8 +179,8 @@ impl Leases {
     /// Revokes a lease at the destination if it does not exist at the source and has no keys at the
     /// destination.
     async fn end(&self, id: i64) -> Result<(), Failure> {
-        // Ask again, since the list came from a single member, which may lag behind, while the leader answers
-        // this request.
+        // Ask the source again before the lease is revoked: the list came from a single member and may be out
+        // of date by now, while the leader answers this request.
         if granted_seconds(&self.source, id).await? > 0 {
             return Ok(());
         }
