@@ -26,7 +26,8 @@ pub struct Field {
     pub kind: Kind,
     /// True if the field is repeated.
     pub repeated: bool,
-    /// Full name of the oneof that the field belongs to, such as `etcdserverpb.RequestOp.request`.
+    /// Full name of the oneof to which the field belongs, such as `etcdserverpb.RequestOp.request`; `None` if
+    /// the field is not in a oneof.
     pub oneof: Option<&'static str>,
 }
 

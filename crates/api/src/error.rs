@@ -88,7 +88,7 @@ impl Code {
 pub struct Status {
     /// The gRPC code.
     pub code: Code,
-    /// The message, exactly as etcd spells it.
+    /// The message; for errors that etcd has too, exactly as etcd spells it.
     pub message: Cow<'static, str>,
 }
 

@@ -81,7 +81,8 @@ pub struct Program<R: 'static = ()> {
     pub root: Command<R>,
     /// Flags that every command accepts.
     pub globals: &'static [FlagRow],
-    /// Prefix of the environment variables that set global flags (`ETCDCTL_`).
+    /// Prefix of the environment variables that set global flags (`ETCDCTL_`); `None` if the tool reads no
+    /// environment variables.
     pub env_prefix: Option<&'static str>,
     /// Names of environment variables that begin with `env_prefix` but set no flag. They cause no warning
     /// about unknown variables.

@@ -13,7 +13,7 @@ pub const SHELLS: [&str; 4] = ["bash", "zsh", "fish", "powershell"];
 pub struct Word {
     /// Name of the flag without dashes.
     pub name: &'static str,
-    /// One-letter form of the flag.
+    /// One-letter form of the flag; `None` if it has none.
     pub short: Option<char>,
     /// True if the next word is the flag's value.
     pub takes_value: bool,

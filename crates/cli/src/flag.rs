@@ -56,7 +56,7 @@ impl Kind {
 pub struct FlagRow {
     /// Name of the flag without dashes.
     pub name: &'static str,
-    /// One-letter form of the flag.
+    /// One-letter form of the flag; `None` if it has none.
     pub short: Option<char>,
     /// Type of the value.
     pub kind: Kind,

@@ -165,7 +165,8 @@ pub struct LimitOptions {
     pub max_txn_ops: u64,
     /// Maximum number of streams on one client connection.
     pub max_concurrent_streams: u32,
-    /// Maximum number of open connections per client address; `None` for the default.
+    /// Maximum number of open connections per client address; `None` for three quarters of the connections
+    /// that the limit on open files allows.
     pub max_connections_per_address: Option<u64>,
     /// Maximum number of expensive calls per second of one user, or of one client address if the client is
     /// not authenticated; 0 for no limit.

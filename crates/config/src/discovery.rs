@@ -44,9 +44,9 @@ pub struct DiscoveryService {
     pub insecure_transport: bool,
     /// True if the certificate of the discovery service is not verified.
     pub insecure_skip_verify: bool,
-    /// File with the certificate that this member shows to the discovery service.
+    /// File with the certificate that this member shows to the discovery service; `None` if it shows none.
     pub cert: Option<PathBuf>,
-    /// File with the private key of [`Self::cert`].
+    /// File with the private key of [`Self::cert`]; `None` if there is no certificate.
     pub key: Option<PathBuf>,
     /// File with the certificate authorities for verifying the discovery service; `None` for the system's
     /// authorities.

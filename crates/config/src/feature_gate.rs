@@ -13,7 +13,7 @@ pub struct FeatureGate {
     pub stage: Stage,
     /// True if the gate is on unless it is set.
     pub default: bool,
-    /// Effect of setting the gate in this version.
+    /// Effect of setting the gate in this release of Mainstay.
     pub effect: Effect,
 }
 
@@ -26,7 +26,7 @@ pub enum Stage {
     Beta,
 }
 
-/// Effect of setting a gate in this version.
+/// Effect of setting a gate in this release of Mainstay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// The gate enables and disables its feature.

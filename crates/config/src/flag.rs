@@ -41,7 +41,7 @@ pub struct FlagRow {
     pub kind: Kind,
     /// Default value, in the flag's own syntax.
     pub default: &'static str,
-    /// Effect of setting the flag in this version.
+    /// Effect of setting the flag in this release of Mainstay.
     pub status: Status,
     /// One or two sentences for the help text and the documentation.
     pub help: &'static str,
@@ -91,7 +91,7 @@ pub enum Kind {
     Duration,
     /// Comma-separated list of URLs; empty keeps the default.
     Urls,
-    /// Comma-separated list without duplicates.
+    /// Comma-separated list from which duplicates are removed.
     List,
     /// Comma-separated list that may have duplicates. As in etcd, an empty value is a list with one empty
     /// word.
@@ -108,7 +108,7 @@ pub enum Kind {
     Ignored,
 }
 
-/// The effect of setting a flag in this version. If a flag has no effect, setting it is logged.
+/// The effect of setting a flag in this release of Mainstay. If a flag has no effect, setting it is logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
     /// The flag has the effect that its help text describes.
@@ -119,7 +119,7 @@ pub enum Status {
     /// the flag has no effect and gives this reason.
     NoEffect(&'static str),
     /// The flag is not supported. The member refuses to start unless the flag has this value, which describes
-    /// the fixed behavior of this version.
+    /// the fixed behavior of this release.
     NotYet(&'static str),
 }
 

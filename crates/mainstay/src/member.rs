@@ -191,8 +191,8 @@ fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> Ex
         Err(error) => {
             if let Some(signal) = early.get() {
                 if rebuilding.is_some() {
-                    // The log line of the signal follows. Without this line, it would not be clear that the
-                    // rebuild is not done.
+                    // Log this before the line about the signal, which alone would not tell the operator that
+                    // the rebuild is not done.
                     logger.warn("the member was not rebuilt", &[("error", Value::Str(&error.to_string()))]);
                 }
                 logger

@@ -108,8 +108,7 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     // the user should be told of the export, not of a missing log.
     refuse_again().map_err(Failure::error)?;
     let mut stopped = Stopped::open_with(&disk, &from, None, rules).map_err(Failure::error)?;
-    // Check again: opening the directory may have waited for the lock of another export, which has finished
-    // by now.
+    // Check again now that the directory is locked: another export may have finished since the first check.
     refuse_again().map_err(Failure::error)?;
     max_learners::check(given, stopped.refused_learner)?;
     let (id, members) = (stopped.identity.member_id, &stopped.machine.members);

@@ -277,8 +277,8 @@ impl Import {
             })
         })?;
         etcd_dir::check_versions(source.meta.storage_version.as_deref(), &source.membership)?;
-        // False if users are imported, because then the state machine checks the permissions itself, as etcd
-        // does.
+        // False if users are imported, because in that case the state machine checks permissions itself, as
+        // etcd does.
         let guarded = leave_out.users && source.base.auth().map_err(Failure::error)?.enabled;
         if let Some(loss) = source.old_store.loss()
             && !leave_out.old_store

@@ -81,7 +81,8 @@ pub fn take_over(wanted: &TakeOver<'_>) -> Result<(), Failure> {
     } else {
         None
     };
-    // Check again, because another process may have finished the takeover while this one waited for the lock.
+    // Check again now that the directory is locked: another process may have finished the takeover since the
+    // first check.
     if there(&member_dir.join(COMPLETE))? {
         let _etcd = lock_database(&RealDisk, member_dir).map_err(Failure::error)?;
         if is_current(member_dir)? {

@@ -56,7 +56,8 @@ impl Adding {
     /// Returns true if the request should be repeated after this error.
     pub fn goes_by(&self, status: &Status) -> bool {
         // A member at this address exists. Repeat the request: the member may be the one that an earlier
-        // request, whose response was lost, has added, and then the next attempt finds it in the list.
+        // request, whose response was lost, has added. In that case the next attempt finds it in the list of
+        // members.
         let is_there = self.asked.get() && status.message == error::PEER_URL_EXIST.message;
         is_passing(status) || is_short_of_started(status) || is_there
     }
