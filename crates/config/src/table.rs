@@ -175,8 +175,8 @@ flags! {
     VV = "vv", Legacy, Ignored, "", Legacy(IGNORED), "Nothing.";
 }
 
-/// An old name of a flag, which etcd accepted until 3.6 and 3.7 refuses. Mainstay accepts it with a warning,
-/// because manifests still use it.
+/// An old name of a flag. etcd accepted the name until 3.6, and refuses it since 3.7. Mainstay accepts it
+/// with a warning, because manifests still use it.
 #[derive(Clone, Copy, Debug)]
 pub struct OldSpelling {
     /// Name without leading dashes.

@@ -67,9 +67,9 @@ impl Call {
         }
     }
 
-    /// Returns the source of interruptions, which is the signals of the process unless a test supplies
-    /// another source. Must be called before another thread starts, because a thread that was started earlier
-    /// does not block the signals, so a signal could end the process.
+    /// Returns the source of interruptions: the signals of the process, unless a test supplies a different
+    /// source. Must be called before another thread starts, because a thread that was started earlier does
+    /// not block the signals, so a signal could end the process.
     pub(crate) fn interruption(&self) -> Interruption {
         self.interruption.clone().unwrap_or_else(Interruption::of_process)
     }

@@ -1,4 +1,4 @@
-//! The types of `loom`, under the names that the included files use.
+//! Provides the types of `loom` under the names that the included files use.
 
 use std::time::Duration;
 

@@ -1,9 +1,9 @@
 //! `--memory-mlock`: prevents the memory of the process from being swapped out.
 //!
-//! All memory of the process, now and later, is locked when it is first used. If the process reached a limit
-//! on locked memory, an allocation would fail, which ends the process. Therefore the lock is refused unless
-//! the process has no such limit, or has the right to ignore the limit (`CAP_IPC_LOCK`). Values in the page
-//! cache belong to the kernel and are not locked.
+//! Each page of the process's memory is locked when it is first used, including memory that is allocated
+//! later. If the process reached a limit on locked memory, an allocation would fail, which ends the process.
+//! Therefore the lock is refused unless the process has no such limit, or has the right to ignore the limit
+//! (`CAP_IPC_LOCK`). Values in the page cache belong to the kernel and are not locked.
 
 use std::fmt;
 use std::io;

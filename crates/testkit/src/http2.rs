@@ -140,7 +140,8 @@ pub fn call(stream: u32, path: &str, request: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Client side of a connection. It sends only the bytes that the test passes to it, which may also be HTTP/1.
+/// Client side of a connection. After its creation, it sends only the bytes that the test passes to it, which
+/// may also be HTTP/1.
 #[derive(Debug)]
 pub struct Connection {
     stream: TcpStream,

@@ -90,7 +90,7 @@ pub fn make(binary: Option<&str>) -> Result<String, String> {
     tree.put("DEBIAN/control", control.as_bytes(), 0o644)?;
     let package = target.join(format!("debian/mainstay_{VERSION}_{architecture}.deb"));
     let mut packed = Command::new("dpkg-deb");
-    // `dpkg-deb` changes file times after this time to this time, so the time of the build does not get into
+    // `dpkg-deb` replaces all later file times by this time, so that the time of the build does not get into
     // the package.
     packed.env("SOURCE_DATE_EPOCH", epoch.to_string());
     packed.args(["--root-owner-group", "-Zxz", "--threads-max=1", "--build"]).args([&tree.root, &package]);

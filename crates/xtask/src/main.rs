@@ -1,11 +1,11 @@
-//! Developers' commands; see [`USAGE`].
+//! Runs the commands for developers of Mainstay, which [`USAGE`] lists.
 //!
-//! The commands write generated files (`proto`, `console`, `crates`, `monitoring`), check dependencies, and
-//! build packages and bills of materials. Of the members, the crate knows only the table of metrics. Its
-//! tests, beside the code, check properties of the whole repository: that the crates depend on each other
-//! only in the order in `ARCHITECTURE.md`, that only the listed crates contain unsafe code, that
-//! `clippy.toml` bans what it should, and that all generated files are current. Start reading with `main` and
-//! `crates.rs`.
+//! The commands write generated files (`proto`, `console`, `crates`, `dashboards`), check dependencies, and
+//! build packages and bills of materials. Of the code of a member, the crate uses only the table of metrics
+//! and the list of RPCs. Its tests, beside the code, check properties of the whole repository: that the
+//! crates depend on each other only in the order in `ARCHITECTURE.md`, that only the listed crates contain
+//! unsafe code, that `clippy.toml` bans what it should, and that all generated files are current. Start
+//! reading with `main` and `crates.rs`.
 
 #![forbid(unsafe_code)]
 

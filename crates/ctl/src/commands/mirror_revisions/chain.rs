@@ -57,8 +57,8 @@ pub(super) struct Chain {
 impl Chain {
     /// Adds the next revision. Returns conditions that hold only after the previous revision was applied;
     /// `None` if there are no such conditions. The absence of a deleted key alone does not prove that the
-    /// deletion was applied, because the key was also absent before it was created. It does prove it together
-    /// with the presence of a put that is older than the deletion.
+    /// deletion was applied, because the key was also absent before it was created. Together with the
+    /// condition about `put`, it does, because no key was created after that put.
     pub(super) fn next(&mut self, events: &[Event]) -> Option<Vec<pb::Compare>> {
         let before: Vec<pb::Compare> = self.put.iter().chain(&self.deletion).map(Mark::is_there).collect();
         let is_told = self.put.is_some();

@@ -15,8 +15,8 @@ use crate::ranges::OPEN_END;
 
 /// Number of keys that a comparison requests for its first page, and maximum number for later pages.
 const PAGE_KEYS: (i64, i64) = (16, 256);
-/// Size in bytes that pages should have. The number of keys of a page is chosen by the average size of the
-/// keys of the previous page.
+/// Size in bytes that a page should have. The number of keys to request for a page is computed from the
+/// average size of the keys of the previous page.
 const PAGE_BYTES: usize = 4 * 1024 * 1024;
 /// Maximum size in bytes of the keys that are remembered for the next comparison. If more keys change, the
 /// next comparison compares all keys.
