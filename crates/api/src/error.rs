@@ -1,4 +1,4 @@
-//! The error catalogue: the gRPC code and message of every error that a client of etcd may receive.
+//! Defines the error catalogue: the gRPC code and message of every error that a client of etcd may receive.
 //!
 //! Some clients (Patroni, kube-apiserver and clientv3) compare messages byte for byte, so all messages are
 //! defined here and must not be spelled out elsewhere. Two errors do not have the code that etcd's source

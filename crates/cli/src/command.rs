@@ -1,4 +1,4 @@
-//! Types for the tables that describe a command-line tool: its commands and their flags.
+//! Defines the types of the tables that describe a command-line tool: its commands and their flags.
 
 use crate::flag::{FlagRow, Kind};
 use crate::go;

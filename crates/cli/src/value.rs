@@ -1,5 +1,5 @@
-//! Values of flags: a [`Value`] is a parsed value of any type, and [`FlagValue`] is implemented by the Rust
-//! types in which commands read values.
+//! Defines the values of flags: a [`Value`] is a parsed value of any type, and [`FlagValue`] is implemented
+//! by the Rust types in which commands read values.
 
 use std::time::Duration;
 

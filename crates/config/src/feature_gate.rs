@@ -1,4 +1,4 @@
-//! Feature gates: named switches of etcd, set together by `--feature-gates`.
+//! Defines etcd's feature gates, which are named switches, and parses `--feature-gates`.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! Types for the flag table: a [`FlagRow`] describes a flag, and a [`Flag`] is a row together with the Rust
-//! type of the flag's value.
+//! Defines the types of the flag table: a [`FlagRow`] describes a flag, and a [`Flag`] is a row together with
+//! the Rust type of the flag's value.
 
 use super::feature_gate;
 use super::url::Url;

@@ -1,4 +1,4 @@
-//! The errors for which no member is started because of its options, as messages for the operator.
+//! Defines [`Refusal`]: why no member is started with the given options, as a message for the operator.
 
 use std::fmt;
 

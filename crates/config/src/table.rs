@@ -1,5 +1,5 @@
-//! The table of all server flags, from which parser, environment variables, help text and documentation are
-//! derived.
+//! Defines the table of all server flags, from which parser, environment variables, help text and
+//! documentation are derived.
 
 use super::feature_gate::{self, FeatureGate};
 use super::flag::Status::{Implemented, Legacy, NoEffect};

@@ -439,7 +439,7 @@ fn auto_compaction(settings: &mut Settings) -> Result<AutoCompaction, Refusal> {
 }
 
 /// Returns the retention as nanoseconds in the periodic mode, or as a number of revisions. In the periodic
-/// mode a plain number means hours. In both modes anything else than a plain number is parsed as a duration
+/// mode a plain number means hours. In both modes anything other than a plain number is parsed as a duration
 /// in nanoseconds.
 fn retention_amount(retention: &str, periodic: bool) -> Result<u64, ValueError> {
     if is_plain_number(retention) {

@@ -1,5 +1,5 @@
-//! Helpers that the tests of several crates share. Used only as a dev-dependency, so nothing here is part of
-//! the product.
+//! Provides helpers that the tests of several crates share. Used only as a dev-dependency, so nothing here is
+//! part of the product.
 //!
 //! * [`expect`] compares whole outputs with files.
 //! * [`TempDir`] is a directory that is removed at the end of a test.

@@ -26,9 +26,9 @@ impl WalDir {
     ///
     /// # Errors
     ///
-    /// Returns an error if the data directory would be inside the log's directory, or if the log would be in
-    /// the data directory but outside of `member`. In both cases the two directories could not appear
-    /// atomically.
+    /// Returns an error if a path contains `..`, or if the two directories could not appear atomically: if
+    /// the data directory would be inside the log's directory, or if the log would be in the data directory
+    /// but not below its `member`.
     pub fn of(
         wal_dir: &Path,
         data_dir: &Path,

@@ -1,5 +1,5 @@
-//! Functions and flags for the commands below `check`: they choose a workload and free the space of the
-//! written keys after the measurement.
+//! Provides what the commands below `check` share: flags and functions that choose a workload and free the
+//! space of the written keys after the measurement.
 
 use cli::{Failure, Flag};
 use client::Client;

@@ -135,7 +135,7 @@ impl Rebuild<'_> {
 
     /// Locks and returns the logs outside of the data directory that must be moved aside, and creates the
     /// directories to which they will be moved. Returns an error if a process uses a log, or if a log belongs
-    /// to another member than the data in the data directory.
+    /// to a different member than the data in the data directory.
     pub(super) fn old_logs(
         &self,
         place: &LogPlace,

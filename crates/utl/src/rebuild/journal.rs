@@ -49,9 +49,9 @@ pub(super) enum Next {
     Replace,
 }
 
-/// Returns the next step. `own` is the listed member at this address, and `data` is the id of the member
-/// whose data is in the data directory. A member with a name has run, since a member publishes its name when
-/// it starts.
+/// Returns the next step. `own` is the member that the cluster lists at this address, and `data` is the id of
+/// the member whose data is in the data directory. A member with a name has run, since a member publishes its
+/// name when it starts.
 pub(super) fn next_step(own: Option<&Member>, data: Option<u64>, journal: Option<&Journal>) -> Next {
     let (Some(own), Some(journal)) = (own, journal) else { return Next::Replace };
     if own.id == journal.old {
