@@ -1,5 +1,6 @@
-//! Descriptions of the API's messages, for code that converts messages generically: [`Message`] describes one
-//! message, [`of`] returns those of an RPC. The tables are generated from the `.proto` files.
+//! Describes the messages of the API field by field, for code that converts messages of any type, for example
+//! to JSON. A [`Message`] describes one message, and [`of`] returns the request and response of an RPC. The
+//! tables are generated from the `.proto` files.
 
 use crate::Rpc;
 
@@ -25,7 +26,8 @@ pub struct Field {
     pub kind: Kind,
     /// True if the field is repeated.
     pub repeated: bool,
-    /// Full name of the oneof that the field belongs to, such as `etcdserverpb.RequestOp.request`.
+    /// Full name of the oneof to which the field belongs, such as `etcdserverpb.RequestOp.request`; `None` if
+    /// the field is not in a oneof.
     pub oneof: Option<&'static str>,
 }
 

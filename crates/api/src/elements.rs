@@ -1,23 +1,25 @@
 //! Counts the elements of a request's repeated fields on the wire, before the request is decoded.
 //!
-//! An empty element takes two bytes on the wire, and some hundred bytes of memory once it is decoded. Two
-//! bytes of gzip expand to a thousand such elements. Therefore a request with repeated fields must be counted
-//! before it is decoded.
+//! An empty element takes two bytes on the wire, but some hundred bytes of memory once it is decoded, and two
+//! bytes of gzip expand to a thousand such elements. Without a limit a small request could therefore exhaust
+//! the memory. The limit must be checked before decoding, so the elements are counted on the wire.
 //!
-//! Counting allocates no memory and takes one step for each field. An invalid message is counted up to the
-//! first error that a decoder would find.
+//! Counting allocates no memory, and its time is proportional to the number of fields. An invalid message is
+//! counted up to the first error that a decoder would find.
 
 use crate::{Code, Status};
 use prost::encoding::{WireType, decode_key, decode_varint};
 
-/// Largest number of URLs of a member in one request. etcd has no limit (COMPAT-421).
+/// Maximum number of URLs of a member in one request; a request with more is refused. etcd has no limit
+/// (COMPAT-421).
 pub const MEMBER_URLS_MAX: usize = 128;
-/// Largest number of filters of a watch; only two kinds exist. etcd has no limit (COMPAT-421).
+/// Maximum number of filters of a watch; a watch with more is refused. Only two kinds of filters exist. etcd
+/// has no limit (COMPAT-421).
 pub const WATCH_FILTERS_MAX: usize = 128;
 /// Error for a watch with more filters than [`WATCH_FILTERS_MAX`].
 pub const TOO_MANY_FILTERS: Status =
     Status::new(Code::InvalidArgument, "mainstay: too many filters of a watch");
-/// Largest nesting depth of transactions that is counted.
+/// Maximum nesting depth of transactions; deeper ones are refused without counting their contents.
 const DEPTH_MAX: usize = 256;
 
 /// One field of a message: its number and its value.
@@ -26,7 +28,7 @@ pub type Field<'a> = (u32, Value<'a>);
 /// Value of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Value<'a> {
-    /// A number of any size, or a group, which no message of the API has.
+    /// A number of any size, or a protobuf group. No message of the API has groups.
     Other,
     /// Bytes, a string, a message, or packed numbers.
     Bytes(&'a [u8]),
@@ -48,7 +50,8 @@ impl<'a> Fields<'a> {
         Some(taken)
     }
 
-    /// Takes the next field, or the next group with its contents; groups need no recursion.
+    /// Takes the next field, or the next group with its contents. Nested groups are skipped in a loop, so
+    /// they cannot overflow the stack.
     fn take(&mut self) -> Option<Field<'a>> {
         let mut open = 0_u64;
         loop {
@@ -80,7 +83,7 @@ impl<'a> Iterator for Fields<'a> {
     }
 }
 
-/// Counts the comparisons and operations of a `TxnRequest`, in all branches, including nested transactions.
+/// Counts the comparisons and operations of a `TxnRequest` in both branches and in nested transactions.
 /// Returns `None` if there are more than `max`, or if transactions are nested deeper than `DEPTH_MAX`.
 pub fn of_txn(message: &[u8], max: usize) -> Option<usize> {
     let mut left = max;
@@ -110,9 +113,10 @@ pub fn has_too_many_urls(message: &[u8], field: u32) -> bool {
     Fields::of(message).filter(|(number, _)| *number == field).nth(MEMBER_URLS_MAX).is_some()
 }
 
-/// Returns true if a `WatchRequest` may have more than [`WATCH_FILTERS_MAX`] filters.
+/// Returns true if a `WatchRequest` has more than [`WATCH_FILTERS_MAX`] filters. Packed filters are counted
+/// by their bytes, of which a valid filter takes one.
 pub fn has_too_many_filters(message: &[u8]) -> bool {
-    // Most requests are too short to have so many filters.
+    // A filter takes at least one byte, so a short request, as most requests are, need not be read.
     if message.len() <= WATCH_FILTERS_MAX {
         return false;
     }
@@ -120,7 +124,8 @@ pub fn has_too_many_filters(message: &[u8]) -> bool {
     for (union, value) in Fields::of(message) {
         let (1, Value::Bytes(create)) = (union, value) else { continue };
         for (_, value) in Fields::of(create).filter(|(number, _)| *number == 5) {
-            // Packed numbers take at least a byte each.
+            // A packed number takes at least one byte, so the number of bytes is the maximum number of
+            // filters.
             let values = match value {
                 Value::Bytes(packed) => packed.len(),
                 Value::Other => 1,
@@ -230,7 +235,7 @@ mod tests {
                 WatchCreateRequest { key: vec![1; 500].into(), filters: vec![1; n], ..Default::default() };
             let request = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
             assert_eq!(has_too_many_filters(&request.encode_to_vec()), is_much);
-            // As single values, and split into two occurrences of the request's field.
+            // The filters as single values, each in a separate occurrence of the field `create_request`.
             let pieces = [0x0a, 2, 0x28, 1].repeat(n);
             assert_eq!(has_too_many_filters(&pieces), is_much);
         }

@@ -1,8 +1,9 @@
-//! The error catalogue: every code and text that a client of etcd may receive.
+//! Defines the error catalogue: the gRPC code and message of every error that a client of etcd may receive.
 //!
-//! Some clients (Patroni, kube-apiserver and clientv3) compare these texts letter for letter, so each text is
-//! written here and nowhere else. Two of these errors are sent with another code than etcd's constant
-//! declares; see [`TOO_MANY_REQUESTS`] and [`MEMBER_NOT_ENOUGH_STARTED`].
+//! Some clients (Patroni, kube-apiserver and clientv3) compare messages byte for byte, so all messages are
+//! defined here and must not be spelled out elsewhere. Two errors do not have the code that etcd's source
+//! declares, because etcd's server sends a different one: [`TOO_MANY_REQUESTS`] and
+//! [`MEMBER_NOT_ENOUGH_STARTED`].
 
 use std::borrow::Cow;
 use std::fmt;
@@ -87,25 +88,25 @@ impl Code {
 pub struct Status {
     /// The gRPC code.
     pub code: Code,
-    /// The text, exactly as etcd spells it.
+    /// The message; for errors that etcd has too, exactly as etcd spells it.
     pub message: Cow<'static, str>,
 }
 
 impl Status {
-    /// Creates a status with a text known at compile time.
+    /// Creates a status with a constant message.
     pub const fn new(code: Code, message: &'static str) -> Status {
         Status { code, message: Cow::Borrowed(message) }
     }
 
-    /// Creates a status with a text made at run time.
+    /// Creates a status with a message that is built at run time.
     pub fn with(code: Code, message: impl Into<String>) -> Status {
         Status { code, message: Cow::Owned(message.into()) }
     }
 }
 
 impl Status {
-    /// Returns the status as etcd's tools print it: only the text for errors of etcd's catalogue and for a
-    /// deadline, gRPC's long form for all others.
+    /// Returns the status as etcd's tools print it: only a message for errors in [`CATALOGUE`], for an
+    /// exceeded deadline and for a cancellation; for all other errors gRPC's text with code and message.
     pub fn shown(&self) -> String {
         match self.code {
             _ if CATALOGUE.iter().any(|known| known.message == self.message) => self.message.to_string(),
@@ -165,7 +166,8 @@ pub const MEMBER_EXIST: Status = Status::new(Code::FailedPrecondition, "etcdserv
 /// `etcdserver: Peer URLs already exists`
 pub const PEER_URL_EXIST: Status =
     Status::new(Code::FailedPrecondition, "etcdserver: Peer URLs already exists");
-/// etcd declares FailedPrecondition, yet its server sends Unknown; clients see Unknown.
+/// `etcdserver: re-configuration failed due to not enough started members`. etcd's source declares the code
+/// FailedPrecondition, but etcd's server sends Unknown, so this is the code that clients expect.
 pub const MEMBER_NOT_ENOUGH_STARTED: Status =
     Status::new(Code::Unknown, "etcdserver: re-configuration failed due to not enough started members");
 /// `etcdserver: given member URLs are invalid`
@@ -189,7 +191,8 @@ pub const CLUSTER_ID_MISMATCH: Status =
     Status::new(Code::FailedPrecondition, "etcdserver: cluster ID mismatch");
 /// `etcdserver: request is too large`
 pub const REQUEST_TOO_LARGE: Status = Status::new(Code::InvalidArgument, "etcdserver: request is too large");
-/// etcd declares ResourceExhausted, yet its server sends Unknown; clients see Unknown.
+/// `etcdserver: too many requests`. etcd's source declares the code ResourceExhausted, but etcd's server
+/// sends Unknown, so this is the code that clients expect.
 pub const TOO_MANY_REQUESTS: Status = Status::new(Code::Unknown, "etcdserver: too many requests");
 /// `etcdserver: root user does not exist`
 pub const ROOT_USER_NOT_EXIST: Status =
@@ -289,33 +292,44 @@ pub const CANCELED: Status = Status::new(Code::Canceled, "etcdserver: request ca
 /// `etcdserver: context deadline exceeded`
 pub const DEADLINE_EXCEEDED: Status =
     Status::new(Code::DeadlineExceeded, "etcdserver: context deadline exceeded");
-/// `etcdserver: unknown method`: an internal text of etcd, sent with the code `Unknown`.
+/// `etcdserver: unknown method`: an error that etcd does not map to a gRPC status, so it is sent with the
+/// code `Unknown`.
 pub const UNKNOWN_METHOD: Status = Status::new(Code::Unknown, "etcdserver: unknown method");
-/// `etcdserver: request timed out, leader transfer took too long`: an internal text of etcd, sent with the code `Unknown`.
+/// `etcdserver: request timed out, leader transfer took too long`: an error that etcd does not map to a gRPC
+/// status, so it is sent with the code `Unknown`.
 pub const LEADER_TRANSFER_TIMEOUT: Status =
     Status::new(Code::Unknown, "etcdserver: request timed out, leader transfer took too long");
-/// `not a primary lessor`: an internal text of etcd, sent with the code `Unknown`.
+/// `not a primary lessor`: an error that etcd does not map to a gRPC status, so it is sent with the code
+/// `Unknown`.
 pub const NOT_PRIMARY_LESSOR: Status = Status::new(Code::Unknown, "not a primary lessor");
-/// `auth: authentication failed, password was given for no password user`: an internal text of etcd, sent with the code `Unknown`.
+/// `auth: authentication failed, password was given for no password user`: an error that etcd does not map to
+/// a gRPC status, so it is sent with the code `Unknown`.
 pub const NO_PASSWORD_USER: Status =
     Status::new(Code::Unknown, "auth: authentication failed, password was given for no password user");
-/// `auth: invalid auth options`: an internal text of etcd, sent with the code `Unknown`.
+/// `auth: invalid auth options`: an error that etcd does not map to a gRPC status, so it is sent with the
+/// code `Unknown`.
 pub const INVALID_AUTH_OPTIONS: Status = Status::new(Code::Unknown, "auth: invalid auth options");
-/// `auth: invalid auth signature method`: an internal text of etcd, sent with the code `Unknown`.
+/// `auth: invalid auth signature method`: an error that etcd does not map to a gRPC status, so it is sent
+/// with the code `Unknown`.
 pub const INVALID_AUTH_METHOD: Status = Status::new(Code::Unknown, "auth: invalid auth signature method");
-/// `\"leader\" field must be provided`: an internal text of etcd, sent with the code `Unknown`.
+/// `\"leader\" field must be provided`: an error that etcd does not map to a gRPC status, so it is sent with
+/// the code `Unknown`.
 pub const LEADER_FIELD_MISSING: Status = Status::new(Code::Unknown, "\"leader\" field must be provided");
-/// `election: not leader`: an internal text of etcd, sent with the code `Unknown`.
+/// `election: not leader`: an error that etcd does not map to a gRPC status, so it is sent with the code
+/// `Unknown`.
 pub const ELECTION_NOT_LEADER: Status = Status::new(Code::Unknown, "election: not leader");
-/// `election: no leader`: an internal text of etcd, sent with the code `Unknown`.
+/// `election: no leader`: an error that etcd does not map to a gRPC status, so it is sent with the code
+/// `Unknown`.
 pub const ELECTION_NO_LEADER: Status = Status::new(Code::Unknown, "election: no leader");
-/// `mvcc: watcher range is empty`: an internal text of etcd, sent with the code `Unknown`.
+/// `mvcc: watcher range is empty`: an error that etcd does not map to a gRPC status, so it is sent with the
+/// code `Unknown`.
 pub const WATCH_EMPTY_RANGE: Status = Status::new(Code::Unknown, "mvcc: watcher range is empty");
-/// `mvcc: duplicate watch ID provided on the WatchStream`: an internal text of etcd, sent with the code `Unknown`.
+/// `mvcc: duplicate watch ID provided on the WatchStream`: an error that etcd does not map to a gRPC status,
+/// so it is sent with the code `Unknown`.
 pub const WATCH_DUPLICATE_ID: Status =
     Status::new(Code::Unknown, "mvcc: duplicate watch ID provided on the WatchStream");
 
-/// The whole catalogue, for tests and documentation.
+/// All errors of the catalogue.
 pub const CATALOGUE: &[Status] = &[
     EMPTY_KEY,
     KEY_NOT_FOUND,

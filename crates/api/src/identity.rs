@@ -1,5 +1,5 @@
-//! The ids of members and clusters, computed as etcd does, so that Mainstay and etcd members started with the
-//! same flags use the same ids.
+//! Computes the ids of members and clusters as etcd does, so that members of Mainstay and etcd that are
+//! started with the same flags form the same cluster.
 
 use sha1::{Digest, Sha1};
 
@@ -9,9 +9,10 @@ pub fn initial_member_id(peer_urls: &[impl AsRef<str>], cluster_token: &str) -> 
     member_id(peer_urls, cluster_token)
 }
 
-/// Returns the id of a member added to a running cluster: computed like [`initial_member_id`], with the time
-/// of the addition in seconds, as decimal text, in place of the token. The proposer must read the clock: the
-/// code that applies the entry must not, because all members must compute the same id.
+/// Returns the id of a member that is added to a running cluster. It is computed like [`initial_member_id`],
+/// with the time of the addition, in seconds since 1970 as decimal text, in place of the token. The member
+/// that proposes the addition must compute the id from its clock and put it into the entry: the members that
+/// apply the entry have different clocks, but must use the same id.
 pub fn added_member_id(peer_urls: &[impl AsRef<str>], unix_seconds: i64) -> u64 {
     member_id(peer_urls, &unix_seconds.to_string())
 }

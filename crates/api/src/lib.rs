@@ -1,19 +1,20 @@
-//! Wire messages, field numbers, the error catalogue and limits.
+//! Defines etcd's API for all other crates: messages, RPCs, the error catalogue, ids, URLs and limits.
 //!
-//! This crate contains everything that has to be byte for byte the same as in etcd. It consists of types,
-//! numbers and texts, and does not depend on a runtime or a transport. Start reading with [`Rpc`] and
+//! Messages, errors and ids have to be byte for byte the same as in etcd, apart from Mainstay's own
+//! additions. The crate does not depend on an async runtime or a transport. Start reading with [`Rpc`] and
 //! [`error`].
 //!
-//! * `proto/*.proto` are written by hand, `src/proto/*.rs` are generated from them by `cargo xtask proto`.
+//! * `proto/*.proto` are written by hand; `cargo xtask proto` generates `src/proto/*.rs` from them.
 //! * [`descriptor`] describes the messages, field by field.
 //! * [`elements`] counts the elements of a request before it is decoded.
-//! * [`error`] holds every code and text a client may receive.
+//! * [`error`] contains the code and message of every error that a client may receive.
 //! * [`identity`] computes the ids of members and clusters.
 //! * [`url`] parses the URLs of members and clients, with etcd's errors.
-//! * [`wire`] encodes protobuf by hand, where a generated message would cost copies.
+//! * [`wire`] encodes protobuf without generated messages, where filling such a message would copy data.
 //! * [`Rpc`] names every RPC, [`METHODS`] describes them.
 //!
-//! Invariants: I1; the generated code is current (`cargo xtask proto --check`). Tests: beside the code.
+//! Invariants: the crate does no IO, reads no clock, starts no thread and draws no random numbers (I1); the
+//! generated code is current (`cargo xtask proto --check`). Tests: beside the code.
 
 #![forbid(unsafe_code)]
 
@@ -49,28 +50,29 @@ package!(/** Locks. */ v3lockpb, "v3lockpb.rs");
 package!(/** Elections. */ v3electionpb, "v3electionpb.rs");
 package!(/** The standard gRPC health service. */ health, "grpc.health.v1.rs");
 
-/// Version of etcd's API that this server implements; clients and kubeadm read it as a semantic version.
+/// Version of etcd that this server reports to clients. It must be a semantic version, because clients such
+/// as kubeadm parse it.
 pub const API_VERSION: &str = "3.7.1";
 
-/// The language runtime as shown in version output and metrics, where etcd names Go.
+/// Name and version of Rust, shown in version output and metrics in place of etcd's Go version.
 pub const RUNTIME_VERSION: &str = concat!("rust", env!("CARGO_PKG_RUST_VERSION"));
 
-/// Lowest cluster version that a member can work with; also the version of a cluster whose members have not
-/// reported theirs yet.
+/// Lowest cluster version that a member can work with. A new cluster has this version until all its members
+/// have reported their versions.
 pub const MIN_CLUSTER_VERSION: &str = "3.0.0";
 
 /// Cluster version that corresponds to [`API_VERSION`].
 pub const CLUSTER_VERSION: &str = "3.7.0";
 
-/// Limits and defaults that etcd fixes in its code.
+/// Limits and defaults that are constants in etcd.
 pub mod limits {
-    /// Most bytes of data that a member accepts if `--quota-backend-bytes` is 0.
+    /// Maximum size of the data in bytes if `--quota-backend-bytes` is 0.
     pub const QUOTA_BYTES_DEFAULT: u64 = 2 << 30;
-    /// Size that a request may have in addition to `max-request-bytes`, in bytes.
+    /// Number of bytes by which the encoding of a request may exceed `--max-request-bytes`.
     pub const GRPC_OVERHEAD_BYTES: usize = 512 * 1024;
-    /// Longest TTL of a lease, in seconds.
+    /// Maximum TTL of a lease in seconds.
     pub const LEASE_TTL_MAX: i64 = 9_000_000_000;
-    /// Size of one piece of a streamed snapshot, in bytes.
+    /// Size in bytes of one message of a streamed snapshot.
     pub const SNAPSHOT_BLOB_BYTES: usize = 32 * 1024;
 }
 

@@ -1,5 +1,6 @@
-//! `Debug` for messages that hold passwords, password hashes or tokens: the output shows only whether the
-//! secret is empty. `cargo xtask proto` generates no `Debug` for these messages.
+//! Implements `Debug` for messages that contain passwords, password hashes or tokens, so that no secret gets
+//! into a log: the output shows only whether the secret is empty. `cargo xtask proto` generates no `Debug`
+//! for these messages.
 
 use std::fmt;
 
@@ -9,7 +10,7 @@ use crate::etcdserverpb::{
     InternalAuthenticateRequest,
 };
 
-/// Stands for a secret in the output of `Debug`.
+/// Placeholder for a secret in the output of `Debug`.
 struct Hidden {
     is_empty: bool,
 }

@@ -1,6 +1,6 @@
-//! URLs of members and clients, with etcd's errors: the single parser for flags and requests
-//! ([`Url::parse`]), and the check that etcd's Go client makes before it sends peer URLs
-//! ([`check_peer_url`]).
+//! Parses the URLs of listeners, members and clients, with etcd's errors. [`Url::parse`] is used for all URLs
+//! in flags and requests. [`check_peer_url`] is the check that etcd's Go client makes before it sends peer
+//! URLs.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -18,8 +18,8 @@ pub enum Scheme {
     Unixs,
 }
 
-/// One URL of a listener or an advertisement. It displays exactly as it was given, because the text of peer
-/// URLs is part of the input to member ids; two URLs are equal if their texts are.
+/// One URL of a listener, or one that a member advertises. The text of the URL is kept as it was given,
+/// because member ids are computed from the text of peer URLs. Two URLs are equal if their texts are equal.
 #[derive(Clone, Debug)]
 pub struct Url {
     scheme: Scheme,
@@ -28,15 +28,16 @@ pub struct Url {
     text: String,
 }
 
-/// Reason why a text is not a URL that members can use. It displays as etcd's text, or as the text of Go's
-/// `net/url` if that package refuses the URL; the text contains the URL.
+/// Reason why a text is not a URL that members can use. It displays as etcd's error message, or as the
+/// message of Go's `net/url` if that package refuses the URL. Each message contains the URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UrlError {
     /// The scheme is missing, or none of `http`, `https`, `unix` and `unixs`.
     Scheme(String),
-    /// The text begins with a colon; holds the URL in quotes, as the other errors that begin with `parse` do.
+    /// The text begins with a colon. The string is the URL in quotes, as in all variants whose message begins
+    /// with `parse`.
     NoScheme(String),
-    /// The first segment of a path contains a colon.
+    /// The text has no scheme, and the first segment of its path contains a colon.
     ColonInPath(String),
     /// The text contains a control character.
     ControlCharacter(String),
@@ -89,7 +90,7 @@ impl fmt::Display for UrlError {
 
 impl std::error::Error for UrlError {}
 
-/// Converts to the text of the error, for callers whose errors are texts.
+/// Converts the error to its message, for callers whose errors are strings.
 impl From<UrlError> for String {
     fn from(error: UrlError) -> String {
         error.to_string()
@@ -97,7 +98,7 @@ impl From<UrlError> for String {
 }
 
 impl Url {
-    /// Parses one URL, ignoring surrounding blanks.
+    /// Parses one URL. White space around it is ignored.
     pub fn parse(input: &str) -> Result<Url, UrlError> {
         let input = input.trim();
         let Some((scheme, rest)) = split_scheme(input, in_quotes)? else {
@@ -129,7 +130,7 @@ impl Url {
         Ok(Url { scheme, host: host.to_string(), port, text })
     }
 
-    /// Parses a comma-separated list of valid URLs; returns them sorted by text, without duplicates.
+    /// Parses a comma-separated list of URLs. Returns the URLs sorted by text, without duplicates.
     pub fn parse_list(input: &str) -> Result<Vec<Url>, UrlError> {
         let mut urls = input.split(',').map(Url::parse).collect::<Result<Vec<Url>, UrlError>>()?;
         urls.sort();
@@ -142,13 +143,14 @@ impl Url {
         self.scheme
     }
 
-    /// Returns the host name, or the address without the brackets of IPv6; for a Unix socket the path of its
-    /// file, which may be relative.
+    /// Returns the host name or IP address, without the brackets of an IPv6 address. For a Unix socket,
+    /// returns the path of its file, which may be relative.
     pub fn host(&self) -> &str {
         &self.host
     }
 
-    /// Returns the TCP port; 0 for a Unix socket, or if the kernel is to choose a TCP port.
+    /// Returns the TCP port. Returns 0 for a Unix socket, and for a URL with port 0, for which the kernel
+    /// chooses a port.
     pub fn port(&self) -> u16 {
         self.port
     }
@@ -158,20 +160,22 @@ impl Url {
         &self.text
     }
 
-    /// Returns true if a listener can bind to the URL without a resolver: an IP address, `localhost` or a
-    /// Unix socket.
+    /// Returns true if a listener can bind to the URL without resolving a host name: the host is an IP
+    /// address or `localhost`, or the URL names a Unix socket.
     pub fn is_bindable(&self) -> bool {
         self.scheme.is_unix() || self.host == "localhost" || self.host.parse::<IpAddr>().is_ok()
     }
 
-    /// Returns true if only this machine can reach the URL: `localhost`, a loopback address or a Unix socket.
+    /// Returns true if only this machine can reach the URL: the host is `localhost` or a loopback address, or
+    /// the URL names a Unix socket.
     pub fn is_local(&self) -> bool {
         let is_loopback = || self.host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
         self.scheme.is_unix() || self.host == "localhost" || is_loopback()
     }
 }
 
-/// Returns the host of a `Host` header or of a URL without its port; an IPv6 address keeps its brackets.
+/// Removes the port from `host:port`, as in a `Host` header or a URL. The brackets of an IPv6 address are
+/// kept.
 pub fn without_port(host: &str) -> &str {
     match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) && !name.is_empty() => name,
@@ -179,12 +183,12 @@ pub fn without_port(host: &str) -> &str {
     }
 }
 
-/// Returns the path of a Unix socket from the text after the scheme's colon, as Go's `net/url` and etcd do:
-/// user, query and fragment are ignored, a port has to be a number, and the path after the first segment is
-/// unescaped.
+/// Returns the path of a Unix socket from `rest`, the text after the scheme's colon. As in Go's `net/url` and
+/// etcd, user, query and fragment are ignored, a port must be a number, and percent escapes are decoded in
+/// the path after the first segment.
 ///
-/// COMPAT-130: for `unix:name` the path is the file to which etcd's clients connect. etcd's server listens on
-/// another file.
+/// COMPAT-130: for `unix:name`, etcd's clients connect to one file and etcd's server listens on another. This
+/// function returns the path of the clients.
 fn socket_path(input: &str, rest: &str) -> Result<String, UrlError> {
     let rest = rest.split(['?', '#']).next().unwrap_or_default();
     let (host, path) = match rest.strip_prefix("//") {
@@ -209,8 +213,8 @@ fn socket_path(input: &str, rest: &str) -> Result<String, UrlError> {
     Ok(socket)
 }
 
-/// Returns the text with each `%` and two hexadecimal digits replaced by their byte; `None` if digits are
-/// missing, or the result is not UTF-8.
+/// Decodes percent escapes: `%` and two hexadecimal digits are replaced by the byte with this value. Returns
+/// `None` if digits are missing, or if the result is not UTF-8.
 fn unescaped(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -251,7 +255,7 @@ fn split_scheme(input: &str, quote: impl Fn(&str) -> String) -> Result<Option<(&
     Err(UrlError::ColonInPath(quote(input)))
 }
 
-/// Splits `host:port` or `[v6]:port`; returns `None` for any other form.
+/// Splits `host:port` or `[v6]:port` into host and port; returns `None` for any other text.
 fn split_host_port(authority: &str) -> Option<(&str, &str)> {
     if let Some(bracketed) = authority.strip_prefix('[') {
         let (host, rest) = bracketed.split_once(']')?;
@@ -261,11 +265,11 @@ fn split_host_port(authority: &str) -> Option<(&str, &str)> {
     if host.contains([':', ']', '[']) { None } else { Some((host, port)) }
 }
 
-/// Checks a URL as etcd's Go client does before it sends it to a server: a known scheme, a host with a port,
-/// and no path. Surrounding blanks are ignored.
+/// Checks a peer URL as etcd's Go client does before it sends the URL to a server: the URL must have a known
+/// scheme, a host with a port, and no path. White space around it is ignored.
 ///
-/// `quote` must quote a text like Go's `%q`. The check accepts more than [`Url::parse`], with which the
-/// server parses the URL again: for example credentials before the host.
+/// `quote` must quote a text like Go's `%q`. This check accepts more than [`Url::parse`], with which the
+/// server parses the URL later: for example, credentials before the host.
 pub fn check_peer_url(url: &str, quote: impl Fn(&str) -> String) -> Result<(), UrlError> {
     let url = url.trim();
     let text = || url.to_owned();
@@ -297,7 +301,7 @@ pub fn check_peer_url(url: &str, quote: impl Fn(&str) -> String) -> Result<(), U
     if path.is_empty() { Ok(()) } else { Err(UrlError::Path(text())) }
 }
 
-/// Returns a text in quotes, without escapes.
+/// Returns a text in double quotes, without escaping anything.
 fn in_quotes(text: &str) -> String {
     format!("\"{text}\"")
 }

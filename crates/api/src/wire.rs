@@ -1,19 +1,20 @@
-//! Protobuf encoding by hand, where filling a generated message would cost copies.
+//! Encodes protobuf fields directly into a buffer, for places where filling a generated message would copy
+//! data.
 //!
-//! All hand-written protobuf encoding of the product is in this module: varints, tags, and fields with
-//! numbers or bytes. The output equals that of every protobuf encoder that writes fields in ascending order:
-//! shortest varints, and no fields with the value 0 or empty. HashKV hashes such bytes, so they must never
-//! change.
+//! All hand-written protobuf encoding of Mainstay uses this module: varints, tags, and fields with numbers or
+//! bytes. The output is the same as that of other protobuf encoders, if the caller writes the fields in
+//! ascending order: varints are as short as possible, and fields that are 0 or empty are left out. The output
+//! must never change, because HashKV hashes such bytes and all members must compute the same hash.
 //!
-//! Field numbers are below 16, so that a tag is one byte; [`wide_tag`] is for larger numbers. Nothing here
-//! allocates, except by growing the buffer that is appended to.
+//! Field numbers must be below 16, so that a tag is one byte; [`wide_tag`] is for larger numbers. The
+//! functions allocate no memory, unless the buffer to which they append has to grow.
 
 use bytes::BufMut;
 
 /// Largest field number whose tag is one byte.
 const FIELD_MAX: u8 = 15;
 
-/// Returns the tag of a number field.
+/// Returns the tag of a field with a number (wire type varint).
 #[inline]
 pub const fn number_tag(field: u8) -> u8 {
     debug_assert!(field >= 1 && field <= FIELD_MAX, "a tag of one byte");
@@ -27,24 +28,27 @@ pub const fn bytes_tag(field: u8) -> u8 {
     (field << 3) | 2
 }
 
-/// Returns the tag of a field with bytes, a string or a message, for any field number; it is written as a varint.
+/// Returns the tag of a field with bytes, a string or a message, for any field number. The caller must write
+/// the tag as a varint.
 #[inline]
 pub const fn wide_tag(field: u32) -> u64 {
     ((field as u64) << 3) | 2
 }
 
-/// Returns the length of the shortest varint in bytes, 1 to 10.
+/// Returns the length in bytes, 1 to 10, of the shortest varint for a number.
 #[inline]
 pub const fn varint_len(n: u64) -> usize {
-    // 1 byte per 7 bits, at least one: (bits * 9 + 64) / 64 for bits in 1..=64.
+    // One byte per 7 bits, rounded up. For 1 to 64 bits, (bits * 9 + 64) / 64 gives the same result without a
+    // division by 7.
     ((64 - (n | 1).leading_zeros() as usize) * 9 + 64) / 64
 }
 
-/// Returns the bytes of the shortest varint, the first one lowest: the first result has eight of them, the
-/// second has two more. Bytes after the end of the varint are 0.
+/// Returns the bytes of the shortest varint in little-endian order: the first result contains the first eight
+/// bytes, and the second result the last two. Bytes after the end of the varint are 0.
 ///
-/// The 7 bits of each byte are moved to their places in three steps, each of which halves the width of the
-/// groups. This is faster than a loop over the bytes: ids take ten bytes, and each response has two ids.
+/// Groups of 7 bits are moved to their bytes in three steps: the number is split into two groups of 28 bits,
+/// then into four of 14 bits, then into eight of 7 bits. This is faster than a loop over the bytes, which
+/// matters because ids take up to ten bytes and each response has two ids.
 #[inline(always)]
 const fn varint(n: u64) -> (u64, u16) {
     let x = n & 0x00ff_ffff_ffff_ffff;
@@ -53,7 +57,7 @@ const fn varint(n: u64) -> (u64, u16) {
     let x = (x & 0x007f_007f_007f_007f) | ((x & 0x3f80_3f80_3f80_3f80) << 1);
     let len = varint_len(n);
     if len <= 8 {
-        // All bytes but the last have their highest bit set.
+        // Set the highest bit of all bytes except the last one, since it says that another byte follows.
         let behind = 64 - 8 * (len as u32 - 1);
         let more = if behind == 64 { 0 } else { 0x8080_8080_8080_8080 >> behind };
         return (x | more, 0);
@@ -85,7 +89,7 @@ pub const fn number_len(n: i64) -> usize {
     if n == 0 { 0 } else { 1 + varint_len(n as u64) }
 }
 
-/// Appends a number field; nothing for 0.
+/// Appends a field with a number; appends nothing for 0.
 #[inline]
 pub fn put_number(out: &mut impl BufMut, field: u8, n: i64) {
     if n != 0 {
@@ -100,7 +104,7 @@ pub const fn bytes_len(len: usize) -> usize {
     if len == 0 { 0 } else { field_len(len) }
 }
 
-/// Appends a field with bytes; nothing for no bytes.
+/// Appends a field with bytes; appends nothing if `bytes` is empty.
 #[inline]
 pub fn put_bytes(out: &mut impl BufMut, field: u8, bytes: &[u8]) {
     if !bytes.is_empty() {
@@ -108,16 +112,17 @@ pub fn put_bytes(out: &mut impl BufMut, field: u8, bytes: &[u8]) {
     }
 }
 
-/// Returns the number of bytes that [`put_field`] appends: `len` bytes with tag and length.
+/// Returns the number of bytes that [`put_field`] appends for a field with `len` bytes: tag, length and
+/// bytes.
 ///
-/// Used for fields that are written even if they are empty: messages, repeated fields and members of a
-/// `oneof`.
+/// Used for fields that must be written even if they are empty: messages, elements of repeated fields, and
+/// members of a `oneof`.
 #[inline]
 pub const fn field_len(len: usize) -> usize {
     1 + varint_len(len as u64) + len
 }
 
-/// Appends a field with bytes, even if there are none.
+/// Appends a field with bytes, even if `bytes` is empty.
 #[inline]
 pub fn put_field(out: &mut impl BufMut, field: u8, bytes: &[u8]) {
     put_field_head(out, field, bytes.len());
@@ -131,10 +136,11 @@ pub fn put_field_head(out: &mut impl BufMut, field: u8, len: usize) {
     put_varint(out, len as u64);
 }
 
-/// A message of a few number fields, encoded on the stack.
+/// Encoder on the stack for a message that consists of a few fields with numbers.
 ///
 /// Appending the whole message to a buffer checks the buffer's capacity once, while [`put_number`] checks it
-/// for every byte. Used for the header of every response. `N` is 11 bytes per field.
+/// for every byte. Used for the header of every response. `N` is the capacity in bytes: 11 per field (a tag
+/// and a varint of at most ten bytes).
 pub struct NumberFields<const N: usize> {
     bytes: [u8; N],
     len: usize,
@@ -148,11 +154,12 @@ impl<const N: usize> Default for NumberFields<N> {
 }
 
 impl<const N: usize> NumberFields<N> {
-    /// Adds a field; nothing for 0.
+    /// Adds a field with a number; adds nothing for 0.
     ///
     /// # Panics
     ///
-    /// Panics if the fields take more than `N` bytes.
+    /// Panics if fewer than 11 bytes of the `N` bytes are free, which cannot happen if `N` has 11 bytes per
+    /// field.
     #[inline]
     pub fn push(&mut self, field: u8, n: u64) {
         if n != 0 {
@@ -165,7 +172,7 @@ impl<const N: usize> NumberFields<N> {
         }
     }
 
-    /// Returns the message's bytes.
+    /// Returns the encoded message.
     #[inline]
     pub fn as_slice(&self) -> &[u8] {
         &self.bytes[..self.len]

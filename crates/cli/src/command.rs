@@ -1,10 +1,11 @@
-//! The tables that describe a tool: its commands and their flags.
+//! Defines the types of the tables that describe a command-line tool: its commands and their flags.
 
 use crate::flag::{FlagRow, Kind};
 use crate::go;
 use crate::value::Value;
 
-/// A command, or a group of commands. `R` is what the tool uses to run a command, usually a function pointer.
+/// A command, or a group of commands. `R` is the type of the field that runs a command, usually a function
+/// pointer.
 #[derive(Clone, Copy, Debug)]
 pub struct Command<R: 'static = ()> {
     /// Name of the command.
@@ -25,20 +26,22 @@ pub struct Command<R: 'static = ()> {
     pub flags: &'static [FlagRow],
     /// Flags that the command shares with other commands of the tool.
     pub shared_flags: &'static [FlagRow],
-    /// Flags inherited from the parent command, which help texts list with the global ones.
+    /// Flags inherited from the parent command. Help texts list them together with the global flags.
     pub inherited_flags: &'static [FlagRow],
     /// Function that runs the command. `None` for a group of commands, which only shows its help.
     pub run: Option<R>,
     /// Subcommands.
     pub subcommands: &'static [Command<R>],
-    /// Heading in the parent's help under which the command is listed; if empty, the last heading.
+    /// Heading in the parent's help under which the command is listed. Commands with an empty heading are
+    /// listed last.
     pub group: &'static str,
     /// True if help texts leave the command out.
     pub hidden: bool,
 }
 
 impl<R> Command<R> {
-    /// An empty command, for the fields that most commands leave empty.
+    /// A command in which all fields are empty. Tables use it as the base of a struct update
+    /// (`..Command::EMPTY`), so that they name only the other fields.
     pub const EMPTY: Command<R> = Command {
         name: "",
         aliases: &[],
@@ -78,11 +81,14 @@ pub struct Program<R: 'static = ()> {
     pub root: Command<R>,
     /// Flags that every command accepts.
     pub globals: &'static [FlagRow],
-    /// Prefix of the environment variables that set global flags (`ETCDCTL_`).
+    /// Prefix of the environment variables that set global flags (`ETCDCTL_`); `None` if the tool reads no
+    /// environment variables.
     pub env_prefix: Option<&'static str>,
-    /// Environment variables with that prefix that are known but set no flag.
+    /// Names of environment variables that begin with `env_prefix` but set no flag. They cause no warning
+    /// about unknown variables.
     pub env_known: &'static [&'static str],
-    /// A line at the end of help texts in place of the global flags; if empty, the global flags are listed.
+    /// A line that replaces the list of global flags at the end of help texts. If it is empty, the global
+    /// flags are listed.
     pub globals_hint: &'static str,
 }
 
@@ -105,9 +111,9 @@ impl<R: Copy> Program<R> {
         chain
     }
 
-    /// Asserts the properties of the tables that the parser relies on: names are unique, defaults are values
-    /// of their kind, and every command either runs or has subcommands. Each tool calls this function in a
-    /// test.
+    /// Asserts the properties of the tables on which the parser relies: names are unique, each default can be
+    /// parsed as a value of the flag's kind, and every command has either a function to run or subcommands.
+    /// Each tool calls this function in a test.
     ///
     /// # Panics
     ///

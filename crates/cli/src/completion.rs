@@ -1,5 +1,5 @@
-//! Shell completion scripts for commands and flags. Each script contains the tool's whole table, so
-//! completing does not run the tool.
+//! Generates scripts with which a shell completes commands and flags of a tool. Each script contains all
+//! commands and flags, so the shell does not run the tool to complete a word.
 
 use crate::command::{Command, Program};
 use crate::flag::{FlagRow, Kind};
@@ -13,7 +13,7 @@ pub const SHELLS: [&str; 4] = ["bash", "zsh", "fish", "powershell"];
 pub struct Word {
     /// Name of the flag without dashes.
     pub name: &'static str,
-    /// One-letter form of the flag.
+    /// One-letter form of the flag; `None` if it has none.
     pub short: Option<char>,
     /// True if the next word is the flag's value.
     pub takes_value: bool,
@@ -21,8 +21,8 @@ pub struct Word {
     pub help: &'static str,
 }
 
-/// A command with its subcommands, for completion scripts. Built from a [`Program`], or from several by a
-/// binary that contains several tools.
+/// A command with its subcommands and flags, for completion scripts and manual pages. Built from a
+/// [`Program`]; a binary that contains several tools combines their trees.
 #[derive(Clone, Debug, Default)]
 pub struct Tree {
     /// Name of the command; for the root, the name that scripts use for their functions.
@@ -36,7 +36,7 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// Returns the commands and flags of a program that are not hidden.
+    /// Returns the tree of a program's commands and flags, without the hidden ones.
     pub fn of<R>(program: &Program<R>) -> Tree {
         fn made<R>(command: &Command<R>, globals: &[FlagRow]) -> Tree {
             let shown = command.all_flags().chain(globals).filter(|flag| !flag.hidden);
@@ -103,13 +103,15 @@ impl Tree {
         names
     }
 
-    /// Returns the name in a form that is valid in the name of a shell function.
+    /// Returns the name of the tool as it can be used in the name of a shell function: characters other than
+    /// letters and digits are replaced by underscores.
     fn function(&self) -> String {
         self.name.replace(|c: char| !c.is_ascii_alphanumeric(), "_")
     }
 }
 
-/// Returns the script for bash 4 or newer: `source <(etcdctl completion bash)`. `called` is the name of the executable.
+/// Returns the script for bash 4 or newer, which users load with `source <(etcdctl completion bash)`.
+/// `called` is the name of the executable.
 fn bash(tree: &Tree, called: &str) -> String {
     let name = tree.function();
     let mut out = format!("# bash completion for {called}\n_{name}_follows() {{\n    case \"$1\" in\n");
@@ -134,7 +136,8 @@ fn bash(tree: &Tree, called: &str) -> String {
     out
 }
 
-/// Returns the script for zsh: `source <(etcdctl completion zsh)`, or as a file `_etcdctl` of `fpath`.
+/// Returns the script for zsh, which users load with `source <(etcdctl completion zsh)`, or put into a file
+/// `_etcdctl` in a directory of `fpath`.
 fn zsh(tree: &Tree, called: &str) -> String {
     let name = tree.function();
     let plain = |text: &str| text.replace('\'', "").replace('\n', " ").replace(':', "\\:");
@@ -161,12 +164,13 @@ fn zsh(tree: &Tree, called: &str) -> String {
     out
 }
 
-/// Returns the script for fish 3 or newer: `etcdctl completion fish | source`.
+/// Returns the script for fish 3 or newer, which users load with `etcdctl completion fish | source`.
 fn fish(tree: &Tree, called: &str) -> String {
     let name = tree.function();
     let plain = |text: &str| text.replace(['\'', '\\'], "").replace('\n', " ");
     let paths: Vec<String> = tree.rows().iter().map(|(path, _)| format!("'{path}'")).collect();
-    // Determine the path of commands before the cursor, and whether a flag's value is expected there.
+    // The first function of the script determines which command the words before the cursor name, and whether
+    // the word at the cursor is the value of a flag.
     let mut out = format!(
         "# fish completion for {called}\nfunction __{name}_path\n    set -g __{name}_at ''\n    \
          set -g __{name}_value 0\n    for word in (commandline -opc)[2..-1]\n        \
@@ -201,7 +205,8 @@ fn fish(tree: &Tree, called: &str) -> String {
     out
 }
 
-/// Returns the script for PowerShell 5 or newer: `etcdctl completion powershell | Out-String | Invoke-Expression`.
+/// Returns the script for PowerShell 5 or newer, which users load with `etcdctl completion powershell |
+/// Out-String | Invoke-Expression`.
 fn powershell(tree: &Tree, called: &str) -> String {
     let quoted: Vec<String> = tree.valued().iter().map(|flag| literal(flag)).collect();
     let paths: Vec<String> = tree.rows().iter().map(|(path, ..)| literal(path)).collect();
@@ -237,7 +242,7 @@ fn powershell(tree: &Tree, called: &str) -> String {
         }
         for flag in &tree.flags {
             let name = format!("--{}", flag.name);
-            // PowerShell does not accept an empty description.
+            // Use the name of a flag without a description, because PowerShell does not accept an empty one.
             let help = if flag.help.is_empty() { flag.name } else { flag.help };
             line_of(&mut out, format_args!("            & $flag {} {}", literal(&name), literal(help)));
         }
@@ -250,8 +255,8 @@ fn powershell(tree: &Tree, called: &str) -> String {
     out
 }
 
-/// Quotes a text as a PowerShell literal. Any of Unicode's four single quotes ends a literal unless it is
-/// doubled.
+/// Quotes a text as a PowerShell string literal. In PowerShell, the ASCII apostrophe and four single quotes
+/// of Unicode end a literal, so each of them is doubled.
 fn literal(text: &str) -> String {
     let mut out = String::from("'");
     for letter in text.replace('\n', " ").chars() {

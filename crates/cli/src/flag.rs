@@ -1,4 +1,5 @@
-//! Flags: [`FlagRow`] is a row of a table, [`Flag`] also knows the type of the value.
+//! Describes the flags of commands: a [`FlagRow`] is a row of a command's table, and a [`Flag`] is a row
+//! together with the Rust type of the flag's value.
 
 use std::marker::PhantomData;
 use std::time::Duration;
@@ -8,7 +9,7 @@ use std::time::Duration;
 pub enum Kind {
     /// A boolean: `--flag`, or `--flag=false`; never takes the next word.
     Bool,
-    /// A signed integer with Go's literals (`0x10`, `1_000`).
+    /// A signed integer, written as in Go (`0x10`, `1_000`).
     Int,
     /// An unsigned integer.
     Uint,
@@ -18,14 +19,14 @@ pub enum Kind {
     Float,
     /// Any text.
     Text,
-    /// Comma-separated texts; the flag may be given several times.
+    /// Comma-separated strings. If the flag is given several times, the lists are joined.
     List,
     /// A duration in Go's notation: `1m30s`.
     Duration,
 }
 
 impl Kind {
-    /// Returns the word that stands for a value in help texts.
+    /// Returns the word that stands for the value in help texts, such as `int` in `--limit int`.
     pub(crate) fn word(self) -> &'static str {
         match self {
             Kind::Bool => "",
@@ -39,7 +40,7 @@ impl Kind {
         }
     }
 
-    /// Returns true if help texts leave this default out.
+    /// Returns true if this default is the zero value of the type. Help texts do not show such a default.
     pub(crate) fn is_zero(self, default: &str) -> bool {
         match self {
             Kind::Bool => default == "false",
@@ -55,20 +56,20 @@ impl Kind {
 pub struct FlagRow {
     /// Name of the flag without dashes.
     pub name: &'static str,
-    /// One-letter form of the flag.
+    /// One-letter form of the flag; `None` if it has none.
     pub short: Option<char>,
     /// Type of the value.
     pub kind: Kind,
-    /// Default in the form in which a user writes the value; lists with commas.
+    /// Default, in the syntax in which a user writes the value; the items of a list are separated by commas.
     pub default: &'static str,
-    /// Help text of one line; a word in backquotes stands for the value.
+    /// Help text of one line. A word in backquotes is shown as the name of the value.
     pub help: &'static str,
     /// True if help texts leave the flag out.
     pub hidden: bool,
 }
 
 impl FlagRow {
-    /// Returns the name as error texts show it: `-w, --write-out`.
+    /// Returns the name as error messages show it, such as `-w, --write-out`.
     pub(crate) fn shown(&self) -> String {
         match self.short {
             Some(letter) => format!("-{letter}, --{}", self.name),
@@ -77,11 +78,11 @@ impl FlagRow {
     }
 }
 
-/// A flag whose value has the type `T`. A constant of this type both declares the flag in a table
-/// ([`Flag::row`]) and reads its value ([`Matches::get`](crate::Matches::get)), so name and kind always
-/// match.
+/// A flag whose value has the type `T`. The same constant declares the flag in a table ([`Flag::row`]) and is
+/// passed to [`Matches::get`](crate::Matches::get) to read the value, so the name and the type cannot differ.
 ///
-/// `R` is a row of the table: [`FlagRow`] for the tools. The server's table uses its own row type.
+/// `R` is the type of a row: [`FlagRow`] in the tables of the tools. The server's table of flags has its own
+/// row type.
 #[derive(Debug)]
 pub struct Flag<T, R = FlagRow> {
     row: R,
@@ -103,7 +104,8 @@ impl<T> From<Flag<T>> for FlagRow {
 }
 
 impl<T, R: Copy> Flag<T, R> {
-    /// Returns the flag of a row. The caller ensures that values of the row's kind have the type `T`.
+    /// Returns the flag with this row. The caller must ensure that the values of the row's kind have the type
+    /// `T`.
     pub const fn of_row(row: R) -> Flag<T, R> {
         Flag { row, value: PhantomData }
     }
@@ -124,14 +126,14 @@ impl<T> Flag<T> {
         self.row.name
     }
 
-    /// Adds a one-letter form.
+    /// Returns the flag with a one-letter form.
     #[must_use]
     pub const fn short(mut self, letter: char) -> Flag<T> {
         self.row.short = Some(letter);
         self
     }
 
-    /// Hides the flag in help texts.
+    /// Returns the flag as a hidden one, which help texts leave out.
     #[must_use]
     pub const fn hidden(mut self) -> Flag<T> {
         self.row.hidden = true;
@@ -152,14 +154,14 @@ impl Flag<bool> {
 }
 
 impl Flag<String> {
-    /// Returns a flag whose value is a text.
+    /// Returns a flag whose value is a string.
     pub const fn text(name: &'static str, default: &'static str, help: &'static str) -> Flag<String> {
         Flag::of(name, Kind::Text, default, help)
     }
 }
 
 impl Flag<Vec<String>> {
-    /// Returns a flag whose value is a list of texts.
+    /// Returns a flag whose value is a list of strings.
     pub const fn list(name: &'static str, default: &'static str, help: &'static str) -> Flag<Vec<String>> {
         Flag::of(name, Kind::List, default, help)
     }

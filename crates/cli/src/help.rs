@@ -1,4 +1,4 @@
-//! Help texts in the format of etcd's tools.
+//! Generates help texts in the format of etcd's tools from the tables of commands and flags.
 
 use std::fmt::Write as _;
 
@@ -15,7 +15,8 @@ impl<R: Copy> Program<R> {
         help(self, path)
     }
 
-    /// Returns the part of the help text from `Usage:` on, which is shown after an error.
+    /// Returns the help text without the description: the part that begins with `Usage:`. Tools print it
+    /// after an error in the arguments.
     ///
     /// # Panics
     /// Panics if no command has this path.
@@ -72,7 +73,7 @@ fn usage<R: Copy>(program: &Program<R>, path: &[&str]) -> String {
         .collect();
     flags.push((&help, &text));
     line_of(&mut out, format_args!("\nFlags:\n{}", lines(flags).trim_end()));
-    // For the root, the global flags are its own flags.
+    // The root has no separate list of global flags, because they are listed as its own flags.
     let globals: Vec<(&FlagRow, &str)> = command
         .inherited_flags
         .iter()
@@ -104,7 +105,7 @@ fn subcommands<R>(out: &mut String, command: &Command<R>, is_root: bool) {
     let mut shown: Vec<(&str, &str, &str)> = (command.subcommands.iter().filter(|below| !below.hidden))
         .map(|below| (below.name, below.about, below.group))
         .collect();
-    // The parser handles `help` itself if no command has this name.
+    // List the command `help` even if the table does not define it, because the parser handles it.
     if is_root && !shown.is_empty() && shown.iter().all(|(name, ..)| *name != "help") {
         shown.push(("help", "Help about any command", ""));
         shown.sort_by_key(|(name, ..)| *name);
@@ -116,7 +117,7 @@ fn subcommands<R>(out: &mut String, command: &Command<R>, is_root: bool) {
             groups.push(group);
         }
     }
-    // Commands without a heading come last, under a separate heading unless it is the only one.
+    // Commands without a heading come last. Their heading depends on whether there are other groups.
     groups.sort_by_key(|group| group.is_empty());
     for group in &groups {
         let heading = match (*group, groups.len()) {
@@ -135,7 +136,7 @@ fn flag_lines(flags: &[FlagRow]) -> String {
     lines(flags.iter().filter(|flag| !flag.hidden).map(|flag| (flag, flag.help)).collect())
 }
 
-/// Returns the flags sorted by name, with their help texts in one column.
+/// Returns one line per flag, sorted by name, with the help texts aligned in one column.
 fn lines(mut flags: Vec<(&FlagRow, &str)>) -> String {
     flags.sort_by_key(|(flag, _)| flag.name);
     let rows: Vec<(String, String)> = flags
@@ -165,8 +166,8 @@ fn lines(mut flags: Vec<(&FlagRow, &str)>) -> String {
     out
 }
 
-/// Returns the word for the value, which the help text may give in backquotes, and the help text without the
-/// backquotes.
+/// Returns the name of the flag's value and the help text. The name is the word in backquotes in the help
+/// text, from which the backquotes are removed; without such a word, the name is that of the kind.
 fn named_value(kind: Kind, help: &str) -> (String, String) {
     let mut parts = help.splitn(3, '`');
     match (parts.next(), parts.next(), parts.next()) {

@@ -1,12 +1,12 @@
-//! The streams of a tool.
+//! Gives commands their streams, environment and clock, which a test can replace.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, BufRead, IsTerminal as _, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
-/// Streams, environment and clock of a tool: those of the process, or those of a test. Clones share the
-/// streams.
+/// Streams, environment and clock that a command uses: those of the process, or others in a test. Clones
+/// share the streams.
 #[derive(Clone)]
 pub struct Io {
     /// Standard input.
@@ -17,12 +17,12 @@ pub struct Io {
     pub err: Output,
     /// Environment variables.
     pub environment: Vec<(OsString, OsString)>,
-    /// True if these are the process's own streams, so that a child process may inherit them and a terminal
-    /// may be asked for passwords.
+    /// True if the streams are those of the process. Only then may a command let a child process inherit
+    /// them, or read a password from the terminal.
     pub is_process: bool,
     /// True if standard output is a terminal.
     pub is_terminal: bool,
-    /// Clock for the time that is printed with notices.
+    /// Clock whose time is printed with notices.
     pub clock: fn() -> SystemTime,
 }
 
@@ -62,7 +62,7 @@ impl Io {
         found.map_or(OsStr::new(""), |(_, value)| value)
     }
 
-    /// Returns the environment variables whose name and value are valid text.
+    /// Returns the environment variables whose name and value are valid UTF-8; the others are left out.
     pub fn text_environment(&self) -> impl Iterator<Item = (String, String)> + '_ {
         self.environment
             .iter()
@@ -116,8 +116,8 @@ impl Input {
         Input(Arc::new(Mutex::new(reader)))
     }
 
-    /// Returns the next line without its newline; `None` at the end. A last line without a newline also gives
-    /// `None`, because etcdctl does not accept it as a line.
+    /// Returns the next line without its newline; `None` at the end of the input. As in etcdctl, a last line
+    /// without a newline is ignored.
     ///
     /// # Errors
     /// Returns an error if reading fails.
@@ -148,13 +148,14 @@ impl Input {
     }
 
     fn locked(&self) -> std::sync::MutexGuard<'_, dyn BufRead + Send + 'static> {
-        // If a reader panicked, the rest of the input is still readable.
+        // Ignore the poisoning of the mutex: if another thread panicked while it was reading, the rest of the
+        // input can still be read.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Standard output or standard error, shared by clones. Every write is flushed at once, so that the reader of
-/// a pipe sees events immediately.
+/// Standard output or standard error, shared by clones. Every write is flushed, so that the reader of a pipe
+/// sees events immediately.
 #[derive(Clone)]
 pub struct Output(Arc<Mutex<dyn Write + Send>>);
 
@@ -167,7 +168,7 @@ impl Output {
     /// Writes all bytes and flushes them.
     ///
     /// # Errors
-    /// Returns an error if the reader has closed the stream.
+    /// Returns an error if writing fails, for example because the reader has closed the stream.
     pub fn write(&self, bytes: &[u8]) -> io::Result<()> {
         let mut writer = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         writer.write_all(bytes)?;
@@ -182,8 +183,8 @@ impl Output {
         self.write(&[text.as_ref(), b"\n"].concat())
     }
 
-    /// Writes a notice, and ignores an error if the reader has closed the stream, because the loss cannot be
-    /// reported.
+    /// Writes a notice. An error, such as a stream that its reader has closed, is ignored, because it cannot
+    /// be reported.
     pub fn notice(&self, text: impl AsRef<[u8]>) {
         let _ = self.write(text.as_ref());
     }

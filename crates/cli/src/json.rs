@@ -1,4 +1,4 @@
-//! JSON in the format of Go's `encoding/json`.
+//! Encodes strings and bytes as JSON in the format of Go's `encoding/json`.
 
 use std::fmt::Write as _;
 

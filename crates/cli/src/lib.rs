@@ -1,20 +1,22 @@
-//! Code shared by the command-line tools: tables of commands and flags, from which parser, help and
-//! completion are derived; the streams of a tool and its failures; and output in the formats of etcd's tools.
+//! Framework for the command-line tools of Mainstay. A tool declares its commands and flags in tables, from
+//! which the parser, help texts, completion scripts and manual pages are derived. The crate also has the
+//! streams and the error type of commands, and prints output in the formats of etcd's tools.
 //!
 //! All tools have the same structure. A command is one file with its flags (constants of type [`Flag`]), its
 //! [`Command`] and the function that runs it; the function reads flags with [`Matches::get`], uses an [`Io`]
-//! and returns a [`Failure`]. The crate also contains the command-line syntax of etcd's own tools (flags
-//! anywhere, `--name=value`, `--name value`, `-w json`), their environment variables and error texts, their
-//! tables in boxes, and Go's JSON. It re-exports [`stdx::go`] for Go's formats of durations, quoted strings
+//! and returns a [`Failure`]. Syntax, environment variables, error messages and output are those of etcd's
+//! tools: flags may be anywhere (`--name=value`, `--name value`, `-w json`), tables are printed in boxes, and
+//! JSON is encoded as in Go. The crate re-exports [`stdx::go`] for Go's formats of durations, quoted strings
 //! and sizes.
 //!
 //! The server's table of flags (crate `config`) is built from the same [`Flag`] and [`Value`], with its own
-//! row type, syntax and error texts.
+//! row type, syntax and error messages.
 //!
-//! The crate does not know etcd's API, except URLs and the text of a status, nor any command or the network.
+//! The crate contains no commands, does not use the network, and knows only two things of etcd's API: URLs
+//! and the message of a status.
 //!
-//! Invariants: reading a flag cannot fail, since the constant that declares the flag also reads it; data goes
-//! to standard output, and progress is written to standard error only if it is a terminal.
+//! Invariants: reading a flag cannot fail, since the same constant declares the flag and reads it. Results go
+//! to standard output. Progress is shown only if standard error is a terminal.
 //!
 //! Start reading with [`Program`], [`Command`] and [`Flag`]. Tests: `tests/it`, and beside the code.
 

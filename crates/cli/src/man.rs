@@ -1,12 +1,13 @@
-//! Manual pages in the macros of man(7), generated from the same tree as the completion scripts.
+//! Generates manual pages, with the macros of man(7), from the same [`Tree`] as the completion scripts.
 
 use crate::completion::{Tree, Word};
 use crate::help::line_of;
 
-/// Text of a manual page besides the list of commands and flags.
+/// The parts of a manual page that are not derived from the table of commands and flags.
 #[derive(Clone, Copy, Debug)]
 pub struct Page<'a> {
-    /// Words that call the command: `mainstay ctl`. The page's name has hyphens in place of blanks.
+    /// Command line that runs the command, such as `mainstay ctl`. The name of the page is the same with
+    /// hyphens in place of spaces.
     pub called: &'a str,
     /// Description of the command in one line.
     pub about: &'a str,
@@ -62,7 +63,8 @@ impl Page<'_> {
     }
 }
 
-/// Writes each command with its own flags; flags of the root are listed only there.
+/// Writes each command below the root with its flags, except the flags in `known`, which are those of the
+/// root and are listed there.
 fn commands(out: &mut String, below: &[Tree], path: &str, known: &[Word]) {
     for command in below {
         let path = if path.is_empty() { command.name.to_owned() } else { format!("{path} {}", command.name) };
@@ -101,7 +103,8 @@ fn text(words: &str) -> String {
     out
 }
 
-/// Escapes a text at the start of a line, where a dot or an apostrophe would begin a request.
+/// Escapes a text that is put at the start of a line, where a dot or an apostrophe would begin a roff
+/// request.
 fn line(words: &str) -> String {
     let text = text(words.trim());
     match text.starts_with(['.', '\'']) {
@@ -110,7 +113,7 @@ fn line(words: &str) -> String {
     }
 }
 
-/// Quotes a text as one argument of a request.
+/// Quotes a text as one argument of a roff macro.
 fn quoted(words: &str) -> String {
     format!("\"{}\"", text(words).replace('"', "\\(dq"))
 }

@@ -1,4 +1,4 @@
-//! The parsed command line.
+//! Defines [`Matches`], the parsed command line, from which a command reads its flags and arguments.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +8,10 @@ use crate::flag::{Flag, FlagRow};
 use crate::go::{self, ValueError};
 use crate::value::{FlagValue, Value};
 
-/// A command with its arguments and flags.
+/// A parsed command line: the command, its arguments, and the values of all flags that it accepts.
 #[derive(Clone, Debug)]
 pub struct Matches {
-    /// Names of the commands below the root; empty if none was named.
+    /// Names of the command and its parents below the root; empty if no command was named.
     pub path: Vec<&'static str>,
     /// Arguments that are not flags.
     pub args: Vec<Vec<u8>>,
@@ -19,7 +19,8 @@ pub struct Matches {
     pub dash_at: Option<usize>,
     /// Unknown environment variables with the tool's prefix, as `NAME=VALUE`.
     pub unknown_env: Vec<String>,
-    /// Environment variables of the tool with invalid values, with the reasons. They count as not set.
+    /// Environment variables with the tool's prefix whose values are invalid, with the reasons. Their flags
+    /// count as not set.
     pub unusable_env: Vec<String>,
     pub(crate) values: BTreeMap<&'static str, (Value, bool)>,
 }
@@ -44,14 +45,14 @@ impl Matches {
 
     fn value(&self, flag: &FlagRow) -> Option<&Value> {
         let found = self.values.get(flag.name);
-        // If a flag is missing in the table of its command, it cannot be given, so its default is returned.
-        // That is a bug, which debug builds report.
+        // A command must read only flags that its table has. If it reads another flag, debug builds panic,
+        // and release builds use the default of the flag.
         debug_assert!(found.is_some(), "the table of {:?} leaves out --{}", self.path, flag.name);
         found.map(|(value, _)| value)
     }
 
-    /// Returns the value of a flag from the command line or the environment; otherwise, and for a flag that
-    /// the command does not accept, returns its default.
+    /// Returns the value of a flag from the command line or the environment; otherwise its default. For a
+    /// flag that the command does not accept, returns the default.
     pub fn get<T: FlagValue>(&self, flag: Flag<T>) -> T::Ref<'_> {
         let row = flag.row();
         T::of(self.value(&row), row.default)
@@ -63,8 +64,8 @@ impl Matches {
         self.values.get(flag.into().name).is_some_and(|(_, given)| *given)
     }
 
-    /// Returns the value of a flag as text in the form in which a user writes it: lists in brackets, with
-    /// commas.
+    /// Returns the value of a flag as text, as error messages show it: the items of a list are in brackets
+    /// and separated by commas.
     pub fn written(&self, flag: &FlagRow) -> String {
         match self.value(flag) {
             None => flag.default.to_owned(),
@@ -81,7 +82,8 @@ impl Matches {
         }
     }
 
-    /// Returns an argument as text; invalid UTF-8 is replaced.
+    /// Returns the argument at this position as text, with invalid UTF-8 replaced; `None` if there are fewer
+    /// arguments.
     pub fn arg_text(&self, at: usize) -> Option<String> {
         self.args.get(at).map(|arg| String::from_utf8_lossy(arg).into_owned())
     }

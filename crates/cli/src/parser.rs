@@ -1,5 +1,5 @@
-//! Parses the words of a command line into [`Matches`], with the syntax and the error texts of etcd's own
-//! tools.
+//! Parses the arguments and environment of a tool into [`Matches`], with the syntax and the error messages of
+//! etcd's tools.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -15,7 +15,8 @@ use crate::matches::Matches;
 pub enum Invocation<R> {
     /// Run a command.
     Run(Matches, R),
-    /// The path ends at a group of commands or is empty, so the tool shows its help.
+    /// Show the help of a group of commands, or of the whole tool, because the arguments name no command in
+    /// it.
     Group(Matches),
     /// Print this help text, which was requested.
     Help(String),
@@ -24,11 +25,12 @@ pub enum Invocation<R> {
 /// Error for a command line that is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UsageError {
-    /// Error text of etcd's tools.
+    /// Error message, as etcd's tools print it.
     pub message: String,
-    /// Path of the command that refuses, to show its usage: see [`Program::usage`].
+    /// Path of the command whose usage is shown after the error: an argument of [`Program::usage`].
     pub path: Vec<&'static str>,
-    /// True if an environment variable contradicts a flag: etcd's tools log this error and exit with code 1.
+    /// True if the error concerns an environment variable that sets the same flag as the command line. etcd's
+    /// tools log this error and exit with code 1.
     pub is_env: bool,
 }
 
@@ -54,7 +56,7 @@ impl<R: Copy> Program<R> {
     }
 }
 
-/// Returns the flag that `name` means.
+/// Returns the flag with this name, among the flags of the command and the global ones.
 fn find<'a, R>(command: &'a Command<R>, globals: &'a [FlagRow], name: &str) -> Option<&'a FlagRow> {
     command.all_flags().chain(globals).find(|flag| flag.name == name)
 }
@@ -63,9 +65,9 @@ fn find_short<'a, R>(command: &'a Command<R>, globals: &'a [FlagRow], letter: ch
     command.all_flags().chain(globals).find(|flag| flag.short == Some(letter))
 }
 
-/// Returns true if the word that follows `word` is the value of the flag `word`, according to the flags of
-/// this command. This function does not know the flags of subcommands and treats them as flags with a value,
-/// as etcd's own parser (cobra) does.
+/// Returns true if `word` is a flag whose value is the next word. Only the flags of this command and the
+/// global ones are known: like etcd's parser (cobra), this function treats the flags of subcommands as flags
+/// with a value.
 fn takes_next<R>(command: &Command<R>, globals: &[FlagRow], word: &str) -> bool {
     if word.contains('=') {
         return false;
@@ -83,7 +85,7 @@ fn takes_next<R>(command: &Command<R>, globals: &[FlagRow], word: &str) -> bool 
     }
 }
 
-/// A command, its path, and the words that do not name commands.
+/// A command, its path, and the remaining words (flags and arguments).
 type Located<'a, R> = (&'a Command<R>, Vec<&'static str>, Vec<Vec<u8>>);
 
 /// Finds the command named by the arguments.
@@ -119,14 +121,16 @@ fn locate<'a, R: Copy>(program: &'a Program<R>, args: &[Vec<u8>]) -> Result<Loca
                 message.push_str(&did_you_mean(&near(command, &text)));
                 return Err(UsageError { message, path, is_env: false });
             }
-            // A group shows its help, whatever follows its name.
+            // Keep the word as an argument instead of refusing it: a group of commands shows its help
+            // whatever follows its name.
             None => rest.push(word.clone()),
         }
     }
     Ok((command, path, rest))
 }
 
-/// Returns the subcommand with this name, or the only one whose name begins with it.
+/// Returns the subcommand with this name or alias; otherwise the subcommand whose name begins with the word,
+/// if there is exactly one.
 fn named<'a, R>(command: &'a Command<R>, word: &str) -> Option<&'a Command<R>> {
     let exact = command.subcommands.iter().find(|below| below.answers_to(word));
     exact.or_else(|| {
@@ -136,13 +140,13 @@ fn named<'a, R>(command: &'a Command<R>, word: &str) -> Option<&'a Command<R>> {
     })
 }
 
-/// Returns the names of commands that a mistyped word may mean.
+/// Returns the names of the subcommands that the user may have meant with a mistyped word.
 fn near<R>(command: &Command<R>, word: &str) -> Vec<&'static str> {
     near_names(word, command.subcommands.iter().filter(|below| !below.hidden).map(|below| below.name))
 }
 
-/// Returns the names that a mistyped word may mean: names at most two edits away, or names that begin with
-/// the word.
+/// Returns the names that the user may have meant with a mistyped word: names at an edit distance of at most
+/// two, and names that begin with the word.
 pub fn near_names<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
     let lower = word.to_lowercase();
     let is_near = |name: &&str| distance(&lower, name) <= 2 || name.starts_with(&lower);
@@ -155,7 +159,7 @@ pub fn did_you_mean(near: &[&str]) -> String {
     if names.is_empty() { names } else { format!("\n\nDid you mean this?\n{names}") }
 }
 
-/// Returns the Levenshtein distance of two texts.
+/// Returns the Levenshtein distance of two strings.
 fn distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();
@@ -262,8 +266,8 @@ fn set(matches: &mut Matches, flag: &FlagRow, value: &str) -> Result<(), String>
 }
 
 /// Sets global flags from the environment if they are not on the command line. As in etcd's tools, a variable
-/// without a value counts as unknown, and one with an invalid value does not prevent the command from running
-/// (COMPAT-441).
+/// with an empty value counts as unknown, and a variable with an invalid value does not prevent the command
+/// from running (COMPAT-441).
 fn from_environment<R>(
     program: &Program<R>,
     matches: &mut Matches,

@@ -1,4 +1,4 @@
-//! Shows the progress of long work to a user at a terminal.
+//! Shows the progress of a long operation to a user at a terminal.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};
@@ -32,12 +32,14 @@ impl Progress {
         Progress { what: what.to_owned(), unit, total, began: Instant::now(), drawn: None, is_seen }
     }
 
-    /// Returns the progress of work measured in bytes; `total` is `None` if the amount is unknown.
+    /// Returns the progress line of an operation that is measured in bytes; `total` is `None` if the number
+    /// of bytes is unknown.
     pub fn of_bytes(what: &str, total: Option<u64>) -> Progress {
         Progress::new(what, Unit::Bytes, total)
     }
 
-    /// Returns the progress of work measured in items; `total` is `None` if the number is unknown.
+    /// Returns the progress line of an operation that is measured in items; `total` is `None` if the number
+    /// of items is unknown.
     pub fn of_things(what: &str, total: Option<u64>) -> Progress {
         Progress::new(what, Unit::Things, total)
     }
@@ -47,7 +49,8 @@ impl Progress {
         self.total = Some(total);
     }
 
-    /// Shows that `done` of the work is finished, followed by `note`.
+    /// Shows that `done` bytes or items are finished, followed by the text `note`. Does nothing if standard
+    /// error is not a terminal, or if the line was updated a moment ago (see `DRAW_INTERVAL`).
     pub fn at(&mut self, done: u64, note: &str) {
         let now = Instant::now();
         if !self.is_seen || self.drawn.is_some_and(|drawn| now < drawn + DRAW_INTERVAL) {
@@ -55,7 +58,7 @@ impl Progress {
         }
         self.drawn = Some(now);
         let line = self.line(done, now.duration_since(self.began), note);
-        // An error cannot be reported, because standard error itself fails.
+        // Ignore an error, because it could only be reported on standard error, which has just failed.
         let _ = write!(std::io::stderr(), "\r\x1b[K{line}");
     }
 
@@ -93,7 +96,7 @@ impl Progress {
     /// Removes the progress line.
     pub fn finish(&mut self) {
         if self.drawn.take().is_some() {
-            // An error cannot be reported, because standard error itself fails.
+            // Ignore an error, because it could only be reported on standard error, which has just failed.
             let _ = write!(std::io::stderr(), "\r\x1b[K");
         }
     }

@@ -1,8 +1,8 @@
-//! Tables in boxes, in the format of etcd's tools since 3.7.
+//! Prints tables in boxes, in the format of etcd's tools since 3.7.
 
 use std::fmt;
 
-/// A table. Its text ends with a newline.
+/// A table, which displays as a box of text that ends with a newline.
 #[derive(Clone, Debug, Default)]
 pub struct Table {
     header: Vec<String>,
@@ -10,7 +10,8 @@ pub struct Table {
 }
 
 impl Table {
-    /// Returns a table with these columns; headings are in upper case, with `_` shown as a blank.
+    /// Returns a table with these columns. Headings are converted to upper case, and `_` is replaced by a
+    /// space.
     pub fn new<S: AsRef<str>>(header: impl IntoIterator<Item = S>) -> Table {
         let header = header.into_iter().map(|name| name.as_ref().to_uppercase().replace('_', " ")).collect();
         Table { header, rows: Vec::new() }
@@ -30,8 +31,9 @@ fn lines(cell: &str) -> Vec<&str> {
     if cell.is_empty() { vec![""] } else { cell.lines().collect() }
 }
 
-/// Returns the number of terminal columns that a text takes, for the scripts in which etcd's names and errors
-/// are written.
+/// Returns the number of terminal columns that a text takes. One column per character is right for the
+/// scripts in which names and errors of etcd are usually written, but not for wide characters such as Chinese
+/// ones.
 fn width(text: &str) -> usize {
     text.chars().count()
 }

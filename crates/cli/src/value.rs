@@ -1,4 +1,5 @@
-//! Values of flags: [`Value`] as parsed, and [`FlagValue`], the types in which they are read.
+//! Defines the values of flags: a [`Value`] is a parsed value of any type, and [`FlagValue`] is implemented
+//! by the Rust types in which commands read values.
 
 use std::time::Duration;
 
@@ -18,9 +19,9 @@ pub enum Value {
     Uint(u64),
     /// A floating-point number.
     Float(f64),
-    /// A text.
+    /// A string.
     Text(String),
-    /// A list of texts.
+    /// A list of strings.
     List(Vec<String>),
     /// A duration in nanoseconds.
     Duration(i64),
@@ -29,7 +30,8 @@ pub enum Value {
 }
 
 impl Value {
-    /// Parses a value; a list is appended to `before`.
+    /// Parses a value. If the flag is a list that was given before, `before` is its value, to which the new
+    /// items are appended.
     pub(crate) fn read(kind: Kind, text: &str, before: Option<&Value>) -> Result<Value, ValueError> {
         Ok(match kind {
             Kind::Bool => Value::Bool(go::parse_bool(text)?),
@@ -56,7 +58,8 @@ impl Value {
     }
 }
 
-/// The value of a duration flag that tells negative durations from zero.
+/// The value of a duration flag in nanoseconds. Unlike [`Duration`], it can be negative, so that a command
+/// can refuse negative values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Nanoseconds(pub i64);
 
@@ -66,12 +69,13 @@ pub trait FlagValue {
     type Ref<'a>;
 
     /// Returns the value. Without a value, or for a value of another type, returns the default of the flag,
-    /// parsed from the text `default`. If that text is invalid, returns the default of the type.
+    /// parsed from the text `default`. If that text is invalid, returns the default of the type. For a list
+    /// of strings, `default` is ignored, and the default is the empty list.
     fn of<'a>(value: Option<&'a Value>, default: &'static str) -> Self::Ref<'a>;
 }
 
-/// Implements [`FlagValue`] for a type whose values are copied. The last expression reads the default of a
-/// flag that the command does not accept.
+/// Implements [`FlagValue`] for a type whose values are copied. The first expression converts the value, and
+/// the last one parses the text of the default, which is used if there is no value.
 macro_rules! copied {
     ($type:ty, $kind:ident, $value:ident => $read:expr, $default:ident => $otherwise:expr) => {
         impl FlagValue for $type {
@@ -104,7 +108,7 @@ copied!(
     default => Nanoseconds(go::parse_duration(default).unwrap_or(0))
 );
 
-/// Returns the duration of a flag; a negative one counts as zero.
+/// Converts nanoseconds to a duration; a negative number becomes zero.
 fn positive(nanos: i64) -> Duration {
     Duration::from_nanos(u64::try_from(nanos).unwrap_or(0))
 }

@@ -1,4 +1,4 @@
-//! The cluster that a member without data forms or joins.
+//! Computes the cluster that a member without data forms or joins: its members and ids, from the options.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -24,11 +24,11 @@ pub struct InitialMember {
 /// The initial cluster. The ids are computed from the options, so every member with the same options gets the
 /// same ids.
 ///
-/// A member that joins an existing cluster takes the ids from that cluster: members added later have other
-/// ids.
+/// A member that joins an existing cluster does not use these ids but those that the running cluster reports,
+/// because a member that was added later has an id that is not computed from the options.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bootstrap {
-    /// The members, sorted by id: the order in which a new cluster's log names them.
+    /// The members, sorted by id. The log of a new cluster adds them in this order.
     pub members: Vec<InitialMember>,
     /// Id of the cluster.
     pub cluster_id: u64,
@@ -36,7 +36,7 @@ pub struct Bootstrap {
     pub local_id: u64,
 }
 
-/// Error returned if the options do not describe a cluster that the member can form or join. The texts are
+/// Error returned if the options do not describe a cluster that the member can form or join. The messages are
 /// etcd's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BootstrapError {
@@ -54,7 +54,7 @@ pub enum BootstrapError {
     },
     /// The member does not advertise URLs that the initial cluster lists for it.
     NotAdvertised {
-        /// URLs that the member does not advertise, with its name.
+        /// URLs that the initial cluster lists and the member does not advertise, each as `name=URL`.
         missing: String,
         /// URLs that the member advertises.
         advertised: String,
@@ -63,9 +63,9 @@ pub enum BootstrapError {
     },
     /// The member advertises URLs that the initial cluster does not list for it.
     NotInCluster {
-        /// URLs that the initial cluster does not list.
+        /// URLs that the member advertises and the initial cluster does not list.
         missing: String,
-        /// URLs that the initial cluster lists for the member, with its name.
+        /// URLs that the initial cluster lists for the member, each as `name=URL`.
         initial_cluster: String,
     },
     /// The member is not in the parsed cluster, which is a bug.
@@ -122,8 +122,8 @@ impl Config {
         let urls_by_name = parse(&self.cluster.initial_cluster)
             .map_err(|error| Refusal::start_failed(format!("error setting up initial cluster: {error}")))?;
         let is_new = self.cluster.initial_cluster_state == InitialClusterState::New;
-        // The URLs of this member are not compared with the SRV records. The records may use other host
-        // names, and the member was already found in them by comparing addresses.
+        // If SRV records name the cluster, do not compare the URLs of this member with them: the records may
+        // use other host names, and the member was already found among them by comparing IP addresses.
         let is_recognised = matches!(self.cluster.discovery, Some(Discovery::Srv { .. }));
         let advertised =
             (is_new && !is_recognised).then_some(self.cluster.initial_advertise_peer_urls.as_slice());
@@ -133,11 +133,11 @@ impl Config {
 }
 
 impl Bootstrap {
-    /// Returns the cluster that these options describe, with the rules of `etcdutl snapshot restore`.
+    /// Returns the cluster that these options describe. The checks are those of `etcdutl snapshot restore`.
     ///
     /// # Errors
     ///
-    /// Returns an error with etcd's text if the options are not consistent.
+    /// Returns an error with etcd's message if the options are not consistent.
     pub fn form(
         name: &str,
         initial_cluster: &str,
@@ -147,8 +147,8 @@ impl Bootstrap {
         Bootstrap::of(name, &parse(initial_cluster)?, token, Some(advertised))
     }
 
-    /// Builds the cluster. A member of a new cluster must advertise the URLs under which the cluster lists
-    /// it.
+    /// Builds the cluster. If `advertised` is given, it must be equal to the list of URLs that the initial
+    /// cluster has for this member.
     fn of(
         name: &str,
         urls_by_name: &BTreeMap<String, Vec<Url>>,

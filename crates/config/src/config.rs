@@ -1,4 +1,4 @@
-//! The options of a member, by subject.
+//! Defines [`Config`]: the checked options of one member, grouped by subject.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ use telemetry::metrics::MetricsDetail;
 pub struct Config {
     /// Name of the member.
     pub name: String,
-    /// Zone in which this member reports to be; empty for none.
+    /// Zone that this member reports as its location; empty for none.
     pub zone: String,
     /// Release of etcd that this member reports, such as `3.7.1`.
     pub api_version: &'static str,
@@ -24,11 +24,11 @@ pub struct Config {
     pub feature_gates: FeatureGates,
     /// True if all memory of the process is locked, so that it is never swapped out.
     pub memory_mlock: bool,
-    /// Directories of the data, and the way they are written.
+    /// Data and log directories, and how the member writes to them.
     pub storage: StorageOptions,
     /// Listeners of the member.
     pub listen: ListenOptions,
-    /// The cluster: its formation, the URLs announced to it, and the rules for changes of its members.
+    /// Formation of the cluster, URLs announced to its members and clients, and rules for membership changes.
     pub cluster: ClusterOptions,
     /// TLS of the listeners for clients and metrics.
     pub client_tls: TlsOptions,
@@ -36,28 +36,28 @@ pub struct Config {
     pub peer_tls: TlsOptions,
     /// Elections, replication and the length of the raft log.
     pub raft: RaftOptions,
-    /// Limits on the data, and on what clients may use.
+    /// Limits on the size of the data, and on requests, connections and memory of clients.
     pub limits: LimitOptions,
-    /// Service to clients: pings, watches, and requests over HTTP.
+    /// Options of the client service: pings, watch progress, and requests over HTTP.
     pub clients: ClientOptions,
-    /// Passwords and tokens of users.
+    /// Options of user tokens and password hashes.
     pub auth: AuthOptions,
-    /// Compaction of the history.
+    /// Automatic compaction, and the speed of compactions.
     pub compaction: CompactionOptions,
-    /// Regular checks of the leader.
+    /// Intervals of periodic checks: comparisons of members' data, and the progress of a downgrade.
     pub checks: CheckOptions,
     /// Outputs, format and level of the log.
     pub log: LogSettings,
     /// Options of the audit log; `None` if it is off.
     pub audit_log: Option<AuditLogOptions>,
-    /// Metrics, traces, profiles, and the durations from which on requests are logged as slow.
+    /// Metrics, traces, profiles, and the durations above which requests are logged as slow.
     pub observability: ObservabilityOptions,
 }
 
 impl Config {
-    /// Returns the local address for connections to other members, with the feature gate
-    /// `SetMemberLocalAddr`: the first IP address in the advertised peer URLs that is not a loopback address.
-    /// `None` lets the system choose.
+    /// Returns the local address for connections to other members: if the feature gate `SetMemberLocalAddr`
+    /// is on, the first IP address in the advertised peer URLs that is not a loopback address. With `None`
+    /// the operating system chooses the address.
     pub fn peer_local_address(&self) -> Option<IpAddr> {
         if !self.feature_gates.is_enabled(&feature_gate::SET_MEMBER_LOCAL_ADDR) {
             return None;
@@ -68,7 +68,7 @@ impl Config {
     }
 }
 
-/// Directories of the data, and the way they are written.
+/// Data and log directories, and how the member writes to them.
 #[derive(Clone, Debug)]
 pub struct StorageOptions {
     /// Directory of the member's data.
@@ -77,7 +77,8 @@ pub struct StorageOptions {
     pub wal_dir: Option<PathBuf>,
     /// True if the member may take over a data directory written by etcd.
     pub import_etcd_data: bool,
-    /// True if writes are not synced. For tests: it loses acknowledged writes.
+    /// True if writes are not synced to the disk. For tests only: acknowledged writes are lost if the machine
+    /// crashes.
     pub unsafe_no_fsync: bool,
 }
 
@@ -88,7 +89,8 @@ pub struct ListenOptions {
     pub peer_urls: Vec<Url>,
     /// Listeners for clients; at least one.
     pub client_urls: Vec<Url>,
-    /// Additional listeners for HTTP requests of clients; if there are any, `client_urls` serve only gRPC.
+    /// Separate listeners for HTTP requests of clients. If there are any, the listeners of `client_urls`
+    /// serve only gRPC.
     pub client_http_urls: Vec<Url>,
     /// Additional listeners for metrics and health checks.
     pub metrics_urls: Vec<Url>,
@@ -100,7 +102,7 @@ pub struct ListenOptions {
     pub reuse_address: bool,
 }
 
-/// The cluster: its formation, the URLs announced to it, and the rules for changes of its members.
+/// Formation of the cluster, URLs announced to its members and clients, and rules for membership changes.
 #[derive(Clone, Debug)]
 pub struct ClusterOptions {
     /// The cluster to form or join, as written. Parse it with [`Config::bootstrap`] only if the data
@@ -116,7 +118,7 @@ pub struct ClusterOptions {
     pub initial_advertise_peer_urls: Vec<Url>,
     /// Client URLs that are announced to clients; at least one.
     pub advertise_client_urls: Vec<Url>,
-    /// True if this member becomes the only one of its cluster.
+    /// True if this member removes all other members from its cluster when it starts.
     pub force_new_cluster: bool,
     /// True if membership changes that would lose the quorum are refused.
     pub strict_reconfig_check: bool,
@@ -131,26 +133,28 @@ pub struct RaftOptions {
     pub heartbeat_interval: Duration,
     /// Time without a leader after which an election begins; from 5 heartbeats to 50 s.
     pub election_timeout: Duration,
-    /// True if the first election timeout after a start is shortened.
+    /// True if the first election timeout after a start is shortened, so that a new leader is elected sooner.
     pub initial_election_tick_advance: bool,
     /// True if raft's pre-vote is used before an election.
     pub pre_vote: bool,
     /// Time without data after which a connection from another member is closed.
     pub read_timeout: Duration,
-    /// Time after which a connection to another member that accepts no data is closed.
+    /// Time without progress of a write after which a connection to another member is closed.
     pub write_timeout: Duration,
-    /// True if a batch of proposals may start while the previous one is being written, replicated or applied.
+    /// True if a new batch of proposals may be begun while the previous batch is still being written,
+    /// replicated or applied.
     pub pipeline: bool,
-    /// Maximum time for which writes are collected for one sync of the log; writes wait only if the wait
-    /// improves throughput.
+    /// Maximum time for which writes are delayed to share one sync of the log. Writes are delayed only if
+    /// this improves throughput.
     pub batch_fsync_window: Duration,
-    /// Number of applied entries between two checkpoints; not 0.
+    /// Number of applied entries since the last checkpoint before which normally no new checkpoint is taken;
+    /// not 0.
     pub snapshot_count: u64,
-    /// Number of entries kept behind a checkpoint for slow followers; not 0.
+    /// Number of entries before a checkpoint that the log keeps for slow followers; not 0.
     pub snapshot_catchup_entries: u64,
 }
 
-/// Limits on the data, and on what clients may use.
+/// Limits on the size of the data, and on requests, connections and memory of clients.
 #[derive(Clone, Debug)]
 pub struct LimitOptions {
     /// Maximum number of bytes of data; `None` for no limit.
@@ -161,19 +165,22 @@ pub struct LimitOptions {
     pub max_txn_ops: u64,
     /// Maximum number of streams on one client connection.
     pub max_concurrent_streams: u32,
-    /// Maximum number of open connections per client address; `None` for the default.
+    /// Maximum number of open connections per client address; `None` for three quarters of the connections
+    /// that the limit on open files allows.
     pub max_connections_per_address: Option<u64>,
-    /// Maximum number of expensive calls that a client may make in a second; 0 for no limit.
+    /// Maximum number of expensive calls per second of one user, or of one client address if the client is
+    /// not authenticated; 0 for no limit.
     pub max_expensive_calls: u64,
-    /// Maximum number of bytes of memory that all clients together may cause this member to hold; `None` for
-    /// a fraction of the machine's memory.
+    /// Maximum number of bytes of memory that this member uses for all clients together; `None` for a
+    /// fraction of the machine's memory.
     pub client_memory_bytes: Option<u64>,
 }
 
-/// Service to clients: pings, watches, and requests over HTTP.
+/// Options of the client service: pings, watch progress, and requests over HTTP.
 #[derive(Clone, Debug)]
 pub struct ClientOptions {
-    /// Minimum time between a client's pings; zero turns the check off.
+    /// Minimum time between HTTP/2 pings of a client, which is disconnected if it sends them more often; zero
+    /// turns the check off.
     pub keepalive_min_time: Duration,
     /// Time between pings to a client; zero sends none.
     pub keepalive_interval: Duration,
@@ -189,7 +196,7 @@ pub struct ClientOptions {
     pub cors: Option<Vec<String>>,
 }
 
-/// Passwords and tokens of users.
+/// Options of user tokens and password hashes.
 #[derive(Clone, Debug)]
 pub struct AuthOptions {
     /// Kind of user tokens with its options, as written.
@@ -200,7 +207,7 @@ pub struct AuthOptions {
     pub bcrypt_cost: u64,
 }
 
-/// Compaction of the history.
+/// Automatic compaction, and the speed of compactions.
 #[derive(Clone, Debug)]
 pub struct CompactionOptions {
     /// Mode of automatic compaction.
@@ -211,7 +218,7 @@ pub struct CompactionOptions {
     pub sleep_interval: Duration,
 }
 
-/// Regular checks of the leader.
+/// Intervals of periodic checks: comparisons of members' data, and the progress of a downgrade.
 #[derive(Clone, Debug)]
 pub struct CheckOptions {
     /// Time between comparisons of all members' data; zero turns them off.
@@ -222,7 +229,7 @@ pub struct CheckOptions {
     pub downgrade_check_time: Duration,
 }
 
-/// Metrics, traces, profiles, and the durations from which on requests are logged as slow.
+/// Metrics, traces, profiles, and the durations above which requests are logged as slow.
 #[derive(Clone, Debug)]
 pub struct ObservabilityOptions {
     /// Detail of the metrics: whether histograms of gRPC handling times are exported.
@@ -233,9 +240,9 @@ pub struct ObservabilityOptions {
     pub tracing: Option<TracingOptions>,
     /// True if profiles are served.
     pub pprof: bool,
-    /// Duration from which on applying a request is logged as slow; zero logs all requests.
+    /// Duration above which the application of a request is logged as slow; zero logs all requests.
     pub warning_apply_duration: Duration,
-    /// Duration from which on a unary request is logged as slow; not zero.
+    /// Duration above which a unary request is logged as slow; not zero.
     pub warning_unary_request_duration: Duration,
 }
 
@@ -244,7 +251,7 @@ pub struct ObservabilityOptions {
 pub struct AuditLogOptions {
     /// Path of the newest file.
     pub path: PathBuf,
-    /// Size in bytes from which on a new file is begun; at least 1 MiB.
+    /// Size in bytes above which a new file is begun; at least 1 MiB.
     pub file_bytes_max: u64,
     /// Number of files that are kept, including the newest; at least one.
     pub files_max: u64,
@@ -279,8 +286,8 @@ pub enum InitialClusterState {
 pub enum AutoCompaction {
     /// No automatic compaction.
     Off,
-    /// Revisions older than this are compacted; not zero.
+    /// Revisions older than this duration are compacted; not zero.
     Periodic(Duration),
-    /// All revisions except this many are compacted; not 0.
+    /// All revisions except this number of the latest ones are compacted; not 0.
     Revision(u64),
 }

@@ -1,8 +1,8 @@
-//! Reads `--config-file`, with the rules of etcd's `embed.Config`: keys are names of flags, in upper or lower
-//! case; of equal keys the last one counts; a value has the type that etcd's field has, and a duration is a
-//! number of nanoseconds. TLS options are in separate blocks.
+//! Reads the file of `--config-file`, with the rules of etcd's `embed.Config`. Keys are names of flags, in
+//! upper or lower case. If a key is repeated, its last value is used. A value must have the type of etcd's
+//! field; a duration is a number of nanoseconds. Options for TLS, sockets and discovery are in nested blocks.
 //!
-//! etcd silently ignores unknown keys; here each causes a warning (COMPAT-133).
+//! etcd silently ignores unknown keys. Mainstay ignores each with a warning (COMPAT-133).
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -14,10 +14,12 @@ use super::table::*;
 use super::yaml::{self, Yaml};
 use telemetry::logging::{Entry, Level};
 
-/// Maximum number of bytes read of a file. etcd's sample file, with all its comments, has 6 KiB.
+/// Maximum size of a configuration file in bytes; larger files are refused. For comparison, etcd's sample
+/// file with all its comments has 6 KiB.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Flags that are not keys here, because etcd's files do not have them, or have them under other names.
+/// Flags whose names are not keys of the file, because etcd's files do not have these options, or have them
+/// under other names.
 const NO_KEYS: &[&str] = &[CONFIG_FILE.row().name, VERSION.row().name, DISCOVERY_FALLBACK.row().name];
 
 /// Flags that are set in a block: flag, block, and key in the block.
@@ -63,16 +65,18 @@ const CLIENTS: &str = "client-transport-security";
 const MEMBERS: &str = "peer-transport-security";
 const SOCKETS: &str = "socket-options";
 const DISCOVERY: &str = "discovery-config";
-/// Blocks, each with the names of etcd's outer struct and the block's own struct, which error texts contain.
+/// Names of the blocks. For error messages, each has the name of etcd's Go struct that contains the block,
+/// and the name of the block's own struct.
 const BLOCKS: &[(&str, &str, &str)] = &[
     (CLIENTS, "configJSON", "embed.securityConfig"),
     (MEMBERS, "configJSON", "embed.securityConfig"),
     (SOCKETS, "Config", "transport.SocketOpts"),
     (DISCOVERY, "Config", "v3discovery.DiscoveryConfig"),
 ];
-/// Keys whose values are YAML lists; other lists are texts with commas.
+/// Keys whose values are YAML lists. The values of all other list options are strings with commas.
 const LISTS: &[&str] = &[LOG_OUTPUTS.row().name, CIPHER_SUITES.row().name];
-/// Keys that etcd first reads as text, for which its error texts name another struct.
+/// Keys that etcd first reads as strings, into a separate Go struct. Error messages about these keys contain
+/// the name of that struct.
 const READ_AS_TEXT: &[&str] = &[
     LISTEN_PEER_URLS.row().name,
     LISTEN_CLIENT_URLS.row().name,
@@ -83,7 +87,7 @@ const READ_AS_TEXT: &[&str] = &[
     HOST_WHITELIST.row().name,
     FEATURE_GATES.row().name,
 ];
-/// Key of the clients' block. This key and the next one have no command-line flag.
+/// Keys of the block for clients that have no command-line flag.
 const CLIENT_CNS: &str = "allowed-cn";
 const CLIENT_SKIP: &str = "skip-client-san-verification";
 
@@ -99,7 +103,7 @@ pub(super) fn read(settings: &mut Settings, path: &str) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Returns the bytes of the file, or an error with Go's text.
+/// Returns the bytes of the file. The error has Go's message.
 fn read_file(path: &str) -> Result<Vec<u8>, String> {
     let why = |error: io::Error| match error.kind() {
         io::ErrorKind::NotFound => "no such file or directory".to_owned(),
@@ -250,7 +254,7 @@ fn set_discovery_client(
     Ok(())
 }
 
-/// Sets one flag; null leaves it unchanged.
+/// Sets one flag to a value of the file; null leaves the flag unchanged.
 fn set(
     settings: &mut Settings,
     name: &str,
@@ -266,7 +270,7 @@ fn set(
     let Some(text) = text else { return Ok(()) };
     let is_url = matches!(kind, Kind::Urls | Kind::Origins);
     if text.is_empty() && (is_url || matches!(kind, Kind::List | Kind::OneOf(_) | Kind::Gates)) {
-        // As in etcd, an empty text counts as not set.
+        // As in etcd, an empty string leaves the option unset.
         return Ok(());
     }
     settings.set_key(name, &text).map_err(|reason| match kind {
@@ -280,7 +284,7 @@ fn set(
     })?
 }
 
-/// Converts a value to the text that the flag's parser accepts; `None` for null.
+/// Converts a YAML value to the syntax that the parser of the flag accepts; `None` for null.
 fn converted(value: Yaml, kind: Kind, go_type: &str, place: &str) -> Result<Option<String>, Refusal> {
     let wrong = |what: &str| {
         mistyped(format!("cannot unmarshal {what} into Go struct field {place} of type {go_type}"))
@@ -308,7 +312,7 @@ fn converted(value: Yaml, kind: Kind, go_type: &str, place: &str) -> Result<Opti
     }
 }
 
-/// Returns a list of texts; `None` for null.
+/// Converts a YAML list to a list of strings; `None` for null.
 fn texts(value: Yaml, place: &str) -> Result<Option<Vec<String>>, Refusal> {
     let wrong = |kind: &str, of: &str| {
         mistyped(format!("cannot unmarshal {kind} into Go struct field {place} of type {of}"))
@@ -330,7 +334,7 @@ fn mistyped(text: String) -> Refusal {
     Refusal::invalid(format!("error unmarshaling JSON: while decoding JSON: json: {text}"))
 }
 
-/// Returns the type of etcd's field, for error texts.
+/// Returns the Go type of etcd's field, for error messages.
 fn go_type(flag: Option<&FlagRow>, kind: Kind) -> &'static str {
     let is = |names: &[&str]| flag.is_some_and(|flag| names.contains(&flag.name));
     match kind {

@@ -1,4 +1,5 @@
-//! Discovery of the other members, for a member without data if `--initial-cluster` does not name them.
+//! Reads the options that tell a member without data where to find the other members if `--initial-cluster`
+//! does not name them.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use super::table;
 /// Source of the list of members for a new cluster. Not used if the data directory already contains a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Discovery {
-    /// SRV records of a domain (`--discovery-srv`) name the members.
+    /// The SRV records of a domain name the members (`--discovery-srv`).
     Srv {
         /// Domain whose SRV records are looked up.
         domain: String,
@@ -38,14 +39,14 @@ pub struct DiscoveryService {
     pub keepalive_time: Duration,
     /// Time to wait for the response to a ping before the connection is closed.
     pub keepalive_timeout: Duration,
-    /// True if connections to the discovery service are not encrypted, unless [`Self::cert`], [`Self::key`] or
-    /// [`Self::cacert`] is set.
+    /// True if connections to the discovery service are not encrypted. If [`Self::cert`], [`Self::key`] or
+    /// [`Self::cacert`] is set, connections are encrypted anyway.
     pub insecure_transport: bool,
     /// True if the certificate of the discovery service is not verified.
     pub insecure_skip_verify: bool,
-    /// File with the certificate that this member shows to the discovery service.
+    /// File with the certificate that this member shows to the discovery service; `None` if it shows none.
     pub cert: Option<PathBuf>,
-    /// File with the private key of [`Self::cert`].
+    /// File with the private key of [`Self::cert`]; `None` if there is no certificate.
     pub key: Option<PathBuf>,
     /// File with the certificate authorities for verifying the discovery service; `None` for the system's
     /// authorities.
@@ -65,7 +66,7 @@ impl std::fmt::Debug for DiscoveryService {
     }
 }
 
-/// Reads the discovery options, with etcd's checks and error texts.
+/// Reads the discovery options, with etcd's checks and error messages.
 pub(super) fn read(settings: &Settings) -> Result<Option<Discovery>, Refusal> {
     if settings.get(table::DISCOVERY_FALLBACK) == "proxy" {
         return Err(Refusal::invalid(

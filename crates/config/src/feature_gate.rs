@@ -1,4 +1,4 @@
-//! Feature gates: named switches of etcd, set together by `--feature-gates`.
+//! Defines etcd's feature gates, which are named switches, and parses `--feature-gates`.
 
 use std::collections::BTreeMap;
 
@@ -11,9 +11,9 @@ pub struct FeatureGate {
     pub name: &'static str,
     /// Maturity in etcd; value of the label `stage` of `etcd_server_feature_enabled`.
     pub stage: Stage,
-    /// Default state.
+    /// True if the gate is on unless it is set.
     pub default: bool,
-    /// Effect of setting the gate in this version.
+    /// Effect of setting the gate in this release of Mainstay.
     pub effect: Effect,
 }
 
@@ -26,18 +26,19 @@ pub enum Stage {
     Beta,
 }
 
-/// Effect of setting a gate in this version.
+/// Effect of setting a gate in this release of Mainstay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// The gate enables and disables its feature.
     Implemented,
-    /// Any value is accepted and makes no difference; the log says so and gives this reason.
+    /// Setting the gate makes no difference. The value is accepted, and the log says that it has no effect
+    /// and gives this reason.
     NoDifference(&'static str),
 }
 
-/// Gate that sets all alpha gates that are not set by name.
+/// Name of the gate that sets all alpha gates that are not set by their own names.
 pub const ALL_ALPHA: &str = "AllAlpha";
-/// Gate that sets all beta gates that are not set by name.
+/// Name of the gate that sets all beta gates that are not set by their own names.
 pub const ALL_BETA: &str = "AllBeta";
 
 const LEASES_NOTED: &str = "while no member may run etcd, the leader records the remaining times of leases in the log, and every member keeps them";
@@ -146,7 +147,7 @@ impl FeatureGates {
     }
 }
 
-/// Parses `A=true,B=false`. The error has etcd's text.
+/// Parses gates and states, such as `A=true,B=false`. The error has etcd's message.
 pub(super) fn parse(text: &str) -> Result<FeatureGates, ValueError> {
     let mut gates = FeatureGates::default();
     let mut stages = Vec::new();

@@ -1,15 +1,15 @@
-//! The description of a flag in the flag table: [`FlagRow`] is a row, [`Flag`] also knows the type of the
-//! value.
+//! Defines the types of the flag table: a [`FlagRow`] describes a flag, and a [`Flag`] is a row together with
+//! the Rust type of the flag's value.
 
 use super::feature_gate;
 use super::url::Url;
 use cli::Value;
 use cli::go::{IntegerError, ValueError, parse_bool, parse_duration, parse_magnitude};
 
-/// A server flag whose value has the type `T`: the key with which the value is read.
+/// A server flag whose value has the type `T`. Code reads the value of a flag by passing this constant.
 pub type Flag<T> = cli::Flag<T, FlagRow>;
 
-/// The types of the values of each [`Kind`], under the same names.
+/// For each variant of [`Kind`], a type alias with the same name: the type of the values of such flags.
 pub(super) mod value {
     use super::Url;
 
@@ -41,7 +41,7 @@ pub struct FlagRow {
     pub kind: Kind,
     /// Default value, in the flag's own syntax.
     pub default: &'static str,
-    /// Effect of setting the flag in this version.
+    /// Effect of setting the flag in this release of Mainstay.
     pub status: Status,
     /// One or two sentences for the help text and the documentation.
     pub help: &'static str,
@@ -50,27 +50,27 @@ pub struct FlagRow {
 /// Headings of the help text, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Group {
-    /// This member: its listeners, storage and limits.
+    /// Listeners, storage and limits of this member.
     Member,
-    /// The cluster and its formation.
+    /// Formation of the cluster, and its addresses.
     Clustering,
     /// TLS and access control of connections.
     Security,
-    /// Passwords and tokens of users.
+    /// User tokens and password hashes.
     Auth,
     /// Metrics and profiles.
     Profiling,
     /// Level, format and outputs of the log.
     Logging,
-    /// Tracing spans that are sent to a collector.
+    /// Distributed tracing.
     Tracing,
-    /// Checks, pacing and other tuning.
+    /// Consistency checks, compaction speed, thresholds of slow requests, and other tuning.
     Features,
     /// Options that can lose data.
     Unsafe,
     /// Flags that print information or name a file.
     General,
-    /// Obsolete names that etcd accepts and ignores. Not in the help text.
+    /// Obsolete flags that etcd accepts and ignores. Not in the help text.
     Legacy,
 }
 
@@ -79,7 +79,7 @@ pub enum Group {
 pub enum Kind {
     /// Any text.
     Text,
-    /// `true`, `false` and Go's other spellings; a flag without value means true.
+    /// `true`, `false` and Go's other spellings of them. A flag without a value means true.
     Bool,
     /// Unsigned integer of 64 bits.
     Uint,
@@ -91,11 +91,12 @@ pub enum Kind {
     Duration,
     /// Comma-separated list of URLs; empty keeps the default.
     Urls,
-    /// Comma-separated list without duplicates.
+    /// Comma-separated list from which duplicates are removed.
     List,
-    /// Comma-separated list, unchanged. As in etcd, an empty value is a list with one empty word.
+    /// Comma-separated list that may have duplicates. As in etcd, an empty value is a list with one empty
+    /// word.
     Words,
-    /// `*`, or a comma-separated list of URLs without paths.
+    /// `*`, or a comma-separated list of origins (URLs without paths).
     Origins,
     /// One of these words.
     OneOf(&'static [&'static str]),
@@ -107,23 +108,24 @@ pub enum Kind {
     Ignored,
 }
 
-/// The effect of setting a flag in this version. No flag is accepted silently and ignored.
+/// The effect of setting a flag in this release of Mainstay. If a flag has no effect, setting it is logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// The flag works.
+    /// The flag has the effect that its help text describes.
     Implemented,
-    /// etcd ignores the flag; so does Mainstay, with this warning.
+    /// The flag is ignored with this warning, as in etcd.
     Legacy(&'static str),
-    /// The flag has no meaning for this implementation: its value is validated, and the log says that it has
-    /// no effect and gives this reason.
+    /// The flag concerns something that Mainstay does not have. The value is validated, and the log says that
+    /// the flag has no effect and gives this reason.
     NoEffect(&'static str),
-    /// The flag is not supported: the member refuses to start unless the flag has this value, which is the
-    /// fixed behavior of this version.
+    /// The flag is not supported. The member refuses to start unless the flag has this value, which describes
+    /// the fixed behavior of this release.
     NotYet(&'static str),
 }
 
 impl FlagRow {
-    /// Returns the name of the environment variable: `ETCD_` and the flag's name in upper case with underscores.
+    /// Returns the name of the flag's environment variable: `ETCD_` followed by the flag's name in upper
+    /// case, with underscores for dashes.
     pub fn env(&self) -> String {
         env_name(self.name)
     }
@@ -159,14 +161,14 @@ impl Kind {
         matches!(self, Kind::Bool | Kind::Ignored)
     }
 
-    /// Parses a value. The error is the reason that etcd prints after `invalid value "…" for flag -…: `.
+    /// Parses a value. The error is the message that etcd prints after `invalid value "…" for flag -…: `.
     pub fn parse(self, text: &str) -> Result<Value, ValueError> {
         let malformed = || ValueError::new("parse error");
         let out_of_range = || ValueError::new("value out of range");
         match self {
             Kind::Text | Kind::Ignored => Ok(Value::Text(text.to_string())),
             Kind::Bool => parse_bool(text).map(Value::Bool).map_err(|_| malformed()),
-            // Go reads unsigned numbers without any sign.
+            // As in Go, an unsigned number must have no sign, not even `+`.
             Kind::Uint => parse_magnitude(text).map(Value::Uint).map_err(flag_error),
             Kind::Uint32 => {
                 let failed = |reason| {
@@ -223,7 +225,7 @@ fn unique_words(text: &str) -> Vec<String> {
     if words == [""] { Vec::new() } else { words }
 }
 
-/// Parses a number with an optional sign. Returns true if the sign is a minus, and the magnitude.
+/// Parses a number with an optional sign. Returns the magnitude, and true if the sign is a minus.
 fn parse_go_integer(text: &str) -> Result<(bool, u64), IntegerError> {
     let (negative, digits) = match text.strip_prefix('-') {
         Some(digits) => (true, digits),
@@ -232,7 +234,7 @@ fn parse_go_integer(text: &str) -> Result<(bool, u64), IntegerError> {
     Ok((negative, parse_magnitude(digits)?))
 }
 
-/// Returns the reason that etcd prints for a number that a flag refuses.
+/// Returns the message that etcd prints when a flag refuses a number.
 fn flag_error(error: IntegerError) -> ValueError {
     ValueError::new(match error {
         IntegerError::Syntax => "parse error",

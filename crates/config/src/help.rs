@@ -1,4 +1,4 @@
-//! Renders help text, version text and the documentation's table from the flag table.
+//! Renders the help text, the page `docs/flags.md` and the output of `--version` from the flag table.
 
 use std::fmt::Write as _;
 
@@ -63,7 +63,7 @@ pub fn flag_help() -> String {
     out
 }
 
-/// Returns a note for the help text in addition to the flag's meaning, for example that the flag has no
+/// Returns a note that follows the flag's description in the help text, for example that the flag has no
 /// effect.
 fn note(flag: &FlagRow) -> Option<String> {
     match flag.status {
@@ -76,7 +76,8 @@ fn note(flag: &FlagRow) -> Option<String> {
     }
 }
 
-/// Returns the output of `--version`: etcd's four lines, which tools parse, and then Mainstay's own.
+/// Returns the output of `--version`: the four lines of etcd's output, which tools parse, followed by lines
+/// about Mainstay.
 pub fn version_text(commit: Option<&str>) -> String {
     let commit = commit.unwrap_or("Not provided");
     let os = std::env::consts::OS;
@@ -154,7 +155,7 @@ fn code(text: &str) -> String {
     if text.is_empty() { String::new() } else { format!("`{}`", cell(text)) }
 }
 
-/// Escapes a text for a table cell, which a vertical bar would end.
+/// Escapes the vertical bars in a text, since they would end a cell of a Markdown table.
 fn cell(text: &str) -> String {
     text.replace('|', "\\|")
 }

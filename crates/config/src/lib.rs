@@ -1,8 +1,9 @@
-//! The options of a member: one table defines parser, environment variables, help text and documentation.
+//! Parses and checks the options of a member. Parser, environment variables, help text and documentation are
+//! all derived from one table of flags.
 //!
-//! The crate uses no sockets or clocks, and reads no file except the one of `--config-file`. It converts
-//! arguments and environment, or that file, to a [`Config`], or to a [`Refusal`] with etcd's text and exit
-//! code.
+//! Input is the arguments and the environment, or the file of `--config-file`. Output is a [`Config`], or a
+//! [`Refusal`] with etcd's message and exit code. The crate reads no other files, and uses no sockets or
+//! clocks.
 //!
 //! Invariants: no option is accepted and silently ignored ([`flag::Status`]); a [`Config`] has passed every
 //! check that is possible without access to the machine. The crate does not know what a member does with an

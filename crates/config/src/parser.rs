@@ -15,8 +15,8 @@ pub fn parse(args: &[String], env: &[(String, String)]) -> Result<Invocation, Re
     }
     let mut settings = Settings::new();
     match interpret(&mut settings, args, env) {
-        // Add the earlier warnings, for example about a misspelled variable: one of them may explain the
-        // refusal.
+        // Put the earlier warnings before the refusal, since one of them, for example about a misspelled
+        // variable, may explain the refusal.
         Err(Refusal::Invalid(entries)) => {
             settings.warnings.extend(entries);
             Err(Refusal::Invalid(settings.warnings))

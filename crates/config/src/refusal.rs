@@ -1,4 +1,4 @@
-//! Messages for the operator about options.
+//! Defines [`Refusal`]: why no member is started with the given options, as a message for the operator.
 
 use std::fmt;
 
@@ -20,8 +20,8 @@ impl Refusal {
         Refusal::Invalid(vec![Entry::new(Level::Warn, "failed to verify flags").with("error", error)])
     }
 
-    /// Returns the refusal for valid options that describe a member that cannot start. As in etcd, the
-    /// message says that discovery failed, whatever the cause is.
+    /// Returns the refusal of options that are valid one by one, but with which a member cannot start. As in
+    /// etcd, the message is "discovery failed" for every cause.
     pub(super) fn start_failed(error: impl Into<String>) -> Refusal {
         Refusal::Invalid(vec![Entry::new(Level::Fatal, "discovery failed").with("error", error)])
     }
@@ -39,7 +39,7 @@ impl Refusal {
     pub fn report(&self, stderr: &mut dyn std::io::Write, log: impl FnMut(&Entry)) {
         match self {
             Refusal::Syntax(text) => {
-                // If stderr is closed, only the exit code reports the failure.
+                // The result is ignored: if stderr is closed, the exit code still reports the failure.
                 let _ = writeln!(stderr, "{text}\n{}", usage());
             }
             Refusal::Invalid(entries) => entries.iter().for_each(log),

@@ -1,5 +1,5 @@
-//! The flags that were set: [`Settings`], by arguments, environment or configuration file. Go's flag syntax, and etcd's rules
-//! for the environment.
+//! Collects the flags that are set by arguments, environment or configuration file, in [`Settings`]. The
+//! syntax of arguments is that of Go's `flag` package, and the rules for the environment are etcd's.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -12,18 +12,20 @@ use cli::go::{ValueError, nanoseconds, quote};
 use cli::{FlagValue, Nanoseconds, Value};
 use telemetry::logging::{Entry, Level};
 
-/// Set by scripts on architectures that etcd does not support; not a flag, and ignored.
+/// Variable that scripts set on architectures that etcd does not support. It belongs to no flag and is
+/// ignored, without the warning for unknown variables.
 const UNSUPPORTED_ARCH: &str = "ETCD_UNSUPPORTED_ARCH";
-/// The variable that `--version` would have; etcd does not accept it from the environment.
+/// Name of the variable that would belong to `--version`. As in etcd, this flag cannot be set by the
+/// environment.
 const VERSION: &str = "ETCD_VERSION";
 
 /// The flags that were set, by name.
 #[derive(Debug)]
 pub(super) struct Settings {
     given: BTreeMap<&'static str, Given>,
-    /// The values of all flags by name, from the operator or the table.
+    /// The values of all flags by name: the value that was set, otherwise the default in the flag table.
     values: BTreeMap<&'static str, Value>,
-    /// Feature gates that were set through the old experimental flag.
+    /// Feature gates that were set through their old `--experimental-…` flags, by the name of the gate.
     old_gates: BTreeMap<&'static str, OldGate>,
     /// Values of `allowed-cn` and `skip-client-san-verification` from the block for clients in the
     /// configuration file. No flags exist for these settings.
@@ -127,8 +129,8 @@ impl Settings {
         }
     }
 
-    /// Discards the flags, and warns about flags and variables that have no effect because of the
-    /// configuration file.
+    /// Discards the flags that were set, because the configuration file replaces them. Warns about each flag
+    /// and variable that has no effect for this reason.
     pub(super) fn give_way(&mut self, env: &[(String, String)]) {
         let flags = self.given.values().map(|given| given.spelling.clone());
         let gates = self.old_gates.values().map(|gate| gate.spelling.clone());
@@ -213,7 +215,7 @@ impl Settings {
                 },
             }
         }
-        // As in etcd, a conflict is reported before an invalid value.
+        // Report a conflict before an invalid value, as etcd does.
         if let Some(variable) = conflicts.first() {
             let text = "conflicting environment variable is shadowed by corresponding command-line flag \
                         (either unset environment variable or disable flag))";
@@ -233,8 +235,8 @@ impl Settings {
         flags.chain(gates).map(|spelling| env_name(spelling.trim_start_matches('-'))).collect()
     }
 
-    /// Sets a flag. The outer error is the reason why a value is malformed; the inner error is returned if a
-    /// flag and its old spelling are both set.
+    /// Sets a flag. The outer error says why a value is malformed. The inner error is returned if a flag and
+    /// its old spelling are both set.
     fn set(
         &mut self,
         target: Target,
@@ -353,19 +355,20 @@ impl Settings {
         self.given.contains_key(flag.row().name)
     }
 
-    /// Returns the value of a flag: the one that was set, otherwise its default. As in etcd, if a list of
-    /// URLs was set to an empty value, its default is returned.
+    /// Returns the value of a flag: the value that was set, otherwise the default. As in etcd, the default is
+    /// also returned if a list of URLs was set to an empty value.
     pub(super) fn get<T: FlagValue>(&self, flag: Flag<T>) -> T::Ref<'_> {
         let row = flag.row();
         T::of(self.values.get(row.name), row.default)
     }
 
-    /// Returns a text, such as the path of a file; `None` if it is empty.
+    /// Returns the value of a flag whose empty value means "none", such as the path of a file; `None` if the
+    /// value is empty.
     pub(super) fn non_empty(&self, flag: Flag<String>) -> Option<&str> {
         Some(self.get(flag)).filter(|text| !text.is_empty())
     }
 
-    /// Returns the words of a list whose default is empty.
+    /// Returns the words of a list that was set; an empty list if the flag was not set.
     pub(super) fn words(&self, flag: Flag<Vec<String>>) -> Vec<String> {
         if self.is_set(flag) { self.get(flag).to_vec() } else { Vec::new() }
     }
@@ -375,7 +378,7 @@ impl Settings {
 ///
 /// # Errors
 ///
-/// The value is negative.
+/// Returns an error if the value is negative.
 pub(super) fn duration(settings: &Settings, flag: Flag<Nanoseconds>) -> Result<Duration, Refusal> {
     let (name, Nanoseconds(nanos)) = (flag.row().name, settings.get(flag));
     u64::try_from(nanos).map(Duration::from_nanos).map_err(|_| {
@@ -407,7 +410,8 @@ impl Target {
         }
     }
 
-    /// Returns the flag to write instead of an old spelling that is set to `value`.
+    /// Returns the current flag that has the same effect as an old spelling with the value `value`, for a
+    /// warning.
     fn successor_text(self, value: &str) -> String {
         match self {
             Target::Flag(flag) => format!("--{}", flag.name),
@@ -439,7 +443,8 @@ fn same_name(a: &str, b: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// If the type of a flag's constant did not fit the kind of the flag, reading it would give the default.
+    /// If the type of a flag's constant did not fit the kind of the flag, reading the flag would silently
+    /// return the default.
     #[test]
     fn a_value_of_every_kind_is_read_with_the_type_of_its_key() {
         let mut settings = Settings::new();

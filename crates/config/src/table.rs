@@ -1,16 +1,16 @@
-//! The table of all server flags, from which parser, environment variables, help text and documentation are
-//! derived.
+//! Defines the table of all server flags, from which parser, environment variables, help text and
+//! documentation are derived.
 
 use super::feature_gate::{self, FeatureGate};
 use super::flag::Status::{Implemented, Legacy, NoEffect};
 use super::flag::{Flag, FlagRow, Group, Kind, value};
 
-/// etcd's text for a flag that it no longer supports.
+/// etcd's warning about a flag that it no longer supports.
 const IGNORED: &str = "flag is no longer supported - ignoring";
 
-/// Declares a constant for each flag, with which the value of the flag is read, and a list of the rows of all
-/// flags. The word for the syntax of a flag names both a variant of [`Kind`] and the type of the value in
-/// [`value`].
+/// Declares a constant for each flag, with which code reads the value of the flag, and `FLAGS`, a list of the
+/// rows of all flags. The third word of a row is the syntax of the flag: it is the name of a variant of
+/// [`Kind`] and of the type in [`value`].
 macro_rules! flags {
     ($($key:ident = $name:literal, $group:ident, $kind:ident $(($words:expr))?, $default:literal, $status:expr, $help:literal;)*) => {
         $(
@@ -30,7 +30,7 @@ macro_rules! flags {
     };
 }
 
-// One row per flag: a table is read by its columns.
+// Not formatted, so that each flag has one row and the columns can be compared.
 #[rustfmt::skip]
 flags! {
     NAME = "name", Member, Text, "default", Implemented, "Human-readable name of this member, unique in its cluster.";
@@ -175,8 +175,8 @@ flags! {
     VV = "vv", Legacy, Ignored, "", Legacy(IGNORED), "Nothing.";
 }
 
-/// An old spelling that etcd accepted until 3.6 and that 3.7 refuses. It is accepted with a warning, for
-/// manifests that still use it.
+/// An old name of a flag. etcd accepted the name until 3.6, and refuses it since 3.7. Mainstay accepts it
+/// with a warning, because manifests still use it.
 #[derive(Clone, Copy, Debug)]
 pub struct OldSpelling {
     /// Name without leading dashes.
@@ -185,7 +185,7 @@ pub struct OldSpelling {
     pub successor: Successor,
 }
 
-/// Current name of an old spelling.
+/// The current option that an old spelling stands for.
 #[derive(Clone, Copy, Debug)]
 pub enum Successor {
     /// A flag with the same syntax.

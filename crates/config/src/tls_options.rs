@@ -1,4 +1,4 @@
-//! The TLS options of the listeners for clients and of those for members.
+//! Reads the TLS options of the listeners for clients, and of the listeners for members.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,8 @@ use super::table;
 /// TLS options of one kind of listener, as set by flags. The files are not read yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsOptions {
-    /// Files, names, versions and cipher suites. The listeners add the application protocols.
+    /// Certificate files, allowed names, TLS versions and cipher suites. The application protocols (ALPN) are
+    /// not set here; each listener adds its own.
     pub settings: tls::Settings,
     /// True if the member creates its own certificate when the settings have none.
     pub auto: bool,

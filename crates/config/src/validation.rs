@@ -1,4 +1,5 @@
-//! Converts settings to a configuration: checks that involve more than one option, with etcd's error texts.
+//! Converts settings to a [`Config`], after checks that involve more than the syntax of one option. Errors
+//! have etcd's messages.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -28,20 +29,20 @@ const REQUEST_BYTES_SUGGESTED_MAX: u64 = 10 << 20;
 const SNAPSHOT_COUNT_DEFAULT: u64 = 10_000;
 const SNAPSHOT_CATCHUP_ENTRIES_DEFAULT: u64 = 5_000;
 const COMPACTION_BATCH_LIMIT_DEFAULT: u64 = 1_000;
-/// Default of `--compaction-sleep-interval`. etcd's default is 10 ms, because a compaction step of etcd holds
-/// a lock that readers need.
+/// Default of `--compaction-sleep-interval`. It is shorter than etcd's default of 10 ms, which etcd needs
+/// because its compaction steps hold a lock that readers need.
 const COMPACTION_SLEEP_INTERVAL_DEFAULT: Duration = Duration::from_millis(1);
 const WATCH_PROGRESS_NOTIFY_INTERVAL_DEFAULT: Duration = Duration::from_secs(600);
 const WARNING_UNARY_REQUEST_DURATION_DEFAULT: Duration = Duration::from_millis(300);
-/// Minimum of the timeouts for raft connections. As in etcd, a shorter timeout is raised to this one.
+/// Minimum of the timeouts for raft connections. As in etcd, a shorter timeout is raised to this minimum.
 const RAFT_TIMEOUT_MIN: Duration = Duration::from_secs(5);
 const NANOS_PER_HOUR: u64 = 3_600_000_000_000;
 
 const ADVERTISE_CLIENT_URLS_UNSET: &str =
     "--advertise-client-urls is required when --listen-client-urls is set explicitly";
 
-/// Checks the options in etcd's order. If several options are wrong, this reports the same error that etcd
-/// reports.
+/// Checks the options and returns the configuration. The checks are in etcd's order, so that Mainstay reports
+/// the same error as etcd if several options are wrong.
 pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Result<Config, Refusal> {
     let log = log_settings(settings)?;
     let urls = Urls::read(settings)?;
@@ -49,7 +50,8 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
     let heartbeat_ms = settings.get(table::HEARTBEAT_INTERVAL);
     let election_ms = settings.get(table::ELECTION_TIMEOUT);
     check_election(heartbeat_ms, election_ms)?;
-    // As in etcd, a configuration file may leave the advertised URLs at their default.
+    // Refuse client listeners without client URLs to advertise, since their default may not match the
+    // listeners. As in etcd, a configuration file may leave the advertised URLs at their default.
     if settings.is_set(table::LISTEN_CLIENT_URLS)
         && !settings.is_set(table::ADVERTISE_CLIENT_URLS)
         && !settings.is_from_file
@@ -72,7 +74,7 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
     if let Some(Discovery::Srv { domain, .. }) = &discovery
         && peer_tls.settings.trusted_ca_file.is_none()
     {
-        // As in etcd: certificates of members found through a domain are issued for that domain.
+        // As in etcd, expect certificates that are issued for the domain through which the members are found.
         peer_tls.settings.server_name = Some(domain.clone());
     }
     let storage = StorageOptions {
@@ -81,8 +83,8 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
         import_etcd_data: settings.get(table::IMPORT_ETCD_DATA),
         unsafe_no_fsync: settings.get(table::UNSAFE_NO_FSYNC),
     };
-    // The groups are read in this order because, if several options are invalid, etcd reports the error of
-    // the first group.
+    // The order in which these groups are read is etcd's order, so that the same error is reported if several
+    // options are invalid.
     let observability = observability(settings, tracing, pprof)?;
     let clients = clients(settings)?;
     let cluster = ClusterOptions {
@@ -233,8 +235,8 @@ fn tracing(settings: &Settings) -> Result<Option<TracingOptions>, Refusal> {
     }))
 }
 
-/// Returns the entries of a list; `None` if the list contains `*`. As in etcd, an empty list is read as one
-/// empty entry.
+/// Returns the values that a list allows; `None`, which allows all, if the list contains `*`. As in etcd, an
+/// empty list is read as a list with one empty value.
 fn allowed(settings: &Settings, flag: Flag<Vec<String>>) -> Option<Vec<String>> {
     let mut listed = settings.get(flag).to_vec();
     if listed.is_empty() {
@@ -243,13 +245,14 @@ fn allowed(settings: &Settings, flag: Flag<Vec<String>>) -> Option<Vec<String>> 
     (!listed.iter().any(|word| word == "*")).then_some(listed)
 }
 
-/// Returns a timeout for raft connections; at least rafthttp's own default.
+/// Returns a timeout for raft connections. It is at least [`RAFT_TIMEOUT_MIN`], the default of etcd's package
+/// `rafthttp`.
 fn raft_timeout(settings: &Settings, flag: Flag<Nanoseconds>) -> Result<Duration, Refusal> {
     Ok(duration(settings, flag)?.max(RAFT_TIMEOUT_MIN))
 }
 
-/// Returns the release of etcd that a member reports for this minor version. It is a late patch release,
-/// because tools require a minimum release.
+/// Returns the patch release of etcd that a member reports for this minor version. It is a late one, because
+/// some tools require a minimum patch release.
 fn release(version: &str) -> &'static str {
     match version {
         "3.5" => "3.5.24",
@@ -258,7 +261,8 @@ fn release(version: &str) -> &'static str {
     }
 }
 
-/// Maximum of `--batch-fsync-window`, because a write may wait for this time.
+/// Maximum of `--batch-fsync-window`; larger values are refused, because every write may be delayed by this
+/// time.
 const BATCH_FSYNC_WINDOW_MAX: Duration = Duration::from_millis(5);
 
 fn batch_fsync_window(settings: &Settings) -> Result<Duration, Refusal> {
@@ -327,8 +331,8 @@ impl Urls {
                 "cannot bind both --listen-client-urls and --listen-client-http-urls on the same url {url}"
             )));
         }
-        // COMPAT-131: `unixs` is refused for peer URLs. Members of etcd 3.7 cannot connect to each other
-        // through it either.
+        // COMPAT-131: refuse peer URLs with the scheme `unixs`, because members use TLS only with `https`.
+        // Members of etcd 3.7 cannot connect to each other through `unixs` URLs either.
         let of_members = [
             (table::LISTEN_PEER_URLS, &listen.peer_urls),
             (table::INITIAL_ADVERTISE_PEER_URLS, &urls.initial_advertise_peer),
@@ -368,7 +372,8 @@ fn log_settings(settings: &Settings) -> Result<LogSettings, Refusal> {
         other => return Err(Refusal::invalid(format!("unknown logger option {}", quote(other)))),
     }
     let level = settings.get(table::LOG_LEVEL);
-    // etcd panics here, which ends it with the exit code of a syntax error.
+    // Return a syntax error, which has exit code 2: etcd panics on an unknown level, and a Go program that
+    // panics exits with 2.
     let level = Level::parse(level)
         .ok_or_else(|| Refusal::Syntax(format!("unrecognized level: {}", quote(level))))?;
     let outputs = settings.get(table::LOG_OUTPUTS);
@@ -415,8 +420,8 @@ fn auto_compaction(settings: &mut Settings) -> Result<AutoCompaction, Refusal> {
     let amount = retention_amount(&retention, periodic)
         .map_err(|reason| Refusal::start_failed(format!("error parsing CompactionRetention: {reason}")))?;
     if !periodic && amount > 0 && !is_plain_number(&retention) {
-        // The duration has no meaning in the revision mode. etcd takes its nanoseconds as a number of
-        // revisions, and Mainstay does the same, with a warning.
+        // A duration has no meaning in the revision mode. As in etcd, its nanoseconds are used as the number
+        // of revisions, but Mainstay warns about this.
         settings.warnings.push(
             Entry::new(
                 Level::Warn,
@@ -433,13 +438,14 @@ fn auto_compaction(settings: &mut Settings) -> Result<AutoCompaction, Refusal> {
     })
 }
 
-/// Returns nanoseconds or a number of revisions. In the periodic mode a plain number means hours; anything
-/// else is parsed as a duration.
+/// Returns the retention as nanoseconds in the periodic mode, or as a number of revisions. In the periodic
+/// mode a plain number means hours. In both modes anything other than a plain number is parsed as a duration
+/// in nanoseconds.
 fn retention_amount(retention: &str, periodic: bool) -> Result<u64, ValueError> {
     if is_plain_number(retention) {
         let too_large = || ValueError::new(format!("{} is too large", quote(retention)));
         let count: u64 = retention.trim_start_matches('+').parse().map_err(|_| too_large())?;
-        // The maximum of Go's durations is 292 years.
+        // Refuse more than 292 years, the maximum of Go's durations, which are 64-bit numbers of nanoseconds.
         let nanos = count.checked_mul(NANOS_PER_HOUR).filter(|nanos| i64::try_from(*nanos).is_ok());
         return if periodic { nanos.ok_or_else(too_large) } else { Ok(count) };
     }
@@ -452,7 +458,8 @@ fn is_plain_number(text: &str) -> bool {
     !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit())
 }
 
-/// Checks options of etcd's storage engine, which have no effect here, by etcd's rules.
+/// Checks options that concern etcd's storage engine by etcd's rules, although most of them have no effect in
+/// Mainstay.
 fn check_engine_options(settings: &Settings) -> Result<(), Refusal> {
     let Nanoseconds(check_time) = settings.get(table::COMPACT_HASH_CHECK_TIME);
     if check_time <= 0 {
@@ -555,8 +562,9 @@ fn data_dir(settings: &mut Settings, name: &str) -> PathBuf {
     PathBuf::from(default)
 }
 
-/// Returns the initial cluster. If only the member's name was set, the cluster consists of that name with the
-/// advertised URLs.
+/// Returns the initial cluster: the value of the flag or, if only the name of the member was set, that name
+/// with the advertised URLs. If discovery is used and the flag was not set, returns an empty text, because
+/// discovery will find the members.
 fn initial_cluster(settings: &Settings, name: &str, advertised: &[Url]) -> String {
     let given = settings.get(table::INITIAL_CLUSTER);
     let discovers = !settings.get(table::DISCOVERY_SRV).is_empty()
@@ -581,9 +589,11 @@ fn quota(settings: &Settings) -> Option<u64> {
     }
 }
 
-/// Lower bound of the file size: with smaller files, a new file would be begun every few seconds.
+/// Lower bound of the size of an audit log file; smaller values are raised to it. With smaller files, a new
+/// file would be begun every few seconds.
 const AUDIT_LOG_MAX_BYTES_MIN: u64 = 1 << 20;
-/// Upper bound of the number of files, because each rotation renames all of them.
+/// Upper bound of the number of audit log files; larger values are lowered to it, because each rotation
+/// renames all files.
 const AUDIT_LOG_FILES_MAX: u64 = 1000;
 
 fn audit_log(settings: &Settings) -> Option<AuditLogOptions> {

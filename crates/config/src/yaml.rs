@@ -1,6 +1,6 @@
-//! Parses YAML, and therefore JSON, into a tree that is bounded in bytes, depth and nodes, with the scalars
-//! and tags of YAML 1.1 that etcd's reader supports (`yes`, `0x10`, `1_000`, `!!int "7"`). As in etcd, only
-//! the first document is read. `saphyr-parser` splits the text into events.
+//! Parses the YAML (or JSON) text of a configuration file into a tree. Depth and number of nodes are limited.
+//! Scalars and tags are those of YAML 1.1 that etcd's reader supports (`yes`, `0x10`, `1_000`, `!!int "7"`).
+//! As in etcd, only the first document is read. The crate `saphyr-parser` splits the text into events.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -76,7 +76,7 @@ impl fmt::Display for YamlError {
     }
 }
 
-/// A list or map whose end was not read yet.
+/// A list or map of which the parser has not reached the end.
 enum Open {
     List(Vec<Yaml>),
     Map(OpenMap),
@@ -110,9 +110,8 @@ impl OpenMap {
         Ok(())
     }
 
-    /// Returns the map together with the entries of the maps that merge keys name. If several of those maps
-    /// have the same key, the earlier merge key takes precedence. A key of the map itself overrides merged
-    /// keys.
+    /// Returns the map together with the entries that its merge keys add. If several merged maps have the
+    /// same key, the earlier map takes precedence. A key of the map itself overrides merged keys.
     fn finish(self) -> Result<Yaml, &'static str> {
         let mut entries = self.entries;
         let maps = self.merges.into_iter().flat_map(|value| match value {
@@ -125,8 +124,8 @@ impl OpenMap {
             };
             let known: HashSet<&String> = entries.iter().map(|(key, ..)| key).collect();
             let mut all: Vec<_> = more.into_iter().filter(|(key, ..)| !known.contains(key)).collect();
-            // The entries of the map itself come after merged ones: of equal keys the last one counts, and
-            // the code that reads flags treats `Name` and `name` as equal keys.
+            // Put the entries of the map itself last, so that they override the merged ones: the code that
+            // reads flags uses the last of several equal keys, and treats `Name` and `name` as equal.
             all.append(&mut entries);
             entries = all;
         }
@@ -134,7 +133,7 @@ impl OpenMap {
     }
 }
 
-/// Parses the first document; an empty text is null.
+/// Parses the first document of a text; an empty text is null.
 pub(super) fn read(text: &str) -> Result<Yaml, YamlError> {
     if let Some((line, _)) = (1..).zip(text.split('\n')).find(|(_, line)| line.chars().any(is_control)) {
         return Err(YamlError { line, why: "control characters are not allowed".to_owned() });
@@ -187,7 +186,7 @@ pub(super) fn read(text: &str) -> Result<Yaml, YamlError> {
             }
         };
         if anchor != 0 {
-            // The parser keeps a copy of each node that has an anchor, so these nodes are counted twice.
+            // Count the nodes of an anchored value a second time, because `anchors` keeps a copy of it.
             bounded(&open, &mut nodes, whole.nodes(), 0).map_err(failed)?;
             anchors.insert(anchor, whole.clone());
         }
@@ -204,7 +203,8 @@ fn is_control(c: char) -> bool {
     c.is_control() && !matches!(c, '\t' | '\r' | '\n' | '\u{85}')
 }
 
-/// Counts additional nodes that reach this depth; returns an error if there are too many.
+/// Adds `more` to the number of nodes. Returns an error if there are too many nodes, or if nodes that are
+/// `depth` levels deep would be nested too deeply below the open lists and maps.
 fn bounded(open: &[(Open, usize)], nodes: &mut usize, more: usize, depth: usize) -> Result<(), &'static str> {
     *nodes += more;
     if *nodes > NODES_MAX {

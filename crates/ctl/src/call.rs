@@ -12,8 +12,8 @@ use crate::globals::{COMMAND_TIMEOUT, DIAL_TIMEOUT, Globals};
 use crate::printer::{Answer, Format, Page, Printer};
 use crate::process::Interruption;
 
-/// One run of a command: its arguments, its input and output, and its connection to the cluster. Clones share
-/// all of this.
+/// One run of a command: the arguments, the streams, and the clients of the cluster that the command uses.
+/// Clones share all of this.
 #[derive(Clone)]
 pub(crate) struct Call(Arc<Parts>);
 
@@ -22,7 +22,7 @@ pub(crate) struct Parts {
     pub(crate) io: Io,
     interruption: Option<Interruption>,
     globals: OnceCell<Globals>,
-    /// Connection errors that were already printed, so that each of them is printed only once.
+    /// Connection errors that were printed already. Each is printed only once.
     unreached: Mutex<HashSet<String>>,
 }
 
@@ -34,7 +34,8 @@ impl std::ops::Deref for Call {
     }
 }
 
-/// Returns the failure for a closed standard output. It prints nothing, because no one reads the output.
+/// Returns the failure for a closed standard output. It has no message, because a reader that closes the pipe
+/// early, as in `etcdctl get … | head`, is no problem for the user.
 fn unread(_: std::io::Error) -> Failure {
     Failure::said(Failure::ERROR)
 }
@@ -45,9 +46,9 @@ impl Call {
         Call(Arc::new(Parts { matches, io, interruption, globals, unreached }))
     }
 
-    /// Returns the values of the flags that every command has. They are read at the first call, after the
-    /// command has checked its arguments. So a wrong argument is reported before a wrong flag, and before the
-    /// user is asked for a password.
+    /// Returns the values of the global flags. The first call reads them. A command must make this call only
+    /// after it has checked its arguments, so that a wrong argument is reported before a wrong flag, and
+    /// before the user is asked for a password.
     ///
     /// # Errors
     /// Returns the errors of [`Globals::read`].
@@ -55,8 +56,8 @@ impl Call {
         self.globals.get_or_try_init(|| Globals::read(&self.matches, &self.io)).await
     }
 
-    /// Returns the printer for the output format. Until [`Call::globals`] has read the flag, this is the
-    /// simple format.
+    /// Returns the printer for the output format that the flags request. Before [`Call::globals`] has read
+    /// the flags, returns the printer for the simple format.
     pub(crate) fn printer(&self) -> Printer {
         let globals = self.globals.get();
         Printer {
@@ -66,8 +67,9 @@ impl Call {
         }
     }
 
-    /// Returns the source of interruptions: the signals of the process, unless a test supplies another. With
-    /// the signals of the process, this must be called before another thread starts.
+    /// Returns the source of interruptions: the signals of the process, unless a test supplies a different
+    /// source. Must be called before another thread starts, because a thread that was started earlier does
+    /// not block the signals, so a signal could end the process.
     pub(crate) fn interruption(&self) -> Interruption {
         self.interruption.clone().unwrap_or_else(Interruption::of_process)
     }
@@ -77,17 +79,17 @@ impl Call {
         &self.matches.args
     }
 
-    /// Returns a client of the given or discovered endpoints. If a user is given, the client is
-    /// authenticated.
+    /// Returns a client of the endpoints that the flags name or DNS discovery finds. If a user is given, the
+    /// client is authenticated.
     ///
     /// # Errors
-    /// Returns an error if the output format or a TLS file is not valid, or the user is refused.
+    /// Returns the errors of [`Call::globals`] and of [`Globals::connect`].
     pub(crate) async fn connect(&self) -> Result<Client, Failure> {
         let globals = self.globals().await?;
         globals.connect(globals.endpoints.clone()).await
     }
 
-    /// Connects like [`Call::connect`], but only to the endpoint `endpoint`.
+    /// Returns a client like [`Call::connect`], but of only one endpoint.
     ///
     /// # Errors
     ///
@@ -96,7 +98,7 @@ impl Call {
         self.globals().await?.connect(vec![endpoint.to_owned()]).await
     }
 
-    /// Returns the deadline that `--command-timeout` sets if the time starts now.
+    /// Returns the time at which the limit of `--command-timeout` ends if it begins now.
     pub(crate) fn deadline(&self) -> Instant {
         Instant::now() + self.matches.get(COMMAND_TIMEOUT)
     }
@@ -132,8 +134,9 @@ impl Call {
         outcome
     }
 
-    /// While the command runs, prints the reasons why no endpoint can be reached. This is for commands
-    /// without a time limit, which may wait for an endpoint forever.
+    /// Never returns, and repeatedly prints the reasons why clients are not connected to any endpoint. Run at
+    /// the same time as a command without a time limit, which otherwise would wait for an endpoint without
+    /// any message.
     pub(crate) async fn watch_unreached(&self) {
         let pause = self.matches.get(DIAL_TIMEOUT).max(Duration::from_millis(50));
         loop {
@@ -142,7 +145,8 @@ impl Call {
         }
     }
 
-    /// Prints to standard error the reasons why endpoints cannot be reached, each reason only once.
+    /// Prints to standard error why endpoints cannot be reached, for the clients for which `of` returns true.
+    /// Each reason is printed only once.
     pub(crate) fn tell_unreached(&self, of: impl Fn(&Client) -> bool) {
         let Some(globals) = self.globals.get() else { return };
         for (endpoint, error) in
@@ -155,7 +159,7 @@ impl Call {
         }
     }
 
-    /// Waits like [`Call::limit`], but returns the failure that ends a command.
+    /// Waits like [`Call::limit`], but converts an error to the failure with which the command ends.
     ///
     /// # Errors
     ///
@@ -206,13 +210,13 @@ impl Call {
 
     /// Prints a line to standard error.
     pub(crate) fn warn(&self, text: impl AsRef<[u8]>) {
-        // If standard error is closed, this cannot be reported anywhere.
+        // Ignore an error: if standard error is closed, it cannot be reported anywhere.
         let _ = self.io.err.line(text);
     }
 }
 
-/// Returns a hint at the likely cause of a connection error, if the error's text does not name the cause;
-/// otherwise an empty text.
+/// Returns a hint at the likely cause of a connection error whose message does not name the cause; an empty
+/// text for all other errors.
 fn hint(error: &str) -> &'static str {
     if error.contains("InvalidContentType") {
         " (the server does not use TLS at this port: try http://, or another port)"
@@ -223,7 +227,7 @@ fn hint(error: &str) -> &'static str {
     }
 }
 
-/// Converts an argument to text, for a field that must be UTF-8.
+/// Converts an argument to a string, for a request field that must be UTF-8.
 ///
 /// # Errors
 /// Returns an error if the argument is not UTF-8.

@@ -1,4 +1,4 @@
-//! The conditions of `txn`, such as `mod("key") > "0"`.
+//! Parses the conditions of `txn`, such as `mod("key") > "0"`.
 
 use api::etcdserverpb::Compare;
 use api::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
@@ -9,9 +9,8 @@ use crate::unquote::quoted;
 
 /// Parses one condition.
 ///
-/// COMPAT-50: etcdctl 3.7 crashes at an unknown operator, and at every comparison of a lease. This function
-/// refuses an unknown operator like any malformed line, and compares a lease by its hexadecimal id, as
-/// etcdctl 3.8 does.
+/// COMPAT-50: etcdctl 3.7 crashes if the operator is unknown, and if a lease is compared. This function
+/// returns an error for an unknown operator, and reads a lease as a hexadecimal id, as etcdctl 3.8 does.
 ///
 /// # Errors
 /// Returns the reason why the line is not valid, with the exit code of invalid input.
@@ -67,8 +66,8 @@ pub fn comparison(line: &[u8]) -> Result<Compare, Failure> {
     })
 }
 
-/// The parts of `"key") op "value"` that were parsed. Like Go's Sscanf, this keeps the parts before the first
-/// mistake, and the error shows them.
+/// The parts of `"key") op "value"`. If the text has an error, the parts before it are kept, as by Go's
+/// Sscanf, because the error message shows them.
 #[derive(Default)]
 struct Parts {
     key: Vec<u8>,

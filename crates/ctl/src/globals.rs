@@ -66,11 +66,11 @@ const DISCOVERY_SRV: Flag<String> =
         .short('d');
 const DISCOVERY_SRV_NAME: Flag<String> =
     Flag::text("discovery-srv-name", "", "service name to query when using DNS discovery");
-// etcd's etcdctl does not have this flag. It is hidden, so that the list of options equals that of etcdctl.
+// Hidden, because etcdctl does not have this flag, and the list of options must be the same as in etcdctl.
 const ZONE: Flag<String> =
     Flag::text("zone", "", "use endpoints of members in this zone as long as one of them answers").hidden();
 
-/// The rows for the flags that every command has, in the table of flags.
+/// The global flags, which every command has.
 pub(crate) static FLAGS: &[FlagRow] = &[
     ENDPOINTS.row(),
     DEBUG.row(),
@@ -96,14 +96,14 @@ pub(crate) static FLAGS: &[FlagRow] = &[
     ZONE.row(),
 ];
 
-/// Largest request in bytes, unless `--max-request-bytes` sets another limit.
+/// Default of the maximum size of a request in bytes, which `--max-request-bytes` overrides.
 const REQUEST_BYTES_MAX: usize = 2 * 1024 * 1024;
 
-/// Values of the flags that every command has.
+/// Values of the global flags.
 pub(crate) struct Globals {
     /// Endpoints of the cluster, either given or discovered by DNS.
     pub(crate) endpoints: Vec<String>,
-    /// Value of `--endpoints`, for commands that query each given endpoint.
+    /// Value of `--endpoints`, without discovered endpoints, for commands that query each given endpoint.
     pub(crate) given_endpoints: Vec<String>,
     pub(crate) format: Format,
     pub(crate) hex: bool,
@@ -117,7 +117,7 @@ pub(crate) struct Globals {
     login: Login,
     /// Zone whose members are preferred; empty if no zone is given.
     zone: String,
-    /// All clients that were created. When a command waits or fails, their connection errors are printed.
+    /// All clients that were created. Their connection errors are printed when a command waits or fails.
     clients: Mutex<Vec<Client>>,
 }
 
@@ -134,8 +134,8 @@ pub(crate) enum Login {
 }
 
 impl Login {
-    /// Reads `--user` and `--password`. The password follows a colon in the value of `--user`, or is in its
-    /// own flag; otherwise the user is asked for it.
+    /// Returns the credentials in the values of `--user` and `--password`. If no password is given, neither
+    /// in its own flag nor after a colon in `--user`, the user is asked for it.
     ///
     /// # Errors
     /// Returns an error if the password cannot be read.
@@ -155,10 +155,12 @@ impl Login {
 }
 
 impl Globals {
-    /// Reads the flags, discovers endpoints by DNS if requested, and asks for a missing password.
+    /// Reads the global flags, discovers endpoints by DNS if this is requested, and asks the user for a
+    /// missing password.
     ///
     /// # Errors
-    /// Returns an error if a flag has an invalid value, or DNS has no endpoints.
+    /// Returns an error if a flag has an invalid value, if the password cannot be read, or if DNS discovery
+    /// finds no endpoints.
     pub(crate) async fn read(matches: &Matches, io: &Io) -> Result<Globals, Failure> {
         if matches.get(DEBUG) {
             io.err.notice(shown_flags(matches));
@@ -283,8 +285,8 @@ impl Globals {
         self.clients.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Returns the zones of the endpoints' members, as the members report them. A member that does not
-    /// respond soon, or reports no zone, is left out.
+    /// Returns the zone of each endpoint, as its member reports it. An endpoint is left out if its member
+    /// does not answer within the dial timeout, or reports no zone.
     async fn zones(&self, client: &Client) -> HashMap<String, String> {
         let mut asked = JoinSet::new();
         for endpoint in client.endpoints() {
@@ -300,8 +302,8 @@ impl Globals {
     }
 }
 
-/// Returns every global flag with its value, in the form of the environment variable that would set the flag.
-/// Secrets are hidden.
+/// Returns one line per global flag with its value, written as the environment variable that would set the
+/// flag. Secrets are hidden.
 fn shown_flags(matches: &Matches) -> String {
     let mut lines: Vec<String> = FLAGS
         .iter()
@@ -325,8 +327,8 @@ fn bytes(matches: &Matches, flag: Flag<i64>) -> Option<usize> {
     usize::try_from(matches.get(flag)).ok().filter(|bytes| *bytes > 0)
 }
 
-/// Returns the endpoints that DNS has for the domain of `--discovery-srv`; an empty list if no domain is
-/// given.
+/// Returns the endpoints that the SRV records of the domain in `--discovery-srv` name; an empty list if no
+/// domain is given.
 async fn discovered(matches: &Matches, io: &Io, insecure: bool) -> Result<Vec<String>, Failure> {
     let domain = matches.get(DISCOVERY_SRV);
     if domain.is_empty() {

@@ -1,21 +1,21 @@
 //! `etcdctl`: a command-line client of a cluster, with etcd's commands, flags, outputs and exit codes.
 //!
-//! Structure: one file per family of commands ([`commands`]) with its flags and the functions that run it,
-//! and one printer per output format ([`printer`]). The output is equal to that of etcdctl 3.7, byte for
-//! byte. In cases where etcdctl crashes, this tool reports an error.
+//! Each family of commands has one file in [`commands`], with its flags and the functions that run it. Each
+//! output format has one printer in [`printer`]. The output is byte for byte that of etcdctl 3.7; where
+//! etcdctl crashes, this tool reports an error.
 //!
-//! Not in this crate: the transport of messages (`client`), the syntax of flags (`cli`), and the contents of
-//! snapshot files except their checksum (`utl`).
+//! Other crates send the requests (`client`), parse flags (`cli`), and read snapshot files (`utl`). This
+//! crate knows only the checksum of a snapshot file.
 //!
 //! Invariants:
-//! * Data goes to standard output, everything else to standard error.
+//! * Results go to standard output, all other messages to standard error.
 //! * No argument, input or response causes a panic.
 //! * A snapshot file gets its final name only once it is complete and synced.
 //!
 //! Start reading with [`run_in`], `commands/get.rs` and `call.rs`.
 //!
-//! Tests: `tests/it` compares the whole output of every command and format with that of etcdctl 3.7, against
-//! a scripted server, and the requests that each command sends; further tests are beside the code;
+//! Tests: `tests/it` runs every command in every format against a scripted server, and compares the requests
+//! and the whole output with those of etcdctl 3.7. Further tests are beside the code.
 //! `interop/etcdctl_same.py` runs both tools against real servers.
 
 mod call;

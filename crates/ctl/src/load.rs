@@ -1,4 +1,5 @@
-//! The load that `check` generates: many clients that write, and the results of their writes.
+//! Generates the load for the commands below `check` with many clients that write keys, and records the
+//! duration or the error of each write.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -17,17 +18,17 @@ use tokio::time::Instant;
 use crate::call::Call;
 use crate::printer::put;
 
-/// Timeout of the cleanup.
+/// Timeout of each request that compacts or defragments after the measurement.
 const CLEANUP_LIMIT: Duration = Duration::from_secs(30);
 
-/// Result of the writes.
+/// Results of all writes of a measurement.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Outcome {
     /// Duration of each successful write, in seconds.
     pub(crate) latencies: Vec<f64>,
     /// Number of occurrences of each error.
     pub(crate) errors: BTreeMap<String, u64>,
-    /// Seconds from the first to the last write.
+    /// Seconds from the start of the clients to the end of the last write.
     pub(crate) total: f64,
 }
 
@@ -50,7 +51,7 @@ impl Outcome {
         (self.latencies.iter().map(square).sum::<f64>() / count).sqrt()
     }
 
-    /// Returns the lines about errors; empty if there were none.
+    /// Returns the lines of the report that list the errors; an empty text if there were none.
     pub(crate) fn error_lines(&self) -> String {
         let mut lines = Vec::new();
         if !self.errors.is_empty() {
@@ -63,7 +64,7 @@ impl Outcome {
     }
 }
 
-/// Clients that take writes from one bounded queue. Each client has its own connection.
+/// Clients that take write requests from one shared, bounded queue. Each client has its own connection.
 pub(crate) struct Clients {
     queue: Option<mpsc::Sender<pb::PutRequest>>,
     running: JoinSet<()>,
@@ -101,8 +102,8 @@ impl Clients {
     /// Queues a write. Waits while the queue is full because all clients are busy.
     pub(crate) async fn offer(&self, request: pb::PutRequest) {
         if let Some(queue) = &self.queue {
-            // If the queue is closed, all clients have panicked, and the outcome will not contain their
-            // writes.
+            // Ignore an error: the queue is closed only if all clients have panicked, and in that case the
+            // outcome lacks the write.
             let _ = queue.send(request).await;
         }
     }
@@ -112,7 +113,7 @@ impl Clients {
         self.queue.as_ref().is_some_and(|queue| queue.capacity() > 0)
     }
 
-    /// Returns the number of finished writes.
+    /// Returns the number of writes that have succeeded so far.
     pub(crate) fn done(&self) -> u64 {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).latencies.len() as u64
     }
@@ -136,7 +137,8 @@ pub(crate) async fn connections(call: &Call, count: usize) -> Result<Vec<Client>
     Ok(connections)
 }
 
-/// Returns an error if keys with this prefix exist, because all keys with the prefix are deleted at the end.
+/// Returns an error if keys with this prefix exist: the command deletes all keys with the prefix at the end,
+/// and must not delete keys of other clients.
 pub(crate) async fn refuse_if_used(connection: &Client, prefix: &str, quoted: &str) -> Result<(), Failure> {
     let request = pb::RangeRequest {
         key: prefix.to_owned().into(),
@@ -155,7 +157,7 @@ pub(crate) async fn refuse_if_used(connection: &Client, prefix: &str, quoted: &s
     ))
 }
 
-/// Deletes all keys that were written. Returns the revision of the deletion.
+/// Deletes all keys with this prefix. Returns the revision of the deletion.
 pub(crate) async fn delete_all(connection: &Client, prefix: &str) -> Result<i64, api::Status> {
     let request = pb::DeleteRangeRequest {
         key: prefix.to_owned().into(),
@@ -167,7 +169,7 @@ pub(crate) async fn delete_all(connection: &Client, prefix: &str) -> Result<i64,
     Ok(answer.header.unwrap_or_default().revision)
 }
 
-/// Compacts the history, and waits until the compacted data is removed.
+/// Compacts the history up to `revision`, and waits until the compacted data is removed.
 pub(crate) async fn compact(call: &Call, connection: &Client, revision: i64) -> Result<(), Failure> {
     call.line(format!("Compacting with revision {revision}"))?;
     let request = pb::CompactionRequest { revision, physical: true };
@@ -189,7 +191,8 @@ pub(crate) async fn defragment(call: &Call, connection: &Client) -> Result<(), F
     Ok(())
 }
 
-/// Generates keys of one length below a prefix: a random number as a varint, followed by zeros.
+/// Generates keys of the same length: a prefix, followed by a random number as a varint and by zero bytes.
+/// Equal to the keys of etcdctl.
 pub(crate) struct RandomKeys {
     prefix: Vec<u8>,
     length: usize,
@@ -204,7 +207,7 @@ impl RandomKeys {
 
     pub(crate) fn next(&mut self) -> Vec<u8> {
         let mut key = self.prefix.clone();
-        // The number is even, because Go's PutVarint doubles positive numbers.
+        // Make the number even, as Go's PutVarint does, which doubles positive numbers (zigzag encoding).
         let mut number = (self.random.number() >> 1) << 1;
         while number >= 0x80 {
             key.push(number.to_le_bytes()[0] | 0x80);

@@ -1,4 +1,4 @@
-//! Reads one value from a server's metrics page.
+//! Reads a server's resident memory from its metrics page.
 
 use std::fmt;
 use std::time::Duration;
@@ -14,10 +14,10 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// Maximum size of a page in bytes.
 const PAGE_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
-/// Reason why a value of a metrics page is not known.
+/// Reason why the resident memory could not be read from a metrics page.
 #[derive(Debug)]
 pub(crate) enum MetricsError {
-    /// The endpoint uses TLS, or another protocol than HTTP.
+    /// The endpoint has a scheme other than `http`, which is not supported.
     NotPlain(String),
     /// The page could not be fetched.
     Fetch {

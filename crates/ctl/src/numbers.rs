@@ -1,16 +1,16 @@
-//! Parses numbers in arguments, with the errors of Go's strconv.
+//! Parses numbers in arguments, with the error messages of Go's strconv.
 
 use std::fmt;
 use std::num::IntErrorKind;
 
 use cli::go::quote;
 
-/// Reason why a text is not a number. The error text is that of Go's strconv.
+/// Reason why a text is not a number. It displays as the error of Go's strconv.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NumberError {
-    /// Name of the function of strconv that would return this error.
+    /// Name of the function of strconv that would return this error; part of the message.
     function: &'static str,
-    /// The quoted text.
+    /// The text that is not a number, in quotes.
     text: String,
     /// Reason for the failure.
     reason: &'static str,
@@ -26,7 +26,7 @@ impl fmt::Display for NumberError {
 /// Parses a signed number.
 ///
 /// # Errors
-/// Returns an error with the text of Go's `strconv.ParseInt`.
+/// Returns an error with the message of Go's `strconv.ParseInt`.
 pub fn signed(text: &[u8], radix: u32) -> Result<i64, NumberError> {
     let number = std::str::from_utf8(text).ok().map(|text| i64::from_str_radix(text, radix));
     parsed("ParseInt", text, number)
@@ -35,7 +35,7 @@ pub fn signed(text: &[u8], radix: u32) -> Result<i64, NumberError> {
 /// Parses an unsigned number. A sign is not allowed.
 ///
 /// # Errors
-/// Returns an error with the text of Go's `strconv.ParseUint`.
+/// Returns an error with the message of Go's `strconv.ParseUint`.
 pub fn unsigned(text: &[u8], radix: u32) -> Result<u64, NumberError> {
     let plain = std::str::from_utf8(text).ok().filter(|text| !text.starts_with('+'));
     parsed("ParseUint", text, plain.map(|text| u64::from_str_radix(text, radix)))

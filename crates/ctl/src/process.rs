@@ -1,12 +1,12 @@
-//! Operating system functions for this process: switching off the terminal's echo, and the signals that end a
+//! Calls the operating system to switch off the terminal's echo, and to handle the signals that end a
 //! command.
 
 use std::sync::OnceLock;
 
 use tokio::sync::watch;
 
-/// Signals that end a waiting command. SIGHUP is sent when the terminal closes. It is left out if `nohup` has
-/// made the process ignore it.
+/// Signals that end a waiting command. SIGHUP, which is sent when the terminal closes, is left out if the
+/// process ignores it, as it does under `nohup`.
 const ENDING: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 
 /// While this value exists, the terminal at standard input does not show typed characters.
@@ -17,14 +17,15 @@ pub struct EchoOff {
 impl EchoOff {
     /// Switches the echo off, if standard input is a terminal.
     pub fn new() -> EchoOff {
-        // SAFETY: termios is plain data; tcgetattr fills it or fails, and the result is checked.
+        // SAFETY: termios is plain data, for which zeros are valid; `now` outlives the call, which fills it
+        // or fails.
         let before = unsafe {
             let mut now: libc::termios = std::mem::zeroed();
             (libc::tcgetattr(libc::STDIN_FILENO, &mut now) == 0).then_some(now)
         };
         if let Some(mut quiet) = before {
             quiet.c_lflag &= !libc::ECHO;
-            // SAFETY: the attributes were read from this terminal.
+            // SAFETY: `quiet` is initialised, and outlives the call, which only reads it.
             unsafe { libc::tcsetattr(libc::STDIN_FILENO, libc::TCSANOW, &quiet) };
         }
         EchoOff { before }
@@ -40,19 +41,21 @@ impl Default for EchoOff {
 impl Drop for EchoOff {
     fn drop(&mut self) {
         if let Some(before) = &self.before {
-            // SAFETY: the attributes were read from this terminal.
+            // SAFETY: `before` is initialised, and outlives the call, which only reads it.
             unsafe { libc::tcsetattr(libc::STDIN_FILENO, libc::TCSANOW, before) };
         }
     }
 }
 
-/// Reports SIGINT, SIGTERM and SIGHUP, which then no longer end the process by themselves.
+/// Reports SIGINT, SIGTERM and SIGHUP to a command. After a call of [`Interruption::of_process`], these
+/// signals no longer end the process.
 #[derive(Clone)]
 pub struct Interruption(watch::Receiver<bool>);
 
 impl Interruption {
-    /// Takes over the signals, once for the whole process. Must be called before other threads start, because
-    /// each thread has its own signal mask.
+    /// Blocks the signals and starts a thread that waits for them; later calls return the same interruption.
+    /// Must be called before other threads start: each thread has its own signal mask, which it inherits when
+    /// it starts, and a signal would end the process if any thread did not block it.
     pub fn of_process() -> Interruption {
         static ONLY: OnceLock<watch::Receiver<bool>> = OnceLock::new();
         Interruption(
@@ -82,10 +85,11 @@ impl Interruption {
         Interruption(receiver)
     }
 
-    /// Waits for a signal. Returns at once if one has already arrived.
+    /// Waits for a signal. Returns immediately if a signal has already arrived.
     pub async fn came(&mut self) {
         if self.0.wait_for(|came| *came).await.is_err() {
-            // All senders were dropped, so no signal can arrive any more, and the wait never ends.
+            // The sender was dropped, so no signal can arrive any more. Wait without end, because returning
+            // would mean that a signal has arrived.
             std::future::pending::<()>().await;
         }
     }
@@ -100,8 +104,8 @@ impl Interruption {
 
 /// Returns true if the process was started with this signal ignored.
 fn is_ignored(signal: libc::c_int) -> bool {
-    // SAFETY: sigaction is plain data; without a new action, the call fills in the present action or fails,
-    // and the result is checked.
+    // SAFETY: sigaction is plain data, for which zeros are valid; `now` outlives the call, which stores the
+    // current action in it or fails.
     unsafe {
         let mut now: libc::sigaction = std::mem::zeroed();
         libc::sigaction(signal, std::ptr::null(), &mut now) == 0 && now.sa_sigaction == libc::SIG_IGN
@@ -113,8 +117,8 @@ fn ending() -> libc::sigset_t {
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&mut set);
-        // A blocked signal is delivered to the process even if it was ignored, so an ignored SIGHUP must not
-        // be blocked.
+        // Leave out SIGHUP if the process ignores it: `sigwait` would return a blocked signal even if it is
+        // ignored, and so end a command that was started with `nohup`.
         for signal in ENDING.into_iter().filter(|signal| *signal != libc::SIGHUP || !is_ignored(*signal)) {
             libc::sigaddset(&mut set, signal);
         }

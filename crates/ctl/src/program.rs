@@ -59,13 +59,13 @@ impl Program {
         }
     }
 
-    /// Adds an environment variable to those of this process.
+    /// Sets an environment variable for the program, which also gets the variables of this process.
     pub(crate) fn variable(&mut self, name: &'static str, value: OsString) {
         self.variables.push((name, value));
     }
 
-    /// Runs the program to its end. Its standard input is empty, and its output is copied to the output of
-    /// this process.
+    /// Runs the program and waits until it ends. The program's standard input is empty, and its output goes
+    /// to the output of this command.
     ///
     /// # Errors
     /// Returns an error if the program could not be started or did not exit with code 0.
@@ -94,7 +94,7 @@ impl Program {
             command.status().map_err(not_started)?
         } else {
             let output = command.output().map_err(not_started)?;
-            // If the output is closed, nothing reads it, so the error is ignored.
+            // Ignore errors: if an output is closed, no reader misses the text.
             let _ = io.out.write(&output.stdout);
             let _ = io.err.write(&output.stderr);
             output.status

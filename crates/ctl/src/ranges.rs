@@ -1,6 +1,7 @@
-//! Range ends as etcd's Go client computes them.
+//! Computes range ends as etcd's Go client does.
 
-/// Range end that means all keys from the given key on: the zero byte, which etcd reads as "no end".
+/// Range end that means "all keys from the first one on": a single zero byte, which the API defines as no
+/// end.
 pub const OPEN_END: &[u8] = b"\0";
 
 /// Returns the end of the range of all keys with this prefix; [`OPEN_END`] if the prefix is empty or has only

@@ -7,13 +7,15 @@ use crate::call::Call;
 use crate::commands::{HINT, PROGRAM, Runner};
 use crate::process::Interruption;
 
-/// Runs the tool in this process. `args` are the arguments after the tool's name.
+/// Runs the command that `args` request, with the streams of this process; `args` are the arguments after the
+/// tool's name.
 pub fn run(args: &[OsString]) -> ExitCode {
     ExitCode::from(run_in(args, &Io::of_process(), None))
 }
 
-/// Runs the tool with caller-supplied streams and environment. A waiting command is interrupted by
-/// `interruption` if given, otherwise by the signals of the process. Returns the exit code.
+/// Runs the command that `args` request, with the streams and environment in `io`. A waiting command is
+/// interrupted by `interruption` if it is given, otherwise by the signals of the process. Returns the exit
+/// code.
 pub fn run_in(args: &[OsString], io: &Io, interruption: Option<Interruption>) -> u8 {
     match ran(args, io, interruption) {
         Ok(()) => 0,
@@ -59,8 +61,8 @@ fn ran(args: &[OsString], io: &Io, interruption: Option<Interruption>) -> Result
     if outcome.as_ref().is_err_and(is_late) {
         call.tell_unreached(|_| true);
     }
-    // Threads that still wait for a line of standard input or for a name look-up are not joined, because they
-    // may never end.
+    // Do not wait for threads that still read standard input or look up a host name, because they may never
+    // end.
     runtime.shutdown_background();
     outcome
 }
@@ -73,7 +75,7 @@ pub(crate) fn say(io: &Io, text: &str) -> Result<(), Failure> {
     io.out.write(text.as_bytes()).map_err(|_| Failure::said(Failure::ERROR))
 }
 
-/// Text of the failure of a command whose time limit has passed.
+/// Message of the failure of a command whose time limit has passed.
 const LATE: &str = "context deadline exceeded";
 
 const ROOT_FLAGS: &str = "\nFlags:\n  -h, --help   help for etcdctl\n";
@@ -102,7 +104,8 @@ pub(crate) fn refused_as(io: &Io, error: &str, path: &[&str]) -> Failure {
     Failure::said(Failure::ERROR)
 }
 
-/// Returns the usage text that is printed after an error. It lacks the hint at the end of the help texts.
+/// Returns the usage text that is printed after an error: the usage of the help text without the hint at its
+/// end.
 pub(crate) fn plain_usage(path: &[&str]) -> String {
     let usage = PROGRAM.usage(path);
     let kept: Vec<&str> = usage.lines().filter(|line| *line != HINT).collect();

@@ -22,7 +22,8 @@ impl std::fmt::Display for QuoteError {
 }
 
 /// Parses the quoted string at the beginning of `text`: `"…"` with escapes, or `` `…` `` without escapes.
-/// Also returns the rest of the text. The rules are those of `%q` in Go's Sscanf and of `strconv.Unquote`.
+/// Returns the contents of the string, and the rest of `text`. The rules are those of `%q` in Go's Sscanf and
+/// of `strconv.Unquote`.
 ///
 /// # Errors
 /// Returns a [`QuoteError`] if the text does not begin with a valid quoted string.

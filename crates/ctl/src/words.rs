@@ -4,8 +4,8 @@ use cli::Failure;
 
 use crate::unquote::{QuoteError, quoted};
 
-/// Splits a line into words: `"…"` with Go's escapes, `'…'` without escapes, and any other text up to the
-/// next white space. A quote that is not closed is ignored, as in etcdctl.
+/// Splits a line into words. A word is `"…"` with Go's escapes, `'…'` without escapes, or any other text up
+/// to the next white space. As in etcdctl, an opening quote without a closing one is skipped.
 ///
 /// # Errors
 /// Returns an error with exit code 3 if a double-quoted string contains an escape that Go does not know.

@@ -1,5 +1,5 @@
-//! Applies log entries of arbitrary content to two state machines. A state machine must accept any bytes, and
-//! must be deterministic.
+//! Checks that state machines are deterministic and that no log entry makes one panic: applies entries with
+//! arbitrary content to two of them, under different conditions, and compares the results.
 
 use api::Status;
 use api::etcdserverpb::InternalRaftRequest;
@@ -15,10 +15,10 @@ use crate::journal::Journal;
 use crate::script::{Scribe, Script};
 use crate::state::{RULES, assert_same, through_image, through_snapshot, through_transfer};
 
-/// Largest number of entries of one input.
+/// Maximum number of entries that one input applies; the rest of the input is ignored.
 const ENTRIES_MAX: usize = 64;
 
-/// Numbers of the steps in a script.
+/// Numbers that select the kind of a step in a script.
 const ENTRY: u8 = 0;
 const CONF_CHANGE: u8 = 1;
 const COMPACT: u8 = 2;
@@ -27,9 +27,9 @@ const SNAPSHOT: u8 = 4;
 const TRANSFER: u8 = 5;
 const STEPS: u8 = 6;
 
-/// Two state machines that apply the same entries under different conditions. The first one produces
-/// responses. The second one does not, compacts physically at other times, and is saved and restored in
-/// between.
+/// Two state machines that apply the same entries under different conditions, and must be equal afterwards.
+/// The first machine produces responses. The second machine produces none, removes compacted data at other
+/// times, and is saved and restored between entries.
 pub struct Twins {
     journal: Journal,
     first: Machine,
@@ -43,12 +43,13 @@ impl Default for Twins {
 }
 
 impl Twins {
-    /// Applies an entry to both machines. Returns false if both machines fail to apply it.
+    /// Applies an entry to both machines, and checks that their results are equal. Returns false if both
+    /// machines fail to apply the entry.
     pub fn entry(&mut self, data: &Bytes) -> bool {
         self.apply(data).is_some()
     }
 
-    /// Applies an entry to both machines, and returns the outcome.
+    /// Applies an entry to both machines, and returns the outcome, on which they agree.
     ///
     /// # Panics
     ///
@@ -57,7 +58,7 @@ impl Twins {
         self.apply(data).expect("it can be applied")
     }
 
-    /// Returns the users and roles, after a check that both machines have the same.
+    /// Checks that both machines have the same users and roles, and returns these.
     pub fn auth(&self) -> &Auth {
         assert_eq!(self.first.auth, self.second.auth);
         &self.first.auth
@@ -88,13 +89,15 @@ impl Twins {
         }
     }
 
-    /// Applies a membership change to both machines. Returns false if both machines fail to apply it.
+    /// Applies a membership change to both machines, and checks that their results are equal. Returns false
+    /// if both machines fail to apply the change.
     pub fn conf_change(&mut self, data: &Bytes) -> bool {
         if let Ok(change) = ConfChange::decode(data.clone()) {
             let before = self.first.members.clone();
             let allowed = machine::validate(&self.first.members, &change, RULES.learners_max);
             assert_eq!(before, self.first.members);
-            // Both machines must return the same result, and the check must not change the members.
+            // The validation must not change the members, and both machines must validate with the same
+            // result.
             assert_eq!(allowed, machine::validate(&self.second.members, &change, RULES.learners_max));
         }
         let location = self.journal.append(data);
@@ -107,7 +110,7 @@ impl Twins {
         ours.is_ok()
     }
 
-    /// Lets the second machine continue its physical compaction.
+    /// Lets the second machine continue to remove compacted data.
     pub fn compact_step(&mut self, budget: u8) {
         self.second.compact_step(u64::from(budget));
     }
@@ -168,7 +171,8 @@ pub fn run(data: &[u8]) {
     twins.finish();
 }
 
-/// Returns seeds with every kind of request and membership change: each one alone, and all of them in a row.
+/// Returns seeds with every kind of request and membership change: one seed for each, and one with all of
+/// them.
 pub fn seeds() -> Vec<Vec<u8>> {
     let requests: Vec<InternalRaftRequest> = commands::examples();
     let changes = commands::conf_changes();

@@ -1,5 +1,5 @@
-//! Fuzzes users, roles and permissions: changes them, sends requests of these users about a few keys, and
-//! compares the results with those of a simple model.
+//! Checks authorization against a simple model: changes users, roles and permissions, sends requests of these
+//! users for a few keys, and compares the results with those of the model.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,7 +22,7 @@ use crate::apply::Twins;
 use crate::permission_tree::PermissionTree;
 use crate::script::Script;
 
-/// Largest number of steps of one input.
+/// Maximum number of steps that one input performs; the rest of the input is ignored.
 const STEPS_MAX: usize = 120;
 
 const USERS: [&str; 5] = [ROOT, "alice", "bob", "nobody", ""];
@@ -31,8 +31,8 @@ const KEYS: [&[u8]; 9] = [b"a", b"aa", b"b", b"b\0", b"c", b"\0", b"\xff", b"m",
 const ENDS: [&[u8]; 9] = [b"", b"", b"", b"\0", b"b", b"c", b"\xff\xff", b"a", b"aa\0"];
 const KINDS: [i32; 4] =
     [permission::Type::Read as i32, permission::Type::Write as i32, permission::Type::Readwrite as i32, 17];
-/// Password hash of all users. Computing `bcrypt` would be slow, and no check reads the hash, so any base64
-/// text will do.
+/// Password hash of all users: any base64 text, because computing a `bcrypt` hash would be slow, and no check
+/// reads the hash.
 const HASH: &str = "aGFzaA==";
 
 /// Permission of a role: kind, key and range end.
@@ -48,7 +48,7 @@ struct User {
 #[derive(Default)]
 struct Model {
     is_enabled: bool,
-    /// Number of changes since the first revision, which is 1.
+    /// Number of changes. The auth revision, which is 1 at first, is increased by each change.
     changes: u64,
     users: BTreeMap<&'static str, User>,
     roles: BTreeMap<&'static str, Vec<Granted>>,
@@ -72,8 +72,8 @@ impl Model {
         self.changes + 1
     }
 
-    /// Returns true if the permissions cover the request. Permissions may change only at certain points; each
-    /// of these points that is in the requested range must be allowed.
+    /// Returns true if the permissions cover the requested range. It is enough to check the points in the
+    /// range at which a permission or the range begins or ends, because between these points nothing changes.
     fn covers(&self, user: &User, allows: &[i32], key: &[u8], end: &[u8]) -> bool {
         let granted: Vec<&Granted> = user
             .roles
@@ -83,7 +83,8 @@ impl Model {
             .filter(|(kind, ..)| allows.contains(kind))
             .collect();
         if !end.is_empty() && end != [0] && key >= end {
-            // For a range that contains no keys, the result depends on the shape of etcd's tree.
+            // For a range that contains no keys (its end is not above its key), etcd's result depends on the
+            // shape of its tree of permissions, so use a second implementation of that tree.
             return PermissionTree::of(granted.iter().map(|(_, key, end)| match *end {
                 [] => (key.to_vec(), [key, &[0][..]].concat()),
                 [0] => (key.to_vec(), Vec::new()),
@@ -134,7 +135,7 @@ impl Model {
         }
     }
 
-    /// Makes a change in the model. Returns true if it changed anything.
+    /// Makes a change in the model. Returns true if the model is different afterwards.
     fn change(&mut self, change: &Change) -> Result<bool, Status> {
         let is_enabled = self.is_enabled;
         let user = |users: &mut BTreeMap<_, User>, name| match users.contains_key(name) {
@@ -216,8 +217,8 @@ impl Model {
                     return Err(error::INVALID_AUTH_MGMT);
                 }
                 let all = self.roles.get_mut(role).ok_or(error::ROLE_NOT_FOUND)?;
-                // Only the first permission of the key is considered, as in etcd. A later permission with the
-                // same range stays, whatever its kind.
+                // As in etcd, replace a permission only if it is the first one with this key and has the same
+                // range end. Otherwise add a permission, even if a later one has the same range.
                 match all.iter_mut().find(|(_, key, _)| *key == granted.1) {
                     Some(first) if first.2 == granted.2 => first.0 = granted.0,
                     _ => {
@@ -329,7 +330,8 @@ impl Change {
     }
 }
 
-/// Draws a caller, mostly with the current auth revision, sometimes with another one or without a token.
+/// Generates a caller from the script, mostly with the current auth revision, sometimes with another one or
+/// without a token.
 fn caller(script: &mut Script<'_>, revision: u64) -> Caller<'static> {
     let user = script.pick(&USERS);
     let revision = match script.below(8) {
@@ -345,7 +347,8 @@ fn header(caller: Caller<'_>) -> RequestHeader {
     RequestHeader { id: 1, username: caller.user.to_owned(), auth_revision: caller.revision }
 }
 
-/// Compares the results of the gate with the model, for every range that the test's keys can form.
+/// Compares the results of the gate (Mainstay's authorization checks) with those of the model, for every
+/// range of [`KEYS`] and [`ENDS`].
 fn ask(twins: &Twins, cache: &mut RightsCache, model: &Model, caller: Caller<'_>) {
     let gate = Gate::new(twins.auth(), caller, cache);
     assert_eq!(gate.admin(), model.admin(caller));
@@ -362,7 +365,8 @@ fn ask(twins: &Twins, cache: &mut RightsCache, model: &Model, caller: Caller<'_>
     }
 }
 
-/// Draws a write request of a user. Returns the request, and the result that the model expects.
+/// Generates a write request of a user from the script. Returns the request, and the result that the model
+/// expects.
 fn write(
     script: &mut Script<'_>,
     model: &Model,
@@ -408,7 +412,8 @@ fn write(
                 range_end: Bytes::from_static(end),
                 ..Default::default()
             };
-            // Permissions are checked for both branches, even for the one that is not executed.
+            // The second put is in the branch that is not executed, because permissions must be checked for
+            // both branches.
             request.txn = Some(TxnRequest {
                 success: vec![op(Request::RequestRange(range)), op(Request::RequestTxn(nested))],
                 failure: vec![op(Request::RequestPut(put(second, false)))],
@@ -439,7 +444,8 @@ pub fn run(data: &[u8]) {
                 let caller = caller(&mut script, model.revision());
                 let change = Change::read(&mut script);
                 let expected = match model.admin(caller) {
-                    // Every change of auth requires root, even disabling authentication that is not enabled.
+                    // The caller is refused first: every change of users, roles or authentication requires
+                    // root, even disabling authentication that is not enabled.
                     Err(refused) => Err(refused),
                     Ok(()) => model.change(&change).map(drop),
                 };
@@ -496,7 +502,8 @@ pub fn run(data: &[u8]) {
     twins.finish();
 }
 
-/// Returns scripts of arbitrary bytes, and one that enables authentication with some permissions granted.
+/// Returns scripts of arbitrary bytes, and the same scripts preceded by steps that enable authentication and
+/// grant some permissions.
 pub fn seeds() -> Vec<Vec<u8>> {
     let root = [0, 7];
     let change =

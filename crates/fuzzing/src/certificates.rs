@@ -1,5 +1,6 @@
-//! Files with certificates, keys and revocation lists, and certificate chains of peers, all with arbitrary
-//! content.
+//! Checks the code for certificates with arbitrary input: loads files with certificates, keys and revocation
+//! lists, and presents certificate chains of peers. Only certificates that the authority has signed may be
+//! accepted.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -36,8 +37,9 @@ impl TimeProvider for Still {
     }
 }
 
-/// PEM labels with which a file's bytes are wrapped, so that mutations reach the content inside PEM. With the
-/// empty label the bytes are not wrapped.
+/// PEM labels. The script's bytes for a file are DER content, which is wrapped as PEM with one of these
+/// labels, so that mutations change the content and not the base64 text. With the empty label the bytes are
+/// not wrapped.
 const WRAPS: [&str; 6] = ["", "CERTIFICATE", "PRIVATE KEY", "EC PRIVATE KEY", "RSA PRIVATE KEY", "X509 CRL"];
 const CERTIFICATE: u8 = 1;
 const PRIVATE_KEY: u8 = 2;
@@ -56,7 +58,7 @@ fn file(script: &mut Script<'_>) -> Vec<u8> {
     if label.is_empty() { bytes.to_vec() } else { pem(label, bytes) }
 }
 
-/// Asserts that an error text contains no line of the key file.
+/// Asserts that an error message contains no line of the key file that could be a part of the key.
 fn assert_keeps(text: &str, key: &[u8]) {
     let is_base64 = |byte: u8| byte.is_ascii_alphanumeric() || b"+/=".contains(&byte);
     for line in key.split(|byte| *byte == b'\n').filter_map(|line| std::str::from_utf8(line).ok()) {
@@ -66,7 +68,7 @@ fn assert_keeps(text: &str, key: &[u8]) {
     }
 }
 
-/// Loads the fixed certificate authority and the fixed server certificate.
+/// Loads TLS settings with the fixed certificate authority and the fixed server certificate.
 pub(crate) fn sound(settings: Settings) -> Tls {
     let (own, key) = (pem("CERTIFICATE", SERVER), pem("PRIVATE KEY", SERVER_KEY));
     let authority = pem("CERTIFICATE", AUTHORITY);
@@ -79,8 +81,8 @@ pub(crate) fn sound(settings: Settings) -> Tls {
     load(settings, files, Arc::new(Still), None).expect("sound files")
 }
 
-/// Checks a peer's certificate chain with every check that a listener makes. Returns true if the chain is
-/// accepted.
+/// Presents a peer's certificate chain to all checks that a listener makes. Returns true if the listener
+/// accepts the chain.
 fn show(tls: &Tls, chain: &[CertificateDer<'_>], remote: IpAddr) -> bool {
     let Some(server) = tls.server() else { return false };
     let _ = PeerNames::of(Some(chain));
@@ -106,8 +108,8 @@ fn show(tls: &Tls, chain: &[CertificateDer<'_>], remote: IpAddr) -> bool {
     admitted.is_ok()
 }
 
-/// Fuzz target: loads the files of a script, and presents its certificate chain to the resulting listener and
-/// to a fixed one.
+/// Fuzz target: loads the files in the script, and presents the certificate chain in the script to two
+/// listeners: one with the loaded files, and one with fixed files.
 pub fn run(data: &[u8]) {
     let mut script = Script::new(data);
     let flags = script.u8();
@@ -142,7 +144,7 @@ pub fn run(data: &[u8]) {
             let said = format!("{:?} {:?} {:?} {:?}", tls, tls.describe(), tls.warnings(), tls.expiries());
             assert_keeps(&said, &key);
             show(tls, &chain, remote);
-            // Files that can be loaded after earlier settings must also load without them.
+            // Files that were loaded as a reload of earlier settings must also load without earlier settings.
             assert!(load(settings, files, Arc::new(Still), None).is_ok());
         }
     }

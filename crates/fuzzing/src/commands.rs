@@ -1,4 +1,5 @@
-//! Requests over few keys, leases and members, so that many requests depend on the effects of earlier ones.
+//! Applies valid requests to two state machines. The requests use few keys, leases and members, so that many
+//! of them depend on the effects of earlier ones.
 
 use api::etcdserverpb::alarm_request::AlarmAction;
 use api::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
@@ -19,10 +20,10 @@ use prost::Message as _;
 use crate::apply::Twins;
 use crate::script::Script;
 
-/// Largest number of requests of one input.
+/// Maximum number of requests that one input makes; the rest of the input is ignored.
 const REQUESTS_MAX: usize = 100;
 const OPS_MAX: usize = 128;
-/// Largest nesting depth of transactions.
+/// Maximum nesting depth of transactions.
 const DEPTH_MAX: u8 = 3;
 
 const KEYS: [&[u8]; 8] = [b"a", b"aa", b"b", b"b\0", b"c", b"\0", b"\xff", b"zz"];
@@ -121,7 +122,7 @@ fn txn(script: &mut Script<'_>, depth: u8) -> TxnRequest {
     }
 }
 
-/// Draws a request. Returns it, and true if a correct member would propose it.
+/// Generates a request from the script. Returns the request, and true if a correct member would propose it.
 fn request(script: &mut Script<'_>) -> (InternalRaftRequest, bool) {
     let mut request = InternalRaftRequest {
         header: Some(RequestHeader { id: script.u8().into(), ..RequestHeader::default() }),
@@ -203,7 +204,8 @@ fn conf_change(script: &mut Script<'_>) -> ConfChange {
     }
 }
 
-/// Fuzz target: both machines must apply every request that a correct member would propose.
+/// Fuzz target: applies the requests of a script to both machines, which must not fail for a request that a
+/// correct member would propose.
 pub fn run(data: &[u8]) {
     let mut script = Script::new(data);
     let mut twins = Twins::default();
@@ -234,7 +236,7 @@ pub fn run(data: &[u8]) {
     twins.finish();
 }
 
-/// Returns one request of each kind; all of them succeed in this order.
+/// Returns one request of each kind, in an order in which all of them succeed.
 pub fn examples() -> Vec<InternalRaftRequest> {
     let header = || Some(RequestHeader { id: 7, username: "u".to_owned(), auth_revision: 1 });
     let empty = || InternalRaftRequest { header: header(), ..InternalRaftRequest::default() };

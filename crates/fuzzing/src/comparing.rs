@@ -1,10 +1,11 @@
-//! Messages with which members compare their states.
+//! Checks the parsers of the messages with which members compare their states, on arbitrary input.
 
 use consistency::comparison::{read_hash, read_trail, write_trail};
 use http::Response;
 use numbers::{Index, Revision};
 
-/// Fuzz target: reads a state trail and a hash response of arbitrary content.
+/// Fuzz target: reads the input as a state trail (hashes of a member's state at several indexes) and as a
+/// response with a hash. A trail that can be read must be the same after it was written and read again.
 pub fn run(data: &[u8]) {
     if let Some(trail) = read_trail(data) {
         assert_eq!(read_trail(write_trail(&trail).as_bytes()).as_ref(), Some(&trail));

@@ -1,4 +1,5 @@
-//! Command-line flags, environment variables, and the parsing of their values.
+//! Parses arbitrary command-line flags, environment variables and values, and checks the accepted
+//! configurations.
 
 use cli::go::{nanoseconds, parse_duration};
 use config::flag::Kind;
@@ -7,9 +8,9 @@ use config::{Invocation, Url, parse};
 
 use crate::script::Script;
 
-/// Fuzz target: the lines before the first empty line are arguments, the lines after it are environment
-/// variables. A line that begins with a byte below 32 stands for the flag with that number, followed by the
-/// rest of the line.
+/// Fuzz target: parses arguments and environment variables. The lines of the input before the first empty
+/// line are arguments, and the lines after it are variables. If a line begins with a byte from 1 to 31, this
+/// byte selects a flag, and the rest of the line is the value of the flag.
 pub fn run(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let mut lines = text.split('\n');
@@ -21,7 +22,7 @@ pub fn run(data: &[u8]) {
     let read = parse(&args, &env);
     let Ok(Invocation::Serve(parsed)) = read else { return };
     let config = &parsed.config;
-    // The documentation promises these properties for every configuration that is accepted.
+    // Check the properties that the documentation of `Config` promises for every accepted configuration.
     assert!(!config.listen.peer_urls.is_empty() && !config.listen.client_urls.is_empty());
     assert!(
         !config.cluster.initial_advertise_peer_urls.is_empty()
@@ -69,7 +70,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
     seeds
 }
 
-/// Fuzz target for values alone: durations, URLs, lists, and every kind of flag.
+/// Fuzz target for values without flags: parses the input as a duration, a URL, a list, and a value of one
+/// kind of flag.
 pub fn run_values(data: &[u8]) {
     let mut script = Script::new(data);
     let kind = script.u8();

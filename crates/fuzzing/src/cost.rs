@@ -1,9 +1,9 @@
-//! Checks that requests of limited size have limited cost, whatever their content.
+//! Checks that the processor time and the memory for a request are limited by its size, whatever its content.
 //!
-//! The time budget is a multiple of the time for decoding the same bytes in the same run on the same machine,
-//! plus a constant far above the time that any valid request needs. Work that is linear in the size of the
-//! request stays far below the budget; quadratic work exceeds it. The memory budget is a multiple of the
-//! request's bytes.
+//! The time budget is a multiple of the time that decoding the same bytes takes in the same run, so that it
+//! does not depend on the speed of the machine, plus a generous constant. Work that is linear in the size of
+//! the request stays far below the budget; quadratic work exceeds it. The memory budget is a multiple of the
+//! request's size.
 
 use std::time::Duration;
 
@@ -24,14 +24,14 @@ use crate::meter::{Cost, measure};
 use crate::script::{Scribe, Script};
 use crate::state::RULES;
 
-/// Largest number of operations of one request. This many fit into etcd's limit of 1.5 MiB.
+/// Maximum number of operations of one request. A request with so many operations can be within etcd's size
+/// limit of 1.5 MiB.
 const OPS_MAX: usize = 60_000;
-/// Largest number of groups of operations of one input.
+/// Maximum number of groups of operations that one input creates.
 const GROUPS_MAX: usize = 64;
 /// Default of etcd's `--max-txn-ops`.
 const USUAL_OPS_MAX: usize = 128;
-/// Number of keys in the store to which transactions are applied. The next constant is the size of their
-/// values in bytes.
+/// Number of keys in the store to which transactions are applied.
 const STORED_KEYS: usize = 2_000;
 const STORED_VALUE_BYTES: usize = 500;
 
@@ -60,7 +60,7 @@ impl Keys {
     }
 }
 
-/// Operations and groups that the script may still create.
+/// Numbers of operations and groups that the script may still create.
 struct Allowance {
     ops: usize,
     groups: usize,
@@ -164,8 +164,8 @@ fn stored(journal: &Journal) -> Machine {
     machine
 }
 
-/// Fuzz target for transactions: checks a transaction as before a proposal, and then applies it without a
-/// response.
+/// Fuzz target for transactions: checks a transaction as a member does before a proposal, and then applies it
+/// without making a response. Both steps must stay within their budgets of time and memory.
 pub fn run_transactions(data: &[u8]) {
     let txn = txn(&mut Script::new(data));
     let request = InternalRaftRequest {
@@ -194,8 +194,8 @@ pub fn run_transactions(data: &[u8]) {
     let command = Command { index: machine.applied_index + 1, term: Term(1), data: &encoded, location };
     let (applied, cost) = measure(|| machine.apply(command, &journal, false).map(drop));
     assert!(applied.is_ok(), "what passed the check can be applied: {applied:?}");
-    // Deleting all keys writes a version of each key. Because no response is made, the values of ranges take
-    // no memory.
+    // Allow 1000 bytes per stored key, because deleting all keys writes a new version of each key. The values
+    // that ranges read take no memory, because no response is made.
     let held = held + STORED_KEYS * 1000;
     hold("applying", cost, decoding.cpu, 60, Duration::from_millis(500), held);
 }

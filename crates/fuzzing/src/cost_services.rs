@@ -1,9 +1,10 @@
-//! Checks the cost of requests to a single-member cluster: the work of its shard, its core and its log
-//! together.
+//! Checks that the processor time and the memory for a request to a single-member cluster are limited by the
+//! sizes of request and response. The measured work includes the member's connection handling, raft and the
+//! log.
 //!
-//! The time budget of a request is a time per byte of request and response, a time per key that it may visit,
-//! and a constant. The memory budget is proportional to the bytes of request and response. Work that grows
-//! faster than that exceeds the budget.
+//! The time budget is the sum of a time for each byte of request and response, a time for each key that the
+//! request may visit, and a constant. The memory budget is a sum of the same kind. Work that grows faster
+//! exceeds the budget.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -35,16 +36,15 @@ use telemetry::logging::{Format, Level, Logger};
 use crate::meter::{Cost, measure};
 use crate::script::{Scribe, Script};
 
-/// Number of keys that the member has. The next constant is the size of their values in bytes.
+/// Number of keys in the member's store.
 const KEYS: usize = 400;
 const VALUE_BYTES: usize = 300;
-/// Largest number of requests of one input. The next constants are the largest number of operations of a
-/// transaction, and of watches on a stream.
+/// Maximum number of requests that one input sends.
 const REQUESTS_MAX: usize = 10;
 const OPS_MAX: u8 = 24;
 const WATCHES_MAX: usize = 4096;
 
-/// Links to peers, for a member that has no peers.
+/// Peer links of a member without peers.
 struct Nobody;
 
 impl PeerLinks for Nobody {
@@ -73,7 +73,7 @@ impl PeerLinks for Nobody {
     fn close(&self) {}
 }
 
-/// Member of a single-member cluster, together with its clock.
+/// The only member of a cluster, and the clock that the test sets.
 struct World {
     member: Stepped,
     clock: Arc<HandClock>,
@@ -115,7 +115,7 @@ impl World {
         world
     }
 
-    /// Does all pending work of the member. If there is no work, advances the clock.
+    /// Lets the member do pending work, in at most four rounds. If there is none, advances the clock.
     fn go_on(&mut self) {
         let mut any = false;
         for _ in 0..4 {
@@ -172,7 +172,7 @@ fn put(n: usize, value_bytes: usize) -> PutRequest {
     PutRequest { key: key(n), value: vec![7; value_bytes].into(), ..PutRequest::default() }
 }
 
-/// Draws a range of keys: one key, some keys, or all keys.
+/// Generates a range from the script: one key, some keys, or all keys.
 fn keys(script: &mut Script<'_>) -> (Bytes, Bytes) {
     let first = usize::from(script.u16()) % (KEYS + 50);
     match script.below(4) {
@@ -217,8 +217,8 @@ fn operation(script: &mut Script<'_>) -> Request {
     }
 }
 
-/// Fails if the work cost more than its budget, which follows from the bytes of request and response, and
-/// from the number of keys that it may visit.
+/// Panics if the work cost more than its budget, which depends on the number of bytes of request and
+/// response, and on the number of keys that the work may visit (`looks`).
 fn hold(what: &str, cost: Cost, bytes: usize, looks: usize) {
     let cpu_max = Duration::from_millis(150) + Duration::from_nanos((300 * bytes + 4000 * looks) as u64);
     assert!(cost.cpu <= cpu_max, "{what} took {:?} for {bytes} bytes and {looks} keys", cost.cpu);
@@ -299,7 +299,7 @@ fn watches(world: &mut World, script: &mut Script<'_>) {
         let mut serving =
             world.member.watch(false, stream.clone(), stream.clone(), std::future::pending::<()>());
         let mut rest = |world: &mut World| {
-            // Runs the member until no response has arrived for a while.
+            // Lets the member work until 20 rounds have brought no further response.
             let mut quiet = 0;
             while quiet < 20 {
                 let before = *stream.heard.borrow();
@@ -315,7 +315,8 @@ fn watches(world: &mut World, script: &mut Script<'_>) {
         drop(serving);
     });
     let (responses, heard) = *stream.heard.borrow();
-    // The history is read once for each 256 watches.
+    // Watches that begin in the past read the history. One read serves up to 256 watches; the budget allows
+    // one for each 64.
     hold("a stream of watches", cost, asked + heard, 8 * (count + responses) + KEYS * (1 + count / 64));
 }
 
@@ -355,7 +356,7 @@ pub fn run(data: &[u8]) {
         };
         let asked = request.len();
         let (answered, cost) = measure(|| world.call(rpc, request.into()).map_or(0, |answer| answer.len()));
-        // Old versions of the keys may be visited as well, so the number is multiplied.
+        // A request may visit old versions of keys too, so allow four visits per key and operation.
         hold(rpc.path(), cost, asked + answered, ops * 4 * KEYS);
     }
 }

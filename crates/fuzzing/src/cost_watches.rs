@@ -1,7 +1,8 @@
-//! Checks the cost of the watch index, for any watched ranges, and any order of insertions and removals.
+//! Checks that operations on the watch index (which finds the watches of a key) stay fast for all watched
+//! ranges, and in every order of insertions and removals.
 //!
-//! An insert or a removal costs O(log n); finding the watches of a key costs O(log n) for each watch that is
-//! found. The budget is a generous time per such step. Work that is linear in the number of watches far
+//! An insertion or removal must take O(log n) steps, and a lookup O(log n) steps for each watch that it
+//! finds. The budget is a generous time for each step. Work that is linear in the number of watches far
 //! exceeds this budget.
 
 use std::time::Duration;
@@ -12,11 +13,11 @@ use rpc::watch::fuzzing::Watched;
 use crate::meter::measure;
 use crate::script::{Scribe, Script};
 
-/// Largest number of watches that one input inserts.
+/// Maximum number of watches that one input inserts.
 const WATCHES_MAX: usize = 30_000;
-/// Largest number of groups of operations of one input.
+/// Maximum number of groups of operations that one input runs.
 const GROUPS_MAX: usize = 32;
-/// Largest number of watches that one lookup of a key finds.
+/// Maximum number of watches that one lookup of a key is allowed to find.
 const FOUND_MAX: usize = 4096;
 /// Time budget of one step down the index: several times the duration of a step in a build without
 /// optimisations.
@@ -29,23 +30,23 @@ fn range(shape: u8, n: usize, salt: u8) -> (Bytes, Bytes) {
     let key = |n: u64| Bytes::from(format!("{n:020}"));
     let middle = 1 << 40;
     match shape {
-        // All ranges are the same single key, or all are the same range.
+        // All ranges are the same: a single key (0), or a range (1).
         0 => (key(0), Bytes::new()),
         1 => (key(0), key(middle)),
         // Scattered single keys.
         2 => (key(scattered(n)), Bytes::new()),
-        // The starts rise or fall, and the ranges have no end.
+        // The ranges have no end, and each begins after (3) or before (4) the previous one.
         3 => (key(n as u64), Bytes::from_static(b"\0")),
         4 => (key(middle - n as u64), Bytes::from_static(b"\0")),
-        // Each range is inside the range before it, or contains it.
+        // Each range is inside the previous one (5), or contains it (6).
         5 => (key(n as u64), key(2 * middle - n as u64)),
         6 => (key(middle - n as u64), key(middle + n as u64 + 1)),
         // Disjoint neighbours.
         7 => (key(2 * n as u64), key(2 * n as u64 + 1)),
-        // Many different starts with few ends, or few starts with many different ends.
+        // Many different starts and few ends (8), or few starts and many different ends (9).
         8 => (key(scattered(n) % middle), key(middle + (n as u64 % 3))),
         9 => (key(n as u64 % 3), key(middle + scattered(n) % middle)),
-        // Short ranges that follow one range which covers them all.
+        // The first range covers all later ones, which are short.
         10 if n == 0 => (key(0), Bytes::from_static(b"\0")),
         10 => (key(n as u64), key(n as u64 + 1)),
         _ => {
@@ -74,8 +75,8 @@ pub fn run(data: &[u8]) {
                 let room = WATCHES_MAX.saturating_sub(serial as usize).min(count);
                 let fresh: Vec<_> = (0..room)
                     .map(|n| {
-                        // The client chooses the order of the ranges, and the server chooses the serial
-                        // numbers.
+                        // A client can choose the order of the ranges, so the script chooses it. The serial
+                        // numbers are those of the server, which only increase.
                         serial += 1;
                         let (key, end) = range(shape, if kind == 0 { n } else { room - n }, salt);
                         (key, end, serial)

@@ -1,4 +1,4 @@
-//! The client port: gRPC frames, and whole connections of HTTP/2 and HTTP/1.
+//! Sends arbitrary bytes to the client port: as gRPC frames, and as whole connections of HTTP/2 and HTTP/1.
 
 use std::io;
 use std::rc::Rc;
@@ -15,12 +15,12 @@ use tokio::io::AsyncWriteExt as _;
 use crate::script::{Scribe, Script, pieces};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// Time after which a connection must have ended once its client has gone; far above the time that this
-/// really takes.
+/// Time within which a connection must end after its client has closed it. The limit is far above the usual
+/// time.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Largest number of bytes in flight to the server.
+/// Maximum number of bytes in flight from the client to the server.
 pub(crate) const PIPE_BYTES: usize = 16 * 1024;
-/// Largest gRPC message in bytes. It is small, so that inputs can exceed it.
+/// Maximum size of a gRPC message in bytes. It is small, so that inputs can exceed it.
 const MESSAGE_BYTES_MAX: usize = 4096;
 
 /// Fuzz target for gRPC framing: the decoded messages must be the same however the bytes are divided into
@@ -47,7 +47,7 @@ pub fn seeds_frames() -> Vec<Vec<u8>> {
     ]
 }
 
-/// Service that answers calls of every kind with as little work as possible.
+/// Service that answers calls of every kind and does no other work.
 struct Echo;
 
 const METHODS: [(&str, Kind); 6] = [
@@ -118,7 +118,7 @@ thread_local! {
         tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
 }
 
-/// Returns options with limits that are so low that small inputs reach them.
+/// Returns server options with such low limits that small inputs can exceed them.
 pub(crate) fn options() -> Options {
     Options {
         methods: METHODS.len(),
@@ -137,7 +137,7 @@ pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
     RUNTIME.with(|runtime| tokio::task::LocalSet::new().block_on(runtime, future))
 }
 
-/// Waits until a connection ends, which must happen soon after its client has gone.
+/// Waits until a connection ends. Panics if it does not end within [`PATIENCE`].
 pub(crate) async fn served(connection: impl Future<Output = io::Result<()>>) {
     let served = tokio::time::timeout(PATIENCE, connection).await;
     assert!(served.is_ok(), "the connection outlives its client");
@@ -150,7 +150,8 @@ fn serve(bytes: &[u8], cut: u8) {
         let pieces: Vec<Bytes> = pieces(bytes, cut).map(Bytes::copy_from_slice).collect();
         let writing = tokio::task::spawn_local(async move {
             for piece in pieces {
-                // The server may have stopped reading, for example after a protocol error.
+                // An error is not a failure of the target: the server may close the connection, for example
+                // after a protocol error.
                 if requests.write_all(&piece).await.is_err() {
                     return;
                 }
@@ -166,15 +167,16 @@ fn serve(bytes: &[u8], cut: u8) {
     });
 }
 
-/// Fuzz target for HTTP/2. The input describes frames after a preface. Each frame gets the right length, and
-/// a DATA payload may get gRPC's prefix. If the first byte of the input is 0, the other bytes are sent
-/// unchanged.
+/// Fuzz target for HTTP/2: sends the preface and then the frames that the input describes. Each frame gets
+/// the right length, and a DATA payload may get gRPC's message prefix. If the first byte of the input is 0,
+/// all bytes after the second one are sent unchanged.
 pub fn run_http2(data: &[u8]) {
     let (bytes, cut) = http2(data);
     serve(&bytes, cut);
 }
 
-/// Returns the bytes that are sent on a connection, and the seed by which they are divided into pieces.
+/// Returns the bytes that are sent on a connection, and the seed that determines the pieces into which they
+/// are divided.
 pub(crate) fn http2(data: &[u8]) -> (Vec<u8>, u8) {
     let mut script = Script::new(data);
     let (how, cut) = (script.u8(), script.u8());
@@ -245,7 +247,7 @@ pub fn seeds_http2() -> Vec<Vec<u8>> {
     seeds
 }
 
-/// Fuzz target for HTTP/1: sends the bytes unchanged.
+/// Fuzz target for HTTP/1: sends the bytes after the first one unchanged.
 pub fn run_http1(data: &[u8]) {
     let mut script = Script::new(data);
     let cut = script.u8();

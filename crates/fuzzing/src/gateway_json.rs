@@ -1,19 +1,21 @@
-//! JSON calls of the gateway: conversion of requests from JSON to protobuf, and of responses back.
+//! Checks the conversions of the JSON gateway: requests from JSON to protobuf, and responses from protobuf to
+//! JSON.
 
 use api::Rpc;
 use api::descriptor::{Message, of};
 use gateway::{Next, RangeEncoder, Values, decode, decode_value, encode};
 
-/// Largest number of elements of a request, the same as in a member with default settings.
+/// Maximum number of elements of a request, as in a member with default settings.
 const ELEMENTS_MAX: usize = 64 * 128;
 
 fn shape(number: u8) -> Option<(&'static Message, &'static Message)> {
     of(Rpc::ALL[usize::from(number) % Rpc::ALL.len()])
 }
 
-/// Fuzz target: the first byte selects the RPC, the second one how the body is cut; the rest is used both as
-/// a JSON body and as the bytes of a response. An accepted body is written as JSON, which must be accepted
-/// again with the same meaning. A body must have the same meaning whether it is read as a whole or in pieces.
+/// Fuzz target: the first byte selects the RPC, and the second byte the size of pieces. The rest is used
+/// twice: as the JSON body of a request, and as an encoded response. If the body is accepted, the request is
+/// written as JSON and read again, which must give the same request. Reading the body in pieces must give the
+/// same result as reading it as a whole.
 pub fn run(input: &[u8]) {
     let [number, cut, body @ ..] = input else { return };
     let Some((request, response)) = shape(*number) else { return };
@@ -42,8 +44,8 @@ pub fn run(input: &[u8]) {
         Next::End | Next::More => assert_eq!(read, Ok(Vec::new())),
         Next::Wrong(why) => assert_eq!(read, Err(gateway::Refused::Invalid(why))),
     }
-    // A real server's response is always valid. But an invalid one must not cause a panic, and writing it in
-    // pieces must give the same text as writing it as a whole.
+    // Unlike a real response, this one may be invalid. Even so, converting it must not panic, and converting
+    // it in pieces must give the same JSON as converting it as a whole.
     let (mut whole, mut pieces) = (Vec::new(), Vec::new());
     let encoded = encode(response, body, &mut whole);
     let mut encoder = RangeEncoder::new(response, &mut pieces);

@@ -1,4 +1,4 @@
-//! gRPC-Web calls of browsers: reads and writes their bodies.
+//! Checks the code that reads and writes the bodies of gRPC-Web calls, which browsers make.
 
 use api::{Code, Status};
 use base64::Engine as _;
@@ -6,11 +6,11 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use rpc::grpc_web::frames::{Form, Writer, decoded, next_message, only};
 
-/// Fuzz target: the first byte of the input limits the size of a message, the second byte says where a
-/// response is flushed and how it ends, and the rest is a body. The body is read in both forms (binary and
-/// text), and the result is compared with that of a simple reader. The messages are then written as a
-/// response, as a whole and in pieces. Reading this response must give the same messages and the same final
-/// status.
+/// Fuzz target: the first byte of the input limits the size of a message, the second byte decides where a
+/// response is flushed and with which status it ends, and the rest is the body of a request. The body is read
+/// in both forms (binary and base64), and the result is compared with that of a simple reader. After that,
+/// the messages are written as a response, in both forms. Reading this response must give the same messages
+/// and the same status.
 pub fn run(input: &[u8]) {
     let [bound, cut, body @ ..] = input else { return };
     let bytes_max = usize::from(*bound) * 4;
@@ -61,7 +61,7 @@ fn frames(body: &[u8], bytes_max: usize, cut: u8) {
     );
     let one = only(Bytes::copy_from_slice(body), bytes_max);
     assert_eq!(one.is_ok(), messages.len() == 1 && is_whole, "{one:?}");
-    // The text of the final status comes from the input.
+    // The message of the final status is taken from the input, so that it may contain any characters.
     let text = String::from_utf8_lossy(body.get(..64).unwrap_or(body)).into_owned();
     let code = Code::ALL[usize::from(cut) % Code::ALL.len()];
     let end = if code == Code::Ok { Ok(()) } else { Err(Status::with(code, text)) };
@@ -103,7 +103,7 @@ fn written(form: Form, messages: &[Bytes], end: &Result<(), Status>, cut: u8) {
     let lines: Vec<&str> = told.strip_suffix("\r\n").expect("each line ends").split("\r\n").collect();
     let code = end.as_ref().map_or_else(|status| status.code, |()| Code::Ok);
     assert_eq!(lines[0], format!("grpc-status:{}", code as i32));
-    // The status text is always one line, whatever its content.
+    // The message of the status must be encoded as one line, whatever it contains.
     let expected = end.as_ref().err().map(|status| format!("grpc-message:{}", percent(&status.message)));
     assert_eq!(lines.get(1).copied(), expected.as_deref());
     assert!(lines.len() <= 2, "{lines:?}");

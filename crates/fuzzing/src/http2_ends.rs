@@ -1,5 +1,5 @@
-//! The crate `http2` by itself, as client and as server: frames that are divided at arbitrary positions, with
-//! commands in between.
+//! Checks the crate `http2`, as client and as server, without sockets: a connection receives frames, executes
+//! commands in between, and must do the same however the received bytes are divided.
 
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use http2::{Connection, Event, Input, Key, Options, Payload, Reason, Role, Templ
 use crate::front_port;
 use crate::script::{Scribe, Script, pieces};
 
-/// Size of the body that a command sends, in bytes.
+/// Size in bytes of the body that one command sends.
 const BODY_BYTES: usize = 40_000;
-/// Maximum memory of a connection without bodies and buffers, in bytes. It is far above what header blocks,
-/// tables and streams need.
+/// Maximum memory in bytes that a connection may hold besides bodies and buffers. It is far above what header
+/// blocks, header tables and streams need.
 const HEAP_BYTES_MAX: usize = 4 << 20;
 
 fn template(fields: &[(&str, &str)]) -> Template {
@@ -27,7 +27,7 @@ struct End {
     response: Template,
     trailers: Template,
     keys: Vec<Key>,
-    /// Events as text. A part of a body is shown by its length and the sum of its bytes.
+    /// The events so far as text, for comparison. Body data is shown by its length and the sum of its bytes.
     seen: Vec<String>,
     sent: Vec<u8>,
     commands: Vec<u8>,
@@ -64,8 +64,8 @@ impl End {
         end
     }
 
-    /// Executes the next command. A command follows each event, so that the commands are the same however the
-    /// bytes are divided.
+    /// Executes the next command. Called after each event and not after each piece, so that commands are
+    /// executed at the same points however the bytes are divided.
     fn command(&mut self) {
         let Some(command) = self.commands.get(self.next_command).copied() else { return };
         self.next_command = (self.next_command + 1) % self.commands.len();
@@ -103,8 +103,8 @@ impl End {
             self.keys.push(*stream);
         }
         self.seen.push(format!("{event:?}"));
-        // Take the output before each command, so that the bytes sent are the same however the input is
-        // divided.
+        // Take the output before each command, so that the order of the sent bytes is the same however the
+        // received bytes are divided.
         self.send();
         self.command();
         self.connection.gather();
@@ -126,7 +126,7 @@ impl End {
         }
     }
 
-    /// Passes all pieces to the connection. Returns its events and its output.
+    /// Passes all pieces to the connection. Returns the events and the sent bytes.
     fn run(
         mut self,
         pieces: impl Iterator<Item = impl AsRef<[u8]>>,
@@ -181,14 +181,15 @@ impl End {
     }
 }
 
-/// Fuzz target: the script contains the role, the limits, the commands, and frames in the format of
-/// `front_http2`.
+/// Fuzz target: passes the same frames to two equal connections, undivided to one and in pieces to the other.
+/// Both must return the same events and send the same bytes. The script contains the role, the limits, the
+/// commands, and frames in the format of `front_http2`.
 pub fn run(data: &[u8]) {
     let mut script = Script::new(data);
     let (role, small) = (if script.flip() { Role::Client } else { Role::Server }, script.flip());
     let commands = script.run();
     let (bytes, cut) = front_port::http2(script.rest());
-    // A server sends no preface.
+    // A client receives the frames of a server, which sends no preface, so leave it out.
     let bytes = if role == Role::Client { &bytes[http2::PREFACE.len()..] } else { &bytes };
     let start = Instant::now();
     let whole = End::new(role, small, commands, start).run(pieces(bytes, 0), start);

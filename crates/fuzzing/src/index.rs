@@ -1,12 +1,13 @@
-//! The key index compared with its simple model: lists of operations, as in the property tests of `mvcc`.
+//! Compares the key index with a simple model: runs lists of operations on both, as the property tests of
+//! `mvcc` do.
 
 use crate::operations::{self, Here, OPERATION_BYTES};
 
-/// Largest number of operations of one input.
+/// Maximum number of operations that one input runs.
 const OPERATIONS_MAX: usize = 400;
 
-/// Fuzz target: decodes `data` as a list of operations, runs them on the key index and on a simple model of it,
-/// and panics at the first difference.
+/// Fuzz target: decodes `data` as a list of operations, runs these on the key index and on a simple model of
+/// it, and panics at the first difference.
 pub fn run(data: &[u8]) {
     let len = data.len().min(OPERATIONS_MAX * OPERATION_BYTES);
     operations::run(&data[..len], &mut Here);

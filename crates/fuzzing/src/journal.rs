@@ -1,4 +1,5 @@
-//! In-memory log that assigns locations to entries and reads values back.
+//! Replaces the log in targets that use state machines: keeps entries in memory, assigns locations to them
+//! and reads values back.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -1,7 +1,8 @@
-//! Log and checkpoint files of arbitrary content. Recovery must end with either a log or a refusal.
+//! Opens log and checkpoint files of arbitrary content. Recovery must either succeed or return an error, and
+//! must not panic.
 //!
-//! The formats are specified in `log/src/format.rs` and `log/src/checkpoint/mod.rs`. This module builds files
-//! from the specification, and does not use the code under test for this.
+//! The formats are specified in `log/src/format.rs` and `log/src/checkpoint/mod.rs`. The files are built here
+//! from the specification, without the code under test.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -21,7 +22,7 @@ pub(crate) const HEADER_BYTES: usize = 4096;
 const RECORD_BYTES: usize = 32;
 const CLUSTER: u64 = 0xc1;
 const MEMBER: u64 = 0x3e;
-/// Largest number of files of one input.
+/// Maximum number of files that one input creates.
 const FILES_MAX: usize = 6;
 const RECORDS_MAX: usize = 24;
 
@@ -68,12 +69,13 @@ pub(crate) fn open(
             }
         }),
     );
-    // A log that is refused must have an error text.
+    // The error of a refused log must have a message.
     let (log, recovered) = opened.map_err(|error| assert!(!error.to_string().is_empty())).ok()?;
     Some((log, (recovered, replayed), synced))
 }
 
-/// Returns the entries that remain after a replay. Later entries replace earlier ones with the same index.
+/// Returns the entries that remain after a replay. An entry replaces all earlier ones with the same or a
+/// higher index.
 pub(crate) fn entries(replayed: &[Replayed]) -> Vec<Entry> {
     let mut entries: Vec<Entry> = Vec::new();
     for item in replayed {
@@ -136,8 +138,9 @@ fn check(disk: &Arc<MemDisk>, from_index: u64, verify_all: bool) {
     }
 }
 
-/// What the records of a segment have in common: the start value of their checksums, their mark, and true if
-/// the checksum covers the record's offset.
+/// Values that all records of a segment have in common, and by which recovery recognizes a record of the
+/// segment: the start value of their checksums, the mark in their headers, and true if the checksum covers
+/// the record's offset.
 #[derive(Clone, Copy)]
 pub(crate) struct Identity {
     seed: u32,
@@ -213,7 +216,7 @@ pub fn run_segments(data: &[u8]) {
         let identity = identity(seq, incarnation, secret);
         let mut batch = HEADER_BYTES as u32;
         for at in 0..usize::from(script.below(RECORDS_MAX as u8)) {
-            // A segment normally begins with its Start record.
+            // Mostly begin a segment with a Start record (5), as a valid segment does.
             let kind = if at == 0 && script.below(16) > 0 { 5 } else { script.below(8) };
             let how = script.u8();
             if how & 1 == 1 {
@@ -223,8 +226,7 @@ pub fn run_segments(data: &[u8]) {
             let term = script.near(&[1, 2]);
             let index = script.near(&[1, 2, 3, 4, 5, 6, 7, 8]);
             let payload = match kind {
-                // A hard state contains a vote; a value contains a sub-revision and bytes; a Start record has
-                // its own format.
+                // Mostly give a Start record (5) and a hard state (2) the payload that their formats require.
                 5 if how & 0x30 != 0 => start(&mut script, number as u32),
                 2 if how & 0x30 != 0 => script.u64().to_le_bytes().to_vec(),
                 _ => script.run().to_vec(),
@@ -232,7 +234,7 @@ pub fn run_segments(data: &[u8]) {
             let (offset, entry_type) = (file.len(), script.below(4));
             let mut bytes = record(identity, offset, kind, entry_type, batch_said, term, index, &payload);
             if how & 0xc0 == 0x40 {
-                // Damages or truncates the record.
+                // Damages one byte of the record.
                 let at = usize::from(script.u8()) % bytes.len();
                 bytes[at] ^= script.u8();
             }
@@ -266,7 +268,7 @@ pub fn seeds_segments() -> Vec<Vec<u8>> {
     crate::commands::seeds()
 }
 
-/// Fuzz target for whole files. Each file is given by a segment number, flags and bytes.
+/// Fuzz target for whole files: the input gives a segment number, flags and the bytes of each file.
 pub fn run_files(data: &[u8]) {
     let mut script = Script::new(data);
     let disk = new_disk();
@@ -328,15 +330,15 @@ pub fn seeds_files() -> Vec<Vec<u8>> {
     seeds
 }
 
-/// Fuzz target for damage: a log is written, closed and damaged in one place. The log must either refuse to
-/// open, or contain what its records say up to the first damaged one. The records after that may be lost only
-/// if none of them is intact and proves that the damaged record had been synced (docs/reference/damage.md,
-/// "The limit").
+/// Fuzz target for damage: writes a log, closes it and damages it in one place. After that, opening the log
+/// must either fail, or recover what the records up to the first damaged one say. It may lose the later
+/// records only if no intact record among them proves that the damaged record was synced
+/// (docs/reference/damage.md, "The limit").
 pub fn run_damage(data: &[u8]) {
     let mut script = Script::new(data);
     let disk = new_disk();
     let (mut log, ..) = open(&disk, 1, false).expect("opens");
-    // Entries that the log should contain.
+    // The entries that the log must contain according to the batches that were written.
     let mut model: Vec<Entry> = Vec::new();
     let mut base = 0;
     let batches = 1 + script.below(12);
@@ -360,7 +362,7 @@ pub fn run_damage(data: &[u8]) {
             batch.entries.push(entry);
         }
         if batch.entries.is_empty() {
-            // This batch has no entries, so it does not replace any.
+            // A batch without entries replaces no entries, so undo the truncation of the model.
             if batch.reset.is_none() {
                 model.clone_from(&before);
             }
@@ -470,7 +472,7 @@ fn written(segment: &[u8]) -> Vec<Written> {
     records
 }
 
-/// What a log contains after some of its records.
+/// State of a log according to some of its records, from the first one on.
 #[derive(Default)]
 struct Held {
     entries: Vec<Entry>,
@@ -535,7 +537,8 @@ pub fn run_checkpoint(data: &[u8]) {
         let mut file = script.run().to_vec();
         if how & 1 == 0 {
             put_crc(&mut file);
-            // After the header come blocks and a footer, each with its checksum.
+            // Append blocks and a footer, each with its checksum, so that mutations reach the code behind the
+            // checksums.
             let seed = crc32c::crc32c(&file[..file.len() - 4]);
             let (mut total, mut bytes, count) = (0, 0, u64::from(how >> 4));
             for number in 0..count {
@@ -561,8 +564,8 @@ pub fn run_checkpoint(data: &[u8]) {
     let store = CheckpointStore::open(Arc::clone(&disk) as Arc<dyn Disk>, dir).expect("a disk in memory");
     let Ok(Some(manifest)) = store.load() else { return };
     for run in &manifest.runs {
-        // Read each run also with the real length of its file. With the length in the manifest most files
-        // would be rejected before anything else is checked.
+        // Read each run twice: with the length in the manifest, which usually is wrong, so that the run is
+        // rejected early, and with the real length of the file.
         let len = disk.contents(&dir.join(&run.name)).map_or(0, |bytes| bytes.len() as u64);
         for run in [run.clone(), Run { file_bytes: len, ..run.clone() }] {
             let Ok(mut reader) = store.read(&run) else { continue };
@@ -574,7 +577,7 @@ pub fn run_checkpoint(data: &[u8]) {
             assert!(bytes <= len);
         }
     }
-    // A manifest that was read and written again must be the same.
+    // A manifest that is written and read again must be unchanged.
     store.commit(&manifest).expect("a disk in memory");
     assert_eq!(store.load().expect("reads"), Some(manifest));
 }

@@ -1,8 +1,8 @@
-//! Values that consist of the log's own records. Recovery must never take such a value for a record.
+//! Stores values that look like parts of the log. Recovery must never take such a value for a record.
 //!
-//! A client chooses the bytes of a value, and the value is stored unchanged in a segment. So a value may
-//! contain bytes that look like a record, a header or a whole segment, at places where recovery looks for
-//! these: after a torn write, in a reused segment, or after the end of the log.
+//! A client chooses the bytes of a value, which are stored unchanged in a segment. So a client could try to
+//! forge a record, a header or a whole segment. Recovery could find the forged bytes after a torn write, in a
+//! reused segment, or after the end of the log.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use numbers::{Index, Term};
 use crate::journal_files::{DIR, HEADER_BYTES, entries, header, identity, new_disk, open, record};
 use crate::script::Script;
 
-/// Largest number of steps of one input.
+/// Maximum number of steps that one input performs.
 const STEPS_MAX: usize = 40;
 const VALUE_BYTES_MAX: usize = 5000;
 
@@ -33,7 +33,7 @@ fn segments(disk: &MemDisk) -> Vec<(u32, Vec<u8>)> {
     all
 }
 
-/// Builds a value that looks like a part of the log.
+/// Builds a value that looks like a part of the log. `next` is the index of the next entry.
 fn forged(script: &mut Script<'_>, disk: &MemDisk, next: u64) -> Bytes {
     let all = segments(disk);
     let (seq, newest) = all.last().cloned().unwrap_or_default();
@@ -44,10 +44,11 @@ fn forged(script: &mut Script<'_>, disk: &MemDisk, next: u64) -> Bytes {
         bytes[at..].iter().copied().take(len).collect::<Vec<u8>>()
     };
     let bytes = match script.below(5) {
-        // Copies bytes of the log itself, from the newest segment or another one.
+        // Copies bytes from a segment of the log: from the newest one (0), or from any of them (1).
         0 => cut(&newest),
         1 => cut(all.get(from % all.len().max(1)).map_or(&[][..], |(_, bytes)| bytes)),
-        // Builds records in version 1 of the format. Their identity follows from ids that clients know.
+        // Builds records in version 1 of the format, whose identity can be computed from ids that clients
+        // know.
         2 => {
             let known = identity(seq, 1 + u64::from(script.below(2)), None);
             (0..8)
@@ -65,7 +66,7 @@ fn forged(script: &mut Script<'_>, disk: &MemDisk, next: u64) -> Bytes {
                 })
                 .collect()
         }
-        // Copies a whole segment.
+        // Builds the beginning of a whole segment: a header and a record.
         _ => {
             let mut bytes = header(seq + 1, 1, 16 << 10, script.flip().then_some(1));
             bytes.extend(record(identity(seq + 1, 1, None), bytes.len(), 1, 0, 4096, 1, next, b"forged"));
@@ -76,13 +77,13 @@ fn forged(script: &mut Script<'_>, disk: &MemDisk, next: u64) -> Bytes {
     Bytes::from([&vec![0; shift], bytes.as_slice()].concat())
 }
 
-/// Returns the entries from index `first` on.
+/// Returns the entries with index `first` and higher.
 fn kept(all: &[Entry], first: u64) -> Vec<Entry> {
     all.iter().filter(|entry| entry.index >= Index(first)).cloned().collect()
 }
 
-/// Opens the log again. The log must contain all entries that were synced, and may also contain the entry
-/// `maybe` of the interrupted write.
+/// Opens the log again. It must contain all synced entries, which are those of `model` from index `first` on.
+/// It may also contain the entry `maybe`, whose write was interrupted.
 fn reopen(disk: &Arc<MemDisk>, model: &mut Vec<Entry>, maybe: Option<Entry>, first: u64) -> Log {
     let (log, (recovered, replayed), _) =
         open(disk, first, false).unwrap_or_else(|| panic!("a log of {} entries is refused", model.len()));

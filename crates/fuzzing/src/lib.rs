@@ -1,15 +1,17 @@
-//! Fuzz targets: one function per decoder, which takes bytes and panics if it finds a bug.
+//! Fuzz targets: functions that take arbitrary bytes, feed them to one part of Mainstay, and panic if they
+//! find a bug.
 //!
-//! Contents: [`TARGETS`], each with a function over an input and with seeds to begin with. `fuzz/` (a
-//! separate workspace at the root of the repository) runs the targets under libFuzzer; `tests/it` runs them
-//! over every file of their corpora in the normal test run, so that every bug that was found stays tested.
+//! [`TARGETS`] lists the targets, each with its function and with seeds: valid inputs with which fuzzing
+//! begins. The workspace `fuzz/` at the root of the repository runs the targets under libFuzzer. `tests/it`
+//! runs each target over all files of its corpus in the normal test run, so that every bug that was found
+//! stays tested.
 //!
-//! Outside of its scope: coverage, mutation, and time limits. Start reading with [`TARGETS`], and
-//! `docs/fuzzing.md`.
+//! The crate does not measure coverage, mutate inputs or limit their time: libFuzzer does this. Start reading
+//! with [`TARGETS`] and `docs/fuzzing.md`.
 //!
-//! A target asserts more than that there is no panic: that data which was read can be written and read again,
-//! that two members are equal at the end, or that no acknowledged data is missing. If a checksum would reject
-//! every mutation, the target computes it.
+//! A target checks more than the absence of panics: for example that data which was read can be written and
+//! read again, that two members are equal at the end, or that no acknowledged data is missing. If a format
+//! has a checksum, which would make almost every mutation invalid, the target computes the checksum.
 
 #![allow(
     clippy::expect_used,
@@ -17,7 +19,8 @@
     reason = "a target that finds something panics; that is how it tells"
 )]
 
-// The property tests of `mvcc` use the same files: the model, the lists of operations, and the comparison.
+// Files of the property tests of `mvcc` are included below under their own paths. They refer to the crate by
+// the name that this line defines.
 extern crate mvcc as mainstay_mvcc;
 
 pub mod apply;
@@ -64,7 +67,7 @@ pub mod tokens;
 #[global_allocator]
 static ALLOCATOR: meter::Counting = meter::Counting;
 
-/// Fuzz target.
+/// A fuzz target: a function that checks one input, and its seeds.
 pub struct Target {
     /// Name of the target and of its corpus directory.
     pub name: &'static str,

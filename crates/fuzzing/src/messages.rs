@@ -1,4 +1,5 @@
-//! Every message of the API, and the checks of requests that are made before a proposal.
+//! Checks that no arbitrary bytes break the decoding of the API's messages, or the checks that a member makes
+//! of a request before it proposes the request.
 
 use bytes::Bytes;
 use machine::check;
@@ -91,11 +92,12 @@ fn any(number: u8, bytes: &[u8]) {
     );
 }
 
-/// Fuzz target: the first byte selects the message type, the rest is the message.
+/// Fuzz target: decodes the input, except the first byte, as a message whose type the first byte selects. A
+/// valid message must be the same after it was encoded and decoded again.
 pub fn run(data: &[u8]) {
     let Some((number, bytes)) = data.split_first() else { return };
     any(*number, bytes);
-    // Decodes the same bytes as each type of request that is checked before a proposal.
+    // Decode the same bytes as each type of request that a member checks before a proposal.
     if let Ok(range) = api::etcdserverpb::RangeRequest::decode(bytes) {
         let _ = check::range(&range);
     }
@@ -111,7 +113,7 @@ pub fn run(data: &[u8]) {
     {
         let _ = (check::txn_cost(&txn), check::txn_is_read_only(&txn), check::txn_is_serializable(&txn));
     }
-    // Decodes membership changes, as a member reads them from its log, and members in JSON, which such a
+    // Decode membership changes as a member reads them from its log, and the JSON of a member, which such a
     // change contains.
     if let Ok(change) = api::raftpb::ConfChange::decode(bytes) {
         let _ = machine::validate(&machine::Members::default(), &change, 1);

@@ -1,13 +1,13 @@
-//! Measures the processor time and the memory of a piece of work in one thread.
+//! Measures the processor time and the memory that a function needs in one thread.
 //!
-//! Processor time counts only this thread, so that other work on the machine has little influence. Memory is
-//! counted by the allocator, so that the result is the same in every run.
+//! Only the processor time of this thread is counted, so other work on the machine has little influence.
+//! Memory is counted by the allocator, so the result is the same in every run.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::time::Duration;
 
-/// System allocator that counts the memory each thread holds.
+/// Allocator that forwards to the system's allocator and counts the bytes that each thread holds.
 pub struct Counting;
 
 thread_local! {
@@ -16,7 +16,7 @@ thread_local! {
 }
 
 fn take(bytes: usize) {
-    // If the counters of a thread that ends are already destroyed, nothing is counted.
+    // Ignore an error: the counters of this thread are already destroyed, because the thread is ending.
     let _ = HELD.try_with(|held| {
         let now = held.get().saturating_add(bytes);
         held.set(now);
@@ -25,7 +25,8 @@ fn take(bytes: usize) {
 }
 
 fn give_back(bytes: usize) {
-    // Memory may be freed by another thread than the one that allocated it.
+    // Saturate, because this thread may free more memory than it has allocated: other threads may have
+    // allocated it.
     let _ = HELD.try_with(|held| held.set(held.get().saturating_sub(bytes)));
 }
 
@@ -52,16 +53,16 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// Cost of a piece of work.
+/// Processor time and memory that a function has needed.
 #[derive(Clone, Copy, Debug)]
 pub struct Cost {
     /// Processor time of this thread.
     pub cpu: Duration,
-    /// Largest number of bytes held at the same time, beyond those held at the start.
+    /// Maximum number of bytes that were held at the same time, in addition to those held at the start.
     pub peak_bytes: usize,
 }
 
-/// Runs a piece of work. Returns its result and its cost.
+/// Runs a function. Returns its result, and the processor time and memory that it has needed.
 pub fn measure<R>(work: impl FnOnce() -> R) -> (R, Cost) {
     let before = HELD.get();
     MOST.set(before);

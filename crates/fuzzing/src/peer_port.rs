@@ -1,4 +1,4 @@
-//! The peer port: streams of raft messages, and whole connections.
+//! Sends arbitrary bytes to the peer port: as streams of raft messages, and as whole connections.
 
 use std::future::Future;
 use std::io;
@@ -15,7 +15,7 @@ use crate::script::{Scribe, Script, pieces};
 
 const LOCAL: u64 = 0x11;
 const REMOTE: u64 = 0x22;
-/// Time after which a connection must have ended once its other end has gone.
+/// Time within which a connection must end after its other end was closed.
 const PATIENCE: Duration = Duration::from_secs(8);
 
 fn examples() -> Vec<Message> {
@@ -56,8 +56,8 @@ fn examples() -> Vec<Message> {
     ]
 }
 
-/// Fuzz target for both kinds of stream. The decoded messages must be the same however the bytes are divided,
-/// and also after they were written and read again.
+/// Fuzz target for both kinds of message streams. The decoded messages must be the same however the bytes are
+/// divided, and they must be the same after they were written and read again.
 pub fn run_streams(data: &[u8]) {
     let mut script = Script::new(data);
     let (is_apps, cut) = (script.flip(), script.u8());
@@ -68,7 +68,7 @@ pub fn run_streams(data: &[u8]) {
     };
     let (messages, error) = read(bytes, 0);
     assert_eq!((messages.clone(), error), read(bytes, cut));
-    // A stream of appends can carry only append messages.
+    // A stream for append messages can carry no others, so leave the others out.
     let messages: Vec<Message> = messages
         .into_iter()
         .filter(|message| !is_apps || message.r#type == Some(MessageType::MsgApp as i32))
@@ -79,7 +79,7 @@ pub fn run_streams(data: &[u8]) {
     if !is_apps {
         assert_eq!(messages, again);
     }
-    // The compact form of a message leaves out some fields, but must not change the others.
+    // The encoding of append messages leaves out some fields, so compare only the fields that it keeps.
     assert_eq!(messages.len(), again.len());
     for (message, again) in messages.iter().zip(&again) {
         assert_eq!((message.r#type, &message.entries), (again.r#type, &again.entries));
@@ -163,8 +163,8 @@ const PATHS: [&str; 10] = [
     "/raft/stream/",
 ];
 
-/// Fuzz target for connections. It sends requests; their heads may be built by this function, and their
-/// bodies have the right length. If the first byte is 0, the other bytes are sent unchanged.
+/// Fuzz target for connections: sends requests whose heads are built from the input, with the right length of
+/// the body. If the first byte of the input is 0, all bytes after the second one are sent unchanged.
 pub fn run_requests(data: &[u8]) {
     let mut script = Script::new(data);
     let (how, cut) = (script.u8(), script.u8());
@@ -185,7 +185,7 @@ pub fn run_requests(data: &[u8]) {
         }
         bytes.extend_from_slice(head.as_bytes());
         if flags & 8 != 0 {
-            // Adds a header from the script. It must be on a single line.
+            // Adds a header from the script, without line breaks, so that it stays a single header.
             let line = script.run().iter().copied().filter(|byte| !matches!(byte, b'\r' | b'\n'));
             bytes.extend(line);
             bytes.extend_from_slice(b"\r\n");
@@ -205,8 +205,8 @@ pub fn run_requests(data: &[u8]) {
         peer_urls: vec!["http://127.0.0.1:2380".to_owned()],
         server_version: "3.7.1",
         min_cluster_version: "3.0.0",
-        // Heartbeats are sent often, because the writer of a stream detects that the reader is gone only when
-        // it writes.
+        // A short timeout makes the member send heartbeats often. The writer of a stream notices that the
+        // reader is gone only when it writes, so the connection would otherwise end late.
         read_timeout: Duration::from_millis(6),
         write_timeout: Duration::from_secs(2),
         listeners: Vec::new(),

@@ -1,5 +1,6 @@
-//! A second implementation of etcd's permission tree, written from the textbook with loops and parent
-//! pointers. [`crate::auth_requests`] uses it to predict the result for ranges that contain no keys.
+//! Implements etcd's permission tree a second time, for comparison with Mainstay's implementation. It follows
+//! the textbook, with loops and parent pointers. [`crate::auth_requests`] uses it to predict the result for
+//! ranges that contain no keys.
 
 /// Index that means "no node".
 const NIL: usize = usize::MAX;
@@ -20,7 +21,7 @@ pub(crate) struct PermissionTree {
     root: usize,
 }
 
-/// Returns a value by which a bound sorts as in etcd: an empty bound comes after all others.
+/// Returns a sort key for a bound of an interval. As in etcd, an empty bound comes after all others.
 fn bound(of: &[u8]) -> (bool, &[u8]) {
     (of.is_empty(), of)
 }
@@ -104,7 +105,8 @@ impl PermissionTree {
         below.fold(end, |max, end| if bound(end) > bound(max) { end } else { max })
     }
 
-    /// Collects, in order, the nodes that overlap the interval according to etcd's search.
+    /// Appends the nodes that etcd's search finds as overlapping the interval, in ascending order of their
+    /// intervals.
     fn visit<'a>(&'a self, node: usize, begin: &[u8], end: &[u8], found: &mut Vec<&'a Node>) {
         if node == NIL {
             return;
@@ -128,7 +130,7 @@ impl PermissionTree {
         }
     }
 
-    /// Returns true if the nodes that are found cover the interval without a gap.
+    /// Returns true if the nodes that etcd's search finds cover the interval without a gap.
     pub fn covers(&self, begin: &[u8], end: &[u8]) -> bool {
         let mut found = Vec::new();
         self.visit(self.root, begin, end, &mut found);

@@ -1,4 +1,4 @@
-//! Sends messages of arbitrary content to a raft node. None of them may end the process.
+//! Checks that no message of a peer can make a raft node panic: sends messages of arbitrary content to it.
 
 use api::raftpb::{self, MessageType};
 use bytes::Bytes;
@@ -12,7 +12,7 @@ use prost::Message as _;
 use crate::commands;
 use crate::script::{Scribe, Script};
 
-/// Largest number of steps of one input.
+/// Maximum number of steps that one input performs.
 const STEPS_MAX: usize = 300;
 
 /// Returns member 1 of three voters and a learner, with entries 1 to 10 of term 2, of which 8 are committed
@@ -33,8 +33,8 @@ fn follower() -> Node {
     Node::new(Config { id: MemberId(1), ..Config::default() }, restored).expect("starts")
 }
 
-/// A raft node, with the requests that it has made to its environment and that are not done yet: syncs,
-/// commits and fetches.
+/// A raft node, and the work that it has requested and that is not done yet: entries to sync, entries to
+/// apply, and entries to fetch.
 struct Member {
     node: Node,
     unsynced: Vec<u64>,
@@ -55,10 +55,11 @@ impl Member {
         }
     }
 
-    /// Makes the node the leader of term 4.
+    /// Tries to make the node the leader of term 4, with the votes of member 2.
     fn lead(&mut self) {
         let answer = |kind| message(kind, 4);
-        // A refusal is ignored, because earlier steps may have changed the role of the node.
+        // Errors are ignored here, because earlier steps may have brought the node into a role in which it
+        // refuses.
         let _ = self.node.request(Request::Campaign);
         self.settle();
         let _ = self.node.request(Request::Receive(answer(MessageType::MsgPreVoteResp)));
@@ -94,7 +95,7 @@ impl Member {
             self.commits.push(entry.clone());
         }
         for message in messages {
-            // Every message that the node sends must be decodable.
+            // Every message that the node sends must be unchanged after encoding and decoding.
             assert_eq!(raftpb::Message::decode(&*message.encode_to_vec()), Ok(message));
         }
         self.fetches.extend(fetches);
@@ -115,8 +116,8 @@ impl Member {
             ];
             let change =
                 ConfChange { kind: kinds[usize::from(how & 3)], node: MemberId(u64::from(how >> 2) % 6) };
-            // The change is not validated in this test; in a member, the state machine refuses to remove the
-            // last voter.
+            // The change is not validated here, so the node may return an error. In a member, the state
+            // machine refuses changes such as the removal of the last voter.
             let standing_alone = self.node.status();
             let _ = standing_alone;
             let _ = self.node.step(Event::ConfChanged(change));
@@ -142,7 +143,8 @@ fn message(kind: MessageType, term: u64) -> raftpb::Message {
     }
 }
 
-/// Builds a message from numbers that have a meaning for the node, such as its terms and indexes.
+/// Builds a message mostly from numbers that are significant for the node, such as its term and the indexes
+/// of its log.
 fn composed(script: &mut Script<'_>, node: &Node) -> raftpb::Message {
     let standing = node.status();
     let indexes = [standing.last.0, standing.commit.0, standing.last.0, 0, 6, 3, standing.last.0 + 1];
@@ -199,7 +201,8 @@ fn composed(script: &mut Script<'_>, node: &Node) -> raftpb::Message {
     }
 }
 
-/// Fuzz target: performs the steps of a script. Checks that terms and commit indexes never decrease.
+/// Fuzz target: performs the steps of a script on a raft node. Checks that the node does not panic, and that
+/// its term and commit index never decrease.
 pub fn run(data: &[u8]) {
     let mut script = Script::new(data);
     let mut member = Member::new();
@@ -295,7 +298,7 @@ fn step(script: &mut Script<'_>, member: &mut Member) {
                 };
                 let first = if script.below(8) > 0 { fetch.first } else { Index(script.u64() >> 2) };
                 let entries = (0..u64::from(script.below(4))).map(|offset| entry(first + offset)).collect();
-                // The entries are arbitrary, so the node may return an error.
+                // An error is allowed, because the entries are arbitrary.
                 let _ = node.step(Event::Fetched { fetch, entries });
             }
         }

@@ -1,7 +1,8 @@
-//! Saved states of arbitrary content: the blocks of checkpoints, snapshots, and transfers between members.
+//! Restores saved states of arbitrary content (checkpoints, snapshots, and transfers between members), which
+//! must not panic.
 //!
-//! If a saved state can be opened, it is a normal state: writing it and reading it again must give the same
-//! state.
+//! If a state can be restored, it must be usable: it must accept an entry, and saving and restoring it again
+//! must give the same state.
 
 use std::convert::Infallible;
 
@@ -47,11 +48,11 @@ fn example() -> (Machine, Journal) {
     (machine, journal)
 }
 
-/// Checks that a restored state machine accepts an entry, and that it is the same after it was saved to a
-/// checkpoint and restored.
+/// Checks that a restored state machine accepts an entry, and is the same after it was saved to a checkpoint
+/// and restored again.
 fn live_on(mut machine: Machine) {
     let snapshot = machine.store.snapshot();
-    // A state with a huge revision or index is valid, but no further entries can be applied to it.
+    // Skip a state with a huge revision or index: it is valid, but no further entries can be applied to it.
     if snapshot.current_revision() >= Revision(i64::MAX / 2) || machine.applied_index >= Index(u64::MAX / 2) {
         return;
     }
@@ -68,8 +69,8 @@ fn live_on(mut machine: Machine) {
     assert_same(&mut machine, &mut restored);
 }
 
-/// Fuzz target for checkpoints. The input contains runs of blocks, each block after its length; an empty
-/// block ends a run.
+/// Fuzz target for checkpoints: restores a state machine from blocks. The input contains runs of blocks, each
+/// block after its length; an empty block ends a run.
 pub fn run_image(data: &[u8]) {
     let mut script = Script::new(data);
     let mut runs: Vec<Vec<Vec<u8>>> = vec![Vec::new()];
@@ -86,7 +87,8 @@ pub fn run_image(data: &[u8]) {
     }
 }
 
-/// Returns the blocks of a base run alone, and of a base run followed by a delta.
+/// Returns two seeds: the blocks of a base run, and the blocks of a base run followed by a run with later
+/// changes.
 pub fn seeds_image() -> Vec<Vec<u8>> {
     let (mut machine, journal) = example();
     let base = |machine: &mut Machine, from| {
@@ -122,7 +124,8 @@ fn frame(block: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(block);
 }
 
-/// First byte of a script that contains the stream itself instead of a description.
+/// First byte of a script that contains the stream itself, in place of blocks from which the target builds
+/// the stream.
 const RAW: u8 = 0;
 
 /// Returns the blocks in a stream of frames, without their frames.
@@ -137,8 +140,8 @@ fn unframed(stream: &[u8]) -> Vec<&[u8]> {
     blocks
 }
 
-/// Fuzz target for snapshots. The script contains either the whole stream, or blocks to which this function
-/// adds frames and padding.
+/// Fuzz target for snapshots: restores a state machine from a stream. The script contains either the whole
+/// stream, or blocks to which this function adds frames and padding.
 pub fn run_snapshot(data: &[u8]) {
     let mut script = Script::new(data);
     let (how, cut) = (script.u8(), script.u8());
@@ -188,9 +191,9 @@ fn mix(hash: u64, word: u64) -> u64 {
     (product as u64 ^ (product >> 64) as u64).rotate_left(23)
 }
 
-/// Fuzz target for transfers. The script contains two streams, each of which is either given as a whole, or
-/// as blocks to which this function adds frames and checksums. The receiver is empty at first, or already has
-/// data.
+/// Fuzz target for transfers: a receiver, which is empty or already has data, receives two streams one after
+/// the other. The script contains each stream either as a whole, or as blocks to which this function adds
+/// frames and checksums.
 pub fn run_transfer(data: &[u8]) {
     let mut script = Script::new(data);
     let held = script.run();

@@ -1,7 +1,8 @@
-//! Reads a fuzzer's bytes as a script of numbers and byte strings.
+//! Reads the arbitrary bytes of a fuzzer as a script: a sequence of numbers and byte strings that controls
+//! what a target does.
 
-/// Reads numbers and runs of bytes from the front of an input. After the end of the input, every value is
-/// zero or empty. So every input is a valid script, and a shorter input does less.
+/// Reads numbers and byte strings from an input, beginning at its front. After the end of the input, every
+/// value is zero or empty, so every input is a valid script.
 pub struct Script<'a> {
     rest: &'a [u8],
 }
@@ -108,11 +109,11 @@ impl Scribe {
         self.raw(&[byte])
     }
 
-    /// Appends a run of bytes, as [`Script::run`] reads it.
+    /// Appends a length and bytes, which [`Script::run`] reads.
     ///
     /// # Panics
     ///
-    /// Panics if there are too many bytes for one run.
+    /// Panics if there are more than 65,535 bytes.
     #[must_use]
     pub fn run(self, bytes: &[u8]) -> Scribe {
         let len = u16::try_from(bytes.len()).expect("seeds are small");
@@ -126,8 +127,8 @@ impl Scribe {
     }
 }
 
-/// Divides bytes into pieces, because data from a network may be divided anywhere. The seed determines the
-/// lengths of the pieces.
+/// Divides bytes into pieces, since data from a network may arrive divided at any position. The seed
+/// determines the lengths of the pieces.
 pub fn pieces(bytes: &[u8], seed: u8) -> impl Iterator<Item = &[u8]> {
     let (mut rest, mut state) = (bytes, u32::from(seed));
     std::iter::from_fn(move || {

@@ -1,4 +1,5 @@
-//! Functions for the targets that use state machines: rules, copies through every format, and comparison.
+//! Copies state machines by saving and restoring them in each format of saved states, and compares machines,
+//! for the targets that use state machines.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -35,8 +36,8 @@ fn leases(machine: &Machine) -> BTreeMap<LeaseId, Lease> {
     machine.leases.iter().map(|(id, lease)| (id, lease.clone())).collect()
 }
 
-/// Asserts that two state machines are equal except for the locations of their values. First lets both finish
-/// their physical compaction.
+/// Asserts that two state machines are equal except for the locations of their values. Before that, both
+/// remove all compacted data, since one may have removed more than the other.
 pub fn assert_same(ours: &mut Machine, theirs: &mut Machine) {
     while !ours.compact_step(1000) {}
     while !theirs.compact_step(1000) {}
@@ -63,8 +64,8 @@ pub fn assert_same(ours: &mut Machine, theirs: &mut Machine) {
         while !walk.step(of, 5, |version| fed.push(version.id())) {}
         fed
     };
-    // Only the first few revisions and the last one are compared, because a restored state may claim any
-    // revision.
+    // Compare only the first few revisions and the last one, because a restored state may have any revision,
+    // so that there may be too many.
     let current = a.current_revision();
     for at in (first.0..current.0).map(Revision).take(8).chain([current]) {
         assert_eq!(range(&a, at), range(&b, at), "at {at}");
@@ -89,8 +90,8 @@ pub fn snapshot_of(machine: &mut Machine, journal: &Journal) -> Vec<u8> {
     bytes
 }
 
-/// Copies a state machine by saving it to a snapshot and restoring it. The values of the copy have other
-/// locations.
+/// Copies a state machine by saving it to a snapshot and restoring it. The values are appended to the journal
+/// again, so the copy refers to other locations.
 pub fn through_snapshot(machine: &mut Machine, journal: &Journal) -> Machine {
     let bytes = snapshot_of(machine, journal);
     let reader = SnapshotReader::open(bytes.chunks(1000).map(Ok::<_, Infallible>)).expect("can be read");
@@ -98,7 +99,7 @@ pub fn through_snapshot(machine: &mut Machine, journal: &Journal) -> Machine {
     snapshot::restore(RULES, reader, None, place).expect("what was written can be read")
 }
 
-/// Returns the bytes of a transfer of the whole state.
+/// Returns the bytes that transfer the whole state to an empty member.
 pub fn transfer_of(machine: &mut Machine, journal: &Journal) -> Vec<u8> {
     let mut writer = TransferWriter::new(machine.store.publish(), machine.head(), Revision(0));
     let mut bytes = Vec::new();

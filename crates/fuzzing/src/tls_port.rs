@@ -1,5 +1,5 @@
-//! TLS connections, with the handshakes and the transport of the client port. Targets send bytes before,
-//! during and after a handshake, in records of arbitrary content, and make calls after a handshake.
+//! Makes TLS connections to the client port's code for handshakes and connections. The targets send arbitrary
+//! bytes before, during and after a handshake, change records in transit, and make calls after a handshake.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -19,7 +19,7 @@ use crate::certificates::{ALICE, ALICE_KEY, AUTHORITY, Still, pem, sound};
 use crate::front_port;
 use crate::script::{Scribe, Script, pieces};
 
-/// Numbers of the steps in a script.
+/// Numbers that select the kind of a step in a script.
 const SAY: u8 = 0;
 const RAW: u8 = 1;
 const FLIP: u8 = 2;
@@ -28,10 +28,11 @@ const REPEAT: u8 = 4;
 const KEYS: u8 = 5;
 const STEPS: u8 = 6;
 
-/// Number of key updates in a row after which a connection may be closed, because they carry no data.
+/// Number of consecutive key updates after which the listener may close a connection, because they carry no
+/// data.
 const KEYS_MAX: usize = 12;
 
-/// Largest number of bytes that one input sends to a connection.
+/// Maximum number of bytes that one input sends on a connection.
 const BYTES_MAX: usize = 256 * 1024;
 
 struct Ends {
@@ -67,7 +68,7 @@ struct Between {
     has_ended: bool,
 }
 
-/// The listener's end of a connection. It never wakes a task; instead, the test polls again whenever bytes
+/// The listener's end of a connection. It never wakes a task, because the test polls again whenever bytes
 /// have arrived.
 struct End(Rc<RefCell<Between>>);
 
@@ -108,7 +109,8 @@ enum Stage {
     Over,
 }
 
-/// A listener. The test drives it as the handshake threads do, and then as the socket of a connection does.
+/// A listener with one connection. The test performs the handshake as the handshake threads of a member do,
+/// and then reads as a member reads from a connection.
 struct Listener {
     between: Rc<RefCell<Between>>,
     stage: Stage,
@@ -152,7 +154,7 @@ impl Listener {
                     }
                 },
                 Stage::Open(secure) => {
-                    // The buffer is small, so that reads end in the middle of records.
+                    // A small buffer, so that reads end in the middle of records.
                     let mut room = [0; 700];
                     let mut space = ReadBuf::new(&mut room);
                     match secure.poll_read(&mut cx, &mut space) {
@@ -198,15 +200,16 @@ fn said(client: &mut ClientConnection) -> Vec<u8> {
     bytes
 }
 
-/// Fuzz target: the listener must receive what the client has sent, in order. After a record that was changed
-/// in transit it must receive nothing.
+/// Fuzz target: the listener must receive the bytes that the client has sent, in the same order. It must
+/// accept no bytes after a record that was changed in transit.
 pub fn run(data: &[u8]) {
     let mut script = Script::new(data);
     let ends = ends();
     let server = ends.server.server().expect("it has a certificate");
     let mut listener = Listener::new(server.clone());
     let mut client = client();
-    // Number of steps of the handshake that are exchanged before the script starts.
+    // Number of exchanges of handshake messages before the steps of the script begin; with 0, the script
+    // disturbs the whole handshake.
     let flights = script.below(4);
     for _ in 0..flights {
         listener.take(&said(&mut client));
@@ -270,8 +273,8 @@ pub fn run(data: &[u8]) {
     }
     listener.end();
     assert!(listener.is_over(), "it outlives its client");
-    // The listener must not accept a client that has not completed the handshake, and must accept only the
-    // known client.
+    // The listener must not accept a client, or pass on bytes from it, before the handshake is complete. It
+    // must accept only the known client "alice".
     let is_in = listener.common_name.is_some();
     assert!(is_in || (!done && listener.understood.is_empty()));
     assert!(listener.common_name.is_none_or(|name| name == "alice"));
@@ -283,9 +286,10 @@ fn client() -> ClientConnection {
     ClientConnection::new(ends().client.clone(), name).expect("a connection")
 }
 
-/// Makes a connection of either protocol after a valid handshake. The TLS records end where the pieces end,
-/// so a record may contain a part of a frame, or many frames. The client closes the connection with or
-/// without a close_notify alert, either at once or after the responses.
+/// Makes a connection with a valid handshake and sends `bytes`, which are HTTP/2 or HTTP/1. Each piece of the
+/// bytes is in one or more TLS records of its own, so a record may contain a part of a frame, or many frames.
+/// `how` decides whether the client closes the connection with a close_notify alert, and whether it first
+/// reads the responses.
 fn call(bytes: &[u8], cut: u8, how: u8) {
     front_port::block_on(async {
         let (near, far) = tokio::io::duplex(front_port::PIPE_BYTES);
@@ -305,7 +309,8 @@ fn call(bytes: &[u8], cut: u8, how: u8) {
                     hand(&mut client.borrow_mut(), &room[..n]);
                 }
             }
-            // The last message of the handshake arrives before the first piece, or together with it.
+            // Depending on `how`, send the last message of the handshake now, or later together with the
+            // first piece.
             if how & 1 == 0 {
                 let said = said(&mut client.borrow_mut());
                 let _ = requests.write_all(&said).await;
@@ -327,7 +332,8 @@ fn call(bytes: &[u8], cut: u8, how: u8) {
                     let _ = client.writer().write_all(&piece);
                     said(&mut client)
                 };
-                // The server may have stopped reading, for example after a protocol error.
+                // An error is not a failure of the target: the server may close the connection, for example
+                // after a protocol error.
                 if requests.write_all(&records).await.is_err() {
                     break;
                 }
@@ -362,7 +368,8 @@ pub fn run_calls(data: &[u8]) {
     }
 }
 
-/// Returns the seeds of the other targets, with every way in which a connection begins and ends.
+/// Returns the seeds of the HTTP targets, combined with the different ways in which a TLS connection begins
+/// and ends.
 pub fn seeds_calls() -> Vec<Vec<u8>> {
     let with = |flags: u8, inputs: Vec<Vec<u8>>| {
         inputs.into_iter().enumerate().map(move |(number, input)| {

@@ -1,4 +1,5 @@
-//! Auth tokens, and files with their signing keys, of arbitrary content.
+//! Checks that no forged auth token is accepted, and that no key file causes a panic: verifies arbitrary
+//! tokens, and reads arbitrary key files.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -22,7 +23,7 @@ const P256: &[u8] = include_bytes!("../../identity/tests/data/p256.sec1.pem");
 const ED25519: &[u8] = include_bytes!("../../identity/tests/data/ed25519.pkcs8.pem");
 const RSA: &[u8] = include_bytes!("../../identity/tests/data/rsa.spki.pem");
 
-/// Numbers of the steps in a script.
+/// Numbers that select the kind of a step in a script.
 const TOKEN: u8 = 0;
 const SIGNED: u8 = 1;
 const KEYS: u8 = 2;
@@ -30,7 +31,7 @@ const SIMPLE: u8 = 3;
 const KIND: u8 = 4;
 const KINDS: u8 = 5;
 
-/// Signs a token with [`SECRET`]. Does not use the code under test.
+/// Builds a token that is signed with [`SECRET`], without the code under test.
 fn signed(header: &[u8], claims: &[u8]) -> String {
     let text = format!("{}.{}", BASE64.encode(header), BASE64.encode(claims));
     let key = ring::hmac::Key::new(ring::hmac::HMAC_SHA256, SECRET);
@@ -60,14 +61,14 @@ fn judges() -> &'static [Jwt; 4] {
     })
 }
 
-/// Checks a token of arbitrary bytes. It may be accepted only if it was signed, and the only signed tokens
-/// are those of the user "alice".
+/// Checks a token of arbitrary bytes. A token may be accepted only if it was signed, and only tokens of the
+/// user "alice" were signed (they are in the seeds).
 fn any_token(token: &[u8]) {
     for (number, judge) in judges().iter().enumerate() {
         let first = judge.check(token, now());
         if let Ok(holder) = &first {
             assert_eq!((&**holder.user(), holder.revision()), ("alice", Some(7)), "judge {number}");
-            // A token that is cached must give the same result.
+            // The second check finds the token in a cache, and must give the same result.
             assert!(judge.check(token, now()).is_ok());
             let late = Now { unix_seconds: SECOND + 2_000_000_000, ..now() };
             assert!(judge.check(token, late).is_err(), "it has ended");
@@ -78,8 +79,8 @@ fn any_token(token: &[u8]) {
     assert!(presented(|_| Some(token)).is_some_and(|seen| token.ends_with(seen)));
 }
 
-/// Checks a signed token with arbitrary header and claims. Compares the result with what `serde_json` reads
-/// from the token.
+/// Signs a token with arbitrary header and claims, and checks it. If it is accepted, compares the result with
+/// the header and claims as `serde_json` reads them.
 fn signed_token(header: &[u8], claims: &[u8]) {
     let judge = jwt(Method::Hs256, None, Some(SECRET));
     let token = signed(header, claims);
@@ -101,7 +102,8 @@ fn signed_token(header: &[u8], claims: &[u8]) {
     assert!(other.check(token.as_bytes(), now()).is_err());
 }
 
-/// Reads key files of arbitrary bytes. If the keys are accepted, they must verify what they have signed.
+/// Reads key files of arbitrary bytes. If the keys are accepted, the public key must verify a signature of
+/// the private key.
 fn keys(method: Method, public: &[u8], private: &[u8]) {
     let read = Keys::read(method, Some(public), Some(private));
     let Ok(keys) = read else {
@@ -121,14 +123,14 @@ fn keys(method: Method, public: &[u8], private: &[u8]) {
     assert!(judge.check(signed(b"{\"alg\":\"none\"}", b"{}").as_bytes(), now()).is_err());
 }
 
-/// Checks a simple token of arbitrary bytes against a store that has issued one.
+/// Checks a simple token of arbitrary bytes. Only the token that was issued before may be accepted.
 fn simple(token: &[u8], applied: u64) {
     let mut entropy = identity::system_entropy();
     let tokens = Tokens::new(&TokenKind::Simple, Settings::default(), None, None, now().at, &mut entropy)
         .expect("no keys");
     tokens.enable();
     tokens.assign("alice", "AbCdEfGhIjKlMnOp", Index(77), now().at);
-    // The token in the form of etcd 3.4, and in the form of later versions.
+    // The same token as etcd 3.4 spells it, and as later versions spell it (the index differs by one).
     let given = [77, 76].map(|number| {
         tokens.issue("alice", "AbCdEfGhIjKlMnOp", Index(number), 3, now()).expect("a token").into_bytes()
     });

@@ -1,5 +1,5 @@
-//! Programs for two kinds of mailboxes: the inbox of a thread that sleeps, and the outbox of a loop that is
-//! woken.
+//! Programs that test two kinds of queues between threads: the inbox of a thread that sleeps while it is
+//! empty, and the outbox of an event loop that is woken by a waker.
 
 use std::task::Wake;
 use std::time::Duration;
@@ -9,11 +9,12 @@ use loom::thread;
 use crate::inbox::{Inbox, Outbox};
 use crate::sync::{Arc, AtomicBool, Ordering};
 
-/// A timeout that never passes: if no sender wakes a receiver, it sleeps forever.
+/// A timeout that never passes. A receiver that no sender wakes therefore sleeps forever, which the model
+/// reports.
 const PATIENCE: Duration = Duration::MAX;
 
-/// Two senders and a receiver that sleeps in between. No message is lost, and the receiver never sleeps while
-/// a message waits.
+/// Two senders, and a receiver that sleeps while the inbox is empty. No message may be lost, and the receiver
+/// must never sleep while a message waits.
 pub fn every_send_is_received() {
     let inbox = Arc::new(Inbox::<u8>::default());
     inbox.receive_here();
@@ -35,7 +36,7 @@ pub fn every_send_is_received() {
     }
 }
 
-/// A receiver that waits for two messages at once is woken by the second message, or by an urgent one.
+/// A receiver that sleeps until two messages have arrived must be woken by the second one.
 pub fn who_wants_two_is_woken_by_the_second() {
     let inbox = Arc::new(Inbox::default());
     inbox.receive_here();
@@ -55,8 +56,8 @@ pub fn who_wants_two_is_woken_by_the_second() {
     }
 }
 
-/// A receiver that waits for more messages than are ever sent is woken by an urgent message, whenever that is
-/// sent.
+/// A receiver that sleeps until more messages have arrived than are ever sent must be woken by an urgent
+/// message, at whatever time the message is sent.
 pub fn who_waits_for_more_is_woken_by_what_is_urgent() {
     let inbox = Arc::new(Inbox::default());
     inbox.receive_here();
@@ -75,8 +76,7 @@ pub fn who_waits_for_more_is_woken_by_what_is_urgent() {
     sender.join().expect("sends");
 }
 
-/// A message that is sent while the inbox closes is either received or dropped, and does not stay in the
-/// inbox.
+/// A message that is sent while the inbox is being closed must be dropped, and must not stay in the inbox.
 pub fn nothing_stays_in_a_closed_inbox() {
     let inbox = Arc::new(Inbox::<Arc<()>>::default());
     let alive = Arc::new(());
@@ -89,12 +89,13 @@ pub fn nothing_stays_in_a_closed_inbox() {
     assert_eq!(Arc::strong_count(&alive), 1);
 }
 
-/// The task of a loop, which records whether it was woken.
+/// The task of an event loop, which records whether it was woken.
 struct Task {
     woken: AtomicBool,
 }
 
-/// A waker of the standard library. The flag in the task that it wakes is a type of `loom`.
+/// A waker for a task. The waker has to be a type of the standard library, but the flag that it sets in the
+/// task is a type of `loom`, so that the model sees the access.
 struct Bell(Arc<Task>);
 
 impl Wake for Bell {
@@ -103,8 +104,8 @@ impl Wake for Bell {
     }
 }
 
-/// A loop polls its outbox while the core sends a message. The loop either gets the message, or is woken
-/// after the poll.
+/// An event loop polls its outbox while the core thread sends a message. The loop must either get the
+/// message, or be woken after the poll.
 pub fn a_loop_that_found_nothing_is_woken() {
     let outbox = Arc::new(Outbox::default());
     let task = Arc::new(Task { woken: AtomicBool::new(false) });

@@ -1,4 +1,5 @@
-//! Programs for a writer that retires and frees objects, and readers whose views may still see them.
+//! Programs that test the reclamation of objects: a writer retires and frees objects, while readers hold
+//! views that may still see them.
 
 use loom::cell::UnsafeCell;
 use loom::thread;
@@ -6,8 +7,8 @@ use loom::thread;
 use crate::epochs::{Epochs, Garbage};
 use crate::sync::Arc;
 
-/// An object that a view may see. Freeing it writes to it, so that the model detects a thread that reads the
-/// object at the same time.
+/// An object that a view may see. Freeing the object writes to it, so that the model reports a thread that
+/// reads it at the same time.
 #[derive(Clone, Copy)]
 struct Record(&'static UnsafeCell<u64>);
 
@@ -15,7 +16,8 @@ const FREED: u64 = u64::MAX;
 
 impl Record {
     fn new(value: u64) -> Record {
-        // The model runs the program once for each order, so only little memory is leaked.
+        // Leaking is acceptable: the model runs the program once for each order, and each run leaks only a
+        // few bytes.
         Record(Box::leak(Box::new(UnsafeCell::new(value))))
     }
 
@@ -41,7 +43,8 @@ impl Garbage for Record {
 unsafe impl Send for Record {}
 
 /// A reader holds the first view. In the meantime the writer retires an object that this view sees, publishes
-/// several times, and frees.
+/// several times, and frees all objects that no view sees. The object must not be freed while the reader
+/// holds its view.
 pub fn what_a_view_sees_is_not_freed() {
     let record = Record::new(7);
     let mut epochs = Epochs::new(());
@@ -56,14 +59,14 @@ pub fn what_a_view_sees_is_not_freed() {
     let left = epochs.reclaim(10);
     assert_eq!(left, 0);
     reader.join().expect("reads");
-    // No view exists any more, so the object must be freed by now.
+    // No view exists any more, so the object must be freed by this call.
     epochs.reclaim(10);
     assert_eq!(epochs.pending(), 0);
     assert_eq!(record.read(), FREED);
 }
 
-/// Two readers have views of different states, and each drops its view on its own thread. No view sees an
-/// object that was freed.
+/// Two readers have views of different states, and each drops its view on its own thread. No object may be
+/// freed while one of the views can still see it.
 pub fn the_oldest_view_decides() {
     let (old, new) = (Record::new(1), Record::new(2));
     let mut epochs = Epochs::new(());
@@ -87,7 +90,8 @@ pub fn the_oldest_view_decides() {
     assert_eq!((epochs.pending(), old.read(), new.read()), (0, FREED, FREED));
 }
 
-/// Two threads share a view, and drop it in any order.
+/// Two threads share a view, and drop it in any order. The object that the view sees must not be freed before
+/// both have dropped it.
 pub fn a_shared_view_holds_until_both_let_go() {
     let record = Record::new(5);
     let mut epochs = Epochs::new(());

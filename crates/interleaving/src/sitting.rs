@@ -1,4 +1,5 @@
-//! Programs for work that the thread which owns it lends to other threads while it sleeps.
+//! Programs that test `replica/src/seat.rs`: a thread owns work and lends it, so that other threads may do
+//! the work while the owner sleeps.
 
 use std::time::Duration;
 
@@ -11,15 +12,15 @@ use crate::sync::Arc;
 /// Time after which a timer of [`Adding`] expires.
 const SOON: Duration = Duration::from_secs(1);
 
-/// Work that adds up the numbers that arrive. It has ended when their sum is `all`. A number counts only
-/// after it was sent to the inbox a second time, in the same way as the core's log reports written entries
-/// back to the core.
+/// Work that adds up the numbers that arrive in the inbox, and has ended when their sum is `all`. A new
+/// number is first sent to the inbox again and counts only when it arrives a second time. This imitates the
+/// log, which reports written entries back to the core.
 struct Adding {
     inbox: Arc<Inbox<Number>>,
     sum: u8,
     all: u8,
     has_ended: bool,
-    /// Number of turns after which the owner no longer lends the work to other threads.
+    /// Number of further turns for which the owner lends the work to other threads.
     lent_for: u8,
     timer: Timer,
 }
@@ -31,7 +32,7 @@ enum Timer {
     None,
     /// The first number that arrives will set the timer.
     Unset,
-    /// The timer is set. The work ends only after the owner has woken because of the timer.
+    /// The timer is set. The work does not end before the owner has woken to handle the timer.
     Set,
 }
 
@@ -67,8 +68,8 @@ impl Work for Adding {
         self.has_ended.then_some(self.sum)
     }
 
-    /// Without a timer the owner sleeps without a limit. If no thread wakes it, it sleeps forever, which the
-    /// model detects.
+    /// Without a timer the owner sleeps without a limit. If no thread wakes the owner, it sleeps forever,
+    /// which the model reports.
     fn before_sleep(&mut self) -> (Duration, usize) {
         (if self.timer == Timer::Set { SOON } else { Duration::MAX }, 1)
     }
@@ -98,8 +99,8 @@ fn own(seat: &Seat<Adding>, inbox: &Arc<Inbox<Number>>, all: u8, lent_for: u8, t
     assert_eq!((sum, adding.leave().sum), (all, all));
 }
 
-/// Sends a number. If the owner sleeps and lends its work, makes turns of the work until the number is
-/// processed.
+/// Sends a number. If the owner sleeps, does the owner's work on this thread if the work is lent, and
+/// otherwise wakes the owner.
 fn borrow(seat: &Seat<Adding>, inbox: &Inbox<Number>, number: u8, is_done: bool) {
     if inbox.put_all(&mut vec![Number::New(number)], true) {
         if seat.is_lent() {
@@ -125,28 +126,29 @@ fn with_a_borrower_and_a_sender(lent_for: u8, is_done: bool, timer: Timer) {
     sender.join().expect("sends");
 }
 
-/// One thread borrows the work, and another thread only sends. One of them adds up each number, and the owner
-/// learns that the work has ended.
+/// One thread borrows the work, and another thread only sends a number. Each number must be added up, by the
+/// borrower or the owner, and the owner must learn that the work has ended.
 pub fn what_comes_while_the_work_is_lent_is_done() {
     with_a_borrower_and_a_sender(u8::MAX, false, Timer::None);
 }
 
-/// A borrower stops after its first turn. The owner is woken and does the rest.
+/// A borrower stops after its first turn. The owner must be woken and do the rest.
 pub fn what_a_borrower_leaves_is_done_by_the_owner() {
     with_a_borrower_and_a_sender(u8::MAX, true, Timer::None);
 }
 
-/// A turn that a borrower makes sets a timer while the owner sleeps. The owner is woken.
+/// The borrower's turn sets a timer while the owner sleeps. The owner must be woken, because it sleeps
+/// without a limit.
 pub fn what_becomes_due_in_a_borrowed_turn_wakes_the_owner() {
     with_a_borrower_and_a_sender(u8::MAX, false, Timer::Unset);
 }
 
-/// A borrower and a sender, with work that is lent for only one turn. The owner does the rest.
+/// A borrower and a sender, with work that is lent for only one turn. The owner must do the rest.
 pub fn what_is_no_longer_lent_is_done_by_its_owner() {
     with_a_borrower_and_a_sender(1, false, Timer::None);
 }
 
-/// Two threads borrow the work. Only one of them works at a time, and no number is left over.
+/// Two threads borrow the work. Only one of them may work at a time, and no number may be left over.
 pub fn two_that_borrow_leave_nothing() {
     let (seat, inbox) = (Arc::new(Seat::default()), Arc::new(Inbox::default()));
     let borrowers: Vec<_> = [1_u8, 2]

@@ -1,4 +1,4 @@
-//! The types of `loom`, under the names that the included files use.
+//! Provides the types of `loom` under the names that the included files use.
 
 use std::time::Duration;
 
@@ -6,8 +6,8 @@ use loom::sync::Notify;
 pub(crate) use loom::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering, fence};
 pub(crate) use loom::sync::{Arc, Mutex, MutexGuard};
 
-/// A thread that can be woken. A wake-up of the thread type of `loom` itself may also end a `join`; a wake-up
-/// of this type ends only a sleep.
+/// A thread that can be woken from [`park_timeout`]. It is used in place of the thread type of `loom`, whose
+/// wake-ups may also end a `join`.
 #[derive(Clone)]
 pub(crate) struct Thread(Arc<Notify>);
 
@@ -26,8 +26,8 @@ impl Thread {
     }
 }
 
-/// Sleeps until the thread is woken. The model has no time, so a thread that is not woken sleeps forever, and
-/// the model reports this.
+/// Sleeps until the thread is woken, and ignores the timeout: the model has no time. A thread that is not
+/// woken sleeps forever, which the model reports.
 pub(crate) fn park_timeout(_: Duration) {
     let Thread(sleep) = current();
     sleep.wait();

@@ -1,5 +1,5 @@
-//! Programs for watches that start while the core publishes a new state, and for the removal of versions,
-//! which waits for all watches.
+//! Programs that test watches: a watch that starts while the core publishes a new state, and the removal of
+//! old versions, which must wait until all watches have seen them.
 
 use loom::thread;
 use numbers::Revision;
@@ -7,12 +7,12 @@ use numbers::Revision;
 use crate::attendance::Attendance;
 use crate::sync::{Arc, AtomicI64, Ordering};
 
-/// The newest state, which here consists only of its revision. The state in the product contains more, and is
-/// published in the same way.
+/// The newest state, which is only a revision here. Mainstay's state contains more, but is published in the
+/// same way.
 struct State(AtomicI64);
 
-/// A watch is counted before it reads the state, and the core publishes the state before it counts watches.
-/// So the watch sees the new state, or the core sees the watch.
+/// A watch is counted before it reads the state, and the core publishes the state before it reads the count.
+/// So either the watch must see the new state, or the core must see the watch and wake it.
 pub fn a_watch_sees_what_was_published_or_is_woken() {
     let attendance = Arc::new(Attendance::new(1));
     let state = Arc::new(State(AtomicI64::new(1)));
@@ -29,8 +29,7 @@ pub fn a_watch_sees_what_was_published_or_is_woken() {
     assert!(woken || seen == 2, "the watch never hears of revision 2");
 }
 
-/// The core removes only versions that all watches have seen. It removes nothing that a counted watch has not
-/// seen.
+/// The core must not remove a version before every counted watch has seen it.
 pub fn nothing_is_removed_before_all_were_told() {
     let attendance = Arc::new(Attendance::new(1));
     attendance.watch_begins(0);

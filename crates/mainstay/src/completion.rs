@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use cli::completion::{SHELLS, Tree, Word};
 
-/// Prints the completion script for the shell that the only argument names.
+/// Prints the completion script for the shell that the argument names.
 pub fn run(arguments: &[OsString]) -> ExitCode {
     let script = match arguments {
         [shell] => tree().script(shell.as_encoded_bytes(), "mainstay"),
@@ -31,14 +31,15 @@ pub fn print(text: &str) -> ExitCode {
     }
 }
 
-/// Returns the words that can follow `mainstay`: the flags of a member, and each tool with its commands.
+/// Returns the flags and commands that can follow `mainstay`: the flags of a member, and each tool with its
+/// commands.
 pub fn tree() -> Tree {
     let endpoints =
         Word { name: "endpoints", short: None, takes_value: true, help: "other members of the cluster" };
     let named = |tree: Tree, name: &'static str, about: &'static str| Tree { name, about, ..tree };
     let ctl = Tree::of(&ctl::commands::PROGRAM);
     let [doctor, mut check] = doctor::completion();
-    // `check` also has the checks of etcdctl, which belong to the client tool.
+    // Add the checks of etcdctl, because `mainstay check perf` and `mainstay check datascale` run them.
     check.below.extend(
         ctl.below
             .iter()
@@ -88,7 +89,7 @@ fn shell(name: &'static str) -> Tree {
     Tree { name, about: name, ..Tree::default() }
 }
 
-/// Returns the member's flags that have an effect.
+/// Returns the flags of a member, without obsolete flags and flags that are not supported.
 fn server_flags() -> Vec<Word> {
     let shown = config::table::FLAGS.iter().filter(|flag| {
         flag.group != config::flag::Group::Legacy && !matches!(flag.status, config::flag::Status::NotYet(_))

@@ -1,10 +1,10 @@
-//! Lets a member without data find the other members: by the SRV records of a domain, or by a discovery
-//! service. The service is a cluster in which all members register.
+//! Finds the other members for a member without data: by the SRV records of a domain, or by a discovery
+//! service, which is another cluster in which all members register.
 //!
-//! A member registers by the key `/_etcd/registry/TOKEN/members/ID`, with `NAME=URL` as value. It waits until
-//! the number of members in `/_etcd/registry/TOKEN/_config/size` is registered; the members with the lowest
-//! creation revisions form the cluster. etcd's members do the same, so members of both programs can find each
-//! other, and a cluster of either program can be the service.
+//! A member registers by putting the key `/_etcd/registry/TOKEN/members/ID` with the value `NAME=URL`. Then
+//! it waits until as many members have registered as the key `/_etcd/registry/TOKEN/_config/size` says. If
+//! more members register, those with the lowest creation revisions form the cluster. etcd's members do the
+//! same, so members of etcd and Mainstay can find each other, and a cluster of either can be the service.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,46 +19,47 @@ use client::{Client, Settings, TlsFiles, WatchUpdate, Watcher};
 use config::{Config, Discovery, DiscoveryService, InitialClusterState, Url};
 use telemetry::logging::{Logger, Value};
 
-/// Number of retries after which the pause between retries no longer grows, as in etcd.
+/// Number of retries after which the pause between retries no longer grows; the same as in etcd.
 const RETRIES_LONGER_MAX: u32 = 8;
-/// Largest size of a cluster that can be formed. Each registered member is kept in memory until all are
-/// registered.
+/// Maximum size of a cluster that can be formed; a larger size is an error. It bounds the memory for the
+/// registered members.
 const SIZE_MAX: usize = 1000;
 /// Maximum size of a response of the discovery service, in bytes.
 const ANSWER_BYTES_MAX: usize = 4 << 20;
-/// Interval at which a look-up that waits calls `stop_wanted`.
+/// Interval at which `stop_wanted` is called during the discovery.
 const STOP_LOOK: Duration = Duration::from_millis(100);
 
-/// Reason why the members of the cluster could not be found. The texts are those of etcd where etcd has this
-/// error.
+/// Reason why the members of the cluster could not be found. Where etcd has the same error, the message is
+/// that of etcd.
 #[derive(Debug)]
 pub enum Error {
     /// The domain has no usable SRV record.
     Srv(String),
-    /// A member that an SRV record names has no address. If it were ignored, the cluster would be smaller
-    /// than intended.
+    /// The target of an SRV record has no address. It is an error, because without this member the cluster
+    /// would be smaller than intended.
     Unresolved {
         /// Service name of the records.
         service: String,
         /// Target name that has no address.
         target: String,
     },
-    /// No SRV record belongs to this member.
+    /// No SRV record has the address of this member.
     NotInRecords {
         /// Name of this member.
         name: String,
     },
-    /// The client for the discovery service cannot be set up from the options.
+    /// The client for the discovery service cannot be created, the options do not describe a cluster, or the
+    /// service has ended the watch of the registrations.
     Client(String),
     /// The service has no cluster size for this token.
     SizeNotFound,
     /// The cluster size is not a number from 1 to 1,000.
     BadSize,
-    /// As many other members as the cluster needs have already registered.
+    /// The cluster is complete without this member, because enough other members have registered before it.
     Full,
     /// A member has registered a value that is not a peer URL.
     InvalidUrl,
-    /// The service returns an error for which a retry is useless.
+    /// The service has returned an error that a retry cannot fix.
     Refused(Status),
     /// The member was asked to stop.
     Stopped,
@@ -92,7 +93,8 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Returns the options with the result of the discovery: `initial_cluster` and the cluster token are set.
+/// Finds the other members if the options request a discovery. Returns the options with the initial cluster
+/// and the cluster token that were found; without a discovery, returns them unchanged.
 ///
 /// # Errors
 ///
@@ -117,8 +119,8 @@ pub fn discover(config: &Config, logger: &Logger, stop_wanted: &dyn Fn() -> bool
                 let mut found = config.clone();
                 found.cluster.initial_cluster = own.clone();
                 found.cluster.initial_cluster_token = service.token.clone();
-                // A member that joins an existing cluster needs no discovery, because it has to name the
-                // members itself, as in etcd.
+                // Register only to form a new cluster. As in etcd, a member that joins an existing cluster
+                // must name the members by itself.
                 if config.cluster.initial_cluster_state == InitialClusterState::New {
                     let bootstrap = found.bootstrap().map_err(|error| Error::Client(error.to_string()))?;
                     let mut registry = Registry::open(service, bootstrap.local_id, logger)?;
@@ -147,21 +149,23 @@ fn own_entry(config: &Config) -> String {
     urls.iter().map(|url| format!("{}={url}", config.name)).collect::<Vec<_>>().join(",")
 }
 
-/// Returns the first address of a host and port, as the system resolves it; prefers IPv4.
+/// Resolves a host and port with the system's resolver. Returns the first IPv4 address, or the first address
+/// if there is no IPv4 address.
 fn first_address(host: &str, port: u16) -> Option<SocketAddr> {
     let addresses: Vec<SocketAddr> = (host, port).to_socket_addrs().ok()?.collect();
     addresses.iter().find(|address| address.is_ipv4()).or(addresses.first()).copied()
 }
 
-/// Source of SRV records and of their targets' addresses.
+/// Looks up SRV records and the addresses of their targets. The two look-ups can be replaced by tests.
 struct Records<'a> {
     resolver: &'a Resolver,
     resolve: &'a dyn Fn(&str, u16) -> Option<SocketAddr>,
 }
 
 impl Records<'_> {
-    /// Returns the members that the records of a domain name, in the form of `--initial-cluster`. This member
-    /// recognizes its own record by the addresses of its peer URLs. The other members get numbers as names.
+    /// Returns the members that the SRV records of a domain name, in the syntax of `--initial-cluster`. The
+    /// record whose target resolves to an address of this member's peer URLs is this member's own, and gets
+    /// its name. The other members get numbers as names.
     async fn cluster(
         &self,
         config: &Config,
@@ -194,7 +198,7 @@ impl Records<'_> {
         Ok(all.join(","))
     }
 
-    /// Returns the members that the records of one service name list, or the reason why there are none.
+    /// Returns the members that the SRV records of one service name list, or the reason why there are none.
     async fn members(
         &self,
         config: &Config,
@@ -243,7 +247,7 @@ impl Records<'_> {
     }
 }
 
-/// Registration of this member at a discovery service.
+/// Registers this member at a discovery service, and waits for the others.
 struct Registry<'a> {
     client: Client,
     service: &'a DiscoveryService,
@@ -255,8 +259,8 @@ struct Registry<'a> {
     logger: &'a Logger,
 }
 
-/// The registered members of the cluster. If more members are registered than the cluster needs, these are
-/// the ones whose keys have the lowest creation revisions.
+/// The registered members of the cluster. If more than `size` members have registered, only those whose keys
+/// have the lowest creation revisions are kept.
 #[derive(Debug, Default)]
 struct Registered {
     members: BTreeMap<(i64, String), String>,
@@ -264,7 +268,7 @@ struct Registered {
 }
 
 impl Registered {
-    /// Adds a registration under this token. Returns the reason if the registration is not valid.
+    /// Adds a registration. Returns the reason why it is invalid as an error.
     fn add(&mut self, key: &[u8], value: &[u8], created: i64) -> Result<(), &'static str> {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
         let (key, value) = (text(key), text(value));
@@ -281,7 +285,7 @@ impl Registered {
         Ok(())
     }
 
-    /// Returns the cluster in the form of `--initial-cluster`.
+    /// Returns the registered members in the syntax of `--initial-cluster`.
     fn cluster(&self) -> Result<String, Error> {
         let cluster = self.members.values().map(String::as_str).collect::<Vec<_>>().join(",");
         let is_url = |pair: &str| pair.split_once('=').is_some_and(|(_, url)| Url::parse(url).is_ok());
@@ -314,7 +318,8 @@ impl<'a> Registry<'a> {
         Ok(Registry { client, service, prefix, own, retries: 0, logger })
     }
 
-    /// Registers this member, and waits for the others.
+    /// Registers this member with the value `entry`, and waits for the others. Returns the cluster in the
+    /// syntax of `--initial-cluster`.
     async fn join(&mut self, entry: &str) -> Result<String, Error> {
         self.look().await?;
         let request = PutRequest {
@@ -359,8 +364,8 @@ impl<'a> Registry<'a> {
         }
     }
 
-    /// Returns the size of the cluster to form. After the outer error, a retry makes sense; after the inner
-    /// one, it does not.
+    /// Returns the size of the cluster to form. The outer error means that the request has failed and can be
+    /// retried. The inner error means that the service has no valid size, which a retry does not change.
     async fn size(&self) -> Result<Result<usize, Error>, Status> {
         let request =
             RangeRequest { key: format!("{}/_config/size", self.prefix).into(), ..RangeRequest::default() };
@@ -384,7 +389,8 @@ impl<'a> Registry<'a> {
         Ok((registered, answer.header.map_or(0, |header| header.revision)))
     }
 
-    /// Waits until the wanted number of members has registered.
+    /// Waits until as many members have registered as the cluster needs. `revision` is the revision at which
+    /// `registered` was read.
     async fn wait(&self, registered: &mut Registered, revision: i64) -> Result<(), Error> {
         let found = registered.members.len() as u64;
         let fields =
@@ -438,7 +444,8 @@ impl<'a> Registry<'a> {
         self.client.within(self.service.request_timeout).call(rpc, request).await
     }
 
-    /// Logs the error and waits before a retry. Each pause is longer than the one before, up to a limit.
+    /// Logs the error and waits before a retry. Each pause is twice as long as the previous one, up to a
+    /// limit.
     async fn retry(&mut self, what: &str, status: &Status) {
         self.retries = (self.retries + 1).min(RETRIES_LONGER_MAX);
         let pause = Duration::from_secs(1 << self.retries);
@@ -454,8 +461,9 @@ impl<'a> Registry<'a> {
     }
 }
 
-/// Returns the key prefix of a token's cluster. The parts of the token are joined as by Go's `path.Join`:
-/// empty parts and `.` are dropped, and `..` removes the part before it.
+/// Returns the key prefix of the cluster with this token: `/_etcd/registry/` and the token. The token is
+/// normalized like a path by Go's `path.Join`, as etcd does: empty parts and `.` are dropped, and `..`
+/// removes the part before it.
 fn joined(token: &str) -> String {
     let mut parts = vec!["_etcd", "registry"];
     for part in token.split('/') {
@@ -596,7 +604,8 @@ mod tests {
             let other = ["--name=m", "--initial-advertise-peer-urls=http://two.d.example:1", by_name[2]];
             let missing = found(&resolver, &config(&other), "").await.expect_err("has another port");
             assert_eq!(missing, "cannot find local etcd member \"m\" in SRV records");
-            // Without the member that has no address, the cluster would be smaller than the records say.
+            // A record whose target has no address is an error, since without this member the cluster would
+            // be smaller than the records say.
             let smaller = found(&resolver, &config(&by_name), "gap").await.expect_err("has no address");
             assert!(smaller.contains("lookup three.d.example: no such host"), "{smaller}");
         });
@@ -617,7 +626,8 @@ mod tests {
                     answer[7] = 255;
                     answer
                 },
-                // A DNS name with a compression pointer that points to itself.
+                // The last two bytes of the answer become a DNS compression pointer that points to itself,
+                // which must not cause an endless loop.
                 |mut answer| {
                     let len = answer.len();
                     answer[len - 2..].copy_from_slice(&[0xc0, (len - 2) as u8]);

@@ -1,11 +1,12 @@
-//! The binary. Depending on its file name or its first argument, it runs a member or one of the tools.
+//! The binary `mainstay`. Depending on its file name or its first argument, it runs a member or one of the
+//! tools.
 //!
 //! `member` runs a member, with its signals, exit codes and the notification of systemd. `mainstay rebuild`
 //! first replaces a damaged member, with `utl::rebuild`. `discovery` finds the other members of a cluster
 //! that is being formed. `completion` and `man` describe all commands to shells and to `man`.
 //!
-//! The binary only calls members and tools, and does not know what they do. Invariant: an interrupted rebuild
-//! is continued by the same command, and no member starts while a rebuild is unfinished.
+//! The crate only starts members and tools, which are in other crates. Invariant: while a rebuild of a member
+//! is unfinished, the member does not start, and the same `rebuild` command continues it.
 //!
 //! Start reading with `main` and `member::run`. Tests: `tests/it`, which run real processes, with kill -9,
 //! partitions, full disks and damage. The tests that measure time need the feature `full`.
@@ -85,7 +86,8 @@ fn dispatch(arguments: &[OsString]) -> ExitCode {
         Some("gateway" | "grpc-proxy") => {
             proxy(arguments).unwrap_or_else(|| unreachable!("both are subcommands of a proxy"))
         }
-        // These checks belong to the client tool `ctl`; the other checks examine this machine.
+        // `perf` and `datascale` are checks of etcdctl, which measure a cluster. All other checks examine
+        // this machine.
         Some("check") if rest.first().is_some_and(|what| what == "perf" || what == "datascale") => {
             ctl::run(arguments)
         }
@@ -104,7 +106,7 @@ fn dispatch(arguments: &[OsString]) -> ExitCode {
 
 /// Runs the console until a signal ends it.
 fn serve_console(arguments: &[OsString]) -> ExitCode {
-    // Signals are blocked before any other thread starts, so that only the main thread receives them.
+    // Block the signals before any other thread starts, so that only the main thread receives them.
     signals::block();
     console::run(arguments, &|logger| while signals::wait(Duration::from_secs(3600), logger).is_none() {})
 }
@@ -126,8 +128,8 @@ fn proxy(arguments: &[OsString]) -> Option<ExitCode> {
     }
 }
 
-/// Plants the bug that the environment variable `MAINSTAY_PLANTED` names. Only builds with the feature
-/// `planted` have bugs to plant.
+/// Activates the deliberate bug that the environment variable `MAINSTAY_PLANTED` names, to test that the
+/// tests find it. Only builds with the feature `planted` contain such bugs.
 fn plant() {
     if !cfg!(feature = "planted") {
         return;

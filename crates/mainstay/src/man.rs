@@ -36,7 +36,8 @@ pub fn run(arguments: &[OsString]) -> ExitCode {
 fn page(command: Option<&str>) -> Option<String> {
     let mut tree = tree();
     let Some(command) = command else {
-        // The tools have their own pages, so their flags are left out of the member's page.
+        // Leave the flags and commands of the tools out of the member's page, because the tools have their
+        // own pages.
         tree.below.iter_mut().for_each(|below| {
             below.flags.clear();
             below.below.clear();

@@ -15,16 +15,16 @@ use utl::rebuild::{self, Rebuild};
 
 use crate::{discovery, environment, local_time, memory, memory_lock, open_files, signals};
 
-/// Command by which the member was started.
+/// Command with which the member was started.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// Started under the name `etcd`: prints nothing that etcd does not print.
+    /// The binary was started under the name `etcd`: print nothing that etcd does not print.
     Etcd,
-    /// Started by a user: if standard output is a terminal, prints a few lines that say where the member
+    /// Started as `mainstay`: if standard output is a terminal, print a few lines that say where the member
     /// serves.
     Serve,
-    /// Started with `rebuild`: first replaces the damaged member by a new one, with the data of the other
-    /// members.
+    /// Started as `mainstay rebuild`: first replace the damaged member by a new one, which then gets its data
+    /// from the other members.
     Rebuild,
 }
 
@@ -112,11 +112,12 @@ fn take_endpoints(arguments: &[String]) -> (Vec<String>, Vec<String>) {
     (endpoints, others)
 }
 
-/// Runs a member until it is asked to stop. If `rebuilding` is set, first rebuilds the member, through these
-/// endpoints if there are any.
+/// Runs a member until it is asked to stop. If `rebuilding` is `Some`, first rebuilds the member; the list
+/// has client URLs of other members, and is empty if the user gave none. If `greet` is true, prints the
+/// greeting.
 fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> ExitCode {
     memory::use_small_pages();
-    // Signals are blocked before any other thread starts, so that only the main thread receives them.
+    // Block the signals before any other thread starts, so that only the main thread receives them.
     signals::block();
     open_files::raise_limit();
     let logger = match Logger::open_in_zone(&parsed.config.log, local_time::ahead_of_utc) {
@@ -173,7 +174,8 @@ fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> Ex
         .map(|()| None)
         .map_err(|failure| failure.to_string().into()),
     };
-    // Holds the lock until the rebuild is finished.
+    // The closure takes `_lock`, so that the lock against other rebuilds is held until the rebuild is
+    // finished.
     let started = prepared.and_then(|_lock| {
         let discover =
             |config: &Config| discovery::discover(config, &logger, &stop_wanted).map_err(Into::into);
@@ -189,7 +191,8 @@ fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> Ex
         Err(error) => {
             if let Some(signal) = early.get() {
                 if rebuilding.is_some() {
-                    // This line gives the reason; the next line says what the operator can do.
+                    // Log this before the line about the signal, which alone would not tell the operator that
+                    // the rebuild is not done.
                     logger.warn("the member was not rebuilt", &[("error", Value::Str(&error.to_string()))]);
                 }
                 logger
@@ -202,8 +205,8 @@ fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> Ex
     };
     let mut systemd = Systemd::from_env();
     systemd.ready(&logger);
-    // Print the greeting only to a terminal, because a program that reads standard output may expect only the
-    // log's JSON.
+    // Print the greeting only to a terminal: a program that reads standard output may expect only the log,
+    // which is JSON.
     if greet && std::io::stdout().is_terminal() {
         greeting(&listening, &data_dir);
     }
@@ -245,7 +248,7 @@ fn greeting(listening: &Listening, data_dir: &str) {
         }
         _ => listening.pages.first().map_or(client, String::as_str).to_owned(),
     };
-    // A closed standard output must not stop the member, so the error is ignored.
+    // Ignore an error, because a closed standard output must not stop the member.
     let _ = writeln!(
         out,
         "\x1b[1mMainstay is ready.\x1b[0m\n  \

@@ -1,10 +1,11 @@
-//! The memory allocator, and settings that keep the unused memory of the process small.
+//! Defines the memory allocator of the process, and returns unused memory to the system.
 //!
-//! Two effects would keep unused memory in the process. First, if pages have 2 MiB, a few kilobytes in use
-//! keep the whole page, and the buffers of a load leave many such pages: a member with a million keys used
-//! one and a half times the memory, and an idle member 15 MB more. Second, the allocator returns free pages
-//! to the system a second after they became free, but only when other memory is requested. So the pages that
-//! are free after a load or a start would stay with an idle member.
+//! Two effects would keep unused memory in the process. First, with huge pages of 2 MiB, a few kilobytes in
+//! use keep a whole page, and the buffers that are used under load leave many such pages. In measurements, a
+//! member with a million keys used one and a half times the memory, and an idle member 15 MB more. Therefore
+//! [`use_small_pages`] switches huge pages off. Second, the allocator returns a free page to the system a
+//! second after the page became free, but only when other memory is requested, which an idle member does not
+//! do. Therefore [`FreePages`] returns free pages periodically.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::ffi::{OsStr, c_void};
@@ -12,20 +13,22 @@ use std::ffi::{OsStr, c_void};
 use mimalloc::MiMalloc;
 
 unsafe extern "C" {
-    /// Allocates memory of this size, aligned to at least a word; returns null if there is none. From `mimalloc.h`.
+    /// Allocates memory of this size, aligned to at least a word; returns null if there is not enough memory.
+    /// From `mimalloc.h`.
     fn mi_malloc(size: usize) -> *mut c_void;
-    /// Allocates zeroed memory of this size, aligned to at least a word; returns null if there is none. From
-    /// `mimalloc.h`.
+    /// Allocates zeroed memory of this size, aligned to at least a word; returns null if there is not enough
+    /// memory. From `mimalloc.h`.
     fn mi_zalloc(size: usize) -> *mut c_void;
     /// Returns free memory of the calling thread and of the process to the system: memory that has been free
     /// for longer than the allocator's delay, or, if `force` is true, all free memory. From `mimalloc.h`.
     fn mi_collect(force: bool);
 }
 
-/// The allocator mimalloc, called with an explicit alignment only if one is needed. `MiMalloc` always passes
-/// an alignment. With an alignment, mimalloc takes its slow path for every block that is larger than a
-/// kilobyte and whose size is not a power of two. That costs 180 more instructions and as many more bytes as
-/// the alignment, four times for each put of a kilobyte.
+/// The allocator mimalloc, which is called with an explicit alignment only if one is needed. The type
+/// `MiMalloc` of the crate always passes an alignment. With an alignment, mimalloc takes a slow path for
+/// every block that is larger than a kilobyte and whose size is not a power of two. The slow path costs 180
+/// instructions, and as many additional bytes as the alignment. A put of a kilobyte allocates four such
+/// blocks.
 pub struct Allocator;
 
 /// Alignment of every mimalloc allocation, in bytes: its smallest block is one word.
@@ -69,12 +72,12 @@ unsafe impl GlobalAlloc for Allocator {
     }
 }
 
-/// Environment variable of mimalloc itself. With the value 1, the allocator uses large pages, and
-/// [`use_small_pages`] does not switch them off.
+/// Environment variable of mimalloc. With the value 1, mimalloc uses huge pages, and [`use_small_pages`] does
+/// not switch them off.
 const ALLOW_LARGE_PAGES: &str = "MIMALLOC_ALLOW_THP";
 
-/// Switches off transparent huge pages for this process. Must be called before memory is used, because pages
-/// that are already huge stay huge.
+/// Switches off transparent huge pages for this process. Must be called before the process uses much memory,
+/// because pages that are already huge stay huge.
 pub fn use_small_pages() {
     if allows_large_pages(std::env::var_os(ALLOW_LARGE_PAGES).as_deref()) {
         return;
@@ -103,9 +106,10 @@ pub struct FreePages {
 }
 
 impl FreePages {
-    /// Returns free memory to the system, in every [`TURNS`]th call. Must be called twice a second, in the
-    /// thread that started the member. Memory that held what was read from the log and the checkpoint belongs
-    /// to that thread, and is free after other threads have applied it.
+    /// Returns free memory to the system in every sixth call ([`TURNS`]). Must be called twice a second by
+    /// the thread that started the member: the memory into which this thread has read the log and the
+    /// checkpoint belongs to this thread, and becomes free only after the start, when other threads have
+    /// applied the data.
     pub fn give_back(&mut self) {
         self.turns += 1;
         if self.turns == TURNS {
@@ -116,8 +120,8 @@ impl FreePages {
     }
 }
 
-/// Number of calls from one return of memory to the next. It is not done in every call, because under load
-/// the returned memory is needed again at once.
+/// Number of calls of [`FreePages::give_back`] after which memory is returned once. Not every call returns
+/// memory, because under load the returned memory would be needed again immediately.
 const TURNS: u32 = 6;
 
 #[cfg(test)]

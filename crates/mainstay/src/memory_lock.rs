@@ -1,7 +1,8 @@
 //! `--memory-mlock`: prevents the memory of the process from being swapped out.
 //!
-//! All memory, present and future, is locked when it is first used. If the process reached a limit on locked
-//! memory, it would therefore end. So the process must have no limit, or the right to ignore it
+//! Each page of the process's memory is locked when it is first used, including memory that is allocated
+//! later. If the process reached a limit on locked memory, an allocation would fail, which ends the process.
+//! Therefore the lock is refused unless the process has no such limit, or has the right to ignore the limit
 //! (`CAP_IPC_LOCK`). Values in the page cache belong to the kernel and are not locked.
 
 use std::fmt;
@@ -13,7 +14,7 @@ const CAP_IPC_LOCK: u64 = 1 << 14;
 /// Reason why the memory is not locked.
 #[derive(Debug)]
 pub enum MemoryLockError {
-    /// The process may lock only this many bytes.
+    /// The process is allowed to lock only this number of bytes.
     Limited(u64),
     /// The system refused to lock the memory.
     Refused(io::Error),
@@ -66,8 +67,8 @@ fn raised_limit() -> Option<u64> {
         return None;
     }
     limit.rlim_cur = limit.rlim_max;
-    // If the system refuses this, locking the memory reports an error later. SAFETY: the limit is
-    // initialised, and only read.
+    // The result is ignored, because `mlockall` reports an error later if the soft limit is too low. SAFETY:
+    // the limit is initialised, and only read.
     unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &limit) };
     Some(limit.rlim_max).filter(|max| *max != libc::RLIM_INFINITY)
 }

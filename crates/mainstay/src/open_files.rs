@@ -1,7 +1,7 @@
-//! Raises the limit on open files, because each connection needs a file descriptor.
+//! Raises the limit on open files, since each connection needs a file descriptor.
 
-/// Raises the soft limit to the hard limit, as every Go program does. Service managers set the soft limit to
-/// only 1024, for programs that still use `select`.
+/// Raises the soft limit to the hard limit, as the Go runtime does. Service managers usually set a soft limit
+/// of only 1024, for programs that still use `select`.
 pub fn raise_limit() {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the limit is initialised, and valid for the call to write to.
@@ -9,7 +9,7 @@ pub fn raise_limit() {
         return;
     }
     limit.rlim_cur = limit.rlim_max;
-    // If the system refuses this, the member serves only as many connections as the old limit allows. SAFETY:
-    // the limit is initialised, and only read.
+    // The result is ignored: with the old limit the member works too, but with fewer connections. SAFETY: the
+    // limit is initialised, and only read.
     unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
 }

@@ -1,11 +1,12 @@
-//! Signals that a process of this program handles: SIGINT and SIGTERM, which end a member, and SIGUSR1 and
-//! SIGUSR2, which change the log level. The main thread takes them one at a time.
+//! Receives the signals that a member or the console handles: SIGINT and SIGTERM, which end it, and SIGUSR1
+//! and SIGUSR2, which change the log level. The signals are blocked in all threads, and the main thread waits
+//! for them.
 
 use std::time::Duration;
 
 use telemetry::logging::{Level, Logger};
 
-/// Signals that a member handles: those that end it, and those that change the level of the log.
+/// The handled signals: two that end the process, and two that change the log level.
 const TAKEN: [libc::c_int; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGUSR1, libc::SIGUSR2];
 
 fn taken() -> libc::sigset_t {
@@ -59,10 +60,12 @@ pub fn name(signal: i32) -> &'static str {
     if signal == libc::SIGINT { "interrupt" } else { "terminated" }
 }
 
-/// Ends the process by this signal, as etcd does, so that the parent process sees which signal ended it.
+/// Ends the process by raising this signal with its default action, as etcd does, so that the parent process
+/// sees which signal ended the process.
 pub fn die_by(signal: i32) -> ! {
     let set = taken();
-    // SAFETY: the default action is restored and the signal unblocked before it is raised; all arguments are valid.
+    // SAFETY: the default action is restored and the signal unblocked before it is raised; all arguments are
+    // valid.
     unsafe {
         libc::signal(signal, libc::SIG_DFL);
         libc::pthread_sigmask(libc::SIG_UNBLOCK, &set, std::ptr::null_mut());

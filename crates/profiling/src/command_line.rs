@@ -1,16 +1,16 @@
-//! The command line of this process without its secrets, for pages that everyone who may read a member's
-//! metrics can see.
+//! Returns the command line of this process with secrets masked, because the pages that show it are visible
+//! to everyone who can read the member's metrics.
 
 /// Text that replaces a secret.
 const MASK: &str = "***";
 /// Flags whose names contain one of [`SECRET_WORDS`], but whose values are not secret.
 const NO_SECRETS: [&str; 3] = ["auth-token", "auth-token-ttl", "initial-cluster-token"];
-/// Words in the names of flags whose values are secret. The values of unknown flags whose names contain such
-/// a word are hidden as well, to be on the safe side.
+/// The value of a flag is treated as secret if the name of the flag contains one of these words. This also
+/// protects flags that are added later.
 const SECRET_WORDS: [&str; 4] = ["password", "secret", "token", "user"];
 
-/// Returns the program and its arguments, in the given order. Masks the values of flags for passwords, users
-/// and tokens, and the user names and passwords in URLs.
+/// Returns the words of the command line. The values of flags for passwords, secrets, users and tokens, and
+/// the user names and passwords in URLs, are replaced by a mask.
 pub fn command_line() -> Vec<String> {
     masked(std::env::args_os().map(|word| word.to_string_lossy().into_owned()))
 }

@@ -1,4 +1,4 @@
-//! Reads the symbol tables of ELF files (64 bit, little endian), as far as the names of functions require.
+//! Finds the names of functions in ELF files (64 bit, little endian), by reading their symbol tables.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -6,7 +6,7 @@ use std::path::Path;
 
 /// Maximum size in bytes of a table that is read. Larger tables are ignored.
 const TABLE_BYTES_MAX: u64 = 256 << 20;
-/// Largest number of sections and segments that are read.
+/// Maximum number of sections, and of segments, that are read; further ones are ignored.
 const HEADERS_MAX: usize = 4096;
 
 const SYMBOLS: u32 = 2;
@@ -14,7 +14,8 @@ const DYNAMIC_SYMBOLS: u32 = 11;
 const LOADED: u32 = 1;
 const FUNCTION: u8 = 2;
 
-/// A function and its address range. The addresses are those in the file.
+/// A function: its start address as the file gives it, its size in bytes, and the offset of its name in the
+/// string table.
 #[derive(Clone, Copy)]
 struct Symbol {
     start: u64,
@@ -22,7 +23,7 @@ struct Symbol {
     name: u32,
 }
 
-/// The functions of a file, by address.
+/// The functions of a file, sorted by address.
 pub(crate) struct Functions {
     symbols: Vec<Symbol>,
     names: Vec<u8>,
@@ -53,7 +54,8 @@ fn read(file: &File, at: u64, bytes: u64) -> Option<Vec<u8>> {
 }
 
 impl Functions {
-    /// Reads the symbol table of a file: the full table if there is one, otherwise the table of the dynamic linker.
+    /// Reads the symbol table of a file: the full table if there is one, otherwise the table for dynamic
+    /// linking. Returns `None` if the file cannot be read or has neither.
     pub(crate) fn read(path: &Path) -> Option<Functions> {
         let file = File::open(path).ok()?;
         let header = read(&file, 0, 64)?;
@@ -88,7 +90,8 @@ impl Functions {
         Some(Functions { symbols, names: content(names)?, segments })
     }
 
-    /// Returns the linker's name of the function that contains this offset of the file.
+    /// Returns the mangled name of the function whose code contains this offset in the file; `None` if it is
+    /// not known.
     pub(crate) fn at(&self, offset: u64) -> Option<String> {
         let holds = |segment: &&Segment| {
             offset.checked_sub(segment.offset).is_some_and(|behind| behind < segment.bytes)
@@ -97,7 +100,8 @@ impl Functions {
         let address = (offset - segment.offset).checked_add(segment.address)?;
         let behind = self.symbols.partition_point(|symbol| symbol.start <= address);
         let symbol = self.symbols.get(behind.checked_sub(1)?)?;
-        // A function written in assembly may have the size 0 in the table, so its size is not checked.
+        // The address must be within the function. A size of 0, as functions in assembly may have, means that
+        // the size is not known, so it is not checked.
         if symbol.bytes != 0 && address - symbol.start >= symbol.bytes {
             return None;
         }
@@ -115,7 +119,8 @@ mod tests {
     fn garbage_has_no_functions() {
         let path = std::env::temp_dir().join(format!("profiling-elf-{}", std::process::id()));
         let own = std::fs::read("/proc/self/exe").expect("the program of this test");
-        // The intact file has symbols; a truncated or changed file may have some or none, but must not cause a panic.
+        // The intact file has symbols; a truncated or changed file may have some or none, but must not cause
+        // a panic.
         assert!(Functions::read(Path::new("/proc/self/exe")).is_some_and(|found| !found.symbols.is_empty()));
         for (cut, change) in [(0, 0), (10, 0), (64, 0), (4096, 0), (4096, 0x28), (4096, 0x20), (4096, 0x3c)] {
             let mut bytes = own.get(..cut).unwrap_or(&own).to_vec();

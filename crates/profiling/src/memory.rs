@@ -1,5 +1,5 @@
-//! A profile of the memory that this process holds, by owner. Nothing is sampled: each owner counts its
-//! memory, and the memory that no owner counts is shown separately.
+//! Returns a profile of the memory that this process holds, by owner. Nothing is sampled: each owner counts
+//! its own memory, and the memory that no owner counts is shown as a separate entry.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -11,7 +11,7 @@ use crate::profile::Profile;
 /// Memory held by one part of the process, as that part counts it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
-    /// Name of the part, such as `index`. A name may be a path, from the outermost part to the innermost:
+    /// Name of the part, such as `index`. The name of a part within another one is a path, such as
     /// `clients/requests`.
     pub name: &'static str,
     /// Number of objects that the part holds; 0 if it does not count them.
@@ -45,8 +45,9 @@ impl Resident {
         Resident { anonymous: bytes("RssAnon"), files: bytes("RssFile").saturating_add(bytes("RssShmem")) }
     }
 
-    /// Adds an entry for the memory that no owner counts, so that the sum is the resident memory. If the
-    /// owners count more than that, adds nothing.
+    /// Adds two entries to those of the owners, so that the sum of all is the resident memory: one for the
+    /// program and its libraries, and one for anonymous memory that no owner counts. If the owners count more
+    /// than the anonymous memory, the latter entry is 0.
     fn completed(self, owners: &[Owner]) -> Vec<Owner> {
         let counted = owners.iter().map(|owner| owner.bytes).fold(0, u64::saturating_add);
         let rest = self.anonymous.saturating_sub(counted);
@@ -95,7 +96,7 @@ pub fn memory_text(owners: &[Owner], resident: Resident) -> String {
     all.sort_by_key(|owner| std::cmp::Reverse(owner.bytes));
     let mut text = format!("resident: {} bytes\n", resident.anonymous.saturating_add(resident.files));
     for Owner { name, objects, bytes } in all {
-        // Writing to a string cannot fail.
+        // Ignore the result, because writing to a string cannot fail.
         let _ = writeln!(text, "{bytes} {objects} {name}");
     }
     text

@@ -1,4 +1,4 @@
-//! The executable mappings of this process, and the names of the functions in them.
+//! Looks up the names of functions by address, in the files whose code is mapped into this process.
 
 use std::collections::HashMap;
 use std::fs;
@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::elf::Functions;
 
-/// Largest number of files whose symbol tables are read.
+/// Maximum number of files whose symbol tables are read. Functions of further files get the name of the file.
 const FILES_MAX: usize = 32;
 
 /// A range of memory into which the code of a file is mapped.
@@ -37,7 +37,7 @@ fn mapping(line: &str) -> Option<Mapping> {
     mode.contains('x').then_some(found)
 }
 
-/// Names of functions, by address.
+/// Looks up names of functions by address. The symbol table of each file is read once and kept.
 pub(crate) struct Names {
     files: HashMap<String, Option<Functions>>,
 }
@@ -47,8 +47,8 @@ impl Names {
         Names { files: HashMap::new() }
     }
 
-    /// Returns the name of the function at this address of a mapping, or the name of the mapped file if the
-    /// function is not known.
+    /// Returns the mangled name of the function at this address in a mapping, or the name of the mapped file
+    /// if the function is not known.
     pub(crate) fn at(&mut self, mapping: &Mapping, address: u64) -> String {
         let known = self.files.len();
         let read = |file: &str| (known < FILES_MAX).then(|| Functions::read(Path::new(file))).flatten();

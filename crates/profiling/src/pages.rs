@@ -1,8 +1,9 @@
-//! The pages below `/debug/pprof/`, as `go tool pprof` requests them. The caller checks access.
+//! Answers requests for the pages below `/debug/pprof/`, which `go tool pprof` makes. The caller must check
+//! access.
 //!
-//! Profiles of processor time, threads, and the memory in use by owner are available. The allocator takes no
-//! samples, and waiting is not recorded. So requests for the other profiles get the status 501 and the reason
-//! (COMPAT-150).
+//! The available profiles show processor time, threads, and the memory in use by owner. The allocator takes
+//! no samples and waiting is not recorded, so requests for Go's other profiles get the status 501 and the
+//! reason (COMPAT-150).
 
 use std::time::Duration;
 
@@ -24,7 +25,7 @@ pub const CPU: &str = "/debug/pprof/profile";
 const PLAIN: &str = "text/plain; charset=utf-8";
 /// Duration of a profile in seconds if the request names none, as in Go.
 const SECONDS_DEFAULT: u64 = 30;
-/// Longest duration of a profile, in seconds.
+/// Maximum duration of a profile in seconds. A request for a longer one is refused.
 const SECONDS_MAX: u64 = 300;
 
 const GO_PPROF: HeaderName = HeaderName::from_static("x-go-pprof");
@@ -53,10 +54,10 @@ const NO_WAITING: &str =
 /// parameter.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Parameters<'r> {
-    /// First parameter `debug`: unless the value is empty or `0`, threads and memory are shown as text.
+    /// Value of the first parameter `debug`. Unless it is empty or `0`, threads and memory are shown as text.
     pub debug: Option<&'r [u8]>,
-    /// First parameter `seconds`. In Go it turns the heap profile into the difference between two times,
-    /// which this crate does not support.
+    /// Value of the first parameter `seconds`. In Go it makes the heap profile show the difference between
+    /// two moments, which this crate does not support, so such requests are refused.
     pub seconds: Option<&'r [u8]>,
 }
 
@@ -82,8 +83,9 @@ pub fn answer(path: &str, asked: Parameters<'_>, owners: impl FnOnce() -> Vec<Ow
 }
 
 /// Takes a profile of processor time and returns the response to a request for [`CPU`]. `seconds` is the
-/// value of the first parameter with this name. The profile takes samples until the future from `wait` has
-/// finished. Dropping the returned future ends the profile.
+/// value of the first parameter with this name. `wait` is called with the duration of the profile, and
+/// samples are taken until the future that it returns has finished. Dropping the future of this function ends
+/// the profile.
 pub async fn cpu<F: Future<Output = ()>>(
     seconds: Option<&[u8]>,
     wait: impl FnOnce(Duration) -> F,
@@ -93,7 +95,8 @@ pub async fn cpu<F: Future<Output = ()>>(
         return failed(StatusCode::BAD_REQUEST, &why);
     };
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    // Run this on another thread, because allocating and writing the memory for samples takes long.
+    // Run `start` on another thread, because it allocates and writes up to 32 MiB, which would block this
+    // thread for a while.
     let begun = match Turn::take() {
         Err(busy) => Err(busy),
         Ok(turn) => match beside(move || CpuProfile::start(turn, seconds, processors)).await {
@@ -113,7 +116,8 @@ pub async fn cpu<F: Future<Output = ()>>(
         }
     };
     wait(Duration::from_secs(seconds)).await;
-    // Run this on another thread, because the names of functions are looked up in large files.
+    // Run `finish` on another thread, because it looks up the names of functions in large files, which would
+    // block this thread for a while.
     match beside(move || profile.finish()).await {
         Ok(profile) => download("profile", profile),
         Err(why) => failed(StatusCode::INTERNAL_SERVER_ERROR, why),
@@ -128,7 +132,8 @@ pub async fn cpu<F: Future<Output = ()>>(
 async fn beside<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> Result<T, &'static str> {
     let (sender, done) = oneshot::channel();
     let spawned = std::thread::Builder::new().name("profile".to_owned()).spawn(move || {
-        // Sending fails if the client has closed the connection; then the result is not needed.
+        // Ignore an error: the receiver is dropped if the client has closed the connection, and then the
+        // result is not needed.
         let _ = sender.send(run());
     });
     match spawned {
@@ -173,7 +178,7 @@ fn download(name: &str, content: Vec<u8>) -> Response<Bytes> {
     response
 }
 
-/// Returns an error response, with the header that marks errors of Go's profiles.
+/// Returns an error response with the header by which `go tool pprof` recognizes an error of a profile.
 fn failed(status: StatusCode, why: &str) -> Response<Bytes> {
     let mut response = reply(status, PLAIN, format!("{why}\n").into());
     response.headers_mut().insert(GO_PPROF, HeaderValue::from_static("1"));

@@ -1,4 +1,4 @@
-//! Encodes profiles as pprof's `profile.proto`, compressed.
+//! Encodes profiles in pprof's format: the message `Profile` of `profile.proto`, compressed with gzip.
 
 use std::collections::BTreeMap;
 use std::collections::HashMap;
@@ -69,8 +69,8 @@ impl Message {
     }
 }
 
-/// A profile that is being encoded. Each string, location and function is stored only once, and is referred
-/// to by a number.
+/// A profile that is being encoded. Each string and function is stored only once, and other records refer to
+/// it by a number.
 pub(crate) struct Profile {
     message: Message,
     strings: HashMap<String, u64>,
@@ -127,7 +127,7 @@ impl Profile {
         self.functions.insert(name.to_owned(), id);
         let name = self.string(name);
         let mut message = Message::default();
-        // The mangled name is also used as the name to display, because tools demangle it.
+        // Use the mangled name as the name to display too, because tools demangle it.
         message.number(1, id).number(2, name).number(3, name);
         self.message.bytes(field::FUNCTION, &message.0);
         id
@@ -172,7 +172,7 @@ impl Profile {
             self.message.bytes(field::STRING, text.as_bytes());
         }
         let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
-        // Writing into memory cannot fail. This also applies to the calls below.
+        // Ignore the result, because writing into memory cannot fail. The same is true of `finish`.
         let _ = encoder.write_all(&self.message.0);
         encoder.finish().unwrap_or_default()
     }

@@ -1,4 +1,5 @@
-//! The timer, the signal handler, and the memory that the handler shares with the profile.
+//! Records the stacks of a profile of processor time: starts and stops the timer, and contains the signal
+//! handler and the buffer into which the handler writes.
 
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -13,9 +14,10 @@ use crate::profile::{self, Stack};
 const PERIOD: Duration = Duration::from_millis(10);
 /// Maximum number of frames that are recorded of a stack, from the innermost frame on.
 const FRAMES_MAX: usize = 62;
-/// Number of words of a slot, which contains the thread, the number of frames, and the frames.
+/// Number of words of a slot. A slot contains one sample: the thread id, the number of frames, and the
+/// addresses of the frames.
 const SLOT_WORDS: usize = FRAMES_MAX + 2;
-/// Maximum number of stacks that a profile records. They take 32 MiB. Further stacks are only counted.
+/// Maximum number of stacks that a profile records, which take 32 MiB. Samples beyond it are only counted.
 pub const STACKS_MAX: usize = 1 << 16;
 
 /// Memory into which the handler writes.
@@ -32,7 +34,8 @@ impl Buffer {
         Buffer { words, slots, taken: AtomicUsize::new(0) }
     }
 
-    /// Takes the next free slot and returns its words; returns `None` if all slots are used.
+    /// Reserves the next free slot and returns its words; returns `None` if all slots are used. Counts the
+    /// sample in both cases.
     fn claim(&self) -> Option<&[AtomicUsize]> {
         let slot = self.taken.fetch_add(1, Ordering::Relaxed);
         self.words.chunks_exact(SLOT_WORDS).nth(slot)
@@ -41,10 +44,11 @@ impl Buffer {
 
 /// Buffer of the profile in progress; null if there is none.
 static BUFFER: AtomicPtr<Buffer> = AtomicPtr::new(ptr::null_mut());
-/// Number of handlers that are running. Accesses to it and to [`BUFFER`] have one total order, so that the
-/// end of a profile waits for every handler that has loaded the buffer.
+/// Number of signal handlers that are running. All accesses to this counter and to [`BUFFER`] are
+/// sequentially consistent. Without this total order, a handler could load the buffer while the end of the
+/// profile reads a count of 0 and then frees the buffer.
 static HANDLERS: AtomicUsize = AtomicUsize::new(0);
-/// True while a profile is being taken or encoded.
+/// True while a [`Turn`] exists, which is while a profile is being taken or encoded.
 static TAKEN: AtomicBool = AtomicBool::new(false);
 
 /// A profile of processor time in progress. Dropping it ends the profile without a result.
@@ -56,12 +60,12 @@ pub struct CpuProfile {
     _turn: Turn,
 }
 
-/// The exclusive right to take a profile. It is given back on drop.
+/// The exclusive right to take a profile. Dropping it gives the right back.
 #[derive(Debug)]
 pub struct Turn(());
 
 impl Turn {
-    /// Takes the right to take a profile. This call is cheap.
+    /// Acquires the right to take a profile. Does not block.
     ///
     /// # Errors
     ///
@@ -90,8 +94,9 @@ pub enum Busy {
 }
 
 impl CpuProfile {
-    /// Begins a profile that is expected to last `seconds` on `processors`. This takes a while, because it
-    /// allocates and writes up to 32 MiB of memory.
+    /// Begins a profile that is expected to last `seconds` on a machine with `processors` processors, which
+    /// determine the size of the buffer. The call takes a while, because it allocates and writes up to 32 MiB
+    /// of memory.
     ///
     /// # Errors
     ///
@@ -101,20 +106,21 @@ impl CpuProfile {
         let slots =
             usize::try_from(seconds).unwrap_or(usize::MAX).saturating_add(1).saturating_mul(each_second);
         let shared = Box::into_raw(Box::new(Buffer::new(slots.min(STACKS_MAX))));
-        // From here on, an early return drops this value, which ends the profile.
+        // Create the value before the timer is started, so that an early return below drops it, which ends
+        // the profile.
         let profile =
             CpuProfile { buffer: None, shared, began: Instant::now(), wall: SystemTime::now(), _turn: turn };
         install().map_err(Busy::Refused)?;
-        // The unwinder allocates memory at its first use. This must not happen in a signal handler, so use it
-        // here once.
+        // Use the unwinder once: it allocates memory at its first use, which must not happen in the signal
+        // handler.
         walk(&mut |_, _| false);
         BUFFER.store(shared, Ordering::SeqCst);
         arm(PERIOD).map_err(Busy::Refused)?;
         Ok(profile)
     }
 
-    /// Ends the profile, and returns it in pprof's format, compressed. This takes a while, because it reads
-    /// symbol tables.
+    /// Ends the profile, and returns it in pprof's format, compressed. The call takes a while, because it
+    /// reads symbol tables.
     pub fn finish(mut self) -> Vec<u8> {
         let took = self.began.elapsed();
         self.end();
@@ -124,12 +130,12 @@ impl CpuProfile {
         profile::cpu(&stacks, lost, PERIOD, took, self.wall)
     }
 
-    /// Stops the timer. Takes the buffer back once no handler writes into it any more.
+    /// Stops the timer, waits until no handler uses the buffer any more, and takes the buffer back.
     fn end(&mut self) {
         if self.shared.is_null() {
             return;
         }
-        // The same system call has succeeded before, to start the timer, so it does not fail here.
+        // Ignore the result: stopping the timer cannot fail, since the arguments are valid.
         let _ = arm(Duration::ZERO);
         BUFFER.store(ptr::null_mut(), Ordering::SeqCst);
         while HANDLERS.load(Ordering::SeqCst) != 0 {
@@ -160,8 +166,8 @@ fn stacks(buffer: &Buffer) -> Vec<Stack> {
         .collect()
 }
 
-/// Installs the signal handler, once and permanently, because a signal may still be pending after the end of
-/// a profile.
+/// Installs the signal handler at the first call. It stays installed, because a signal that is still pending
+/// after the end of a profile would otherwise end the process.
 fn install() -> io::Result<()> {
     static INSTALLED: OnceLock<bool> = OnceLock::new();
     let done = *INSTALLED.get_or_init(|| {
@@ -198,7 +204,8 @@ extern "C" fn on_signal(_: c_int) {
     let saved = unsafe { *errno };
     HANDLERS.fetch_add(1, Ordering::SeqCst);
     let buffer = BUFFER.load(Ordering::SeqCst);
-    // SAFETY: the owner of the buffer clears the pointer before it frees the buffer, and then waits for this handler.
+    // SAFETY: before the owner frees the buffer, it clears the pointer and waits until no handler runs any
+    // more.
     if let Some(words) = unsafe { buffer.as_ref() }.and_then(Buffer::claim) {
         note(words);
     }
@@ -211,11 +218,12 @@ extern "C" fn on_signal(_: c_int) {
 fn note(words: &[AtomicUsize]) {
     let (mut frames, mut is_interrupted) = (0, false);
     walk(&mut |address, was_interrupted| {
-        // The handler's own frames come first, and are skipped. The frame of the interrupted code is marked.
+        // The innermost frames are those of the handler, which are skipped. The first frame after them, which
+        // is that of the interrupted code, is marked by `was_interrupted`.
         is_interrupted |= was_interrupted;
         if is_interrupted && let Some(word) = words.get(frames + 2) {
-            // The frame of a caller contains the return address. The call instruction comes before that
-            // address, so 1 is subtracted.
+            // The address of a caller's frame is the return address, which may already belong to the next
+            // line or function. Subtract 1 to get an address in the call instruction.
             word.store(if was_interrupted { address } else { address.saturating_sub(1) }, Ordering::Relaxed);
             frames += 1;
         }
@@ -243,9 +251,9 @@ unsafe extern "C" {
     fn _Unwind_GetIPInfo(frame: *mut Frame, before: *mut c_int) -> usize;
 }
 
-/// The value `_URC_NO_REASON` of the unwinder, which means: continue.
+/// The value `_URC_NO_REASON`, with which the visitor tells the unwinder to continue.
 const GO_ON: c_int = 0;
-/// The value `_URC_NORMAL_STOP` of the unwinder, which means: stop.
+/// The value `_URC_NORMAL_STOP`, with which the visitor tells the unwinder to stop.
 const ENOUGH: c_int = 4;
 
 /// Walks the current stack from the innermost frame outwards. Passes the visitor the address of each frame,
@@ -303,13 +311,14 @@ mod tests {
         while taken() < 5 && began.elapsed() < Duration::from_secs(30) {
             busy_here(Instant::now() + Duration::from_millis(20));
         }
-        // A profile that is being encoded blocks other profiles, too: each takes memory and a thread.
+        // While a profile is being encoded, no other one can begin either.
         profile.end();
         assert!(matches!(begin(), Err(Busy::Already)));
         let told = decoded(&profile.finish());
         assert!(told.strings.iter().any(|name| name.contains("busy_here")), "{:?}", told.strings);
         assert!(told.samples >= 5, "{} samples", told.samples);
-        // Another profile can be taken, and one that is dropped ends.
+        // Another profile can begin after the end of the first one, and after one that was dropped without a
+        // result.
         drop(begin().expect("the one before has ended"));
         begin().expect("the one before has ended").finish();
     }

@@ -1,4 +1,4 @@
-//! The threads of this process, from `/proc`.
+//! Lists the threads of this process, which it reads from `/proc`, as a profile and as text.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
@@ -19,7 +19,7 @@ pub(crate) fn names() -> HashMap<usize, String> {
         .collect()
 }
 
-/// Returns for each name the number of threads with this name.
+/// Returns the number of threads for each thread name.
 fn counted() -> BTreeMap<String, u64> {
     let mut counted = BTreeMap::new();
     for name in names().into_values() {
@@ -28,7 +28,8 @@ fn counted() -> BTreeMap<String, u64> {
     counted
 }
 
-/// Returns a profile that has one sample for each thread name. It contains no stacks.
+/// Returns a profile with one sample for each thread name, whose value is the number of threads with this
+/// name. It contains no stacks.
 pub fn threads_profile() -> Vec<u8> {
     let mut profile = Profile::new();
     profile.values(&[("threads", "count")]);
@@ -48,8 +49,8 @@ pub fn threads_text() -> String {
         let stat = fs::read_to_string(format!("/proc/self/task/{id}/stat")).unwrap_or_default();
         let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
         let field = |at: usize| fields.get(at).copied().unwrap_or("?");
-        // The fields are counted from after the name: the state is the first one, user and system time are
-        // the 12th and 13th.
+        // `fields` begins after the name in parentheses: the first field is the state, and the 12th and 13th
+        // are user and system time.
         let _ = writeln!(text, "{id} {name} state {} user {} system {}", field(0), field(11), field(12));
     }
     text
@@ -67,7 +68,7 @@ mod tests {
             let _ = receiver.recv();
         });
         let waiting = waiting.expect("a thread");
-        // The thread sets its name itself.
+        // Wait until the new thread has set its own name.
         while !threads_text().contains("waits-here state") {
             std::thread::yield_now();
         }

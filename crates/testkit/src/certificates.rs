@@ -1,8 +1,8 @@
-//! Certificate authorities, certificates and revocation lists for tests with TLS.
+//! Creates certificate authorities, certificates and revocation lists for tests with TLS.
 //!
-//! [`Authority`] makes them in memory, [`Folder`] as files in a directory. Certificates are for servers and
-//! clients, and are valid from 2025 to 2055, unless their parameters say otherwise. [`Clock`] provides the
-//! time at which they are verified.
+//! An [`Authority`] creates certificates and lists in memory, and a [`Folder`] writes them as files to a
+//! directory. Certificates are for servers and clients, and are valid from 2025 to 2055, unless their
+//! parameters say otherwise. A [`Clock`] provides the time at which they are verified.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,11 +18,13 @@ use rcgen::{
 use rustls::time_provider::TimeProvider;
 use rustls_pki_types::{CertificateDer, UnixTime};
 
-/// Time at which all certificates and lists are valid: 2026-06-01T00:00:00Z, in seconds since 1970.
+/// Time at which all certificates and lists with default parameters are valid: 2026-06-01T00:00:00Z, in
+/// seconds since 1970.
 pub const NOW: u64 = 1_780_272_000;
-/// Time at which certificates expire: 2055-01-01T00:00:00Z, in seconds since 1970.
+/// Time at which certificates with default parameters expire: 2055-01-01T00:00:00Z, in seconds since 1970.
 pub const END: u64 = 2_682_374_400;
-/// Time at which a newer revocation list is due: 2050-01-01T00:00:00Z, in seconds since 1970.
+/// Time at which the next revocation list is due, according to each list: 2050-01-01T00:00:00Z, in seconds
+/// since 1970.
 pub const NEXT_LIST: u64 = 2_524_608_000;
 
 /// Clock that shows [`NOW`] until a test changes it.
@@ -112,7 +114,7 @@ impl Pair {
         Pair { cert: certificate.pem(), key: key.serialize_pem(), der: certificate.der().clone() }
     }
 
-    /// Returns the pair with the certificates of authorities appended.
+    /// Returns the pair with the certificates of these authorities appended to its own.
     #[must_use]
     pub fn with_chain(&self, chain: &[&Authority]) -> Pair {
         let chain: String = chain.iter().map(|authority| authority.pem.as_str()).collect();
@@ -147,7 +149,7 @@ impl Authority {
         Authority::of(&certificate, params, key)
     }
 
-    /// Creates an authority whose certificate this authority signs.
+    /// Creates an intermediate authority, whose certificate is signed by this authority.
     #[must_use]
     pub fn below(&self, params: CertificateParams) -> Authority {
         let key = new_key();
@@ -198,7 +200,7 @@ pub struct Files {
     pub key: PathBuf,
 }
 
-/// Authority, with a directory for its own certificate and for all files that it creates.
+/// Authority with a directory, to which it writes its own certificate and all files that it creates.
 pub struct Folder {
     /// Authority that signs.
     pub authority: Authority,

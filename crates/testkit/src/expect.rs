@@ -1,5 +1,5 @@
-//! Compares whole outputs with files in the tests' directory. With `UPDATE_EXPECT=1`, writes the outputs to
-//! the files instead.
+//! Compares whole outputs with files in the directory `tests/it/expect` of the crate under test. If the
+//! environment variable `UPDATE_EXPECT` is set, writes the outputs to the files instead of comparing them.
 
 use std::path::{Path, PathBuf};
 
@@ -29,7 +29,7 @@ pub fn check_file(path: &Path, actual: &str) {
 }
 
 fn folder() -> PathBuf {
-    // The directory of the crate under test, which cargo sets when it runs a test.
+    // Cargo sets this variable to the directory of the crate under test when it runs a test.
     let crate_root = std::env::var_os("CARGO_MANIFEST_DIR").expect("tests are run by cargo");
     Path::new(&crate_root).join("tests/it/expect")
 }

@@ -1,4 +1,5 @@
-//! HTTP/1.1 by hand: builds request headers and chunks, and reads responses byte by byte.
+//! Sends and reads HTTP/1.1 without an HTTP library, for tests that need control over every byte: builds
+//! request headers and chunks, and reads responses.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -118,7 +119,8 @@ pub fn read_head(stream: &mut TcpStream) -> Answer {
     Answer { status, headers: headers.collect(), body: Vec::new() }
 }
 
-/// Reads a response whose body has a stated length, or ends when the connection ends.
+/// Reads a response with its body, whose length is that of `Content-Length` or, without this header, extends
+/// to the end of the connection.
 ///
 /// # Panics
 ///

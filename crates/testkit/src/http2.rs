@@ -1,4 +1,5 @@
-//! HTTP/2 by hand: frames, uncompressed header blocks, gRPC messages, and a blocking connection.
+//! Sends and reads HTTP/2 without an HTTP library, for tests that need control over every byte: frames,
+//! uncompressed header blocks, gRPC messages, and a blocking connection.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -13,15 +14,15 @@ pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 pub const DATA: u8 = 0;
 /// Type of a frame with the header or trailers of a call.
 pub const HEADERS: u8 = 1;
-/// Type of a frame that ends a stream at once.
+/// Type of a frame that aborts a stream.
 pub const RST_STREAM: u8 = 3;
 /// Type of a frame with the sender's settings.
 pub const SETTINGS: u8 = 4;
-/// Type of a frame that the receiver sends back.
+/// Type of a frame that the receiver has to send back.
 pub const PING: u8 = 6;
 /// Type of a frame that announces the end of the connection.
 pub const GOAWAY: u8 = 7;
-/// Type of a frame that allows the receiver to send more.
+/// Type of a frame that allows its receiver to send more bytes of DATA.
 pub const WINDOW_UPDATE: u8 = 8;
 /// Type of a frame that continues a header block.
 pub const CONTINUATION: u8 = 9;
@@ -81,7 +82,7 @@ pub fn block(headers: &[(&str, &str)]) -> Vec<u8> {
 }
 
 /// Encodes a header block whose fields the receiver adds to its dynamic table (RFC 7541, section 6.2.1).
-/// Clients send their fields in this way the first time.
+/// Clients encode a field in this way when they send it for the first time.
 pub fn indexed_block(headers: &[(&str, &str)]) -> Vec<u8> {
     literals(0x40, headers)
 }
@@ -139,8 +140,8 @@ pub fn call(stream: u32, path: &str, request: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Client side of a connection, which sends only what the test tells it to. It can also send the bytes of
-/// HTTP/1.
+/// Client side of a connection. After its creation, it sends only the bytes that the test passes to it, which
+/// may also be HTTP/1.
 #[derive(Debug)]
 pub struct Connection {
     stream: TcpStream,
@@ -175,8 +176,8 @@ impl Connection {
         self.stream.write_all(bytes).is_ok()
     }
 
-    /// Writes bytes until the server has accepted none for 300 ms, or has closed the connection. Returns the
-    /// number of bytes written.
+    /// Writes bytes until all are written, the server has accepted none for 300 ms, or the server has closed
+    /// the connection. Returns the number of bytes written.
     pub fn flood(&mut self, bytes: &[u8]) -> usize {
         self.stream.set_write_timeout(Some(Duration::from_millis(300))).expect("a write time-out");
         let mut taken = 0;
@@ -189,8 +190,8 @@ impl Connection {
         taken
     }
 
-    /// Sends a unary call with `body` as its data, in a single write. If it were sent in several writes, the
-    /// server could process the parts at different times.
+    /// Sends a unary call with `body` as its data, in a single write, so that the server is likely to receive
+    /// all frames at the same time.
     pub fn call(&mut self, stream: u32, path: &str, more: &[(&str, &str)], body: &[u8]) {
         let mut frames = frame(HEADERS, END_HEADERS, stream, &call_block(path, more));
         frames.extend(frame(DATA, END_STREAM, stream, body));
@@ -225,7 +226,8 @@ impl Connection {
     ///
     /// # Panics
     ///
-    /// Panics if the server closes the connection before that, or nothing arrives for [`TIMEOUT`].
+    /// Panics if the server closes the connection before it has sent such a frame, or nothing arrives for
+    /// [`TIMEOUT`].
     pub fn next_of(&mut self, kind: u8) -> Frame {
         loop {
             let frame = self.next().expect("the server did not close");
@@ -239,7 +241,7 @@ impl Connection {
     ///
     /// # Panics
     ///
-    /// Panics if the server does not close the connection, and nothing arrives for [`TIMEOUT`].
+    /// Panics if nothing arrives for [`TIMEOUT`] although the server has not closed the connection.
     pub fn read_to_close(&mut self) -> Vec<u8> {
         let mut all = Vec::new();
         if let Err(error) = self.stream.read_to_end(&mut all) {
@@ -248,7 +250,7 @@ impl Connection {
         all
     }
 
-    /// Waits until the server has closed the connection.
+    /// Reads and drops frames until the server has closed the connection.
     pub fn closed(mut self) {
         while self.next().is_some() {}
     }

@@ -1,16 +1,17 @@
-//! Helpers that the tests of several crates share. A dev-dependency only: nothing here is part of the
-//! product.
+//! Provides helpers that the tests of several crates share. Used only as a dev-dependency, so nothing here is
+//! part of the product.
 //!
 //! * [`expect`] compares whole outputs with files.
 //! * [`TempDir`] is a directory that is removed at the end of a test.
-//! * [`Random`] draws numbers that are determined by a seed; it is the same generator that the product uses.
+//! * [`Random`] generates numbers that are determined by a seed; it is the same generator that the product
+//!   uses.
 //! * [`wait_until`] waits for a condition; `eventually` and `block_on` do so in a tokio runtime (feature
 //!   `tokio`).
-//! * [`ports`] finds addresses without a listener.
+//! * [`ports`] finds addresses on which no process listens.
 //! * `certificates` creates authorities, certificates and revocation lists; `tls_ends` creates both ends of a
 //!   TLS connection (feature `certificates`).
-//! * [`http1`] and [`http2`] write and read the bytes of connections by hand, to test what no well-behaved
-//!   client does.
+//! * [`http1`] and [`http2`] write and read the bytes of connections directly, to test servers with input
+//!   that no well-behaved client sends.
 //!
 //! This crate depends on none of the crates under test. Start reading with [`expect`] and [`wait_until`].
 
@@ -41,6 +42,6 @@ pub use wait::wait_until;
 
 use std::time::Duration;
 
-/// Default time for which tests wait for something to happen. It is far longer than any test needs, even on a
-/// busy machine. So if a wait takes this long, there is a bug.
+/// Default time limit for waiting in tests. It is far longer than any test needs, even on a busy machine, so
+/// a wait that reaches the limit shows a bug.
 pub const TIMEOUT: Duration = Duration::from_secs(60);

@@ -1,4 +1,4 @@
-//! Loopback addresses for tests.
+//! Provides listeners on loopback addresses, and addresses on which no process listens.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 
@@ -9,7 +9,8 @@ pub fn listen() -> (TcpListener, SocketAddr) {
     (listener, address)
 }
 
-/// Returns an address of 127.0.0.1 on which no process listens. No other caller gets the same address.
+/// Returns an address of 127.0.0.1 on which no process listens. No other caller gets the same address
+/// ([`stdx::unused_port`]).
 pub fn free_address() -> SocketAddr {
     free_address_of(Ipv4Addr::LOCALHOST)
 }

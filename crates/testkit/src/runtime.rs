@@ -6,7 +6,7 @@ use tokio::time::{Instant, sleep, timeout};
 ///
 /// # Panics
 ///
-/// Panics if the future has not ended after `limit`, in which case the test hangs.
+/// Panics if the future has not ended after `limit`, which means that the test hangs.
 #[track_caller]
 pub fn block_on<T>(limit: Duration, test: impl Future<Output = T>) -> T {
     let runtime =

@@ -4,12 +4,12 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Stream that reads from fixed bytes, and discards what is written.
+/// In-memory stream: reads return fixed bytes, and written bytes are discarded.
 #[derive(Debug)]
 pub struct Tape {
     /// Bytes that are read.
     pub bytes: Vec<u8>,
-    /// Number of bytes that were read. After the last byte, reads stay pending.
+    /// Number of bytes that were read. When all bytes were read, further reads stay pending.
     pub at: usize,
 }
 

@@ -15,9 +15,9 @@ impl TempDir {
         TempDir::within(&build_dir(), name).expect("a test can make its directory")
     }
 
-    /// Creates a directory in memory if the machine has a file system for this (`/dev/shm`), otherwise like
-    /// [`TempDir::new`]. It is for tests that do not test the disk, so that the syncs of other processes do
-    /// not delay them.
+    /// Creates a directory in memory if the machine has a file system for this (`/dev/shm`), otherwise on
+    /// disk like [`TempDir::new`]. For tests that do not test the disk: in memory, syncs of other processes
+    /// do not delay them.
     ///
     /// The path is short enough to be the address of a Unix socket.
     pub fn in_memory(name: &str) -> TempDir {
@@ -29,7 +29,7 @@ impl TempDir {
         static CREATED: AtomicU32 = AtomicU32::new(0);
         let number = CREATED.fetch_add(1, Ordering::Relaxed);
         let path = parent.join(format!("{name}-{}-{number}", std::process::id()));
-        // An earlier process with the same id may have left a directory, so remove it.
+        // Remove a directory that an earlier process with the same id may have left.
         let _ = std::fs::remove_dir_all(&path);
         std::fs::create_dir(&path)?;
         Ok(TempDir { path })
@@ -49,15 +49,15 @@ impl TempDir {
 impl Drop for TempDir {
     fn drop(&mut self) {
         if !std::thread::panicking() && std::env::var_os("MAINSTAY_TEST_KEEP").is_none() {
-            // The test may already have removed the directory, so an error is ignored.
+            // Ignore an error, because the test may already have removed the directory.
             let _ = std::fs::remove_dir_all(&self.path);
         }
     }
 }
 
-/// Returns the directory `target/tmp`, which cargo passes only to integration tests, as `CARGO_TARGET_TMPDIR`
-/// at compile time. So this function finds it from the path of the test's binary in `target/PROFILE/deps`. If
-/// `target/tmp` cannot be created, returns the system's temporary directory.
+/// Returns the directory `target/tmp`. Cargo passes its path only to integration tests, as
+/// `CARGO_TARGET_TMPDIR` at compile time, so this function derives it from the path of the test's binary in
+/// `target/PROFILE/deps`. If `target/tmp` cannot be created, returns the system's temporary directory.
 fn build_dir() -> PathBuf {
     let program = std::env::current_exe().unwrap_or_default();
     let target = program.ancestors().find(|dir| dir.join("CACHEDIR.TAG").is_file());

@@ -1,6 +1,6 @@
-//! Both ends of a TLS connection after its handshake, in memory.
+//! Creates both ends of a TLS connection in memory, after the handshake.
 //!
-//! All functions here panic if rustls returns an error.
+//! All functions in this module panic if rustls returns an error.
 
 use std::io::Read as _;
 use std::sync::Arc;
@@ -90,8 +90,8 @@ pub fn receive(client: &mut ClientConnection, bytes: &[u8]) -> Vec<u8> {
     plain
 }
 
-/// Returns records with this number of key updates, which are cheap to send and expensive to process. A
-/// receiver tolerates 16 in a row.
+/// Returns TLS records with this number of key updates, which are cheap to send and expensive to process. The
+/// receiver (rustls) tolerates 16 consecutive ones.
 pub fn flood(client: &mut ClientConnection, updates: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
     for _ in 0..updates {
@@ -101,7 +101,8 @@ pub fn flood(client: &mut ClientConnection, updates: usize) -> Vec<u8> {
     bytes
 }
 
-/// Returns a crypto provider with only TLS 1.2, each of whose keys may encrypt at most `records` records.
+/// Returns a crypto provider that supports only TLS 1.2 and allows at most `records` records to be encrypted
+/// with one key.
 pub fn short_lived(records: u64) -> CryptoProvider {
     let suite = cipher_suite::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256;
     let SupportedCipherSuite::Tls12(suite) = suite else { panic!("it is a suite of TLS 1.2") };

@@ -1,6 +1,6 @@
 use std::time::{Duration, Instant};
 
-/// Calls `look` again and again until it returns a value, and returns that value. The awaited change happens
+/// Calls `look` repeatedly until it returns a value, and returns that value. For tests that wait for a change
 /// in another thread or process.
 ///
 /// # Panics
@@ -16,7 +16,8 @@ pub fn wait_until<T>(what: &str, timeout: Duration, mut look: impl FnMut() -> Op
             return found;
         }
         assert!(Instant::now() < deadline, "waited {timeout:?} in vain: {what}");
-        // The pauses are short at first, because most conditions are met soon.
+        // Begin with short pauses, because most conditions are met soon, and double them, so that a long wait
+        // uses little processor time.
         std::thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(10));
     }

@@ -1,5 +1,6 @@
-//! The cluster for which a snapshot is restored. Its ids are new: they are computed from peer URLs and token,
-//! as every member does.
+//! Computes the ids and members of the cluster for which a snapshot is restored. The ids are computed from
+//! the peer URLs and the cluster token, so all members that are restored with the same options compute the
+//! same cluster.
 
 use cli::Failure;
 use config::{Bootstrap, Url};
@@ -7,7 +8,7 @@ use interchange::backend::{Member, Membership};
 use interchange::wal::Identity;
 use numbers::Index;
 
-/// Options about the cluster and the member.
+/// Values of the flags that describe the new cluster and the member to restore.
 #[derive(Clone, Debug)]
 pub struct ClusterOptions {
     /// Name of the member.
@@ -20,7 +21,7 @@ pub struct ClusterOptions {
     pub advertised: String,
 }
 
-/// The cluster that will be formed.
+/// The cluster that the restored members will form.
 #[derive(Clone, Debug)]
 pub struct NewCluster {
     /// Ids of the restored member and of the cluster.
@@ -37,8 +38,8 @@ impl NewCluster {
     /// Returns etcdutl's error if the options are not consistent. Unlike etcdutl, no host name is resolved:
     /// URLs are compared as text.
     pub fn of(options: &ClusterOptions) -> Result<NewCluster, Failure> {
-        // Not parsed with `Url::parse_list`, which accepts an empty list: etcdutl refuses that as an invalid
-        // URL.
+        // Keep duplicates, which `Url::parse_list` would drop: error messages give the number of URLs. As in
+        // etcdutl, an empty list is an error, because the empty text is not a valid URL.
         let advertised: Result<Vec<Url>, _> = options.advertised.split(',').map(Url::parse).collect();
         let mut advertised = advertised.map_err(Failure::error)?;
         advertised.sort();
@@ -56,12 +57,14 @@ impl NewCluster {
         })
     }
 
-    /// Returns the index of the last entry with which every log begins: one entry for each member.
+    /// Returns the index of the last initial entry of a restored log: the number of members, because the log
+    /// begins with one entry for each member.
     pub fn index(&self) -> Index {
         Index(self.membership.members.len() as u64)
     }
 
-    /// Returns the id of the member that gets the vote in the first term: as in etcdutl, the lowest id.
+    /// Returns the id of the member for which the restored member has voted in the first term. As in etcdutl,
+    /// it is the lowest id.
     pub fn vote(&self) -> u64 {
         self.membership.members.iter().map(|member| member.id).min().unwrap_or_default()
     }

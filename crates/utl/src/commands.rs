@@ -1,4 +1,5 @@
-//! The table of commands. Each command has its own file, with its flags and its function.
+//! Lists the commands of the tool for the parser. Each command is defined in its own file, with its flags and
+//! the function that runs it.
 
 use cli::{Command, Program};
 

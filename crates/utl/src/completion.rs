@@ -1,4 +1,4 @@
-//! `completion`: scripts that let a shell complete commands and flags.
+//! `completion`: prints scripts that let a shell complete commands and flags.
 
 use cli::{Command, Failure};
 

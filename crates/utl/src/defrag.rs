@@ -70,7 +70,8 @@ fn defragment(session: &mut Session<'_>, dir: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Explains why there is nothing to do, and how much space a running member will free without this command.
+/// Explains that a directory of Mainstay needs no defragmentation, and how much space a running member will
+/// free without this command.
 fn explain(session: &mut Session<'_>, dir: &Path) -> Result<(), Failure> {
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
     let stopped = Stopped::open(&disk, dir).map_err(Failure::error)?;

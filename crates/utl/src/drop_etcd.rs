@@ -59,18 +59,20 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
             wal = wal_dir.display()
         )));
     }
-    // If the lock cannot be taken, a Mainstay member is running, which keeps etcd from starting. Otherwise an
-    // etcd process may be running that has not written yet, so take the locks of both products.
+    // Take the locks of Mainstay and etcd, because an etcd process may be running that has not changed its
+    // files yet. If a Mainstay member is running, the locks are not needed: that member keeps etcd out
+    // itself.
     let _locks = match lock_member(&RealDisk, &member_dir) {
         Ok(lock) => Some(lock.and(mark.shut_out(&RealDisk, &member_dir).map_err(Failure::error)?.lock)),
         Err(DataDirError::Locked { .. }) => None,
         Err(error) => return Err(Failure::error(error)),
     };
     mark.check(&RealDisk, &member_dir).map_err(Failure::error)?;
-    // Create the guard files first: even if this process is killed, etcd must start neither on the remaining
-    // files nor on an empty directory.
+    // Create the guard files first, so that etcd cannot start on the remaining files or on an empty
+    // directory, even if this process is killed.
     mark.guard(&RealDisk, &member_dir).map_err(Failure::error)?;
-    // After this is recorded, the member starts even if files of etcd are missing.
+    // Record that files of etcd are being deleted. Without this record, the member would refuse to start
+    // while some of them are missing.
     let mark = TakenOver { files: Files::BeingDropped, ..mark };
     mark.write(&RealDisk, &member_dir).map_err(Failure::error)?;
     let wal_dir = mark.wal_dir(&member_dir);
@@ -79,16 +81,16 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     files += empty(&wal_dir, |name| {
         (name.ends_with(".wal") || is_prepared(name)) && !GUARD_NAMES.contains(&name)
     })?;
-    // If the directory is a symbolic link or a mount point, it cannot be removed; it then stays, and is
-    // empty.
+    // A symbolic link or a mount point cannot be removed. In this case the empty directory stays, which is no
+    // error.
     if fs::remove_dir(&snap).is_ok() {
         RealDisk.sync_dir(&member_dir).map_err(|error| unsure(&member_dir, &error))?;
     }
     let mark = TakenOver { files: Files::Dropped, ..mark };
     mark.write(&RealDisk, &member_dir).map_err(Failure::error)?;
     if let Err(why) = etcd_beside::keep_out(&RealDisk, &member_dir, None) {
-        // The guard files in etcd's log directory still keep etcd from starting, and the member's next start
-        // tries again to create this file.
+        // Only warn and do not fail: the guard files in etcd's log directory keep etcd from starting, and the
+        // member's next start tries again to create the file `member/snap`.
         session.notices.warn(
             "cannot replace member/snap with a file that keeps etcd from starting; the files in etcd's log \
              directory still do so",
@@ -102,16 +104,17 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns true if the name is that of a file which etcd prepares for its log: a number and `.tmp`.
+/// Returns true if this is the name of a file that etcd has prepared for its log: digits followed by `.tmp`.
 fn is_prepared(name: &str) -> bool {
     name.strip_suffix(".tmp").is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// Deletes the files in a directory, durably, and returns their number. The directory may be a symbolic link,
-/// and need not exist.
+/// Durably deletes the files in a directory for whose names `is_etcds` returns true, and returns their
+/// number. The directory may be a symbolic link, and need not exist.
 fn empty(dir: &Path, is_etcds: impl Fn(&str) -> bool) -> Result<usize, Failure> {
     let names = match RealDisk.list(dir) {
-        // If there is a file in place of the directory, Mainstay has put it there to keep etcd from starting.
+        // A file in place of the directory was put there by Mainstay to keep etcd from starting, so there is
+        // nothing to delete.
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
             return Ok(0);
         }
@@ -134,8 +137,9 @@ fn empty(dir: &Path, is_etcds: impl Fn(&str) -> bool) -> Result<usize, Failure> 
     Ok(files)
 }
 
-/// Frees the disk space of a file even if a running member has the file open. If truncating fails, the space
-/// is freed when the member stops. A file with another hard link is left unchanged.
+/// Truncates a file that is about to be deleted, so that its disk space is freed even while a running member
+/// has the file open. If truncating fails, the space is freed when the member stops. A file with another hard
+/// link is left unchanged, since a truncation would change the file under its other name too.
 fn free(path: &Path) {
     if fs::symlink_metadata(path).is_ok_and(|found| found.is_file() && found.nlink() == 1) {
         let _ = fs::OpenOptions::new().write(true).open(path).and_then(|file| file.set_len(0));

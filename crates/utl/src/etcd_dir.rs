@@ -1,4 +1,5 @@
-//! Code shared by the commands that convert the state of an etcd member or snapshot to one of Mainstay.
+//! Reads parts of an etcd database for the commands that convert an etcd member or snapshot to a directory of
+//! Mainstay.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -13,7 +14,7 @@ use storage::restoration::Filling;
 
 use crate::notice::Notices;
 
-/// Returns the users and roles of a state; none if `without` is true.
+/// Returns the users and roles in etcd's database, or none if `without` is true.
 pub fn users<S: Source>(from: &Backend<S>, without: bool) -> Result<Auth, Failure> {
     if without {
         return Ok(Auth::default());
@@ -21,12 +22,13 @@ pub fn users<S: Source>(from: &Backend<S>, without: bool) -> Result<Auth, Failur
     Ok(etcd_database::users(from.auth().map_err(Failure::error)?))
 }
 
-/// Returns an error if the state was written by a release that this version does not support.
+/// Returns an error if the database was written by a release of etcd that this version of Mainstay does not
+/// support.
 pub fn check_versions(storage: Option<&str>, membership: &Membership) -> Result<(), Failure> {
     etcd_database::check_versions(storage, membership).map_err(Failure::error)
 }
 
-/// Returns the leases in the form that the state machine accepts.
+/// Returns the leases in etcd's database, in the form that the state machine accepts.
 pub fn leases<S: Source>(from: &Backend<S>) -> Result<Vec<GrantedLease>, Failure> {
     etcd_database::leases(from).map_err(Failure::error)
 }
@@ -40,7 +42,7 @@ pub struct WithoutLease(BTreeMap<Vec<u8>, LeaseId>);
 const NAMED_KEYS_MAX: usize = 20;
 
 impl WithoutLease {
-    /// Warns about these keys, and says how they are imported.
+    /// Logs warnings that these keys are imported without a lease.
     pub fn warn(&self, notices: &mut Notices) {
         for (key, lease) in self.0.iter().take(NAMED_KEYS_MAX) {
             let key = cli::go::quote(key);
@@ -56,8 +58,9 @@ impl WithoutLease {
     }
 }
 
-/// Copies the history; `leases` are the ids of the existing leases. Calls `passed` with the bytes of keys and
-/// values copied so far, and stops if it returns an error. Returns the live keys whose lease does not exist.
+/// Copies all versions of keys from etcd's database to `filling`. `leases` are the ids of the existing
+/// leases. Calls `passed` with the number of bytes of keys and values copied so far, and stops if `passed`
+/// returns an error. Returns the live keys whose lease does not exist.
 pub fn take_history<S: Source>(
     from: &Backend<S>,
     leases: &HashSet<LeaseId>,

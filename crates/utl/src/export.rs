@@ -59,8 +59,8 @@ or to export it again, because of a file in it (member/exported), which you may 
     ..Command::EMPTY
 };
 
-/// Instructions in the help text, for users who were sent to this command by the sign file in a data
-/// directory of Mainstay.
+/// Message that is printed if no flags are given. It contains the steps to go back to etcd, because a file in
+/// each data directory of Mainstay (`SIGN_NAME`) tells users to run this command without flags.
 const STEPS: &str = "\
 export converts a data directory of Mainstay into one for etcd: name both. To go back to etcd on one machine, where DIR is the --data-dir:
 
@@ -72,7 +72,8 @@ export converts a data directory of Mainstay into one for etcd: name both. To go
 
 Convert one member after the other, and never use both directories of a member. Old files of etcd that are still in DIR are out of date";
 
-/// Number of versions measured, and of bytes written, between two progress updates.
+/// Number of records, such as versions of keys, that each step of the first pass of an export examines. The
+/// first pass computes the size of the new database.
 const MEASURED_AT_ONCE: usize = 16 << 10;
 const WRITTEN_AT_ONCE: usize = 1 << 20;
 
@@ -103,11 +104,11 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
     let rules = max_learners::rules(given);
     let refuse_again = || exported::refuse_again(&RealDisk, &from.join("member"));
-    // If the member was exported before, its log may have been moved away. Check for this first, so that the
-    // error mentions the earlier export and not a missing log.
+    // Check this before opening the directory: after an earlier export the log may have been moved away, and
+    // the user should be told of the export, not of a missing log.
     refuse_again().map_err(Failure::error)?;
     let mut stopped = Stopped::open_with(&disk, &from, None, rules).map_err(Failure::error)?;
-    // Opening the directory may have waited for the lock of another export, which has finished by now.
+    // Check again now that the directory is locked: another export may have finished since the first check.
     refuse_again().map_err(Failure::error)?;
     max_learners::check(given, stopped.refused_learner)?;
     let (id, members) = (stopped.identity.member_id, &stopped.machine.members);
@@ -157,9 +158,9 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Moves the directory to its final name. The member is marked as exported before etcd can start on the
-/// directory, so even if this process is killed in between, at most one of the two members can start. If the
-/// move fails, the new directory is removed first, and the mark only after that.
+/// Moves the new directory to its final name, after marking Mainstay's member as exported. A marked member
+/// does not start, so the two directories can never both be started, even if this process is killed in
+/// between. For the same reason, if the move fails, the mark is removed only after the new directory.
 fn place(target: &mut Target, member_dir: &Path, to: &Path) -> Result<(), Failure> {
     let marked = exported::mark(&RealDisk, member_dir, to).map_err(Failure::error);
     let Err(failure) = marked.and_then(|()| target.place()) else { return Ok(()) };
@@ -183,8 +184,8 @@ fn place(target: &mut Target, member_dir: &Path, to: &Path) -> Result<(), Failur
     })
 }
 
-/// What the members of a cluster have agreed on, in the form in which etcd of a given release finds it in its
-/// directory.
+/// Cluster version and downgrade that the members of a cluster have agreed on, as they are written to the
+/// directory for etcd of a given release.
 pub(crate) struct Agreed {
     /// Cluster version; empty if none is decided.
     pub version: String,
@@ -195,16 +196,19 @@ pub(crate) struct Agreed {
 }
 
 impl Agreed {
-    /// Returns what `members` have agreed on, for the member `own`, which will run etcd of `release` (as
-    /// text: `named`). `uncommitted` are the last entries of its log, which are not known to be committed.
+    /// Returns what `members` have agreed on. The member `own` will run etcd of release `release`, which is
+    /// called `named` in error messages. `uncommitted` are the last entries of its log, which are not known
+    /// to be committed.
     ///
     /// # Errors
     ///
     /// Returns an error if etcd of that release would exit, now or once some of the uncommitted entries are
-    /// committed: the release is below the cluster version and no downgrade to it is in progress, or another
-    /// downgrade is in progress. For the only member of a cluster, the cluster version becomes that of the
-    /// release, because no other member depends on it. A member that does not know yet of its own addition
-    /// does not count as the only member.
+    /// committed: because the release is below the cluster version and no downgrade to it is in progress, or
+    /// because a downgrade to another version is in progress.
+    ///
+    /// There is no error for the only member of a cluster: its cluster version becomes that of the release,
+    /// because no other member depends on it. A member whose log has uncommitted entries does not count as
+    /// the only member.
     fn of(
         members: &Members,
         own: u64,
@@ -213,8 +217,8 @@ impl Agreed {
         named: &str,
     ) -> Result<Agreed, Failure> {
         let lowered = format!("{named}.0");
-        // This member has the only vote, so all its entries are committed. If there is an uncommitted entry,
-        // other voters must exist that this member does not know yet.
+        // The uncommitted entries must be empty: if this member had the only vote, all its entries would be
+        // committed, so an uncommitted entry shows that there are voters that this member does not know yet.
         if members.by_id.keys().eq([&own]) && members.voters() == [own] && uncommitted.is_empty() {
             return Ok(Agreed { version: lowered, downgrade_target: None, form: release });
         }
@@ -235,8 +239,7 @@ impl Agreed {
         }
         let (mut later, mut later_target) = (version.to_owned(), downgrade_target.map(str::to_owned));
         for entry in uncommitted.iter().filter(|entry| entry.kind == EntryKind::Normal) {
-            // An entry that cannot be decoded was written by a release without a cluster version, so it does
-            // not change the version.
+            // Skip an entry that cannot be decoded, since it cannot be a change of the cluster version.
             let Ok(request) = InternalRaftRequest::decode(entry.data.clone()) else { continue };
             if let Some(set) = request.cluster_version_set {
                 later = set.ver;
@@ -257,7 +260,8 @@ impl Agreed {
     }
 }
 
-/// Returns true if etcd of this release keeps running in a cluster with this version and downgrade target.
+/// Returns true if etcd of this release can run in a cluster with this version and downgrade target.
+/// Otherwise etcd exits.
 fn serves(release: Release, version: &str, downgrade_target: Option<&str>) -> bool {
     let is_below = Release::of_cluster_version(version).is_some_and(|decided| release < decided);
     let goes_to_release = downgrade_target.and_then(Release::of_cluster_version) == Some(release);
@@ -266,9 +270,9 @@ fn serves(release: Release, version: &str, downgrade_target: Option<&str>) -> bo
     !is_other && (!is_below || goes_to_release)
 }
 
-/// Converts an entry to the form in etcd's log. An entry that records the remaining times of leases is
-/// converted to one that removes these records (COMPAT-175). If etcd applied the records, the leases would
-/// never get more time than recorded.
+/// Converts an entry to the encoding of etcd's log. An entry that records the remaining times of leases is
+/// converted to one that removes these records (COMPAT-175): if etcd applied the records, a renewal would
+/// give the leases only the recorded time.
 fn entry(entry: &Entry) -> api::raftpb::Entry {
     let kind = match entry.kind {
         EntryKind::Normal => api::raftpb::EntryType::EntryNormal,
@@ -295,8 +299,8 @@ fn without_notes(entry: &Entry) -> Option<Bytes> {
     Some(request.encode_to_vec().into())
 }
 
-/// Writes the state of a machine to etcd's database, and finishes the directory. Returns the size of the
-/// database in bytes.
+/// Writes the state of a state machine to etcd's database in the directory `new`, and finishes the directory.
+/// Returns the size of the database in bytes.
 pub(crate) fn write(
     machine: &mut Machine,
     values: &dyn Values,

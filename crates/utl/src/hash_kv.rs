@@ -1,4 +1,4 @@
-//! `hashkv`: prints the HashKV of a database.
+//! `hashkv`: prints the HashKV (etcd's hash of all key versions up to a revision) of a database.
 
 use cli::{Command, Failure, Flag};
 use interchange::{HashKvError, hash_kv};
@@ -26,8 +26,8 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     let path = one_arg(session)?;
     let format = Format::of(session.matches.get(crate::session::WRITE_OUT))?;
     stat(&path)?;
-    // etcdutl opens the file for writing and changes it, so that the file can no longer be restored. This
-    // command only reads the file.
+    // Open the file only for reading. etcdutl opens it for writing, which changes it, and the snapshot can no
+    // longer be restored.
     let backend = match SnapshotFile::look(&path)? {
         SnapshotFile::Etcd(backend) => backend,
         SnapshotFile::Own(..) => return Err(own_format(&path)),

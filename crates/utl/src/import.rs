@@ -1,5 +1,5 @@
-//! `import`: converts a data directory of etcd to one of Mainstay. [`Import`] does the work, for this command
-//! and for a takeover in place.
+//! `import`: converts a data directory of etcd to one of Mainstay. [`Import`] contains the conversion, which
+//! the takeover in place uses too.
 
 use std::collections::{BTreeSet, HashSet};
 use std::error::Error;
@@ -128,7 +128,7 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
         })?
     };
     max_learners::check(session.matches, refused_learner)?;
-    // Open the result as a start of the member would, to check it.
+    // Check the result by opening it as a start of the member would.
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
     let log_dir = match (&to_wal_dir, &wal) {
         (Some(WalDir::Inside(below)), _) => Some(target.making().join(below)),
@@ -143,8 +143,8 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     migration.as_ref().map_or(Ok(()), |migration| migration.check(&mut made.machine))?;
     let applied = made.machine.applied_index;
     drop(made);
-    // Move the log's directory to its final name first. If the process is killed in between, nothing can
-    // start on the log alone, and its name explains what it is.
+    // Move the log's directory to its final name first. If the process is killed before the second rename,
+    // only a log directory remains, on which no member can start.
     wal.map_or(Ok(()), Target::finish)?;
     target.finish()?;
     if left_out > 0 {
@@ -173,16 +173,16 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Values of the flags.
+/// Values of the flags of `import`.
 struct Options {
     from: PathBuf,
-    /// Directory of etcd's log, if the user names one.
+    /// Directory of etcd's log that the user names; `None` for the directory `member/wal` in `from`.
     wal_dir: Option<PathBuf>,
     to: PathBuf,
-    /// Directory of the new log, if the user names one.
+    /// Directory of the new log that the user names; `None` for the usual directory in `to`.
     to_wal_dir: Option<WalDir>,
     leave_out: LeaveOut,
-    /// Options for moving keys of the old store; `None` if the keys are not moved.
+    /// Options for moving keys of etcd's v2 store to the v3 key space; `None` if the keys are not moved.
     migration: Option<old_store::Options>,
 }
 
@@ -205,8 +205,8 @@ impl Options {
                 "--migrate-v2 and --without-old-store exclude each other: give one of them",
             ));
         }
-        // If the keys of the old store are moved, requests to it in the log need not be imported, because
-        // nothing is lost.
+        // If the keys of etcd's v2 store are moved to the v3 key space, leave out the log's requests to the
+        // v2 store: their effect is in the moved keys, so nothing is lost.
         let old_store = old_store || migration.is_some();
         let leave_out = LeaveOut { users: given.get(WITHOUT_USERS), old_store };
         Ok(Options { from, wal_dir, to, to_wal_dir, leave_out, migration })
@@ -218,15 +218,16 @@ impl Options {
 pub(crate) struct LeaveOut {
     /// Users, roles and authentication.
     pub users: bool,
-    /// Keys of the old store (API version 2), and requests that change them.
+    /// Keys of etcd's v2 store (API version 2), and requests that change them.
     pub old_store: bool,
 }
 
-/// Data about entries of the log that an import has not taken over.
+/// Log entries that an import has left out or refused.
 pub(crate) struct Filled {
-    /// Number of entries left out because they change users, roles or authentication.
+    /// Number of entries left out because they concern users, roles or authentication.
     pub left_out: u64,
-    /// First entry that was refused only because of the maximum number of learners in the rules.
+    /// First entry that was refused only because it would exceed the maximum number of learners; `None` if
+    /// there is none.
     pub refused_learner: Option<Index>,
 }
 
@@ -235,11 +236,11 @@ pub(crate) struct Filled {
 pub(crate) enum Passed {
     /// Number of bytes of keys and values taken from the database.
     Bytes(u64),
-    /// The database was taken completely.
+    /// The database was copied completely.
     Database,
     /// Number of entries taken from the log.
     Entries(u64),
-    /// Number of keys and leases moved from the old store.
+    /// Number of keys and leases moved from etcd's v2 store.
     OldKeys(u64),
 }
 
@@ -251,8 +252,9 @@ pub(crate) struct Import {
     /// The data directory of etcd.
     pub source: DataDir,
     leave_out: LeaveOut,
-    /// True if users are left out although authentication is enabled. Then requests whose permissions etcd
-    /// checks while applying them cannot be imported.
+    /// True if users are left out although authentication is enabled. In this case, an import refuses log
+    /// entries with requests whose permissions etcd checks only when it applies them, because the import
+    /// cannot tell whether etcd would have refused the request.
     guarded: bool,
 }
 
@@ -275,7 +277,8 @@ impl Import {
             })
         })?;
         etcd_dir::check_versions(source.meta.storage_version.as_deref(), &source.membership)?;
-        // If users are imported, the state machine checks the permissions itself, as etcd does.
+        // False if users are imported, because in that case the state machine checks permissions itself, as
+        // etcd does.
         let guarded = leave_out.users && source.base.auth().map_err(Failure::error)?.enabled;
         if let Some(loss) = source.old_store.loss()
             && !leave_out.old_store
@@ -322,8 +325,8 @@ impl Import {
             watching: &mut *watching,
         };
         let promised = source.wal.hard_state;
-        // The member has promised the term of the log's last entry, even if the last record of the hard state
-        // was lost.
+        // Raise the term of the hard state to that of the log's last entry, in which the member has certainly
+        // taken part: the last record of the hard state may have been lost.
         let newest = source.wal.term(source.wal.last()).unwrap_or(0).max(term);
         let hard_state = HardState {
             term: Term(promised.term.max(newest)),
@@ -343,8 +346,8 @@ impl Import {
         Ok(Filled { left_out, refused_learner })
     }
 
-    /// Takes over the state in etcd's database, which is the state at entry `base_index` with this raft term.
-    /// Also returns the ids of its leases.
+    /// Copies the state in etcd's database to a state machine. The database is at entry `base_index`, whose
+    /// raft term is `term`. Returns the machine and the ids of its leases.
     fn fill_database(
         &self,
         notices: &mut Notices,
@@ -364,8 +367,8 @@ impl Import {
                 alarms: source.base.alarms().map_err(Failure::error)?,
                 members: etcd_database::members(&source.membership),
                 auth: etcd_dir::users(&source.base, self.leave_out.users)?,
-                // Each member of the cluster stopped at a different entry, so no other member has the same
-                // state.
+                // The members of the cluster may have stopped at different entries, so this state must not be
+                // compared with the imported states of other members.
                 is_shared: false,
             })
             .map_err(Failure::error)?;
@@ -378,9 +381,9 @@ impl Import {
         Ok((machine, lease_ids))
     }
 
-    /// Returns the entry after which the new log begins; `None` if it begins after the database's state. The
-    /// new log keeps some entries that the database already contains, so that this member, as leader, can
-    /// send them to slow followers, which may run etcd.
+    /// Returns the entry after which the new log begins; `None` if the log begins after entry `base`, at
+    /// which the database is. The new log keeps some earlier entries, although the database already contains
+    /// their effects, so that this member, as leader, can send them to slow followers, which may run etcd.
     fn kept_before(&self, base: u64) -> Result<Option<EntryId>, Failure> {
         let wal = &self.source.wal;
         let (mut first, mut bytes) = (base + 1, 0);
@@ -392,8 +395,8 @@ impl Import {
                 Ok(interchange::Command::Request(today)) => today == data,
                 Ok(interchange::Command::Nothing) => data.is_empty(),
                 Ok(interchange::Command::ConfChange(_)) => true,
-                // Requests to the old store are never sent to other members, so the kept entries begin after
-                // them.
+                // Mainstay never sends requests to etcd's v2 store to other members, so the kept entries
+                // begin after the last such request.
                 Ok(interchange::Command::OldWrite { .. }) | Err(_) => false,
             };
             if !is_same || bytes > KEPT_BYTES_MAX {
@@ -406,13 +409,13 @@ impl Import {
     }
 }
 
-/// Rebuilds the old store and plans its migration.
+/// Rebuilds the contents of etcd's v2 store and plans how its keys are moved to the v3 key space.
 ///
 /// # Errors
 ///
-/// Returns an error if the old store cannot be rebuilt, or an alarm prevents writing keys, or the cluster has
-/// other members. Each of these stopped at a different entry, so each would add the migration's entries at a
-/// different index.
+/// Returns an error if the v2 store cannot be rebuilt, if an alarm prevents writing keys, or if the cluster
+/// has other members. Members may have stopped at different entries, so each would add the migration's
+/// entries at a different index of its log.
 fn plan_migration(
     session: &Session<'_>,
     source: &DataDir,
@@ -447,7 +450,7 @@ fn raised(source: &DataDir) -> Result<BTreeSet<(i32, u64)>, Failure> {
     let alarms = source.base.alarms().map_err(Failure::error)?;
     let mut raised: BTreeSet<_> = alarms.iter().map(|alarm| (alarm.alarm, alarm.member_id)).collect();
     for entry in source.entries() {
-        // An entry that cannot be decoded is reported later, when it is converted.
+        // Skip an entry that cannot be decoded, because it is reported later, when it is converted.
         let Ok(interchange::Command::Request(data)) =
             interchange::Command::of(&entry.map_err(Failure::error)?)
         else {
@@ -466,12 +469,14 @@ fn raised(source: &DataDir) -> Result<BTreeSet<(i32, u64)>, Failure> {
     Ok(raised)
 }
 
-/// Appends the entries of a migration after the last entry of the log.
+/// Appends the entries that put the keys of etcd's v2 store into the v3 key space after the last entry of the
+/// log.
 ///
-/// The appended entries need a term that no entry of etcd has, not even one that only a learner has. etcd's
-/// leader sends entries while it is still writing them, so a learner may have entries that this log lacks:
-/// entries of the last recorded term or, if etcd was killed during its election, of the term after that. If
-/// they had the same index and term as appended entries, raft would take them for the same entries.
+/// The appended entries need a term that no entry of etcd has, not even an entry that only a learner has
+/// received. etcd's leader sends entries while it is still writing them, so a learner may have entries that
+/// this log lacks. Their term is the last recorded term or, if etcd was killed during an election, the term
+/// after it. If such an entry had the same index and term as an appended entry, raft would take the two for
+/// the same entry. Therefore the term of the appended entries is the last recorded term plus 2.
 fn move_old_store(
     restoration: &mut Restoration,
     machine: &mut Machine,
@@ -498,25 +503,26 @@ fn move_old_store(
     restoration.follow_on(machine, hard_state, &mut entries, terms).map_err(Failure::error)
 }
 
-/// Maximum number of entries that the new log keeps although the database already contains them; etcd keeps
-/// as many.
+/// Maximum number of entries that the new log keeps although the database already contains their effects.
+/// etcd keeps the same number.
 const KEPT_ENTRIES_MAX: u64 = 5000;
-/// Maximum number of bytes of the entries that the new log keeps although the database already contains them.
+/// Maximum size in bytes of the entries that the new log keeps although the database already contains their
+/// effects.
 const KEPT_BYTES_MAX: usize = 64 << 20;
 
-/// The entries of etcd's log, converted to current requests: those kept before the database's state, and all
-/// after it.
+/// Iterator over the entries of etcd's log that the new log gets, converted to current requests: the kept
+/// entries whose effects the database already contains, and then all later entries.
 struct Tail<'s, 'w> {
     import: &'s Import,
     first: u64,
     next: u64,
     term: u64,
-    /// True if users are left out although authentication is enabled: etcd checks the permissions of some
-    /// requests only when it applies them.
+    /// True if users are left out although authentication is enabled, at this point of the log. In this case,
+    /// requests whose permissions etcd checks only when it applies them are refused.
     guarded: bool,
-    /// Number of entries left out because they change users, roles or authentication.
+    /// Number of entries left out because they concern users, roles or authentication.
     left_out: u64,
-    /// Ids of all leases that exist or existed.
+    /// Ids of the leases in etcd's database, and of those that the later entries of the log grant.
     lease_ids: HashSet<LeaseId>,
     watching: &'s mut Watching<'w>,
 }
@@ -528,17 +534,18 @@ enum TailError {
     Read(interchange::Error),
     /// The log does not have the entry.
     Missing { index: u64 },
-    /// The entry has a form that etcd does not write.
+    /// The entry has a structure that etcd does not write.
     Damaged { index: u64, error: interchange::Malformed },
     /// The term of the entry is lower than that of the entry before it.
     Term { index: u64, term: u64, before: u64 },
-    /// The entry is a request that this version cannot decode.
+    /// The entry is a request that this release of Mainstay cannot decode.
     Unknown { index: u64, error: prost::DecodeError },
-    /// The entry changes the old store, and the change would be lost.
+    /// The entry changes etcd's v2 store, and the change would be lost.
     OldStore { index: u64, method: String, path: String },
     /// The entry contains a password in plain text, which etcd hashes only when it applies the entry.
     Password { index: u64, change: &'static str },
-    /// Only etcd could decide if the user was permitted to make this request.
+    /// Only etcd could decide whether the user was permitted to make this request, because users are left
+    /// out.
     Guarded { index: u64 },
     /// The caller's callback has ended the import.
     Ended(Failure),
@@ -618,8 +625,8 @@ impl Tail<'_, '_> {
         let (entry_type, data) = match command {
             interchange::Command::Nothing => (0, Bytes::new()),
             interchange::Command::ConfChange(_) => (1, entry.data.unwrap_or_default()),
-            // The database already contains the effect of this entry, so the entry is kept even if it changes
-            // what is left out.
+            // Keep the entry even if it changes users: it is not applied again, because the database already
+            // contains its effect.
             interchange::Command::Request(data) if is_old => (0, data),
             interchange::Command::Request(data) => (0, self.request(index, data)?),
             interchange::Command::OldWrite { .. } if self.import.leave_out.old_store => (0, Bytes::new()),
@@ -655,8 +662,8 @@ impl Tail<'_, '_> {
     }
 }
 
-/// Returns a description of the change that a request makes to users, roles or authentication; `None` if it
-/// only reads or authenticates.
+/// Returns a description of the request if it belongs to etcd's Auth service, including logins and reads;
+/// `None` for all other requests.
 fn change_of_users(request: &InternalRaftRequest) -> Option<&'static str> {
     let all = [
         (request.auth_enable.is_some(), "authentication to be on"),

@@ -1,31 +1,31 @@
 //! `mainstay utl`, also available as `etcdutl`: works on the files of members that are not running.
 //!
-//! Parts: etcdutl's commands with the same flags, outputs, errors and exit codes ([`run`]), which read
-//! snapshots and data directories of etcd 3.4 to 3.7 and of Mainstay; and Mainstay's own commands `import`
-//! and `export`, which convert a data directory of one program to one of the other. [`take_over`] imports in
-//! place when a member is started. [`rebuild`] replaces a member whose data is damaged by a new member, which
-//! is then started.
+//! [`run`] runs a command. etcdutl's commands have the same flags, outputs, errors and exit codes as in
+//! etcdutl, and read snapshots and data directories of etcd 3.4 to 3.7 and of Mainstay. Mainstay's own
+//! commands `import` and `export` convert a data directory of etcd to one of Mainstay, and the reverse.
+//! [`take_over`] imports a directory of etcd in place when a member is started. [`rebuild`] replaces a member
+//! whose data is damaged by a new member, which is then started.
 //!
-//! The crate does not define formats (`interchange`, `storage::restoration`, `storage::stopped`), and never
-//! touches a running member. It uses the network only in [`rebuild`], which sends the changes of the
-//! cluster's members to the other members.
+//! The crate does not define file formats: these are in `interchange`, `storage::restoration` and
+//! `storage::stopped`. It uses the network only in [`rebuild`], which requests membership changes from the
+//! other members.
 //!
 //! Invariants:
-//! - Input is never changed, except by `defrag` and `migrate`, whose purpose this is, and by `export`. Like a
-//!   start, `export` cuts off an interrupted write at the end of a log; it also marks the member as exported
-//!   (test `import`, with a read-only directory).
-//! - A directory exists completely or not at all, even if the process is killed; existing data is never
-//!   overwritten (tests `restore`, `damage`).
-//! - Revisions, history, leases, alarms and HashKV are preserved. Data that cannot be preserved makes the
-//!   command fail (test `round_trip`).
-//! - Memory holds a few MiB and the index of the new Mainstay data directory, as a running member does: about
-//!   100 bytes and the key for each version. Writing etcd's format takes memory independent of the size,
-//!   except 24 bytes per entry of a log that is read, and 32 to 80 bytes per key for `snapshot status` and
-//!   `hashkv`.
+//! - Input is not changed (test `import`, with a read-only directory), with these exceptions: `defrag` and
+//!   `migrate` rewrite a database, `drop-etcd` deletes etcd's files, [`rebuild`] moves the old data aside,
+//!   and `export` marks the member as exported and, like a start, cuts off an interrupted write at the end of
+//!   the log.
+//! - An output directory appears under its final name completely or not at all, even if the process is
+//!   killed. Existing data is never overwritten (tests `restore`, `damage`).
+//! - Revisions, history, leases, alarms and HashKV are preserved. If data cannot be preserved, the command
+//!   fails, unless a flag says to leave the data out (test `round_trip`).
+//! - Commands that read or write a data directory of Mainstay hold its index in memory, as a running member
+//!   does: for each version of a key about 100 bytes plus the key. Other commands use a few MiB, plus 24
+//!   bytes per entry of a log that is read, and 32 to 80 bytes per key for `snapshot status` and `hashkv`.
 //!
-//! Start reading with [`run_in`], `restore.rs`, `import.rs` and `takeover.rs`. Tests: `tests/it`. Whole
-//! outputs are compared with those of etcdutl 3.7 in `tests/it/golden`, and with real etcd if
-//! `MAINSTAY_TEST_ETCD_DIR` names a directory with its programs.
+//! Start reading with [`run_in`], `restore.rs`, `import.rs` and `takeover.rs`. Tests: `tests/it`. They
+//! compare whole outputs with recorded outputs of etcdutl 3.7 in `tests/it/golden`, and with real etcd if
+//! `MAINSTAY_TEST_ETCD_DIR` names a directory with etcd's programs.
 
 #![forbid(unsafe_code)]
 
@@ -64,8 +64,8 @@ use session::Session;
 pub use commands::PROGRAM;
 pub use takeover::{TakeOver, take_over};
 
-/// Runs the tool in this process. `args` are the words after the program's name. Data goes to standard
-/// output, everything else to standard error.
+/// Runs the command that `args` request; `args` are the words after the program's name. Results go to
+/// standard output, all other messages to standard error.
 pub fn run(args: &[OsString]) -> ExitCode {
     ExitCode::from(run_in(args, &Io::of_process()))
 }
@@ -74,7 +74,7 @@ pub fn run(args: &[OsString]) -> ExitCode {
 pub fn run_in(args: &[OsString], io: &Io) -> u8 {
     let outcome = match PROGRAM.parse(args, io.text_environment()) {
         Err(error) => {
-            // cobra prints the error before the usage and again after it.
+            // Like cobra, print the error before the usage and again after it.
             let usage = match error.message.starts_with("unknown command") {
                 true => format!("Run '{} --help' for usage.\n", PROGRAM.root.name),
                 false => PROGRAM.usage(&error.path) + "\n",
@@ -83,7 +83,8 @@ pub fn run_in(args: &[OsString], io: &Io) -> u8 {
             return 1;
         }
         Ok(Invocation::Help(text)) => {
-            // The help of etcdutl's own commands consists only of the usage text.
+            // The help of etcdutl's commands is only the usage text, as in etcdutl; Mainstay's own commands
+            // show the whole help text.
             let own = ["import", "export", "drop-etcd"]
                 .iter()
                 .any(|name| text.contains(&format!("etcdutl {name} --data-dir")));

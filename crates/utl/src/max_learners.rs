@@ -1,5 +1,6 @@
-//! The maximum number of learners in a cluster. It is an option of each member that also affects how the
-//! member applies entries proposed by other members.
+//! Defines the flag `--max-learners` of the commands that apply log entries. When a member applies an entry
+//! that adds a learner, its own limit decides whether the entry is accepted, so a command must apply the
+//! entry with the same limit.
 
 use cli::{Failure, Flag, Matches};
 use machine::Rules;
@@ -12,14 +13,14 @@ pub const FLAG: Flag<u64> = Flag::uint(
     "Maximum number of learners in the cluster, as in the member's flags; required if an entry written by etcd adds a second one",
 );
 
-/// Returns the rules by which the entries of the log are applied, with the limit of this option.
+/// Returns the rules for applying entries of the log, with the limit that this flag gives.
 pub fn rules(given: &Matches) -> Rules {
     Rules { learners_max: usize::try_from(given.get(FLAG)).unwrap_or(usize::MAX) }
 }
 
-/// Returns an error if a learner was refused because of the default limit, which may differ from the member's
-/// option. `refused` is the first entry that was refused only because of the number of learners. A limit that
-/// the user has given is trusted.
+/// Returns an error if an entry that adds a learner was refused because of the default limit: the member may
+/// have had a higher one. `refused` is the index of the first entry that was refused only because of the
+/// number of learners. If the user has given the limit, there is no error.
 ///
 /// # Errors
 ///

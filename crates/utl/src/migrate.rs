@@ -135,8 +135,8 @@ fn spelled((major, minor): Minor) -> String {
     format!("{major}.{minor}")
 }
 
-/// Returns the version for which the database is written; `None` if the database is too old to contain a
-/// version.
+/// Returns the release in whose format the database is. A database without a storage version is from 3.5 if
+/// it contains a raft term; otherwise it is older, and the result is `None`.
 fn storage_version(meta: &Meta) -> Result<Option<Minor>, Failure> {
     let Some(version) = &meta.storage_version else {
         return Ok(meta.term.filter(|term| *term > 0).map(|_| (3, 5)));
@@ -148,7 +148,8 @@ fn storage_version(meta: &Meta) -> Result<Option<Minor>, Failure> {
     }
 }
 
-/// Returns the releases to go through from the current one to the target, ending with the target.
+/// Returns the releases from the one after `current` to `target`, in the order in which the database passes
+/// through them.
 fn plan(current: Minor, target: Minor) -> Result<Vec<Minor>, Failure> {
     let failed = |what: String| Err(Failure::error(format!("cannot create migration plan: {what}")));
     if current.0 != target.0 {
@@ -156,8 +157,8 @@ fn plan(current: Minor, target: Minor) -> Result<Vec<Minor>, Failure> {
     }
     let (mut at, mut steps) = (current, Vec::new());
     while at != target {
-        // A step is possible if its higher release is supported; that is the next release of a step up, and
-        // the current one of a step down.
+        // A step is supported if Mainstay supports the higher one of its two releases: the next release in a
+        // step up, and the current release in a step down.
         let (higher, next) = match at < target {
             true => ((at.0, at.1 + 1), (at.0, at.1 + 1)),
             false => (at, (at.0, at.1 - 1)),
@@ -172,8 +173,9 @@ fn plan(current: Minor, target: Minor) -> Result<Vec<Minor>, Failure> {
     Ok(steps)
 }
 
-/// Returns an error for a step down if the log, after its last snapshot, contains entries that only later
-/// releases support. The only such entry is a request that tests a downgrade, which 3.5 does not know.
+/// Returns an error if the log, after its last snapshot, contains an entry that the target release does not
+/// support. The only such entry is a request that tests a downgrade, which 3.5 does not know. Called before a
+/// step down.
 fn check_log(dir: &Path, target: Minor) -> Result<(), Failure> {
     let wal_dir = dir.join("member").join("wal");
     let log = Wal::open(&RealDisk, &wal_dir)
@@ -201,8 +203,8 @@ fn check_log(dir: &Path, target: Minor) -> Result<(), Failure> {
     }
 }
 
-/// Locks a database against a member that runs or starts on it. Waits for the lock for the time `patience`,
-/// or without limit if it is zero.
+/// Locks a database, so that no member of etcd runs on it or starts. Waits for the lock for at most the time
+/// `patience`, or without limit if `patience` is zero.
 pub(crate) fn lock(path: &Path, patience: Duration) -> Result<Lock, Failure> {
     let deadline = (!patience.is_zero()).then(|| Instant::now() + patience);
     loop {
@@ -222,7 +224,8 @@ pub(crate) fn lock(path: &Path, patience: Duration) -> Result<Lock, Failure> {
     }
 }
 
-/// Rewrites a database and replaces the old file; returns the new size in bytes.
+/// Rewrites a database, with the changes of `edit` if there are any, and replaces the old file. Returns the
+/// new size in bytes.
 pub(crate) fn rewrite(path: &Path, bolt: &Bolt<std::fs::File>, edit: Option<&Edit>) -> Result<u64, Failure> {
     let plan = bolt.plan_rewrite(edit).map_err(Failure::error)?;
     let replacement = Replacement::begin(path)?;

@@ -1,5 +1,5 @@
-//! Messages of a command: on standard error in the format of etcd's console lines, or in a member's log if a
-//! start of the member runs the command.
+//! Writes the messages of a command: to standard error, in the format of etcd's console log, or to a member's
+//! log if the command is run by the start of that member.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -9,7 +9,8 @@ use cli::{Io, Output};
 use serde_json::Value;
 use telemetry::logging::{self, Logger};
 
-/// Writes notices on standard error, with the time of a clock, or to the log of a member.
+/// Writer of notices (messages of a command that are not results). It writes to standard error, with the time
+/// of a clock, or to the log of a member.
 pub struct Notices(Sink);
 
 enum Sink {
@@ -18,17 +19,17 @@ enum Sink {
 }
 
 impl Notices {
-    /// Returns notices on the standard error of `io`, with the time of its clock.
+    /// Returns a writer to the standard error of `io`, with the time of the clock of `io`.
     pub fn new(io: &Io) -> Notices {
         Notices(Sink::Console { out: io.err.clone(), clock: io.clock })
     }
 
-    /// Returns notices in a member's log.
+    /// Returns a writer to a member's log.
     pub fn in_log(logger: &Arc<Logger>) -> Notices {
         Notices(Sink::Log(Arc::clone(logger)))
     }
 
-    /// Writes an informational notice: a message and its fields in order.
+    /// Writes a notice at the info level: a message, followed by fields in the given order.
     pub fn info(&mut self, message: &str, fields: &[(&str, Value)]) {
         match &self.0 {
             Sink::Console { out, clock } => out.notice(line(clock(), "info", message, fields)),
@@ -36,7 +37,7 @@ impl Notices {
         }
     }
 
-    /// Writes a warning: a message and its fields in order.
+    /// Writes a notice at the warning level: a message, followed by fields in the given order.
     pub fn warn(&mut self, message: &str, fields: &[(&str, Value)]) {
         match &self.0 {
             Sink::Console { out, clock } => out.notice(line(clock(), "warn", message, fields)),
@@ -44,7 +45,8 @@ impl Notices {
         }
     }
 
-    /// Writes a text unchanged.
+    /// Writes a text without time, level and fields to standard error; in a member's log, the text is an
+    /// entry at the info level.
     pub fn plain(&mut self, text: &str) {
         match &self.0 {
             Sink::Console { out, .. } => out.notice(text),

@@ -1,9 +1,10 @@
-//! Moves keys of etcd's old store (API version 2) into the key space of version 3. This happens after
-//! everything else has been imported.
+//! Moves the keys of etcd's v2 store (API version 2) into the key space of version 3, as the last step of an
+//! import.
 //!
-//! Each key becomes a log entry: a transaction with one put, in the order in which the keys were last
-//! changed. So a member that joins later receives these entries like all others. A key that exists in version
-//! 3 is not overwritten: [`Migration::check`] finds it, and the import fails.
+//! Each key becomes a log entry: a transaction that puts the key, unless version 3 already has a key with
+//! this name. The entries are in the order in which the keys were last changed. Because they are ordinary log
+//! entries, a member that joins later receives them too. [`Migration::check`] makes the import fail if a key
+//! existed in version 3.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -41,12 +42,13 @@ const NAMED_MAX: usize = 20;
 /// Maximum time to live of a lease in seconds, as granted by etcd.
 const TTL_SECONDS_MAX: i64 = 9_000_000_000;
 const NANOS_PER_SECOND: i64 = 1_000_000_000;
-/// Name of the user as which the entries are applied if authentication is enabled; `root` may do everything.
-/// The auth revision in the entries says that the user was authenticated after the last change of users.
+/// User in whose name the entries are applied if authentication is enabled: `root`, who has all permissions.
+/// [`AUTH_REVISION`] is the auth revision in the entries. It is the maximum, so that no entry is refused
+/// because its user was authenticated before the last change of users.
 const USER: &str = "root";
 const AUTH_REVISION: u64 = u64::MAX;
 
-/// How to treat keys with an expiry time.
+/// Treatment of keys that have an expiry time: attach a lease, drop the expiry time, or leave the key out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ttl {
     Lease,
@@ -54,7 +56,7 @@ enum Ttl {
     Skip,
 }
 
-/// Values of the flags.
+/// Values of the flags that control how the keys of the v2 store are moved.
 #[derive(Debug)]
 pub(crate) struct Options {
     prefix: String,
@@ -97,15 +99,16 @@ pub(crate) struct Migration {
     keys: Vec<Key>,
     /// Leases in the order of their expiry.
     leases: Vec<Lease>,
-    /// Keys and directories that have expired. etcd would remove them at once if it ran.
+    /// Keys and directories that have expired and are left out. etcd would remove them soon after its start.
     expired: Vec<String>,
     /// Number of keys that are left out because they have an expiry time.
     skipped: usize,
     /// Empty directories that are left out.
     directories: Vec<String>,
-    /// Number of keys that belong to users, roles and permissions of API version 2.
+    /// Number of keys that are left out because they contain the users, roles and permissions of API version
+    /// 2.
     others: usize,
-    /// Revision of version 3 before any key is moved; set by [`Migration::begin`].
+    /// Revision of the v3 key space before any key is moved; set by [`Migration::begin`].
     before: Revision,
 }
 
@@ -116,7 +119,7 @@ struct Key {
     expires_unix_nanos: Option<i64>,
 }
 
-/// A lease, which is shared by all keys that expire at the same time.
+/// A lease for all moved keys that expire at the same time.
 struct Lease {
     expires_unix_nanos: i64,
     ttl_seconds: i64,
@@ -125,7 +128,8 @@ struct Lease {
 }
 
 impl Migration {
-    /// Plans the migration of a store at time `now`, in nanoseconds since 1970.
+    /// Plans the migration of a v2 store. `now` is the current time in nanoseconds since 1970, from which the
+    /// remaining times of keys are computed.
     pub fn plan(tree: &V2Tree, options: &Options, now: i64) -> Migration {
         let mut plan = Migration {
             keys: Vec::new(),
@@ -177,7 +181,8 @@ impl Migration {
         (self.leases.len() + self.keys.len()) as u64
     }
 
-    /// Prepares the migration into a state at revision `before`: gives each lease an unused id.
+    /// Prepares the migration: records `before`, the revision of the v3 key space before any key is moved,
+    /// and gives each lease an id that is not in `taken`.
     pub fn begin(&mut self, before: Revision, taken: &HashSet<LeaseId>) {
         self.before = before;
         let mut used = HashSet::new();
@@ -190,7 +195,8 @@ impl Migration {
         }
     }
 
-    /// Returns the request with this number, counted from 0: first the leases, then the keys.
+    /// Returns the request with this number, counted from 0; `None` after the last one. The requests grant
+    /// the leases first and put the keys after that.
     pub fn request(&self, number: u64) -> Option<InternalRaftRequest> {
         let number = usize::try_from(number).ok()?;
         let header = RequestHeader {
@@ -233,7 +239,7 @@ impl Migration {
         found.map_or(LeaseId::NONE, |lease| lease.id)
     }
 
-    /// Checks that a state contains all moved keys with their values and leases.
+    /// Checks that the state after the migration contains all moved keys with their values and leases.
     ///
     /// # Errors
     ///
@@ -250,7 +256,7 @@ impl Migration {
                 refused.push(key);
                 continue;
             };
-            // A version from before the migration is not the moved key, even if the values are equal.
+            // A key that existed before the migration does not count as moved, even if the values are equal.
             let is_it = version.main() > self.before
                 && version.value_len() as usize == key.value.len()
                 && version.value_crc() == crc32c::crc32c(&key.value)
@@ -314,7 +320,7 @@ impl Migration {
     }
 }
 
-/// Returns the names of the first keys.
+/// Returns the names of the first [`NAMED_MAX`] keys, separated by commas, for an error message.
 fn named(keys: &[&Key]) -> String {
     let names: Vec<String> = keys.iter().take(NAMED_MAX).map(|key| cli::go::quote(&key.name)).collect();
     let more = if keys.len() > NAMED_MAX { ", …" } else { "" };

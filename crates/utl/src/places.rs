@@ -1,6 +1,7 @@
-//! Checks for arguments that name the wrong place: a directory of the other product, a part of a directory,
-//! or the file that keeps etcd out of a directory of Mainstay. Without these checks the user would get an
-//! error of the operating system, which explains neither the cause nor the right command.
+//! Detects paths in arguments that name the wrong file or directory, and returns errors that name the right
+//! path or command. Such a path is, for example, a directory of the other product, the directory `member` in
+//! a data directory, or the file that keeps etcd from starting in a directory of Mainstay. Without these
+//! checks the user would get an error of the operating system.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -49,7 +50,7 @@ pub fn refuse_file(data_dir: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Returns an error if a directory has no database of etcd; the error says what the directory contains
+/// Returns an error if a data directory has no database of etcd. The error says what the directory contains
 /// instead.
 ///
 /// # Errors
@@ -72,8 +73,8 @@ pub fn refuse_without_database(data_dir: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Returns a text which says that a data directory contains a Mainstay member and no database of etcd; `None`
-/// if this is not true.
+/// Returns the message "… holds a member of Mainstay" if a data directory contains a Mainstay member and no
+/// database of etcd; otherwise `None`.
 pub fn holds_mainstays(data_dir: &Path) -> Option<String> {
     let member_dir = data_dir.join("member");
     let is_mainstays = holds_member(&RealDisk, &member_dir).unwrap_or(false);
@@ -81,8 +82,8 @@ pub fn holds_mainstays(data_dir: &Path) -> Option<String> {
         .then(|| format!("{} holds a member of Mainstay", data_dir.display()))
 }
 
-/// Returns a text to append to an error about a path: that a file of Mainstay is in place of `member/snap`.
-/// Returns `None` unless the path is this file or leads through it.
+/// Returns a hint to append to an error about a path, if a file of Mainstay is in place of `member/snap` and
+/// the path is this file or leads through it; otherwise `None`.
 pub fn in_place_of_snap(path: &Path) -> Option<String> {
     let is_it = |path: &Path| {
         fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() == SIGN_TEXT.len() as u64)

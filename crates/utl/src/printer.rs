@@ -15,7 +15,7 @@ pub enum Format {
     Json,
     /// A table in a box.
     Table,
-    /// Known, but not supported by these commands.
+    /// A format of etcdutl that these two commands do not support.
     Protobuf,
 }
 
@@ -50,7 +50,7 @@ impl Format {
         }
     }
 
-    /// Returns the text for these values.
+    /// Returns the values as text in this format.
     ///
     /// # Errors
     ///
@@ -64,7 +64,7 @@ impl Format {
                     serde_json::Value::String(text) => text.clone(),
                     number => number.to_string(),
                 };
-                // Writing to a String cannot fail.
+                // Ignore the result, because writing to a String cannot fail.
                 let _ = writeln!(text, "\"{}\" : {plain}", cell.field);
                 text
             })),

@@ -10,13 +10,13 @@
 //! The journal exists from before the first step until the new member serves.
 //!
 //! Only a member that has never run may start without data, because a member that ran may have voted and
-//! acknowledged entries. Therefore the journal names the new id before that member is started, and records
-//! that it may have run before it can run. If the data of the new member is missing although it may have run,
-//! yet another member replaces it. The same happens to a member at this address that the journal does not
-//! know. A member that answers at the address is never replaced.
+//! acknowledged entries. Therefore the journal records two facts before the new member is started: first its
+//! id, and then a flag which says that it has possibly run. If the flag is set but the new member's data is
+//! missing, the command replaces that member by yet another one. It does the same with a listed member at
+//! this address whose id is not in the journal. It never replaces a member that answers at the address.
 //!
 //! Before the first step, the command checks that the addresses and the data belong to this member, that no
-//! process uses the data, and that the log to be moved aside is the old member's.
+//! process uses the data, and that the log to be moved aside belongs to the old member.
 //!
 //! ```text
 //! <data-dir>/rebuild                journal, one line; see `Journal`
@@ -56,10 +56,11 @@ mod journal;
 
 /// Longest time that one call to a member may take.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time for which a change of the members is retried while the cluster still completes an earlier change.
+/// Time during which a membership change is retried while the cluster refuses it with a temporary error, for
+/// example because an earlier change is not complete yet.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(200);
-/// Reason why a member is not rebuilt. The text says what the user can do; no old data is lost.
+/// Reason why a member is not rebuilt. The error message says what the user can do. No old data is lost.
 #[derive(Debug)]
 pub enum RebuildError {
     /// A file or directory of the member cannot be used.
@@ -71,11 +72,11 @@ pub enum RebuildError {
         /// Error of the operating system.
         error: io::Error,
     },
-    /// The old data cannot be moved to another directory.
+    /// A part of the old data cannot be moved aside.
     Move {
-        /// Directory of the old data.
+        /// File or directory of the old data.
         from: PathBuf,
-        /// Directory to which the data should be moved.
+        /// Path to which it should be moved.
         to: PathBuf,
         /// Error of the operating system.
         error: io::Error,
@@ -94,7 +95,7 @@ pub enum RebuildError {
         /// Path of the journal.
         path: PathBuf,
     },
-    /// No other member answers.
+    /// No other member answers at a client URL, although some may answer at their peer URLs.
     NoAnswer {
         /// Answer or error of each member.
         why: String,
@@ -121,7 +122,7 @@ pub enum RebuildError {
     },
     /// The cluster refuses a change of its members.
     Unchanged {
-        /// Description of the change that failed.
+        /// The change that failed, as a word of the error message: `added` or `removed`.
         what: &'static str,
         /// Error that the cluster returned.
         status: Status,
@@ -130,7 +131,7 @@ pub enum RebuildError {
     },
     /// The program was asked to stop.
     Stopped,
-    /// The flags, the data and the cluster contradict each other; the text says how, and what to check.
+    /// The flags, the data and the cluster contradict each other. The message says how, and what to check.
     Refused(String),
 }
 
@@ -197,7 +198,8 @@ impl std::error::Error for RebuildError {
     }
 }
 
-/// Advice that is printed if a cluster with authentication refuses to change its members.
+/// Advice that is printed if the cluster refuses a membership change because authentication is on and this
+/// command has too few permissions.
 const WANTS_ROOT: &str = "authentication is on, and this command uses the certificate of the member's \
      client listeners as a client of the other members: issue it to root, or replace the member by hand (`member remove` and `member add` by \
      root, the data directory moved aside, and a start with --initial-cluster-state=existing)";
@@ -208,7 +210,7 @@ fn is_of_rights(status: &Status) -> bool {
     is(&error::PERMISSION_DENIED) || is(&error::USER_EMPTY) || is(&error::INVALID_AUTH_TOKEN)
 }
 
-/// Message that a start of the member prints if a rebuild of it is not finished.
+/// Message that is printed when the member is started although a rebuild of this member is not finished.
 pub const UNFINISHED: &str = "a rebuild of this member was started and not finished: run `mainstay \
      rebuild` with the same flags to finish it";
 
@@ -220,21 +222,22 @@ pub fn journal_path(data_dir: &Path) -> PathBuf {
 /// State of a rebuild in progress.
 pub struct Rebuild<'a> {
     config: &'a mut Config,
-    /// Client URLs of other members, if the user gave any.
+    /// Client URLs of other members that the user has given; empty if there are none.
     endpoints: &'a [String],
     logger: &'a Logger,
     runtime: tokio::runtime::Runtime,
     /// TLS settings for connections to other members at `https` peer URLs.
     peer_tls: ClientTls,
-    /// TLS settings for connections to other members at `https` client URLs.
+    /// TLS settings for connections to other members at `https` client URLs; `None` if the member's client
+    /// listeners have no TLS files.
     client_tls: Option<client::Tls>,
     disk: Arc<dyn Disk>,
-    /// Callback that waits for the given time and returns true if the program is to stop; called between
-    /// steps and during waits.
+    /// Callback that waits for the given time, and then returns true if this process was asked to stop.
+    /// Called between the steps of the rebuild and while the rebuild waits.
     stop_wanted: &'a dyn Fn(Duration) -> bool,
 }
 
-/// The cluster, as described by a member that had a quorum confirm its list of members.
+/// The cluster's id and members, as returned by one member after a quorum has confirmed the list.
 struct Cluster {
     id: u64,
     members: Vec<Member>,
@@ -242,8 +245,8 @@ struct Cluster {
     contact: String,
 }
 
-/// Returns the TLS files with which this member connects to client URLs of the others: the files of its own
-/// client listeners.
+/// Returns the TLS files for connections of this member to client URLs of other members. They are the files
+/// of its own client listeners.
 fn files_for_clients(options: &TlsOptions) -> TlsFiles {
     let settings = &options.settings;
     let own = settings.client_cert_file.is_some();
@@ -252,14 +255,14 @@ fn files_for_clients(options: &TlsOptions) -> TlsFiles {
         cert: if own { settings.client_cert_file.clone() } else { settings.cert_file.clone() },
         key: if own { settings.client_key_file.clone() } else { settings.key_file.clone() },
         server_name: None,
-        // With automatic TLS, each member has made its own certificate, which cannot be verified.
+        // With automatic TLS, certificates are not verified, because each member has signed its own.
         insecure_skip_verify: options.auto && settings.is_empty(),
     }
 }
 
 impl<'a> Rebuild<'a> {
-    /// Creates a rebuild without performing any step. `peer_tls` is used for other members at `https` peer
-    /// URLs.
+    /// Prepares a rebuild without performing any step. `peer_tls` is used for connections to `https` peer
+    /// URLs of other members.
     ///
     /// # Errors
     ///
@@ -291,7 +294,7 @@ impl<'a> Rebuild<'a> {
     ///
     /// # Errors
     ///
-    /// Returns an error whose text says what prevents the rebuild, and what to do.
+    /// Returns an error whose message says what prevents the rebuild, and what to do.
     pub fn prepare(mut self) -> Result<Lock, RebuildError> {
         let data_dir = self.config.storage.data_dir.clone();
         let journal_path = journal_path(&data_dir);
@@ -337,8 +340,9 @@ impl<'a> Rebuild<'a> {
         }
         let member_dir = data_dir.join("member");
         self.refuse_other_log_dir(&member_dir)?;
-        // Id of the member whose data is in the directory. The id counts only if there is more than the files
-        // of a first start: `identify` may have read the id from a separate log.
+        // Id of the member whose data is in the directory; `None` if the directory has only files of a first
+        // start. In that case the id in `known` is ignored, because `identify` may have read it from a
+        // separate log directory, which does not prove that the data directory contains the member.
         let data = known.map(|(_, id)| id).filter(|_| first_files::are_not_all(&*self.disk, &member_dir));
         let next = next_step(own.as_ref(), data, journal.as_ref());
         let place = self.log_place(&member_dir)?;
@@ -352,12 +356,13 @@ impl<'a> Rebuild<'a> {
                 (Journal { new: own.id, ..journal }, cluster.members)
             }
             (_, own, begun) => {
-                // If the old member is still listed, no earlier attempt has removed it.
+                // True if no earlier run of this command has removed the old member: there is no journal, or
+                // the cluster still lists the member that the journal calls the old one.
                 let is_first =
                     begun.as_ref().is_none_or(|begun| Some(begun.old) == own.as_ref().map(|own| own.id));
                 let (old, learner) = match (&own, begun) {
-                    // The listed member may be one that an earlier rebuild added; it has the same role as the
-                    // old member.
+                    // Take the role (voter or learner) of the listed member: it is the old member, or a
+                    // member that an earlier run of this command added with the old member's role.
                     (Some(own), _) => (own.id, own.is_learner),
                     (None, Some(journal)) => (journal.old, journal.learner),
                     (None, None) => (known.map_or(0, |(_, id)| id), false),
@@ -366,8 +371,8 @@ impl<'a> Rebuild<'a> {
                 journal::write(&*self.disk, &journal_path, &journal)?;
                 if let Some(own) = &own {
                     self.remove(&cluster.contact, own.id).inspect_err(|error| {
-                        // The old member was certainly not removed, so it can still be started: remove the
-                        // journal.
+                        // The cluster has certainly not removed the old member. Remove the journal, since it
+                        // would prevent a start of the old member.
                         if is_first && matches!(error, RebuildError::Unchanged { is_certain: true, .. }) {
                             let _ = finish(&data_dir);
                         }
@@ -376,8 +381,8 @@ impl<'a> Rebuild<'a> {
                 self.move_aside(&data_dir, &place, logs)?;
                 let (id, members) = self.add(&cluster.contact, learner)?;
                 journal.new = id;
-                // Record the new id before it can run, since only for an id in the journal is it known
-                // whether it has run.
+                // Record the new id before the member can run: without it in the journal, a retry could not
+                // tell whether the member has run, and would replace the member.
                 journal::write(&*self.disk, &journal_path, &journal)?;
                 (journal, members)
             }
@@ -385,7 +390,7 @@ impl<'a> Rebuild<'a> {
         journal.started = true;
         journal::write(&*self.disk, &journal_path, &journal)?;
         self.configure(&members);
-        // Release this lock, because the member itself takes it when it starts.
+        // Release the lock, because the start of the member, which follows, takes it.
         drop(member_lock);
         Ok(whole)
     }
@@ -411,14 +416,14 @@ impl<'a> Rebuild<'a> {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 Err(taken(&path, "the member is running; stop it first"))
             }
-            // If the damage of the data prevents taking the lock, continue without it, since the data is
-            // moved aside anyway.
+            // The data is possibly so damaged that the lock cannot be taken. Continue without the lock, since
+            // the data is moved aside anyway.
             Err(_) => Ok((whole, None)),
         }
     }
 
-    /// Returns the cluster id and the member id that the data in this directory contains; `None` if the
-    /// damage makes them unreadable.
+    /// Returns the cluster id and the member id that are recorded in the member's directory or else in its
+    /// log; `None` if both are missing or unreadable.
     fn identify(&self, member_dir: &Path) -> Option<(u64, u64)> {
         let path = member_dir.join(log::ShutdownRecord::FILE_NAME);
         let record = log::ShutdownRecord::read(&*self.disk, &path).ok().flatten();
@@ -498,9 +503,9 @@ impl<'a> Rebuild<'a> {
         }
     }
 
-    /// Returns the member to be replaced: the one whose peer URLs are those of the flags; `None` if it is not
-    /// listed any more. Returns an error if the data belongs to another member of the cluster, or if another
-    /// member uses one of the peer URLs.
+    /// Returns the member to be replaced, whose peer URLs are those of the flags; `None` if the cluster does
+    /// not list it any more. Returns an error if the data belongs to another member of the cluster, or if
+    /// another member uses one of the peer URLs.
     fn own<'m>(
         &self,
         members: &'m [Member],
@@ -616,7 +621,8 @@ impl<'a> Rebuild<'a> {
         Ok((id, members))
     }
 
-    /// Retries a membership change while the cluster refuses it with a status that is only temporary.
+    /// Makes a membership change, and repeats the request while the cluster refuses it with a temporary
+    /// error.
     fn change<T>(
         &self,
         what: &'static str,
@@ -648,7 +654,8 @@ impl<'a> Rebuild<'a> {
         }
     }
 
-    /// Sets the configuration so that the new member joins the existing cluster.
+    /// Changes the configuration of this process so that the new member, when it starts, joins the existing
+    /// cluster.
     fn configure(&mut self, members: &[Member]) {
         let own = self.peer_urls_given();
         let mut pairs: Vec<String> = own.iter().map(|url| format!("{}={url}", self.config.name)).collect();
@@ -702,7 +709,7 @@ impl<'a> Rebuild<'a> {
     }
 }
 
-/// Removes the journal. Called once the rebuilt member serves, which completes the rebuild.
+/// Removes the journal, which completes the rebuild. Called when the rebuilt member has started to serve.
 pub fn finish(data_dir: &Path) -> Result<(), RebuildError> {
     let path = journal_path(data_dir);
     let failed = |error| RebuildError::io("remove", &path, error);

@@ -1,5 +1,5 @@
-//! `snapshot restore`: creates a data directory with the state of a snapshot, for the first start of a new
-//! cluster.
+//! `snapshot restore`: creates a data directory with the state of a snapshot, from which a member of a new
+//! cluster starts.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -92,9 +92,9 @@ pub(crate) const RESTORE: Command<Run> = Command {
     ..Command::EMPTY
 };
 
-/// Raft term of the first entries of a restored member's log.
+/// Raft term of the entries with which the log of a restored member begins.
 const TERM: Term = Term(1);
-/// Number of bytes of a snapshot in Mainstay's own format that are read at once.
+/// Number of bytes that one read takes from a snapshot in Mainstay's own format.
 const CHUNK_BYTES: usize = 256 << 10;
 
 /// The program that will serve the restored directory.
@@ -107,7 +107,7 @@ enum Format {
 struct Options {
     snapshot: PathBuf,
     data_dir: PathBuf,
-    /// Directory of the log, if the user names one.
+    /// Directory of the log that the user names; `None` for the usual directory in the data directory.
     wal_dir: Option<WalDir>,
     cluster: NewCluster,
     format: Format,
@@ -116,7 +116,7 @@ struct Options {
     without_users: bool,
 }
 
-/// Data about a restored state that is printed.
+/// Facts about a restored state that the command prints.
 #[derive(Default)]
 struct Done {
     revision: Revision,
@@ -239,7 +239,7 @@ fn to_mainstay(
     etcd_dir::check_versions(meta.storage_version.as_deref(), &before)?;
     let auth = etcd_dir::users(from, options.without_users)?;
     let mut members = etcd_database::members(&options.cluster.membership);
-    // Keep the cluster version, as etcd's restore does.
+    // Keep the snapshot's cluster version, as etcd's restore does.
     members.cluster_version = before.cluster_version;
     let (mut restoration, wal) = begin(options, target.making(), options.wal_dir.as_ref())?;
     let leases = etcd_dir::leases(from)?;
@@ -292,8 +292,8 @@ fn finish_mainstay(
         .follow(&mut machine, hard_state, None, &mut std::iter::empty())
         .map_err(Failure::error)?;
     restoration.finish(machine, &terms).map_err(Failure::error)?;
-    // Move the log's directory to its final name first, since the data directory is complete only with its
-    // log.
+    // Move the log's directory to its final name first, so that a data directory with its final name always
+    // has its log.
     wal.map_or(Ok(()), Target::finish)?;
     Ok(done)
 }
@@ -360,7 +360,7 @@ fn begin_etcd<'d>(
     Ok((new.map_err(Failure::error)?, wal))
 }
 
-/// Copies etcd's database, but replaces the data about members and log.
+/// Copies etcd's database, but replaces its records about members and about the position in the raft log.
 fn to_etcd(
     options: &Options,
     from: &Backend<File>,
@@ -379,10 +379,11 @@ fn to_etcd(
         finished_compact_revision: before.finished_compact_revision,
         ..new.meta(None)
     };
-    // The bump is added to the revision of the last change, even if that change was compacted, as in
-    // `etcdutl`.
+    // As in `etcdutl`, the bump is added to the revision of the last change, even if that change was
+    // compacted.
     let mut last = Revision(0);
-    // The first plan has no bump; it only determines the last revision, to which the bump is added.
+    // The first plan has no bump. It visits all revisions, so it determines the last one, to which the bump
+    // is added.
     let mut plan = copy.plan_with(&mut |at| last = last.max(at)).map_err(Failure::error)?;
     if let Some(by) = options.bump {
         last = bumped(last, by).map_err(Failure::error)?;
@@ -397,8 +398,8 @@ fn to_etcd(
     copy.write_with(&mut database, &mut |at| progress.at((at.0 as f64 * share) as u64, ""))
         .map_err(|e| unwritten(options, &e))?;
     new.finish(database, &copy.membership).map_err(|e| unwritten(options, &e))?;
-    // Move the log's directory to its final name first. If the process is killed in between, etcd does not
-    // start on the log alone, and its name explains what it is.
+    // Move the log's directory to its final name first. If the process is killed before the data directory is
+    // renamed too, only a log directory remains, on which etcd does not start.
     wal.map_or(Ok(()), Target::finish)?;
     Ok(Done { revision, compact_revision: compacted.unwrap_or(Revision::NEVER_COMPACTED), ..Done::default() })
 }
@@ -407,8 +408,8 @@ fn unwritten(options: &Options, error: &dyn std::fmt::Display) -> Failure {
     Failure::error(format!("cannot write {}: {error}", options.data_dir.display()))
 }
 
-/// Returns the release of the snapshot. A snapshot of 3.4 is restored in the format of 3.5, which 3.4 can
-/// read too, and which later releases require.
+/// Returns the release whose format the restored database gets: the release of the snapshot. A snapshot of
+/// 3.4 is restored in the format of 3.5, which 3.4 can read too, and which later releases require.
 fn release_of(meta: &Meta) -> Result<Release, Failure> {
     match meta.storage_version.as_deref() {
         None => Ok(Release::V3_5),
@@ -421,8 +422,9 @@ fn release_of(meta: &Meta) -> Result<Release, Failure> {
     }
 }
 
-/// Converts a snapshot in Mainstay's own format to a directory for etcd. The snapshot is ordered by key and
-/// etcd's database by revision, so the snapshot is first restored to a directory of Mainstay.
+/// Converts a snapshot in Mainstay's own format to a data directory of etcd. The snapshot is ordered by key,
+/// but etcd's database must be written in the order of revisions, so the snapshot is first restored to a
+/// temporary directory of Mainstay.
 fn own_to_etcd(
     options: &Options,
     from: &File,

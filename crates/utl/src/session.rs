@@ -1,5 +1,5 @@
-//! The environment of a command ([`Session`]), and what several commands share: flags, and checks of
-//! arguments.
+//! Provides commands with their environment ([`Session`]), and with flags and argument checks that several
+//! commands share.
 
 use std::time::{Duration, SystemTime};
 
@@ -35,14 +35,14 @@ pub(crate) struct Session<'s> {
 }
 
 impl Session<'_> {
-    /// Prints a text on standard output.
+    /// Writes a text to standard output.
     pub(crate) fn print(&mut self, text: &str) -> Result<(), Failure> {
         self.out.write(text.as_bytes()).map_err(Failure::error)
     }
 }
 
-/// Reports a usage error as cobra does: prints the error and the usage. The caller then prints the returned
-/// error once more.
+/// Reports a usage error as cobra does: prints the error and the usage, and returns the error, which the
+/// caller prints once more.
 pub(crate) fn usage(session: &mut Session<'_>, message: &str) -> Failure {
     session.notices.plain(&format!("Error: {message}\n{}\n", session.program.usage(&session.matches.path)));
     Failure::error(message)

@@ -16,13 +16,14 @@ const OWN_MAGIC: &[u8; 8] = b"MAINSNAP";
 
 /// A snapshot file, by its format.
 pub enum SnapshotFile {
-    /// A database of etcd, the format that etcd and Mainstay send.
+    /// A database of etcd, which is the format in which etcd and Mainstay send snapshots.
     Etcd(Backend<File>),
-    /// A state in Mainstay's own format, which early versions sent: the file, and its length in bytes.
+    /// A snapshot in Mainstay's own format, which early versions of Mainstay sent: the file, and its length
+    /// in bytes.
     Own(File, u64),
 }
 
-/// Returns the metadata of a file, or an error with etcdutl's text.
+/// Returns the metadata of a file. The error has the message of etcdutl.
 ///
 /// # Errors
 ///
@@ -34,7 +35,8 @@ pub fn stat(path: &Path) -> Result<std::fs::Metadata, Failure> {
     })
 }
 
-/// Returns the text of an error of the operating system in Go's form, without Rust's error number.
+/// Returns the message of an error of the operating system as Go prints it: without the error number, and
+/// with a small first letter.
 pub fn spelled(error: &std::io::Error) -> String {
     let text = error.to_string();
     let text = text.split(" (os error").next().unwrap_or_default();
@@ -42,7 +44,7 @@ pub fn spelled(error: &std::io::Error) -> String {
     chars.next().map_or(String::new(), |first| first.to_lowercase().chain(chars).collect())
 }
 
-/// Opens a file for reading; errors have etcdutl's text.
+/// Opens a file for reading. Errors have the messages of etcdutl.
 ///
 /// # Errors
 ///
@@ -66,8 +68,8 @@ pub fn open_file(path: &Path) -> Result<File, Failure> {
 }
 
 impl SnapshotFile {
-    /// Opens a snapshot to show data about it. Its digest is not verified, because status and hashkv are also
-    /// used on copied databases.
+    /// Opens a snapshot to print its status or hash. The digest is not verified, because both commands are
+    /// also used on copies of a member's database, which have no digest.
     ///
     /// # Errors
     ///

@@ -71,7 +71,7 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     session.print(&text)
 }
 
-/// Returns the error for a file that only `restore` accepts.
+/// Returns the error for a snapshot in Mainstay's own format, which only `restore` accepts.
 pub(crate) fn own_format(path: &std::path::Path) -> Failure {
     Failure::error(format!(
         "{} is a snapshot in a format used by early versions of Mainstay: restore it (etcdutl snapshot \

@@ -1,23 +1,25 @@
-//! Takes a member over from etcd in place. [`take_over`] runs before the member is started.
+//! Takes a member over from etcd in place: [`take_over`], which runs before the member is started, converts
+//! etcd's data in the member's directory.
 //!
 //! Mainstay's files are created beside etcd's files, which are not changed. Even if the process is killed,
 //! the next start finds either only etcd's files, or everything that it needs to finish the takeover:
 //!
 //! ```text
-//! <data-dir>/member/snap, wal                etcd's, until they are dropped
-//! <data-dir>/member/import.unfinished        being made; begun again
-//! <wal-dir>/log.unfinished/log               the log that is being made, with --wal-dir, or where member/wal is a link or a
-//!                                            disk of its own
-//! <data-dir>/member/import                   complete: the rename to this name decides. Its parts are moved from here
-//!     member/log, checkpoint, witness, …       to <data-dir>/member,
-//!     taken-over-from-etcd                     and this one last, once etcd is kept from starting on its old files
-//!     outdated                                 name of the mark once all of it is being removed
-//! <data-dir>/member/taken-over-from-etcd     the mark: from now on etcd's files are stale
+//! <data-dir>/member/snap, wal              etcd's files, until `drop-etcd` deletes them
+//! <data-dir>/member/import.unfinished      unfinished new files; after a crash the next start removes them
+//! <wal-dir>/log.unfinished/log             unfinished new log that is outside of the data directory: with
+//!                                          --wal-dir, or if member/wal is a link or a mount point
+//! <data-dir>/member/import                 all new files; the rename to this name makes the takeover final
+//!     member/log, checkpoint, witness, …   files that are then moved to <data-dir>/member
+//!     taken-over-from-etcd                 mark; moved to <data-dir>/member last, when guard files already
+//!                                          keep etcd from starting on its old files
+//!     outdated                             other name of the mark while this directory is being removed
+//! <data-dir>/member/taken-over-from-etcd   mark: the takeover is complete, etcd's files are out of date
 //! ```
 //!
-//! If the process was killed before the mark was moved to its final place, etcd may have been started again.
-//! Then the new files are outdated, but Mainstay has never served from them; they are removed and created
-//! again.
+//! If the process was killed before the mark was moved to its final place, etcd may have been started again
+//! on its old files. In this case the new files are out of date. Mainstay has never served from them, so they
+//! are removed and created again.
 
 use std::fs;
 use std::io;
@@ -43,10 +45,10 @@ use crate::target::Target;
 
 /// Name of the directory that contains the complete result before it is moved to its final place.
 const COMPLETE: &str = etcd_beside::TAKING_OVER;
-/// Name to which the mark in [`COMPLETE`] is renamed if etcd has run again, so that the whole directory is to
-/// be removed.
+/// Name to which the mark in [`COMPLETE`] is renamed before that whole directory is removed because etcd has
+/// run again. After a crash, the name shows that the removal must be continued.
 const OUTDATED: &str = "outdated";
-/// Progress in percent between two log lines.
+/// Percentage points of progress between two log lines.
 const PERCENT_A_LINE: u64 = 10;
 
 /// Parameters of a takeover.
@@ -56,29 +58,31 @@ pub struct TakeOver<'t> {
     pub config: &'t Config,
     /// Log for messages to the operator.
     pub logger: &'t Arc<Logger>,
-    /// Called from time to time; returns true if the takeover should be aborted.
+    /// Called repeatedly during the takeover; returns true if the takeover should be aborted.
     pub stop_wanted: &'t dyn Fn() -> bool,
 }
 
-/// Takes a member over if its data directory is one of etcd, so that Mainstay continues as the same member.
-/// Does nothing if the directory contains no data of etcd, or if the member was taken over before.
+/// Takes a member over if its data directory was written by etcd, so that Mainstay continues as the same
+/// member. Does nothing if the directory contains no data of etcd, or if the member was already taken over.
 ///
 /// # Errors
 ///
-/// Returns an error that names the file of etcd and its problem, or says that the disk is full. In both cases
-/// nothing has changed.
+/// Returns an error that names the file of etcd and its problem, or says what failed, for example that the
+/// disk is full. etcd's files are unchanged.
 pub fn take_over(wanted: &TakeOver<'_>) -> Result<(), Failure> {
     let member_dir = &wanted.config.storage.data_dir.join("member");
     let is_begun = there(&member_dir.join(COMPLETE))?;
     let is_wanted =
         || Ok::<bool, Failure>(wanted.config.storage.import_etcd_data && is_etcds(wanted, member_dir)?);
-    // If the directory does not have to be changed, nothing is written to it, not even a lock file.
+    // Take the lock only if there is something to do, so that nothing, not even a lock file, is written to a
+    // directory that needs no takeover.
     let _lock = if is_begun || is_wanted()? {
         Some(lock_member(&RealDisk, member_dir).map_err(Failure::error)?)
     } else {
         None
     };
-    // Check again, because another process may have finished the takeover while this one waited for the lock.
+    // Check again now that the directory is locked: another process may have finished the takeover since the
+    // first check.
     if there(&member_dir.join(COMPLETE))? {
         let _etcd = lock_database(&RealDisk, member_dir).map_err(Failure::error)?;
         if is_current(member_dir)? {
@@ -108,14 +112,15 @@ pub fn take_over(wanted: &TakeOver<'_>) -> Result<(), Failure> {
         "the data directory was written by etcd: taking this member over; etcd's files are not changed",
         &[("data-dir", Value::Str(&wanted.config.storage.data_dir.display().to_string()))],
     );
-    // The lock on etcd's files is held until the guard files keep etcd from starting.
+    // `_etcd` holds the lock on etcd's files until the end of this function, when the guard files keep etcd
+    // from starting.
     let _etcd = make(wanted, member_dir)?;
     finish(wanted, member_dir)?;
     tell(wanted, "took this member over from etcd");
     Ok(())
 }
 
-/// Logs what was done, what it means for etcd's files, and how to go back to etcd.
+/// Logs that the takeover is done, that etcd's files are now out of date, and how to go back to etcd.
 fn tell(wanted: &TakeOver<'_>, what: &str) {
     let data_dir = wanted.config.storage.data_dir.display().to_string();
     wanted.logger.warn(
@@ -145,8 +150,8 @@ fn tell(wanted: &TakeOver<'_>, what: &str) {
 
 /// Returns true if a member's directory contains data of etcd, and no data of Mainstay.
 fn is_etcds(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<bool, Failure> {
-    // An empty log directory does not count as Mainstay's, because a failed first start leaves one, and etcd
-    // may have been started there since.
+    // An empty log directory does not count as data of Mainstay: a failed first start of Mainstay leaves one,
+    // and etcd may have been started in the directory after that.
     if !is_empty(&member_dir.join("log"))?
         || etcd_beside::holds_member(&RealDisk, member_dir).map_err(Failure::error)?
     {
@@ -169,8 +174,8 @@ fn cannot(data_dir: &Path, wal_dir: Option<&Path>, why: &str) -> Failure {
     ))
 }
 
-/// Creates all files and renames their directory, which makes the takeover final. Returns etcd's directory,
-/// which is still locked.
+/// Creates all new files and then renames their directory, which makes the takeover final. Returns etcd's
+/// data directory, which is still locked.
 fn make(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<Import, Failure> {
     let (data_dir, wal_dir) = (&wanted.config.storage.data_dir, wanted.config.storage.wal_dir.as_deref());
     let failed = |error: &dyn std::fmt::Display| cannot(data_dir, wal_dir, &error.to_string());
@@ -225,7 +230,7 @@ fn make(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<Import, Failure> {
             }
         })
         .map_err(|error| failed(&error))?;
-    // Open the result as a start of the member would, to check it.
+    // Check the result by opening it as a start of the member would.
     let made = Stopped::open_with(&disk, target.making(), None, rules(wanted.config.cluster.max_learners));
     let made = made.map_err(|error| failed(&error))?;
     let source = &import.source;
@@ -255,13 +260,13 @@ fn make(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<Import, Failure> {
             .map_err(|error| failed(&error))?;
         apart.leave()?;
     }
-    // With this rename, the takeover is final.
+    // From this rename on, the next start finishes the takeover if this process is killed.
     target.finish()?;
     Ok(import)
 }
 
-/// Logs a warning if etcd's database was on another disk than the data directory, because Mainstay writes its
-/// checkpoints to the disk of the data directory.
+/// Logs a warning if etcd's database is on a different disk than the data directory: Mainstay writes its
+/// checkpoints to the disk of the data directory, which may be too small or too slow.
 fn warn_of_snapshots_elsewhere(wanted: &TakeOver<'_>, member_dir: &Path) {
     let snap = member_dir.join("snap");
     if leads_elsewhere(&snap) {
@@ -277,14 +282,15 @@ fn warn_of_snapshots_elsewhere(wanted: &TakeOver<'_>, member_dir: &Path) {
     }
 }
 
-/// Returns false if etcd has run again since the result was made from its files, or if the result is being
-/// removed already.
+/// Returns false if the result of the takeover must be discarded: because etcd has run again since its files
+/// were converted, or because an earlier start has begun to remove the result.
 fn is_current(member_dir: &Path) -> Result<bool, Failure> {
     let complete = member_dir.join(COMPLETE);
     if there(&complete.join(OUTDATED))? {
         return Ok(false);
     }
-    // If the mark is missing, it has been moved to its final place by the last step of the takeover.
+    // If the mark is missing, the last step of the takeover has already moved it to its final place, so the
+    // result is current.
     let Some(mark) = TakenOver::read(&RealDisk, &complete).map_err(Failure::error)? else { return Ok(true) };
     let wal_dir = mark.wal_dir(member_dir);
     let changed = mark.left.has_changed(&RealDisk, &wal_dir);
@@ -293,8 +299,9 @@ fn is_current(member_dir: &Path) -> Result<bool, Failure> {
         .map_err(|error| Failure::error(format!("cannot look into {}: {error}", wal_dir.display())))
 }
 
-/// Removes the result of a takeover because etcd has run again. Mainstay has never served from the result,
-/// because the mark is not in its final place. Can be repeated after an interruption at any point.
+/// Removes the result of a takeover because etcd has run again. Nothing is lost: Mainstay has never served
+/// from the result, since the mark is not in its final place. After an interruption at any point, the
+/// function can be called again.
 fn discard(member_dir: &Path) -> Result<(), Failure> {
     let complete = member_dir.join(COMPLETE);
     if !there(&complete.join(OUTDATED))? {
@@ -319,7 +326,8 @@ fn discard(member_dir: &Path) -> Result<(), Failure> {
     remove(&complete)
 }
 
-/// Returns the directory of the new log if the result says that it is a separate one.
+/// Returns the directory of the new log if it is outside of the data directory, according to the record in
+/// the result of the takeover.
 fn noted(member_dir: &Path) -> Result<Option<PathBuf>, Failure> {
     let parts = member_dir.join(COMPLETE).join("member");
     match log_dir::read_note(&RealDisk, &parts).map_err(Failure::error)? {
@@ -328,7 +336,8 @@ fn noted(member_dir: &Path) -> Result<Option<PathBuf>, Failure> {
     }
 }
 
-/// Moves the complete result to its final place. Can be repeated after an interruption at any point.
+/// Moves the complete result of the takeover to its final place. After an interruption at any point, the
+/// function can be called again.
 fn finish(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<(), Failure> {
     let complete = member_dir.join(COMPLETE);
     let parts = complete.join("member");
@@ -343,8 +352,8 @@ fn finish(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<(), Failure> {
         let list = |error| Failure::error(format!("cannot list {}: {error}", parts.display()));
         for entry in fs::read_dir(&parts).map_err(list)? {
             let name = entry.map_err(list)?.file_name();
-            // The file `lock` belongs to the temporary directory. The member's own lock is already held, so
-            // it must not be replaced.
+            // Skip the file `lock` of the temporary directory: it would replace the member's own lock file,
+            // whose lock this process holds.
             if name != "lock" {
                 rename(&parts.join(&name), &member_dir.join(&name))?;
             }
@@ -353,8 +362,8 @@ fn finish(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<(), Failure> {
     if let Some(mark) = TakenOver::read(&RealDisk, &complete).map_err(Failure::error)? {
         mark.guard(&RealDisk, member_dir).map_err(Failure::error)?;
         if let Err(why) = etcd_beside::put_sign(&RealDisk, &wanted.config.storage.data_dir) {
-            // This file only informs people; the guard files keep etcd from starting. The member's next start
-            // tries again to write the file.
+            // Only warn and do not fail: this file only informs people, and the guard files keep etcd from
+            // starting. The member's next start tries again to write the file.
             wanted.logger.warn(
                 "cannot write the file that marks the data directory as Mainstay's",
                 &[("error", Value::Str(&why.to_string()))],
@@ -388,7 +397,7 @@ fn is_empty(dir: &Path) -> Result<bool, Failure> {
     match fs::read_dir(dir) {
         Ok(mut entries) => Ok(entries.next().is_none()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
-        // This error type is used for its text, which contains advice.
+        // `OpenError` is used because its message contains advice for the operator.
         Err(error) => {
             Err(Failure::error(log::OpenError::Io { doing: "list", path: dir.to_path_buf(), error }))
         }

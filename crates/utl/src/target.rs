@@ -1,4 +1,5 @@
-//! Creates a directory completely or not at all.
+//! Creates the output directory of a command atomically: if the command fails or is killed, no directory with
+//! the final name exists.
 
 use std::fs;
 use std::io;
@@ -10,35 +11,38 @@ use disk::{Disk as _, Lock, RealDisk};
 use storage::etcd_beside::holds_member;
 use storage::first_files;
 
-/// A directory being made under a temporary name, which is never taken for a member's directory. A drop
-/// before the end removes the directory. If the process is killed, the next attempt removes it.
+/// A directory that is created under a temporary name, which is never taken for a member's directory, and
+/// renamed at the end. Dropping the value before the rename removes the directory. If the process is killed,
+/// the next run of the command removes it.
 ///
-/// A directory with this name is removed only if this program has created it: it must belong to the current
-/// user, be inaccessible to other users, and contain the file [`MARK`] or nothing. If anything else has this
-/// name, the attempt fails.
+/// An existing directory with the temporary name is removed only if an earlier run of this command has
+/// created it: it must belong to the current user, be inaccessible to other users, and contain the file
+/// [`MARK`] or nothing. If anything else has the temporary name, the command fails.
 ///
-/// An existing empty target directory may be a mount point, or may lie in a directory that is not writable.
-/// Then the new directory is created inside the target, and at the end its only entry, which is a directory,
-/// is moved up into the target.
+/// An existing empty target directory may be a mount point, or its parent directory may not be writable, so
+/// it cannot be replaced by a rename. Therefore, if the target directory exists, the new directory is created
+/// inside it, and at the end the only entry of the new directory, which is the directory `member`, is moved
+/// up into the target directory.
 pub struct Target {
     path: PathBuf,
     making: PathBuf,
     /// True if the target directory existed, so that the new directory is created inside it.
     is_inside: bool,
     finished: bool,
-    /// True after the temporary directory was removed. From then on a directory with its name may belong to
-    /// another process.
+    /// True after the temporary directory was removed. It must not be removed again, because another process
+    /// may since have created a directory with the same name.
     is_removed: bool,
     _lock: Lock,
 }
 
 /// Suffix of the name of an unfinished directory.
 const UNFINISHED: &str = "unfinished";
-/// Name of the file that marks an unfinished directory of this program.
+/// Name of the file that marks an unfinished directory as created by Mainstay.
 const MARK: &str = "unfinished-by-mainstay";
 
-/// Returns true if the path contains something that must not be overwritten. An empty directory, the remains
-/// of a killed attempt, and the sign file of a removed member may be overwritten.
+/// Returns true if a command must not write its output to this path, because something exists there. An empty
+/// directory, the remains of a killed run, and the file which says that the directory belongs to Mainstay (it
+/// stays when a member is removed) may be overwritten.
 ///
 /// # Errors
 ///
@@ -55,14 +59,14 @@ pub fn is_taken(path: &Path) -> io::Result<bool> {
             Ok(false)
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        // The path itself is a file. If a parent directory is a file instead, creating the directory will
-        // fail with a clear error.
+        // The path itself is a file. If a parent directory is a file, the path does not exist and is not
+        // taken; creating the directory will fail later with a clear error.
         Err(error) if error.kind() == io::ErrorKind::NotADirectory && path.exists() => Ok(true),
         Err(error) => Err(error),
     }
 }
 
-/// Returns an error if [`is_taken`] is true for the directory; `besides` is appended to the error text.
+/// Returns an error if [`is_taken`] is true for the directory; `besides` is appended to the error message.
 ///
 /// # Errors
 ///
@@ -83,8 +87,9 @@ pub fn refuse_taken(path: &Path, besides: &str) -> Result<(), Failure> {
     }
 }
 
-/// Returns the directory `member` of a data directory if it contains only files of a first start that has not
-/// found its cluster. Returns `None` if it contains anything else, or a process has locked it.
+/// Returns the directory `member` of a data directory if it contains only the files of a first start that
+/// failed before the member had formed or joined its cluster. Returns `None` if it contains anything else, or
+/// if a process has locked it.
 pub fn left_by_first_start(data_dir: &Path) -> Option<PathBuf> {
     let member_dir = data_dir.join("member");
     let all = |dir: &Path, is_first: &dyn Fn(&fs::DirEntry) -> bool| {
@@ -138,7 +143,8 @@ impl Target {
             }
             _ => failed(error),
         })?;
-        // The mark is written first and removed last, so that the remains of a killed process always have it.
+        // Write the mark before all other files. It is removed last, so that every non-empty directory that a
+        // killed process leaves has the mark.
         let mark = fs::OpenOptions::new()
             .write(true)
             .create(true)
@@ -157,7 +163,7 @@ impl Target {
         })
     }
 
-    /// Returns the temporary name of the directory for a target directory that does not exist.
+    /// Returns the temporary path that is used for a target directory that does not exist.
     ///
     /// # Errors
     ///
@@ -176,7 +182,8 @@ impl Target {
         &self.making
     }
 
-    /// Makes the directory durable and keeps it under its temporary name; the caller renames its contents.
+    /// Makes the directory durable and keeps it under its temporary name. The caller moves its contents
+    /// elsewhere.
     ///
     /// # Errors
     ///
@@ -212,7 +219,8 @@ impl Target {
         renamed.map_err(|error| self.failed(error))
     }
 
-    /// Returns true if the directory has its final name, or may have it.
+    /// Returns true if the directory has its final name, or possibly has it because a failed rename may have
+    /// taken effect.
     pub fn is_in_place(&self) -> bool {
         self.finished
     }
@@ -232,8 +240,8 @@ impl Target {
             gone(clear(&self.making))?;
             gone(fs::remove_file(self.making.join(MARK)))?;
             gone(fs::remove_dir(&self.making))?;
-            // The lock was removed with the directory, so a directory with this name may now belong to
-            // another process.
+            // Must not be removed again, for example on drop: the lock was in the directory, so another
+            // process may have created a directory with this name since.
             self.is_removed = true;
         }
         RealDisk.sync_dir(parent(&self.making))
@@ -261,18 +269,18 @@ impl Target {
     }
 }
 
-/// Returns true if an earlier attempt of this user left this directory: it is not a symbolic link, is not
-/// accessible to other users, and is either marked or empty.
+/// Returns true if an earlier run of the command by this user has left this directory: it belongs to the
+/// user, is not a symbolic link, is not accessible to other users, and is either marked or empty.
 fn is_own(dir: &Path) -> io::Result<bool> {
     let found = fs::symlink_metadata(dir)?;
-    // The files in `/proc/self` belong to the user that this process runs as.
+    // `/proc/self` belongs to the user that this process runs as, so its owner is the current user.
     let user = fs::metadata("/proc/self")?.uid();
     if !found.is_dir() || found.uid() != user || found.mode() & 0o077 != 0 {
         return Ok(false);
     }
     let mark = fs::symlink_metadata(dir.join(MARK)).is_ok_and(|mark| mark.is_file());
-    // An empty directory without a mark is also accepted, since the process may have been killed before it
-    // wrote the mark.
+    // Accept an empty directory without a mark too, since the process may have been killed before it wrote
+    // the mark.
     Ok(mark || fs::read_dir(dir)?.next().is_none())
 }
 
@@ -304,7 +312,8 @@ fn parent(path: &Path) -> &Path {
 impl Drop for Target {
     fn drop(&mut self) {
         if !self.finished && !self.is_removed {
-            // If the removal fails, the next attempt can remove the rest, because the mark is removed last.
+            // The error is ignored: the next run of the command removes the rest, which it recognizes because
+            // the mark is removed last.
             let _ = self.remove();
         }
     }
@@ -318,8 +327,8 @@ pub struct Replacement {
 }
 
 impl Replacement {
-    /// Begins to write the new file, after removing the remains of an earlier attempt. The caller must hold a
-    /// lock on the existing file.
+    /// Removes the remains of an earlier run, so that the caller can create the new file at
+    /// [`Replacement::making`]. The caller must hold a lock on the existing file.
     ///
     /// # Errors
     ///
@@ -346,8 +355,8 @@ impl Replacement {
     /// Returns an error if the operating system refuses.
     pub fn finish(mut self) -> Result<(), Failure> {
         let failed = |e: io::Error| Failure::error(format!("cannot replace {}: {e}", self.path.display()));
-        // Copy owner and mode, because the member that reads the file may run as another user than this
-        // program.
+        // Copy owner and mode, because the member that reads the file may run as a different user than this
+        // process.
         let before = fs::metadata(&self.path).map_err(failed)?;
         let own = fs::metadata(&self.making).map_err(failed)?;
         if (own.uid(), own.gid()) != (before.uid(), before.gid()) {
@@ -363,7 +372,7 @@ impl Replacement {
 impl Drop for Replacement {
     fn drop(&mut self) {
         if !self.finished {
-            // If removing fails, the next attempt removes the file.
+            // The error is ignored, because the next run of the command removes the file.
             let _ = fs::remove_file(&self.making);
         }
     }

@@ -1,4 +1,5 @@
-//! A log directory that is not at the usual place in the data directory.
+//! Supports log directories that are not at the usual place in the data directory: determines their location
+//! and creates them.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use storage::restoration::Restoration;
 
 use crate::target::Target;
 
-/// Location of a member's log, if the user has named one.
+/// Location of a member's log that the user has named.
 pub(crate) enum WalDir {
     /// Path below the data directory, relative to it.
     Inside(PathBuf),
@@ -21,13 +22,13 @@ pub(crate) enum WalDir {
 
 impl WalDir {
     /// Determines the location of the log. `flags` are the names of the two flags that gave the directories,
-    /// for error texts.
+    /// for error messages.
     ///
     /// # Errors
     ///
-    /// Returns an error if the data directory would lie in the log's directory, or if the log would lie in
-    /// the data directory but outside of `member`. In both cases the two directories could not be created
-    /// atomically.
+    /// Returns an error if a path contains `..`, or if the two directories could not appear atomically: if
+    /// the data directory would be inside the log's directory, or if the log would be in the data directory
+    /// but not below its `member`.
     pub fn of(
         wal_dir: &Path,
         data_dir: &Path,
@@ -58,12 +59,12 @@ impl WalDir {
     }
 }
 
-/// Begins a data directory of Mainstay in `making`, which the caller will rename to `data_dir`. Also begins
-/// the log's directory if it is separate.
+/// Begins a data directory of Mainstay in `making`, which the caller will rename to `data_dir`. If the log is
+/// outside of the data directory, begins the log's directory too.
 ///
 /// # Errors
 ///
-/// Returns an error if something exists at the place of the log, or the operating system refuses.
+/// Returns an error if something exists at the path of the log's directory, or the operating system refuses.
 pub(crate) fn begin(
     making: &Path,
     data_dir: &Path,

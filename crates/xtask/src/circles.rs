@@ -1,8 +1,10 @@
-//! Finds circles of files: files of one crate that use each other, directly or through other files. A test
-//! keeps the circles small, and names the use that has to be removed or reversed.
+//! Limits dependency cycles between the files of a crate ("circles": files that use each other, directly or
+//! through other files). A test fails if a circle is too large, and names the uses that have to be removed or
+//! reversed.
 //!
-//! A file uses another one if its code has a path into that file's module (`crate::`, `super::` or `self::`). The root of a
-//! crate, comments and tests do not count.
+//! A file uses another file if its code has a path into the module of that file, which begins with `crate::`,
+//! `super::` or `self::`. Paths in comments and tests do not count, nor do paths to items in the root of the
+//! crate.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -24,14 +26,14 @@ struct Use {
     name: String,
 }
 
-/// Uses of other modules: by the module of the file that uses, and then by the module that is used.
+/// For each module, the modules that its file uses, each with the places where this happens.
 type Uses = BTreeMap<Module, BTreeMap<Module, Vec<Use>>>;
 
-/// Checks every crate.
+/// Checks the circles of every crate.
 ///
 /// # Errors
 ///
-/// Returns a description of each circle that is too large, with the uses whose removal opens the circle best.
+/// Returns a description of each circle that is too large, with the uses whose removal breaks the circle.
 /// Also returns an error if a file cannot be read.
 pub fn check() -> Result<String, String> {
     let crates = root().join("crates");
@@ -61,7 +63,7 @@ pub fn check() -> Result<String, String> {
     if wrong.is_empty() { Ok(format!("{count} circles of files, none too large")) } else { Err(wrong) }
 }
 
-/// Returns the files of a crate by their modules. The root file has the module without a name.
+/// Returns the files of a crate by their modules. The module of the root file is an empty list of names.
 fn files(source: &Path) -> Result<BTreeMap<Module, PathBuf>, String> {
     let mut found = BTreeMap::new();
     let mut folders = vec![source.to_path_buf()];
@@ -101,7 +103,8 @@ fn uses(files: &BTreeMap<Module, PathBuf>) -> Result<Uses, String> {
     for (module, path) in files {
         let text = fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
         for (line, named) in named(&text, module) {
-            // A path may name an item in a module, so the module is the longest part of the path that is one.
+            // A path may continue to an item in a module, so take the longest beginning of the path that is a
+            // module.
             let used =
                 (0..=named.len()).rev().map(|len| &named[..len]).find(|used| files.contains_key(*used));
             let Some(used) = used.filter(|used| !used.is_empty() && *used != module) else { continue };
@@ -150,8 +153,8 @@ fn named(text: &str, module: &[String]) -> Vec<(usize, Module)> {
     found
 }
 
-/// Reads the paths in a `use` tree, or the single path in an expression: `a::b`, `{a, b::{c, d}}`. Returns
-/// the length of the text that was read.
+/// Calls `found` with each path in a `use` tree such as `{a, b::{c, d}}`, or with the single path in an
+/// expression such as `a::b`. Returns the length of the text that was read.
 fn tree(text: &str, base: &[String], found: &mut impl FnMut(Module)) -> usize {
     let mut path = base.to_vec();
     let mut at = 0;
@@ -165,13 +168,14 @@ fn tree(text: &str, base: &[String], found: &mut impl FnMut(Module)) -> usize {
                     return (at + 1).min(text.len());
                 }
                 at += tree(&text[at..], &path, found).max(1);
-                // Skip the other name after `as`, because it does not matter.
+                // Skip `as` and the name after it, up to the next item of the list: the new name does not
+                // matter.
                 at += text[at..].find([',', '}']).unwrap_or(text.len() - at);
             }
         }
         let len = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
         if len == 0 {
-            // A `*` means that the whole module is used.
+            // The path ends here. After `*`, it is the module whose items are all imported.
             found(path);
             return at;
         }
@@ -190,8 +194,8 @@ fn tree(text: &str, base: &[String], found: &mut impl FnMut(Module)) -> usize {
     }
 }
 
-/// Returns the circles among these files: the largest sets of at least two files in which each file leads to
-/// each other file.
+/// Returns the circles among these files: the maximal sets of at least two files in which each file uses
+/// every other file, directly or through other files (strongly connected components).
 fn circles(uses: &Uses, files: &BTreeSet<Module>) -> Vec<BTreeSet<Module>> {
     let reached: BTreeMap<&Module, BTreeSet<&Module>> = files
         .iter()
@@ -223,9 +227,9 @@ fn circles(uses: &Uses, files: &BTreeSet<Module>) -> Vec<BTreeSet<Module>> {
     circles
 }
 
-/// Returns the uses that open a circle: without them no circle of more than [`FILES_MAX`] files is left of
-/// it. Each step chooses the use that leaves the smallest circles; if several are equal, the one that occurs
-/// at the fewest places in the code.
+/// Returns uses whose removal breaks a circle, so that no circle of more than [`FILES_MAX`] files remains.
+/// The choice is greedy: each step takes the use whose removal leaves the smallest circles and, among several
+/// such uses, the one with the fewest places in the code.
 fn openings(circle: &BTreeSet<Module>, uses: &Uses) -> Vec<(Module, Module)> {
     let mut left: Uses = uses.clone();
     left.retain(|file, _| circle.contains(file));
@@ -256,7 +260,8 @@ fn openings(circle: &BTreeSet<Module>, uses: &Uses) -> Vec<(Module, Module)> {
     }
 }
 
-/// Describes a circle that is too large and the uses that open it. `path` returns the path of a module's file.
+/// Describes a circle that is too large, and the uses whose removal breaks it. `path` returns the path of a
+/// module's file.
 fn describe(name: &str, circle: &BTreeSet<Module>, uses: &Uses, path: impl Fn(&Module) -> String) -> String {
     let files: Vec<String> = circle.iter().map(|module| module.join("::")).collect();
     let mut text = format!(
@@ -343,7 +348,8 @@ mod tests {
 
     #[test]
     fn a_circle_is_described_with_the_uses_that_open_it() {
-        // Two circles that share `hub`. The use of `hub` in one place, by `stream`, opens most.
+        // Two circles that share the file `hub`. The use of `hub` by `stream` is in only one place, and its
+        // removal leaves the smallest circles.
         let (uses, files) = graph(
             "hub -> stream 9\n stream -> hub 1\n stream -> long 2\n long -> stream 3\n hub -> drive 2\n drive -> hub 4\n \
              drive -> below 1",

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::generated::{Files, root};
 
-/// Returns the table, by its path from the root of the repository.
+/// Returns the generated table, with its path from the root of the repository.
 pub fn generate() -> Result<Files, String> {
     Ok(Files::from([("crates/console/src/table.rs".to_owned(), table()?)]))
 }
@@ -27,8 +27,8 @@ fn table() -> Result<String, String> {
     ))
 }
 
-/// Adds the names of all files below a folder, whose own path is `prefix`. Skips hidden files, because
-/// editors create them.
+/// Adds the names of all files below a folder. `prefix` is the path of the folder below `assets`, and each
+/// name begins with it. Skips hidden files, because editors create them.
 fn collect(folder: &Path, prefix: &str, names: &mut Vec<String>) -> Result<(), String> {
     let failed = |e: std::io::Error| format!("{}: {e}", folder.display());
     for entry in fs::read_dir(folder).map_err(failed)? {

@@ -1,4 +1,5 @@
-//! Allowed dependencies between crates: the list in ARCHITECTURE.md, and the tests that enforce it.
+//! Enforces the allowed dependencies between the crates of this repository, and writes the list of them in
+//! ARCHITECTURE.md.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -56,7 +57,7 @@ const ORDER: &[&str] = &[
     "xtask",
 ];
 
-/// Lines of ARCHITECTURE.md directly before the list. The next constant is the text after it.
+/// Lines of ARCHITECTURE.md directly before the generated list.
 const BEGIN: &str = "<!-- crates: written by `cargo xtask crates` -->\n```text\n";
 const END: &str = "```\n<!-- crates: end -->\n";
 
@@ -64,7 +65,7 @@ fn read(path: &Path) -> Result<String, String> {
     fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))
 }
 
-/// Returns for each crate the other crates of this repository that it uses.
+/// Returns for each crate the other crates of this repository on which it depends.
 fn dependencies() -> Result<BTreeMap<String, Vec<String>>, String> {
     let folder = root().join("crates");
     let mut found = BTreeMap::new();
@@ -84,7 +85,7 @@ fn dependencies() -> Result<BTreeMap<String, Vec<String>>, String> {
     Ok(found)
 }
 
-/// Returns the dependencies that do not follow from another dependency.
+/// Returns the dependencies in `uses` that are not also dependencies of another crate in `uses`.
 fn direct<'a>(uses: &'a [String], all: &BTreeMap<String, Vec<String>>) -> Vec<&'a str> {
     fn leads(from: &str, to: &str, all: &BTreeMap<String, Vec<String>>) -> bool {
         all.get(from).is_some_and(|uses| uses.iter().any(|used| used == to || leads(used, to, all)))
@@ -92,7 +93,7 @@ fn direct<'a>(uses: &'a [String], all: &BTreeMap<String, Vec<String>>) -> Vec<&'
     uses.iter().filter(|used| !uses.iter().any(|other| leads(other, used, all))).map(String::as_str).collect()
 }
 
-/// Returns the list: one line for each crate with its dependencies.
+/// Returns the list for ARCHITECTURE.md: one line for each crate with its dependencies.
 fn drawn() -> Result<String, String> {
     let all = dependencies()?;
     let place = |name: &str| ORDER.iter().position(|known| *known == name);
@@ -133,8 +134,9 @@ fn split(page: &str) -> Result<(&str, &str, &str), String> {
 ///
 /// # Errors
 ///
-/// Returns an error if [`ORDER`] does not name exactly the existing crates, if a crate uses a crate that is not
-/// before it in `ORDER`, if ARCHITECTURE.md has no place for the list, or if a file cannot be read or written.
+/// Returns an error if [`ORDER`] does not name exactly the existing crates, if a crate depends on a crate
+/// that is not before it in `ORDER`, if ARCHITECTURE.md lacks the lines around the list, or if a file cannot
+/// be read or written.
 pub fn write() -> Result<String, String> {
     let path = root().join("ARCHITECTURE.md");
     let page = read(&path)?;
@@ -152,7 +154,8 @@ mod tests {
     const UNSAFE: [&str; 9] =
         ["mvcc", "disk", "profiling", "ctl", "doctor", "mainstay", "torture", "interleaving", "fuzzing"];
 
-    /// Crates that do no input or output, read no clock, start no thread and draw no randomness (invariant I1).
+    /// Crates that do no input or output, read no clock, start no threads and generate no random numbers
+    /// (invariant I1).
     const PURE: [&str; 4] = ["api", "mvcc", "machine", "consensus"];
 
     #[test]
@@ -200,8 +203,8 @@ mod tests {
         }
     }
 
-    /// rustdoc takes a second for each crate, so doc tests run only for crates with examples. The others must
-    /// have no examples.
+    /// rustdoc takes a second for each crate, so doc tests are switched off for crates without examples. This
+    /// test fails if such a crate has an example, which would not run.
     #[test]
     fn every_example_in_documentation_is_run() {
         for name in ORDER {
@@ -217,7 +220,7 @@ mod tests {
         }
     }
 
-    /// Returns the Rust code blocks in documentation comments, as file and line.
+    /// Returns the file and line of each Rust code block in the documentation comments below a directory.
     fn examples_below(folder: &Path) -> std::io::Result<Vec<String>> {
         let mut found = Vec::new();
         for entry in fs::read_dir(folder)? {

@@ -20,8 +20,8 @@ const PAGES: [(&str, &str, u8); 11] = [
     ("grpc-proxy", "mainstay-grpc-proxy", 1),
     ("completion", "mainstay-completion", 1),
 ];
-/// Names of etcd's tools. They are links in a separate directory, which users can add to their PATH, because
-/// Debian's own etcd packages use these names in /usr/bin.
+/// Names of etcd's tools. The package contains links with these names, in a separate directory that users can
+/// add to their PATH, because Debian's own etcd packages have files with these names in /usr/bin.
 const TOOLS: [&str; 3] = ["etcd", "etcdctl", "etcdutl"];
 /// Version of the program with the Debian revision of its package.
 const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "-1");
@@ -31,8 +31,8 @@ const DESCRIPTION: &str = "distributed key-value store with etcd's API
  between members and semantics. Started on etcd's data directory it goes on as
  the same member.";
 
-/// Builds the package from `target/release/mainstay`, or from another binary. Returns a message that names
-/// the package.
+/// Builds the package from `binary`, or from `target/release/mainstay` if `binary` is `None`. Returns a
+/// message that names the package.
 pub fn make(binary: Option<&str>) -> Result<String, String> {
     let root = crate::generated::root().canonicalize().map_err(|e| e.to_string())?;
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
@@ -90,7 +90,8 @@ pub fn make(binary: Option<&str>) -> Result<String, String> {
     tree.put("DEBIAN/control", control.as_bytes(), 0o644)?;
     let package = target.join(format!("debian/mainstay_{VERSION}_{architecture}.deb"));
     let mut packed = Command::new("dpkg-deb");
-    // `dpkg-deb` sets all file times that are later than this time to this time.
+    // `dpkg-deb` replaces all later file times by this time, so that the time of the build does not get into
+    // the package.
     packed.env("SOURCE_DATE_EPOCH", epoch.to_string());
     packed.args(["--root-owner-group", "-Zxz", "--threads-max=1", "--build"]).args([&tree.root, &package]);
     let done = packed.output().map_err(|e| format!("dpkg-deb: {e}"))?;
@@ -100,8 +101,9 @@ pub fn make(binary: Option<&str>) -> Result<String, String> {
     Ok(format!("made {}", package.display()))
 }
 
-/// Returns the timestamp of the package in seconds since 1970: `SOURCE_DATE_EPOCH`, or the time of the last
-/// commit. So the same binary and source always give the same package.
+/// Returns the timestamp of the package in seconds since 1970: the value of `SOURCE_DATE_EPOCH`, or the time
+/// of the last commit. It does not depend on the time of the build, so the same binary and source always give
+/// the same package.
 fn epoch(root: &Path) -> Result<u64, String> {
     let text = match std::env::var("SOURCE_DATE_EPOCH") {
         Ok(text) => text,
@@ -114,7 +116,7 @@ fn epoch(root: &Path) -> Result<u64, String> {
     text.trim().parse().map_err(|_| format!("SOURCE_DATE_EPOCH: {text:?} is no number of seconds"))
 }
 
-/// File tree of the package.
+/// Directory with the files of the package.
 struct Tree {
     root: PathBuf,
     /// The repository's `packaging` folder.
@@ -126,7 +128,7 @@ impl Tree {
         let path = self.root.join(path);
         let folder = path.parent().unwrap_or(&self.root);
         fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
-        // Set the permissions explicitly, because they must not depend on the umask.
+        // Set the permissions explicitly, so that they do not depend on the umask.
         for folder in folder.ancestors().take_while(|folder| folder.starts_with(&self.root)) {
             fs::set_permissions(folder, Permissions::from_mode(0o755))
                 .map_err(|e| format!("{}: {e}", folder.display()))?;
@@ -159,8 +161,8 @@ impl Tree {
     }
 }
 
-/// Returns the oldest glibc release with which a program can run, according to the versions of the symbols
-/// that it imports.
+/// Returns the oldest release of glibc with which a program can run. It is the highest version among the
+/// symbols that the program imports.
 fn needed_libc(program: &Path) -> Result<String, String> {
     let listed = said("objdump", [OsStr::new("-T"), program.as_os_str()])?;
     let listed = String::from_utf8_lossy(&listed);

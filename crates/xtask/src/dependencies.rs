@@ -1,5 +1,4 @@
-//! Checks third-party dependencies: their licences, where they come from, and that no package is built in two
-//! versions.
+//! Checks third-party dependencies: their licences and sources, and that no package is built in two versions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
@@ -13,11 +12,12 @@ const LICENCES: [&str; 8] =
 /// The only source from which dependencies may come.
 const SOURCE: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
-/// Packages that may be built in two versions until the packages that need the older version are updated.
+/// Packages that are allowed to be built in two versions, until the dependencies that need the older version
+/// are updated.
 const TWICE: [&str; 8] =
     ["bitflags", "hashbrown", "logos", "logos-codegen", "logos-derive", "syn", "thiserror", "thiserror-impl"];
 
-/// Checks every package that a build on Linux uses.
+/// Checks every package that is built on Linux.
 ///
 /// # Errors
 ///
@@ -66,7 +66,7 @@ fn wrong(packages: &[&Value]) -> Vec<String> {
             continue;
         };
         versions.entry(name).or_default().push(version);
-        // The crates of this repository have no source, so they are skipped.
+        // Crates of this repository have no source, so only other packages are checked.
         if let Some(source) = package["source"].as_str()
             && source != SOURCE
         {
@@ -93,8 +93,8 @@ fn wrong(packages: &[&Value]) -> Vec<String> {
 /// Exceptions are ignored, because they only add permissions to a licence.
 fn is_allowed(expression: &str) -> bool {
     let flat = expression.replace(['(', ')'], " ").replace('/', " OR ");
-    // Brackets are ignored: no expression of a dependency combines `OR` and `AND` in a way that has another
-    // meaning than `(A OR B) AND C`.
+    // Parentheses are ignored and `OR` binds stronger than `AND`. This is enough, because all expressions of
+    // dependencies that combine the two have the form `(A OR B) AND C`.
     flat.split(" AND ").all(|all| {
         all.split(" OR ").any(|one| LICENCES.contains(&one.split(" WITH ").next().unwrap_or(one).trim()))
     })

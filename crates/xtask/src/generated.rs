@@ -1,10 +1,10 @@
-//! Files of the repository that are generated and committed, and the check that they are up to date.
+//! Writes the generated files that are committed to the repository, and checks that they are up to date.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Content of each file, by its path from the root of the repository.
+/// The content of each generated file, by its path from the root of the repository.
 pub type Files = BTreeMap<String, String>;
 
 /// Returns the root of the repository.
@@ -37,7 +37,8 @@ pub fn write(files: &Files) -> Result<String, String> {
     Ok(format!("wrote {} files", files.len()))
 }
 
-/// Compares the files with the committed ones. `verb` is the xtask command that writes them.
+/// Compares generated files with the files in the repository. `verb` is the xtask command that writes them,
+/// for the error message.
 ///
 /// # Errors
 ///

@@ -1,9 +1,10 @@
-//! Developers' commands; see [`USAGE`].
+//! Runs the commands for developers of Mainstay, which [`USAGE`] lists.
 //!
-//! The commands write generated files (`proto`, `console`, `crates`, `monitoring`), check dependencies, and
-//! build packages and bills of materials. The crate knows nothing about members except the table of metrics.
-//! The tests of this crate, beside the code, check these invariants: the order of crates in `ARCHITECTURE.md`,
-//! which crates contain unsafe code, the bans in `clippy.toml`, and that all generated files are current. Start
+//! The commands write generated files (`proto`, `console`, `crates`, `dashboards`), check dependencies, and
+//! build packages and bills of materials. Of the code of a member, the crate uses only the table of metrics
+//! and the list of RPCs. Its tests, beside the code, check properties of the whole repository: that the
+//! crates depend on each other only in the order in `ARCHITECTURE.md`, that only the listed crates contain
+//! unsafe code, that `clippy.toml` bans what it should, and that all generated files are current. Start
 //! reading with `main` and `crates.rs`.
 
 #![forbid(unsafe_code)]
@@ -76,7 +77,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the script that CI also runs, so that there is only one list of checks.
+/// Runs `.ci/run`, the script that CI runs too, so that there is only one list of checks.
 fn ci(arguments: &[&str]) -> Result<String, String> {
     let script = generated::root().join(".ci/run");
     let status =

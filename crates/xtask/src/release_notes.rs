@@ -2,7 +2,7 @@
 
 use crate::generated::read;
 
-/// Returns the notes of a version, with a title.
+/// Returns the release notes of a version: a title and the version's section of CHANGELOG.md.
 ///
 /// # Errors
 ///

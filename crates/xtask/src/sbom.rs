@@ -1,6 +1,6 @@
-//! `cargo xtask sbom`: writes the components of the binary as CycloneDX 1.5: each crate with version,
-//! licence, digest, source and dependencies. The same source always gives the same bytes, because the output
-//! contains no time and no random number.
+//! `cargo xtask sbom`: writes a bill of materials for the binary in the format CycloneDX 1.5. It lists each
+//! crate with version, licence, digest, source and dependencies. The same source always gives the same bytes,
+//! because the file contains no time and no random number.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::dependencies;
 
-/// Name of the package whose binary the list describes.
+/// Name of the package whose binary the bill of materials describes.
 const BINARY: &str = "mainstay";
 const REGISTRY: &str = "registry+";
 
@@ -18,7 +18,9 @@ const REGISTRY: &str = "registry+";
 ///
 /// # Errors
 ///
-/// Returns an error that says which part of `cargo metadata` or of the lock file could not be used.
+/// Returns an error if `cargo metadata` fails, if its output lacks the binary, a package or a field of a
+/// package, if the lock file has no digest for a package from the registry, or if a file cannot be read or
+/// written.
 pub fn write() -> Result<String, String> {
     let root = crate::generated::root();
     let lock = root.join("Cargo.lock");
@@ -71,7 +73,7 @@ fn text<'a>(package: &'a Value, field: &str) -> Result<&'a str, String> {
 }
 
 fn purl(package: &Value) -> Result<String, String> {
-    // A version may contain a plus sign, before its build metadata. In a package URL, it must be escaped.
+    // Escape the plus sign, which a version may contain before its build metadata, as package URLs require.
     Ok(format!("pkg:cargo/{}@{}", text(package, "name")?, text(package, "version")?.replace('+', "%2B")))
 }
 
@@ -85,7 +87,7 @@ fn component(package: &Value, digests: &BTreeMap<(String, String), String>) -> R
         "version": version,
         "purl": purl,
         "scope": "required",
-        // `/` is an older notation for `OR`.
+        // Replace `/`, an older notation for `OR`, because CycloneDX requires a valid SPDX expression.
         "licenses": [{ "expression": text(package, "license")?.replace('/', " OR ") }],
     });
     if let Some(source) = package["source"].as_str() {

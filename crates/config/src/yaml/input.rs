@@ -1,11 +1,11 @@
-//! The parser's input: text with YAML 1.1's rule for tabs between a key's colon and its value.
+//! Input of the YAML parser that allows a tab between a key's colon and its value, as YAML 1.1 does.
 
 use saphyr_parser::input::SkipTabs;
 use saphyr_parser::{Input, StrInput};
 
 /// A text in which a tab, like a space, may separate a colon from the value after it. The parser requires a
-/// space there, but etcd's reader does not. The parser checks nowhere else whether skipped white space
-/// contained a space.
+/// space there, but etcd's reader does not. This input therefore always reports that skipped white space
+/// contained a space. This changes nothing else, because the parser uses the report nowhere else.
 pub(super) struct TabTolerant<'a>(StrInput<'a>);
 
 impl<'a> TabTolerant<'a> {

@@ -1,4 +1,4 @@
-//! The values of scalars: unquoted texts, and scalars with tags.
+//! Determines the values of YAML scalars, from their text and tag.
 
 use std::borrow::Cow;
 
@@ -7,8 +7,8 @@ use super::Yaml;
 /// Prefix of the tags that YAML defines; `!!int` stands for `tag:yaml.org,2002:int`.
 const CORE: &str = "tag:yaml.org,2002:";
 
-/// Returns the value of a scalar with its full tag, or the reason why etcd's reader refuses it. Scalars with
-/// tags that YAML does not define are text.
+/// Returns the value of a scalar, or the reason why etcd's reader refuses it. `tag` is the full tag. A scalar
+/// with a tag that YAML does not define is a string.
 pub(super) fn scalar(text: Cow<'_, str>, is_plain: bool, tag: Option<&str>) -> Result<Yaml, String> {
     let Some(tag) = tag else {
         return if is_plain { plain(&text) } else { Ok(Yaml::Text(text.into_owned())) };
@@ -74,7 +74,8 @@ fn base64(text: &str) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Returns true if the text begins like a date. No flag is a date, so the rest is not checked.
+/// Returns true if the text begins like a date, with four digits and a dash. The rest is not checked, because
+/// no flag has a date as its value.
 fn is_date(text: &str) -> bool {
     text.split_once('-').is_some_and(|(year, _)| year.len() == 4 && year.bytes().all(|b| b.is_ascii_digit()))
 }
@@ -89,7 +90,8 @@ fn plain(text: &str) -> Result<Yaml, String> {
         "n" | "N" | "no" | "No" | "NO" | "false" | "False" | "FALSE" | "off" | "Off" | "OFF" => {
             return Ok(Yaml::Bool(false));
         }
-        // These are numbers that JSON does not have.
+        // Refuse these numbers with the error of etcd's reader, which converts YAML to JSON: JSON does not
+        // have them.
         ".nan" | ".NaN" | ".NAN" => return Err("json: unsupported value: NaN".to_owned()),
         ".inf" | ".Inf" | ".INF" | "+.inf" | "+.Inf" | "+.INF" => {
             return Err("json: unsupported value: +Inf".to_owned());

@@ -52,8 +52,8 @@ pub(super) async fn alarms(connection: &Client) -> Result<pb::AlarmResponse, api
     connection.call(Rpc::MaintenanceAlarm, &pb::AlarmRequest::default()).await
 }
 
-/// Clears the alarms one after the other, since one request clears one alarm. The printed response contains
-/// all of them, and has no header.
+/// Clears all alarms, one after the other, since a request clears only one alarm. Prints one response with
+/// all cleared alarms and, as in etcdctl, without a header.
 pub(super) async fn disarm(call: &Call) -> Result<(), Failure> {
     if !call.args().is_empty() {
         return Err(Failure::bad_args("alarm disarm command accepts no arguments"));

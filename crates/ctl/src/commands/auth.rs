@@ -52,8 +52,8 @@ fn no_arguments(call: &Call, name: &str) -> Result<(), Failure> {
     Err(Failure::bad_args(format!("auth {name} command does not accept any arguments")))
 }
 
-/// Enables authentication. If the server refuses because the role `root` is missing, creates the role, grants it
-/// to the user `root`, and tries once more.
+/// Enables authentication. If the server refuses because the user `root` does not have the role `root`,
+/// creates the role, grants it to the user `root`, and tries once more.
 pub(super) async fn enable(call: &Call) -> Result<(), Failure> {
     no_arguments(call, "enable")?;
     let connection = call.connect().await?;
@@ -71,8 +71,8 @@ async fn enabled(connection: &Client) -> Result<(), api::Status> {
     let _: pb::AuthRoleAddResponse = connection.call(Rpc::AuthRoleAdd, &role).await?;
     let grant = pb::AuthUserGrantRoleRequest { user: root(), role: root() };
     let _: pb::AuthUserGrantRoleResponse = connection.call(Rpc::AuthUserGrantRole, &grant).await?;
-    // The role and its grant exist now. If the server still reports the role as missing, another attempt
-    // would not help.
+    // Do not repeat this a second time: the role and its grant exist now, so creating them again would not
+    // help if the server still reports the role as missing.
     try_enable(connection).await.map_err(|status| if status == missing { missing } else { status })
 }
 

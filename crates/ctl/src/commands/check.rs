@@ -1,4 +1,4 @@
-//! `check`: the group of commands that measure a cluster.
+//! `check`: the group of commands that measure the performance of a cluster and the memory that it needs.
 
 use cli::Command;
 

@@ -1,4 +1,4 @@
-//! `check datascale`: measures how much memory the server needs for an amount of data.
+//! `check datascale`: writes an amount of data and measures how much memory the server needs for it.
 
 use stdx::{First, race};
 

@@ -1,4 +1,4 @@
-//! `check perf`: measures whether the cluster keeps up with a rate of writes.
+//! `check perf`: writes keys at a given rate and measures whether the cluster keeps up.
 
 use std::time::Duration;
 use stdx::{First, race};
@@ -35,11 +35,12 @@ pub(super) const PERF: Command<Run> = Command {
 const KEY_BYTES: usize = 256;
 const VALUE_BYTES: usize = 1024;
 
-/// If this process itself is late by no more than this, it makes up for the writes that it missed. Writes
-/// that were late because of a slow cluster are never made up for.
+/// If this process is late because this machine is slow, it sends the late writes afterwards if the delay is
+/// at most this time; otherwise it skips them. Writes that were due while a slow cluster kept all clients
+/// busy are always skipped.
 const CATCH_UP: Duration = Duration::from_millis(100);
 
-/// Interval at which the clock is checked.
+/// Pause before the next check whether writes are due.
 const TICK: Duration = Duration::from_millis(1);
 
 /// Rate, number of clients and duration of a load.
@@ -80,11 +81,12 @@ pub(super) async fn check(call: &Call) -> Result<(), Failure> {
     if passed { Ok(()) } else { Err(Failure::said(Failure::ERROR)) }
 }
 
-/// The part of the load that this machine could offer.
+/// Result of generating the load: the number of writes that this process has queued for the clients, and the
+/// number that it has skipped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Offered {
     writes: u64,
-    /// Number of writes that were skipped because this process was late, although clients were free.
+    /// Number of writes that were skipped because this process was late although clients were free.
     missed: u64,
     interrupted: bool,
 }
@@ -96,8 +98,9 @@ impl Offered {
             return Some("Warning: interrupted; the result covers only the part that was run".to_owned());
         }
         let wanted = u64::from(workload.writes_per_second) * workload.duration.as_secs();
-        // To pass, nine tenths of the writes are needed. If half of the missing tenth is missing because of
-        // this machine, the result no longer describes the cluster.
+        // The check passes with nine tenths of the writes, so one tenth may be missing. Warn if this machine
+        // has missed more than half of that tenth (a twentieth of all writes), because then it influences the
+        // result as much as the cluster does.
         (self.missed * 20 > wanted).then(|| {
             format!(
                 "Warning: this machine was too slow to generate {} writes/s: {} of {wanted} writes were \
@@ -150,8 +153,8 @@ async fn measure(
             next += interval;
         }
         if was_full {
-            // The cluster has kept all clients busy. Writes that could not be offered in that time do not
-            // count as missed by this machine.
+            // All clients were busy because the cluster was slow. Skip the writes that were due in that time,
+            // so that they do not count as missed by this machine.
             next = next.max(Instant::now());
         }
         progress.at(clients.done(), "");

@@ -31,7 +31,8 @@ pub(super) const DEL: Command<Run> = Command {
     ..Command::EMPTY
 };
 
-/// Time to wait before a range is deleted that may be a mistake, so that the user can still stop the command.
+/// Time to wait before the deletion of a range that the user has possibly not intended, so that the user can
+/// interrupt the command.
 const SECOND_THOUGHTS: Duration = Duration::from_secs(2);
 
 pub(super) async fn del(call: &Call) -> Result<(), Failure> {
@@ -42,7 +43,8 @@ pub(super) async fn del(call: &Call) -> Result<(), Failure> {
     call.show(&Answer::Del(&answer))
 }
 
-/// Warns about a range that was given as a second argument without `--range`, and waits.
+/// Warns if a second argument makes this a deletion of a range, and waits so that the user can interrupt the
+/// command. With `--range` the range is intended, so there is no warning.
 pub(super) async fn hesitate(call: &Call, matches: &Matches) {
     let [key, end] = &matches.args[..] else { return };
     if matches.get(RANGE) {

@@ -39,7 +39,7 @@ pub(super) async fn elect(call: &Call) -> Result<(), Failure> {
             ));
         }
     };
-    // This must come before any other thread starts, see [`Call::interruption`].
+    // Must be called before `connect`, which may start threads: see [`Call::interruption`].
     let interruption = call.interruption();
     let connection = call.connect().await?;
     match (proposal, call.matches.get(LISTEN)) {
@@ -92,7 +92,7 @@ async fn campaign(
         Err(failure) => Err(failure),
     };
     let resigned = election.resign().await.map_err(failure);
-    // If the lease cannot be revoked, it expires by itself.
+    // Ignore an error: if the lease cannot be revoked, it expires by itself.
     let _ = session.close().await;
     outcome.and(resigned)
 }

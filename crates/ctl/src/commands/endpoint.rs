@@ -1,4 +1,4 @@
-//! `endpoint`: health, status and hashes of the members.
+//! `endpoint`: queries the health, status and hashes of members.
 
 use std::time::Instant;
 
@@ -63,7 +63,8 @@ pub(super) const ENDPOINT: Command<Run> = Command {
     ..Command::EMPTY
 };
 
-/// Returns the endpoints to query: those given, or with `--cluster` the client URLs of all members.
+/// Returns the endpoints to query: the value of `--endpoints` or, with `--cluster`, the client URLs of all
+/// members.
 pub(super) async fn endpoints(call: &Call) -> Result<Vec<String>, Failure> {
     if !call.matches.get(CLUSTER) {
         return Ok(call.globals().await?.given_endpoints.clone());
@@ -80,8 +81,8 @@ pub(super) async fn health(call: &Call) -> Result<(), Failure> {
     let endpoints = endpoints(call).await?;
     let mut asked = tokio::task::JoinSet::new();
     for endpoint in endpoints {
-        // An error in the TLS files concerns all endpoints, so it ends the command. An unreachable member is
-        // only a result that the command prints.
+        // Check the TLS files here, because an error in them concerns all endpoints and ends the command. In
+        // contrast, an unreachable member is a result that the command prints.
         call.globals().await?.settings(vec![endpoint.clone()])?;
         let call = call.clone();
         asked.spawn(async move { health_of(&call, endpoint).await });
@@ -116,8 +117,8 @@ async fn health_of(call: &Call, endpoint: String) -> EndpointHealth {
     EndpointHealth { endpoint, health: error.is_empty(), took, error }
 }
 
-/// Checks a member by reading a key. A response proves that the member has a leader; a refusal for lack of
-/// permission proves this, too.
+/// Checks a member by reading a key, for which the member needs a leader. A refusal for lack of permission
+/// counts as success, since it also comes after the read has reached a leader.
 async fn read_health(connection: &Client) -> Result<(), api::Status> {
     let request = pb::RangeRequest { key: "health".into(), ..Default::default() };
     match connection.call::<_, pb::RangeResponse>(Rpc::KvRange, &request).await {

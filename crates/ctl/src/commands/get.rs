@@ -83,7 +83,7 @@ pub(super) async fn get(call: &Call) -> Result<(), Failure> {
     call.show_with(&Answer::Get(&answer), value_only)
 }
 
-/// Reads a range whose response is a stream of pieces, and joins the pieces.
+/// Reads a range with the streaming RPC, and joins the streamed responses into one.
 async fn streamed(connection: &Client, request: &pb::RangeRequest) -> Result<pb::RangeResponse, api::Status> {
     let mut stream = connection.open_with::<_, pb::RangeStreamResponse>(Rpc::KvRangeStream, request).await?;
     let mut whole = pb::RangeResponse::default();
@@ -185,8 +185,8 @@ fn sort(matches: &Matches) -> Result<(SortOrder, SortTarget), Failure> {
         "VERSION" => SortTarget::Version,
         _ => return Err(Failure::bad_feature(format!("bad sort target {target}"))),
     };
-    // Without a requested sort, keys come in this order too. If a sort is requested, a server reads all keys
-    // before it applies the limit.
+    // Do not request this order: servers return keys in it anyway, and if a sort is requested, they read all
+    // keys before they apply the limit.
     if by_target == SortTarget::Key && by_order == SortOrder::Ascend {
         return Ok((SortOrder::None, by_target));
     }

@@ -40,7 +40,8 @@ fn help(matches: &Matches, io: &Io) -> Result<(), Failure> {
     say(io, &tool::help(&path))
 }
 
-/// Returns a word in backquotes if it contains none, otherwise in double quotes, as Go's `%#q` does.
+/// Quotes a word as Go's `%#q` does: in backquotes if possible, otherwise, for example if the word contains a
+/// backquote, in double quotes.
 fn topic_shown(word: &[u8]) -> String {
     match std::str::from_utf8(word) {
         Ok(text) if !text.contains(|c: char| c.is_control() || c == '`') => format!("`{text}`"),

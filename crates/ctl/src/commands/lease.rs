@@ -115,8 +115,8 @@ pub(super) async fn list(call: &Call) -> Result<(), Failure> {
     call.show(&Answer::Leases(&answer))
 }
 
-/// Returns the failure for a status. These commands treat every status as a failed connection, with exit code
-/// 2.
+/// Returns the failure for a gRPC status. As in etcdctl, the lease commands exit with code 2, the code of a
+/// failed connection, for every status.
 fn no_connection(status: api::Status) -> Failure {
     Failure::new(Failure::BAD_CONNECTION, shown(&status))
 }

@@ -29,13 +29,13 @@ pub(super) const LOCK: Command<Run> = Command {
     ..Command::EMPTY
 };
 
-/// Runs the command. At the end it revokes the lock's lease, so that nothing remains; etcdctl lets the lease
-/// expire.
+/// Runs the command. Unlike etcdctl, revokes the lease of the lock at the end, so that the lease does not
+/// remain until it expires.
 pub(super) async fn lock(call: &Call) -> Result<(), Failure> {
     let Some((name, program)) = call.args().split_first() else {
         return Err(Failure::bad_args("lock takes a lock name argument and an optional command to execute"));
     };
-    // This must come before any other thread starts, see [`Call::interruption`].
+    // Must be called before `connect`, which may start threads: see [`Call::interruption`].
     let mut interruption = call.interruption();
     let connection = call.connect().await?;
     let ttl_seconds = call.matches.get(TTL);
@@ -62,7 +62,7 @@ pub(super) async fn lock(call: &Call) -> Result<(), Failure> {
         Some(_) => mutex.unlock().await.map_err(failure),
         None => Ok(()),
     };
-    // If the lease cannot be revoked, it expires by itself.
+    // Ignore an error: if the lease cannot be revoked, it expires by itself.
     let _ = session.close().await;
     outcome.and(unlocked)
 }
@@ -74,7 +74,7 @@ fn failure(error: MutexError) -> Failure {
     }
 }
 
-/// Prints the key of the lock, and holds the lock until the session ends.
+/// Prints the key of the lock, and holds the lock until the session expires, which is a failure.
 async fn hold(call: &Call, connection: &Client, mutex: &Mutex, session: &Session) -> Failure {
     if let Err(failure) = show(call, connection, mutex).await {
         return failure;
@@ -106,8 +106,8 @@ async fn under(
     run.run(&call.io).await.map_err(|error| {
         let code = match &error {
             ProgramError::NotStarted(_) => Failure::ERROR,
-            // A program that was killed by a signal has no exit code; the exit code of this tool is then 255,
-            // as in etcdctl.
+            // Exit with the code of the program. If a signal has killed the program, it has no exit code, and
+            // this tool exits with 255, as etcdctl does.
             ProgramError::Ended(status) => {
                 status.code().and_then(|c| u8::try_from(c).ok()).unwrap_or(u8::MAX)
             }

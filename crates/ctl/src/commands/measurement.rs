@@ -1,5 +1,5 @@
-//! Parts that the commands which measure a cluster share: their flags, the choice of a workload, and the work
-//! at the end of a measurement.
+//! Provides what the commands below `check` share: flags and functions that choose a workload and free the
+//! space of the written keys after the measurement.
 
 use cli::{Failure, Flag};
 use client::Client;
@@ -13,7 +13,7 @@ pub(super) const AUTO_COMPACT: Flag<bool> =
 pub(super) const AUTO_DEFRAG: Flag<bool> =
     Flag::bool("auto-defrag", "Defragment storage after test is finished.");
 
-/// Returns the one of these four workloads that the value of `--load` names.
+/// Returns the workload that the value of `--load` names, out of four.
 ///
 /// # Errors
 /// Returns an error if the value is not the name of a workload.
@@ -27,8 +27,8 @@ pub(super) fn workload<W>(call: &Call, load: Flag<String>, [s, m, l, xl]: [W; 4]
     }
 }
 
-/// Frees the space of the keys that were deleted at `revision`, if `--auto-compact` and `--auto-defrag`
-/// request this.
+/// Frees the space of the keys that were deleted at `revision`: compacts if `--auto-compact` is given, and
+/// defragments if `--auto-defrag` is given.
 pub(super) async fn give_back_space(
     call: &Call,
     connection: &Client,

@@ -114,7 +114,7 @@ fn too_many(arguments: &[Vec<u8>]) -> String {
     text
 }
 
-/// Returns the environment variables with which the new member has to be started.
+/// Returns the lines with the environment variables with which the user has to start the new member.
 fn start_of_new_member(answer: &pb::MemberAddResponse, name: &str, urls: &str) -> String {
     let new_id = answer.member.as_ref().map_or(0, |m| m.id);
     let cluster: Vec<String> = answer

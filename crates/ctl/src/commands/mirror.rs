@@ -1,4 +1,4 @@
-//! `make-mirror`: copies keys to another cluster, and continues with later changes.
+//! `make-mirror`: copies all keys to another cluster, and then copies each later change.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -109,7 +109,7 @@ pub(super) const MAKE_MIRROR: Command<Run> = Command {
     ..Command::EMPTY
 };
 
-/// Number of keys that one request reads.
+/// Maximum number of keys that one request reads.
 const PAGE_KEYS: i64 = 1000;
 
 pub(super) async fn make_mirror(call: &Call) -> Result<(), Failure> {
@@ -150,7 +150,8 @@ pub(super) async fn make_mirror(call: &Call) -> Result<(), Failure> {
     let endpoints = vec![crate::call::utf8(destination)?];
     let insecure = matches.get(DEST_INSECURE_TRANSPORT);
     if cuts_over {
-        // The signals must be taken over before a connection starts threads for looking up names.
+        // Block the signals now, because `connected` starts threads (to look up host names), and the signals
+        // must be blocked before other threads exist.
         call.interruption();
     }
     let target = globals.connected(globals.settings_of(endpoints, &files, insecure, &login)?).await?;
@@ -180,7 +181,7 @@ pub(super) async fn make_mirror(call: &Call) -> Result<(), Failure> {
     Err(failure)
 }
 
-/// How the names of keys at the source are mapped to names at the destination.
+/// Mapping of the names of keys at the source to names at the destination: one prefix is replaced by another.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Names {
     prefix: Vec<u8>,
@@ -188,9 +189,9 @@ struct Names {
 }
 
 impl Names {
-    /// Reads the flags about names. COMPAT-56: if no prefix is given for the destination, etcdctl with
-    /// `--rev` removes the prefix from every key, and without `--rev` keeps it. This command keeps the prefix
-    /// in both cases.
+    /// Reads the flags about prefixes. COMPAT-56: if no prefix is given for the destination, etcdctl removes
+    /// the prefix from every key if `--rev` is given, and otherwise keeps it. This command keeps it in both
+    /// cases.
     fn read(call: &Call) -> Result<Names, Failure> {
         let text = |flag: Flag<String>| call.matches.get(flag).as_bytes().to_vec();
         let (prefix, target) = (text(PREFIX), text(DEST_PREFIX));
@@ -209,7 +210,7 @@ impl Names {
         [&self.target_prefix, rest].concat().into()
     }
 
-    /// Returns the range of all keys that are mirrored.
+    /// Returns the range of the keys at the source that are mirrored, as key and range end.
     fn range(&self) -> (Bytes, Bytes) {
         if self.prefix.is_empty() {
             return (OPEN_END.into(), OPEN_END.into());
@@ -229,7 +230,7 @@ struct Mirror {
 }
 
 impl Mirror {
-    /// Mirrors until an error occurs.
+    /// Mirrors without end, and returns only when an error occurs.
     async fn run(&self, from_revision: i64) -> Failure {
         match self.tried(from_revision).await {
             Err(failure) => failure,
@@ -282,7 +283,7 @@ impl Mirror {
         Ok((header.cluster_id, header.revision))
     }
 
-    /// Copies all present keys. Returns the revision at which they were read.
+    /// Copies all keys that exist now. Returns the revision at which they were read.
     async fn copy_all(&self) -> Result<i64, Failure> {
         let (cluster_id, revision) = self.now().await?;
         let (mut key, range_end) = self.names.range();
@@ -313,7 +314,8 @@ impl Mirror {
         Request::RequestPut(pb::PutRequest { key: self.names.there(key), value, ..Default::default() })
     }
 
-    /// Sends operations to the destination, in transactions of a size that the destination accepts.
+    /// Sends operations to the destination, divided into transactions that are not too large for the
+    /// destination.
     async fn send(&self, operations: Vec<Request>, progress: &mut Progress) -> Result<(), Failure> {
         let mut batch: Vec<pb::RequestOp> = Vec::new();
         let mut batch_bytes = 0;
@@ -340,8 +342,9 @@ impl Mirror {
         Ok(())
     }
 
-    /// Stores the progress of the mirror. The destination may already have later operations. Applying them
-    /// again does no harm, because each operation sets the complete value of its key.
+    /// Stores the position of the mirror at the destination. The destination may already have later
+    /// operations, which a restarted mirror sends again. This does no harm, because each operation sets the
+    /// complete value of a key or deletes the key.
     async fn note(&self, position: Position) -> Result<(), Failure> {
         if self.progress_key.is_empty() {
             return Ok(());
@@ -424,7 +427,7 @@ struct Position {
 }
 
 impl Position {
-    /// Returns the text in which the position is stored: `revision 7 of cluster cdf818194e3a8c32`
+    /// Returns the text in which the position is stored, such as `revision 7 of cluster cdf818194e3a8c32`.
     fn written(self) -> String {
         format!("revision {} of cluster {:x}", self.revision, self.cluster_id)
     }

@@ -1,10 +1,11 @@
 //! `make-mirror --keep-revisions`: replays the history of the source at a destination, revision by revision.
 //! With `--cut-over`, the destination finally replaces the source.
 //!
-//! Every revision of the source becomes one transaction at the destination, so that revisions, creation
-//! revisions and versions are equal. Up to [`WINDOW`] transactions are in flight at the same time. Each
-//! succeeds only if the destination has the revision before it and not its own revision. So no transaction is
-//! applied too early, or twice if it is sent again:
+//! Every revision of the source becomes one transaction at the destination, so that modification revisions,
+//! creation revisions and versions of all keys are equal. Up to [`WINDOW`] transactions are in flight at the
+//! same time. Conditions make each transaction succeed only at a destination that has the previous revision
+//! and does not have the revision of the transaction yet. So a transaction is applied neither too early nor
+//! twice, even if it is sent again:
 //!
 //! ```text
 //! revision 8: put a        if  a's modification < 8
@@ -12,8 +13,9 @@
 //! revision 10: put b       if  a's modification = 8  and  b does not exist  and  b's modification < 10
 //! ```
 //!
-//! If a connection breaks, a transaction that was sent over it may still be applied later, at a time when its
-//! conditions hold again. Then the destination has an additional revision, which is detected and reported.
+//! The conditions do not protect against one rare case: if a connection breaks, a transaction that was sent
+//! over it may be applied much later, when its conditions happen to hold again. In that case the destination
+//! has an additional revision, which the command detects and reports.
 
 mod chain;
 mod comparison;
@@ -42,32 +44,33 @@ use self::leases::Leases;
 use crate::call::Call;
 use crate::ranges::OPEN_END;
 
-/// Size of keys and values in bytes at which a transaction is sent although it could hold more operations.
-/// Servers accept requests of 1.5 MiB.
+/// Maximum encoded size of the operations of a transaction in bytes. It is below 1.5 MiB, the default maximum
+/// of a request.
 pub(super) const TXN_BYTES_MAX: usize = 1024 * 1024;
 
 /// Interval at which the progress of the mirror is printed.
 pub(super) const REPORT_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Largest number of transactions in flight. If a destination applies transactions in another order than they
-/// were sent, as etcd does, fewer are used, because most of them would arrive too early.
+/// Maximum number of transactions in flight. The number is reduced if the destination applies transactions
+/// out of order, as etcd does, because the conditions of most of them do not hold in that case.
 const WINDOW: usize = 64;
-/// Pause before a retry: of transactions that arrived too early or whose outcome is unknown, and of a watch at a
-/// member without a leader.
+/// Pause before a retry: before transactions that arrived too early or whose outcome is unknown are sent
+/// again, and before a watch is opened again after a member without a leader has ended it.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Number of rounds without progress and without a failed connection after which the command assumes that
-/// another client writes to the destination.
+/// Number of consecutive rounds of sending without progress after which the command assumes that another
+/// client writes to the destination. Rounds with a failed connection do not count.
 const ROUNDS_MAX: u32 = 10;
-/// Largest number of calls in flight if many items need one call each.
+/// Maximum number of calls in flight when [`each`] makes one call for each of many items.
 const CALLS_MAX: usize = 64;
 
-/// Replays the source until an error occurs. With `stop_limit`, instead replays until the destination has
-/// replaced the source; for this, writes at the source may be stopped for up to this time.
+/// Replays the source without end. With `stop_limit`, replays until the destination has replaced the source
+/// (cut-over), for which writes at the source are stopped for at most this time.
 ///
 /// # Errors
-/// Returns an error if the destination is not a copy of the source at the destination's revision, if the
-/// source has compacted the missing revisions, or if a server refuses a request. With `stop_limit`, also
-/// returns an error after an interruption, or if the cut-over takes longer than the limit.
+/// Returns an error if source and destination are the same cluster, if the destination is not a copy of the
+/// source at the destination's revision, if another client writes to the destination, if the source has
+/// compacted the missing revisions or hides some from this user, or if a server refuses a request. With
+/// `stop_limit`, also returns an error after an interruption, or if the cut-over takes longer than the limit.
 pub(super) async fn replay(
     call: &Call,
     source: Client,
@@ -89,8 +92,8 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes a call for each item, [`CALLS_MAX`] at a time, and returns the responses in the order of arrival.
-/// After the first failure, no further calls are made.
+/// Makes a call for each item, up to [`CALLS_MAX`] at the same time, and returns the responses in the order
+/// in which they arrive. Makes no further calls after the first failure, which it returns.
 async fn each<I, T: Send + 'static, E: From<Status> + Send + 'static, F>(
     items: impl IntoIterator<Item = I>,
     call: impl Fn(I) -> F,
@@ -115,7 +118,7 @@ where
     }
 }
 
-/// State of a cluster at one point in time.
+/// Id and newest revision of a cluster at one point in time.
 #[derive(Clone, Copy, Debug)]
 struct Now {
     cluster_id: u64,
@@ -131,19 +134,20 @@ impl Now {
     }
 }
 
-/// A revision that has to be replayed.
+/// A revision of the source that has to be replayed, converted to a transaction.
 #[derive(Clone, Debug)]
 struct Step {
     revision: i64,
     transaction: pb::TxnRequest,
-    /// Leases to which the revision attaches keys.
+    /// Ids of the leases to which the revision attaches keys. They must exist at the destination before the
+    /// transaction is sent.
     leases: BTreeSet<i64>,
 }
 
 /// Outcome of a transaction that was sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Outcome {
-    /// The transaction was applied; the destination is then at this revision.
+    /// The transaction was applied. The destination has reached this revision.
     Applied(i64),
     /// A condition did not hold: the transaction arrived too early, or was applied before.
     Guarded,
@@ -159,8 +163,8 @@ struct Replay<'a> {
     target: Client,
     operations_max: usize,
     leases: Leases,
-    /// Task that renews the leases of the destination, so that no lease expires there before the source ends
-    /// it.
+    /// Task that renews the leases at the destination, so that a lease does not expire at the destination
+    /// before it ends at the source.
     renewals: JoinHandle<()>,
     watcher: Watcher,
     /// Keys that were replayed since source and destination were last compared.
@@ -168,7 +172,7 @@ struct Replay<'a> {
     /// Revision that the destination has reached.
     replayed: i64,
     chain: Chain,
-    /// Number of transactions that are sent at once.
+    /// Number of transactions that one round sends before it waits for their outcomes.
     window: usize,
 }
 
@@ -186,8 +190,8 @@ impl<'a> Replay<'a> {
         target: Client,
         operations_max: usize,
     ) -> Result<Replay<'a>, Failure> {
-        // Take over the leases first, because at a destination that was just restored they could expire
-        // during the comparison.
+        // Begin to renew the leases first, because the leases of a destination that was just restored could
+        // expire during the comparison that follows.
         let leases = Leases::learn(source.clone(), target.clone()).await?;
         let renewals = tokio::spawn(leases.clone().keep());
         let (there, here) = (Now::of(&target).await?, Now::of(&source).await?);
@@ -220,11 +224,13 @@ impl<'a> Replay<'a> {
         Ok(replay)
     }
 
-    /// Returns the next update of the source's watch. If the future is dropped, no update is lost.
+    /// Returns the next update of the watch at the source. No update is lost if the future is dropped before
+    /// it is ready.
     async fn next(&mut self) -> Result<Option<WatchUpdate>, Failure> {
         loop {
             match self.watcher.next().await {
-                // This member has no leader, but another member may have one, so continue there.
+                // Open the watch again, which may reach another member: this member has no leader, but
+                // another one may have.
                 Err(status) if status.message == error::NO_LEADER.message => {
                     self.watcher = watch(&self.source, self.watcher.next_revision());
                     sleep(PAUSE).await;
@@ -259,12 +265,13 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
-    /// Applies this update, together with other updates that have already arrived, so that they are sent at
-    /// the same time.
+    /// Replays an update of the watch, together with other updates that have already arrived, so that their
+    /// transactions are in flight at the same time.
     async fn take(&mut self, update: Option<WatchUpdate>) -> Result<(), Failure> {
         let mut steps = VecDeque::new();
         self.add(update, &mut steps).await?;
-        // The number is limited, because updates could arrive endlessly while other work has to be done.
+        // Take at most `WINDOW` updates. Without a limit this loop might never end, because updates could
+        // arrive as fast as they are taken.
         for _ in 1..WINDOW {
             match race(self.next(), std::future::ready(())).await {
                 First::Left(update) => self.add(update?, &mut steps).await?,
@@ -295,11 +302,12 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// Converts each revision to a step. If a conversion requires that the earlier steps were applied, sends
-    /// those first.
+    /// Converts the events of each revision to a step, and appends the step. If a conversion requires that
+    /// earlier steps are applied, sends those first.
     async fn add_revisions(&mut self, events: Vec<Event>, steps: &mut VecDeque<Step>) -> Result<(), Failure> {
         for events in events.chunk_by(|a, b| Mark::of(a).revision == Mark::of(b).revision) {
-            // Choose the shortest key, because the size of a request is limited to 1.5 MiB.
+            // A condition about one key of the revision is enough. Choose the shortest key, so that the
+            // condition adds little to the size of the request.
             let Some(mark) = events.iter().map(Mark::of).min_by_key(|mark| mark.key.len()) else { continue };
             let expected = self.replayed + steps.len() as i64 + 1;
             if mark.revision != expected {
@@ -319,8 +327,8 @@ impl<'a> Replay<'a> {
             }
             let mut operations: Vec<Request> = events.iter().map(operation).collect();
             if self.are_too_many(&operations) {
-                // The ranges depend on the keys that the destination has directly before this revision, so
-                // send all earlier steps first.
+                // Send all earlier steps first, because `in_ranges` reads the keys of the destination, which
+                // must be those directly before this revision.
                 self.send(steps).await?;
                 operations = self.in_ranges(operations).await?;
                 if self.are_too_many(&operations) && self.by_lease(&mark, &operations).await? {
@@ -342,7 +350,7 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
-    /// Sends these steps until all of them are applied.
+    /// Sends the steps in rounds until all of them are applied, and removes them from `steps`.
     async fn send(&mut self, steps: &mut VecDeque<Step>) -> Result<(), Failure> {
         let mut idle_rounds = 0;
         while !steps.is_empty() {
@@ -374,7 +382,8 @@ impl<'a> Replay<'a> {
                     Outcome::NoLease => step.leases.iter().for_each(|id| self.leases.forget(*id)),
                 }
             }
-            // If not all transactions were applied, the destination's revision tells which of them were.
+            // If not all outcomes are "applied", ask the destination for its revision, which shows how many
+            // of the transactions were applied.
             let there = if applied == window { end } else { Now::of(&self.target).await?.revision };
             while steps.front().is_some_and(|step| step.revision <= there) {
                 steps.pop_front();
@@ -384,7 +393,8 @@ impl<'a> Replay<'a> {
             } else {
                 self.window = (self.window * 2).min(WINDOW);
             }
-            // The destination cannot have a revision higher than the last one that was sent.
+            // The destination must be exactly at the revision before the first unapplied step, and not beyond
+            // the last one that was sent. Otherwise another client has written to it.
             let next = steps.front().map_or(end, |step| step.revision - 1).min(end);
             if there != next {
                 return Err(foreign(next, there));
@@ -403,15 +413,16 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
-    /// Returns true if a transaction of these operations may exceed the destination's limits.
+    /// Returns true if a transaction with these operations exceeds the maximum number of operations or
+    /// [`TXN_BYTES_MAX`].
     fn are_too_many(&self, operations: &[Request]) -> bool {
         let bytes: usize = operations.iter().map(Request::encoded_len).sum();
         operations.len() > self.operations_max || bytes > TXN_BYTES_MAX
     }
 
-    /// Returns operations with the same changes in the same order, but fewer of them: deletions of keys that
-    /// are neighbors at the destination are combined into deletions of ranges. This is needed because a
-    /// transaction at the source that deletes a range has one operation, but may have any number of events.
+    /// Reduces the number of operations: replaces deletions of keys that are neighbors at the destination by
+    /// deletions of ranges. The changes and their order stay the same. This is needed because the deletion of
+    /// a range is a single operation at the source, but may cause any number of events.
     async fn in_ranges(&self, operations: Vec<Request>) -> Result<Vec<Request>, Failure> {
         let mut made = Vec::new();
         let mut run: Vec<Bytes> = Vec::new();
@@ -433,8 +444,8 @@ impl<'a> Replay<'a> {
         Ok(made)
     }
 
-    /// Returns deletions of exactly these keys, combined into ranges. The keys are in ascending order and
-    /// exist at the destination.
+    /// Returns deletions of ranges that together delete exactly these keys. The keys must be in ascending
+    /// order and exist at the destination.
     async fn ranges_of(&self, keys: Vec<Bytes>) -> Result<Vec<Request>, Failure> {
         let (Some(first), Some(last)) = (keys.first(), keys.last()) else { return Ok(Vec::new()) };
         let mut there = Pages::of_keys(&self.target, first.clone(), after(last));
@@ -466,8 +477,9 @@ impl<'a> Replay<'a> {
         Ok(ranges.into_iter().map(delete).collect())
     }
 
-    /// Replays a revision by revoking a lease, if the revision deletes all keys of that lease and no other
-    /// keys, and these are many. Returns true if it did.
+    /// Replays a revision that deletes all keys of a lease, and changes nothing else, by revoking the lease
+    /// at the destination. Returns false, and changes nothing, for any other revision. Used for revisions
+    /// with too many operations for a transaction.
     async fn by_lease(&mut self, mark: &Mark, operations: &[Request]) -> Result<bool, Failure> {
         let request = pb::RangeRequest { key: mark.key.clone(), ..Default::default() };
         let answer: pb::RangeResponse = self.target.call(Rpc::KvRange, &request).await?;
@@ -484,7 +496,8 @@ impl<'a> Replay<'a> {
                     }
                     deleted += 1;
                 }
-                // A range of keys that are neighbors at the destination.
+                // The deletion of a range, which `in_ranges` has made from several deletions. Check every key
+                // in the range.
                 Request::RequestDeleteRange(delete) => {
                     let mut keys = Pages::of_keys(&self.target, delete.key.clone(), delete.range_end.clone());
                     while let Some(kv) = keys.next().await? {
@@ -511,8 +524,8 @@ impl<'a> Replay<'a> {
     }
 }
 
-/// Opens a watch of all keys from this revision on. The watch requires a leader, because a member that is cut
-/// off from the others would report no events.
+/// Opens a watch of all keys from this revision on. With the option to require a leader, a member that is cut
+/// off from the others ends the watch; without it, such a member would report no events and no error.
 fn watch(source: &Client, start_revision: i64) -> Watcher {
     let request = pb::WatchCreateRequest {
         key: OPEN_END.into(),

@@ -1,5 +1,5 @@
-//! The commands: one file per family, each with its flags, its rows of the command table as in etcdctl 3.7,
-//! and the functions that run it.
+//! Defines etcdctl's commands. Each family of commands is in one file, with its flags, its rows of the
+//! command table, and the functions that run the commands.
 
 mod alarm;
 mod auth;
@@ -47,9 +47,9 @@ pub struct Run(pub(crate) Runner);
 
 #[derive(Clone, Copy)]
 pub(crate) enum Runner {
-    /// Runs without a connection to a cluster.
+    /// A command that needs no cluster.
     Here(fn(&Matches, &Io) -> Result<(), Failure>),
-    /// Sends requests to a cluster, and so runs on an async runtime.
+    /// A command that sends requests to a cluster, and therefore runs on an async runtime.
     Asking(for<'c> fn(&'c Call) -> Running<'c>),
 }
 
@@ -83,8 +83,8 @@ pub static PROGRAM: Program<Run> = Program {
     },
     globals: globals::FLAGS,
     env_prefix: Some("ETCDCTL_"),
-    // ETCDCTL_API once selected one of two clients. Scripts still set it, so it is accepted although it has
-    // no effect.
+    // ETCDCTL_API once selected API version 2 or 3. It has no effect, but is known so that scripts that still
+    // set it get no warning.
     env_known: &["ETCDCTL_API", "ETCDCTL_WATCH_KEY", "ETCDCTL_WATCH_RANGE_END"],
     globals_hint: HINT,
 };
@@ -122,7 +122,7 @@ static COMMANDS: &[Command<Run>] = &[
     version::VERSION,
 ];
 
-/// The commands that may be used on a line of a transaction.
+/// The commands that may stand on a line of a transaction that `txn` reads.
 static REQUESTS: Program<Run> = Program {
     root: Command { name: "", subcommands: &[get::GET, put::PUT, del::DEL], ..Command::EMPTY },
     globals: &[],
@@ -131,7 +131,7 @@ static REQUESTS: Program<Run> = Program {
     globals_hint: "",
 };
 
-/// The command that may be used on a line of an interactive `watch`.
+/// The command that may stand on a line that an interactive `watch` reads.
 static WATCHES: Program<Run> =
     Program { root: watch::WATCH, globals: &[], env_prefix: None, env_known: &[], globals_hint: "" };
 
@@ -139,7 +139,7 @@ fn os(words: &[Vec<u8>]) -> Vec<OsString> {
     words.iter().cloned().map(OsString::from_vec).collect()
 }
 
-/// Parses a request inside a transaction. Returns `None` if the words do not form a request.
+/// Parses a line of a transaction. Returns `None` if the words are not a valid request.
 pub(crate) fn parse_request(words: &[Vec<u8>]) -> Option<Matches> {
     match REQUESTS.parse(&os(words), []) {
         Ok(Invocation::Run(matches, _)) => Some(matches),

@@ -19,7 +19,7 @@ pub(super) const MOVE_LEADER: Command<Run> = Command {
     ..Command::EMPTY
 };
 
-/// Moves the leadership. First finds the leader among the endpoints, since only the leader accepts the
+/// Transfers leadership. First finds the leader among the endpoints, since only the leader accepts the
 /// request.
 pub(super) async fn move_leader(call: &Call) -> Result<(), Failure> {
     let [target] = call.args() else {

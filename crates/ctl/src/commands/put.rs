@@ -43,7 +43,7 @@ pub(super) async fn put(call: &Call) -> Result<(), Failure> {
 }
 
 /// Returns the request that the arguments and flags of `put` describe. Also used for `put` in a transaction.
-/// If the value is not an argument, `input` reads it.
+/// If the value is not among the arguments, it is the result of `input`.
 pub(super) fn put_request(
     matches: &Matches,
     input: impl FnOnce() -> Vec<u8>,

@@ -184,7 +184,7 @@ fn permitted(
     let both = || Failure::bad_args("--from-key and --prefix flags are mutually exclusive");
     match range {
         [] => unreachable!("the caller counted"),
-        // The server does not accept an empty key, so the smallest possible key takes its place.
+        // The server does not accept an empty key, so use the smallest key, the zero byte, in its place.
         [key, ..] if key.is_empty() => match (prefix, from_key) {
             (true, true) => Err(both()),
             (false, false) => Ok((OPEN_END.to_vec(), Vec::new())),

@@ -1,4 +1,4 @@
-//! `snapshot save`: saves the whole store of a member to a file.
+//! `snapshot save`: saves the whole database of a member to a file.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -45,11 +45,11 @@ pub(super) const SNAPSHOT: Command<Run> = Command {
     ..Command::EMPTY
 };
 
-/// Size in bytes of the checksum, which follows the store.
+/// Size in bytes of the checksum, which follows the database in the file.
 const CHECKSUM_BYTES: usize = 32;
 
-/// The size of a store is a multiple of this number of bytes. So the length of a file tells if it ends with a
-/// checksum.
+/// The size of a database in bytes is a multiple of this number. The length of a complete file is therefore
+/// [`CHECKSUM_BYTES`] more than a multiple.
 const SECTOR_BYTES: u64 = 512;
 
 pub(super) async fn save(call: &Call) -> Result<(), Failure> {
@@ -58,8 +58,7 @@ pub(super) async fn save(call: &Call) -> Result<(), Failure> {
     };
     let path = utf8(path)?;
     let globals = call.globals().await?;
-    // The settings are checked here so that an error in the TLS files is reported before an error in the
-    // endpoints.
+    // Check the settings before the number of endpoints, so that an error in the TLS files is reported first.
     globals.settings(globals.endpoints.clone())?;
     if globals.endpoints.len() != 1 {
         let endpoints = globals.endpoints.join(" ");
@@ -70,7 +69,8 @@ pub(super) async fn save(call: &Call) -> Result<(), Failure> {
     let connection =
         call.connect().await.map_err(|failure| Failure { code: Failure::INTERRUPTED, ..failure })?;
     let fetched = fetch(&connection, Path::new(&path));
-    // Fetching a snapshot has no time limit, unless the flag sets one.
+    // The default of `--command-timeout` would be too short for a large snapshot, so use the limit only if
+    // the user has set the flag.
     let version = if call.matches.is_given(COMMAND_TIMEOUT) {
         let limit = call.matches.get(COMMAND_TIMEOUT);
         tokio::time::timeout(limit, fetched)
@@ -92,7 +92,7 @@ fn interrupted(text: impl std::fmt::Display) -> Failure {
     Failure::new(Failure::INTERRUPTED, text)
 }
 
-/// An unfinished file. It is removed on drop, unless it was renamed to its final name.
+/// An unfinished file. Dropping the value removes the file, unless it was renamed to its final name.
 struct Part {
     path: PathBuf,
     kept: bool,
@@ -101,7 +101,8 @@ struct Part {
 impl Drop for Part {
     fn drop(&mut self) {
         if !self.kept {
-            // The file may not exist any more. If it remains, its name shows that it is unfinished.
+            // Ignore an error: either the file does not exist, or it remains with a name that shows that it
+            // is unfinished.
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -126,7 +127,8 @@ async fn fetch(connection: &Client, path: &Path) -> Result<String, Failure> {
     let mut received = Received::default();
     let mut version = None;
     while let Some(piece) = stream.next().await.map_err(|status| match version {
-        // If the server has refused the request, report the refusal unchanged, with its code.
+        // The server has refused the request before it sent any data: report the refusal unchanged, with its
+        // code.
         None => interrupted(status),
         Some(_) => interrupted(format!("could not write snapshot: {}", status.shown())),
     })? {
@@ -166,7 +168,7 @@ fn synced(file: File, part: &mut Part, path: &Path) -> Result<(), Failure> {
     )
 }
 
-/// Returns the text of an operating system error as Go prints it.
+/// Returns the message of an operating system error as Go prints it.
 fn reason(error: &io::Error) -> String {
     let text = error.to_string();
     let words = text.split(" (os error").next().unwrap_or(&text);
@@ -174,7 +176,8 @@ fn reason(error: &io::Error) -> String {
     chars.next().map(|first| first.to_lowercase().collect::<String>() + chars.as_str()).unwrap_or_default()
 }
 
-/// Data received so far. The last bytes are not hashed, because they may be the checksum.
+/// Checks the checksum of a snapshot while it is being received. The last bytes received so far are kept in
+/// `tail` and not hashed, because they are possibly the checksum.
 #[derive(Default)]
 struct Received {
     bytes: u64,

@@ -1,5 +1,4 @@
-//! `txn`: runs several requests in one transaction with conditions. The transaction is read from standard
-//! input.
+//! `txn`: reads conditions and requests from standard input, and sends them as one transaction.
 
 use api::Rpc;
 use api::etcdserverpb as pb;
@@ -38,8 +37,8 @@ pub(super) const TXN: Command<Run> = Command {
     ..Command::EMPTY
 };
 
-/// Reads three blocks of lines, each of which ends with an empty line: the conditions, the requests if all
-/// conditions hold, and the requests if not.
+/// Runs the command. Reads three blocks of lines, each of which ends with an empty line: the conditions, the
+/// requests to run if all conditions hold, and the requests to run otherwise.
 pub(super) async fn txn(call: &Call) -> Result<(), Failure> {
     if !call.args().is_empty() {
         return Err(Failure::bad_args("txn command does not accept argument"));
@@ -89,7 +88,8 @@ async fn request(call: &Call, line: &[u8]) -> Result<Request, Failure> {
     let matches: Matches =
         commands::parse_request(&words).ok_or_else(|| invalid(format!("invalid txn request: {shown}")))?;
     Ok(match matches.path.last() {
-        // Standard input contains the transaction, so values cannot be read from standard input.
+        // A `put` without a value is an error: the value cannot be read from standard input, which contains
+        // the transaction.
         Some(&"put") => Request::RequestPut(put_request(&matches, Vec::new)?),
         Some(&"del") => {
             let request = delete_request(&matches)?;

@@ -41,7 +41,8 @@ pub(super) const WATCH: Command<Run> = Command {
     ..Command::EMPTY
 };
 
-/// Maximum number of queued progress requests for each watch of the interactive mode.
+/// Maximum number of queued progress requests for each watch in the interactive mode, and of lines read
+/// ahead.
 const REQUESTS_MAX: usize = 16;
 
 pub(super) async fn watch(call: &Call) -> Result<(), Failure> {
@@ -57,7 +58,8 @@ pub(super) async fn watch(call: &Call) -> Result<(), Failure> {
     Err(Failure::new(Failure::INTERRUPTED, "watch is canceled by the server"))
 }
 
-/// Reads lines with `watch …` and `progress` from standard input until the input ends.
+/// Runs the interactive mode: reads lines from standard input until the input ends. A line `watch …` creates
+/// a watch, and `progress` requests a progress notification from each watch.
 async fn interactive(call: &Call, environment: &RangeFromEnvironment) -> Result<(), Failure> {
     let connection = call.connect().await?;
     let mut lines = lines(call);
@@ -106,8 +108,8 @@ async fn interactive(call: &Call, environment: &RangeFromEnvironment) -> Result<
             Some(b"progress") => {
                 watches.retain(|watch| !watch.is_closed());
                 for watch in &watches {
-                    // If the queue is full, the watch has not answered earlier requests, so another one is
-                    // not needed.
+                    // Ignore an error: if the queue is full, earlier requests of this watch have not been
+                    // sent yet, so another request is not needed.
                     let _ = watch.try_send(());
                 }
             }
@@ -120,7 +122,7 @@ fn unreadable(error: &str) -> Failure {
     Failure::new(Failure::INVALID_INPUT, format!("error reading watch request line: {error}"))
 }
 
-/// Returns the lines of standard input. A separate thread reads them, because reading blocks.
+/// Returns a channel with the lines of standard input. A separate thread reads them, because reading blocks.
 fn lines(call: &Call) -> mpsc::Receiver<std::io::Result<Vec<u8>>> {
     let (sender, receiver) = mpsc::channel(REQUESTS_MAX);
     let input = call.io.input.clone();
@@ -203,8 +205,8 @@ async fn follow(
             Ok(Some(WatchUpdate::Canceled(response))) => {
                 let batch = batch(response);
                 call.warn(format!("watch was canceled ({})", why_canceled(&batch)));
-                // etcd's Go client returns a cancellation to its user in the same way as events only if it is
-                // due to a compaction.
+                // Like etcdctl, print the cancellation as a response only if the reason is a compaction. For
+                // other reasons etcd's Go client does not pass the response on.
                 if batch.compact_revision != 0 {
                     call.show(&Answer::Watch(&batch))?;
                 }
@@ -260,7 +262,8 @@ async fn run_for_each(call: &Call, batch: &WatchBatch, program: &[Vec<u8>]) -> R
     Ok(())
 }
 
-/// Returns the environment variables for a program that is run for an event. Texts are quoted as in Go.
+/// Returns the environment variables for a program that is run for an event. Their values are quoted as in
+/// Go, except the revision.
 fn environment(revision: i64, event: &Event) -> [(&'static str, Vec<u8>); 4] {
     let kv = event.kv.clone().unwrap_or_default();
     [

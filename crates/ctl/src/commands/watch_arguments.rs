@@ -1,4 +1,4 @@
-//! Arguments of `watch`, from the command line or from a line of its interactive mode.
+//! Parses the arguments of `watch`, from the command line or from a line of its interactive mode.
 
 use cli::go::quote;
 use cli::{Failure, Io, Matches};
@@ -14,7 +14,7 @@ pub(super) struct WatchArguments {
 
 const WRONG_COUNT: &str = "bad number of arguments";
 
-/// The key and the range end from environment variables, which take the place of the first arguments.
+/// Key and range end from environment variables, which are used in place of the first arguments.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct RangeFromEnvironment {
     pub(super) key: Vec<u8>,

@@ -140,7 +140,7 @@ impl Lines<'_> {
                 Some(Response::ResponseDeleteRange(r)) => self.del(r),
                 Some(Response::ResponsePut(r)) => self.put_answer(r),
                 Some(Response::ResponseRange(r)) => self.get(r),
-                // The syntax of `txn` has no nested transactions, so no response contains one.
+                // Not reached: the syntax of `txn` has no nested transactions, so no response contains one.
                 Some(Response::ResponseTxn(r)) => self.txn(r),
                 None => self.quoted("Unknown", b"<nil>"),
             }

@@ -106,7 +106,8 @@ fn value(hex: bool, answer: &Answer<'_>) -> String {
     }
 }
 
-/// A JSON object being built. [`Object::raw`] always writes its field; the other methods omit zero values.
+/// Builder for a JSON object. [`Object::raw`] always writes its field; the other methods omit fields with
+/// zero values.
 pub(crate) struct Object(String);
 
 impl Object {
@@ -176,14 +177,14 @@ fn list<T>(items: &[T], item: impl Fn(&T) -> String) -> String {
     format!("[{}]", items.join(","))
 }
 
-/// Returns a JSON list. An empty list is `null`, because a Go slice is nil as long as nothing was appended to
-/// it.
+/// Returns a JSON list; `null` for an empty one, because a Go slice to which nothing was appended is nil.
 fn slice<T>(items: &[T], item: impl Fn(&T) -> String) -> String {
     if items.is_empty() { null() } else { list(items, item) }
 }
 
-/// Returns an object with the fields of the header, to which other fields are added, because Go writes the
-/// fields of an embedded struct into the object that contains it.
+/// Returns an object with the fields of the header, to which the caller adds the fields of the response. In
+/// Go the header is an embedded struct, and Go writes the fields of an embedded struct directly into the
+/// outer object.
 fn flat_header(header: Option<&pb::ResponseHeader>) -> Object {
     match header {
         None => Object::new(),
@@ -324,7 +325,8 @@ fn status(r: &pb::StatusResponse) -> String {
         .text("storageVersion", &r.storage_version)
         .number("dbSizeQuota", r.db_size_quota)
         .object("downgradeInfo", r.downgrade_info.as_ref(), downgrade)
-        // Only a Mainstay server with a zone sets this field.
+        // Not a field of etcd. Only a Mainstay server with a zone sets it, so the output for etcd's responses
+        // is that of etcdctl.
         .text("zone", &r.zone)
         .end()
 }

@@ -1,4 +1,5 @@
-//! The five output formats. Each converts a response to bytes for standard output and standard error.
+//! Prints responses in the five formats of `--write-out`: converts a response to bytes for standard output
+//! and standard error.
 
 mod fields;
 pub(crate) mod json;
@@ -12,7 +13,7 @@ use api::mvccpb::Event;
 
 use cli::Failure;
 
-/// An output format, by the names of `--write-out`.
+/// An output format, named as in `--write-out`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the flag's own values")]
 pub enum Format {
@@ -48,7 +49,8 @@ impl Format {
     }
 }
 
-/// A batch of watch events in the form that etcd's Go client gives to its user, which the JSON format prints.
+/// A batch of watch events with the fields of `WatchResponse` in etcd's Go client, which the JSON format
+/// prints.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[allow(missing_docs, reason = "the names are the message's own")]
 pub struct WatchBatch {
@@ -73,8 +75,8 @@ pub struct EndpointHealth {
     pub error: String,
 }
 
-/// All responses and results that the tool can print, with the details that a response itself does not
-/// contain.
+/// All responses and results that the tool can print. A variant has additional values if the output shows
+/// more than the response contains, such as the endpoint that was queried.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "each is the answer of the command of its name")]
 pub enum Answer<'a> {
@@ -179,7 +181,7 @@ impl Printer {
     }
 }
 
-/// Returns bytes in hexadecimal escapes: `\x61\x62` for `ab`.
+/// Returns bytes as hexadecimal escapes, such as `\x61\x62` for `ab`.
 pub(crate) fn hex_escaped(bytes: &[u8]) -> Vec<u8> {
     let mut text = Vec::with_capacity(bytes.len() * 4);
     for byte in bytes {

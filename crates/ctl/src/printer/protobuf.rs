@@ -7,9 +7,9 @@ use super::Answer;
 
 /// Prints the response. Returns false if this format cannot show it.
 ///
-/// For responses that the Go client unpacks (lease grants, renewals, times to live and lists), etcdctl 3.5 to
-/// 3.7 print only the header, because only that part of the unpacked value is a protobuf message. Programs
-/// that parse the output expect this, so this function does the same.
+/// For lease grants, renewals, times to live and lists, only the header is printed. etcdctl 3.5 to 3.7 do
+/// this, because the Go client converts these responses to its own structs, in which only the header is a
+/// protobuf message. Programs that parse the output may rely on it.
 pub(super) fn print(out: &mut Vec<u8>, answer: &Answer<'_>) -> bool {
     match *answer {
         Answer::Get(r) => write(out, r),

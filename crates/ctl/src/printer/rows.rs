@@ -1,4 +1,4 @@
-//! Table cells that the simple and the table format share.
+//! Converts responses to rows of cells, for the simple and the table format.
 
 use api::etcdserverpb as pb;
 
@@ -76,8 +76,8 @@ fn status_row(endpoint: &str, status: &pb::StatusResponse) -> Vec<String> {
     ]
 }
 
-/// Returns the part of the database that is not in use, in percent. COMPAT-59: if a server reports an empty
-/// database, etcdctl divides by zero and crashes; this function returns 0.
+/// Returns the percentage of the database that is not in use. COMPAT-59: if a server reports a database of 0
+/// bytes, etcdctl divides by zero and crashes; this function returns 0.
 fn not_in_use_percent(status: &pb::StatusResponse) -> i64 {
     let used = status.db_size_in_use.wrapping_mul(100).checked_div(status.db_size);
     used.map_or(0, |used| 100 - used)

@@ -1,4 +1,4 @@
-//! `--write-out=simple`: the format for people.
+//! `--write-out=simple`: prints responses for people to read; the default.
 
 use api::authpb::Permission;
 use api::authpb::permission::Type;
@@ -91,8 +91,8 @@ pub(super) fn print(page: &mut Page, printer: &Printer, answer: &Answer<'_>) {
     }
 }
 
-/// Prints one alarm. Real etcdctl prints one or two spaces between the fields, depending on the build: Go's
-/// text form of protobuf varies on purpose. This function prints one space.
+/// Prints one alarm, with one space between the fields. etcdctl prints one or two spaces, depending on its
+/// build, because Go's text encoding of protobuf is deliberately unstable.
 fn alarm_line(out: &mut Vec<u8>, alarm: &pb::AlarmMember) {
     let mut parts = Vec::new();
     if alarm.member_id != 0 {
@@ -147,7 +147,7 @@ fn txn(out: &mut Vec<u8>, printer: &Printer, r: &pb::TxnResponse) {
             Some(Response::ResponseDeleteRange(r)) => del(out, printer, r),
             Some(Response::ResponsePut(r)) => put_answer(out, printer, r),
             Some(Response::ResponseRange(r)) => get(out, printer, r),
-            // The syntax of `txn` has no nested transactions, so no response contains one.
+            // Not reached: the syntax of `txn` has no nested transactions, so no response contains one.
             Some(Response::ResponseTxn(r)) => txn(out, printer, r),
             None => put!(out, "unexpected response \n"),
         }

@@ -1,4 +1,5 @@
-//! `--write-out=table`: prints tables in boxes, only for members and endpoints.
+//! `--write-out=table`: prints tables in boxes. Only lists of members and of endpoints can be printed as
+//! tables.
 
 use cli::Table;
 

@@ -1,4 +1,5 @@
-//! Checks whether a member is running, by connecting to its addresses ([`refuse_alive`]).
+//! Prevents a running member from being replaced: [`refuse_alive`] connects to the addresses of the member to
+//! find out whether it runs.
 
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs as _};
@@ -11,11 +12,11 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::{CALL_TIMEOUT, RebuildError};
 
-/// Returns an error if the member at this address is running, because a running member must not be removed
-/// from the cluster.
+/// Returns an error if the member `own` is running, because a running member must not be removed from the
+/// cluster.
 ///
-/// The member counts as down only if none of its addresses accepts a connection. A member that refuses this
-/// member's certificate, or answers with an error, is running.
+/// The member counts as down only if none of its addresses accepts a connection. A process that refuses the
+/// certificate of this command, or answers with an error, may be the member, so it is an error too.
 pub(super) fn refuse_alive(own: &Member, tls: &tls::ClientTls) -> Result<(), RebuildError> {
     for url in &own.peer_urls {
         let error = match other_members::version_of(url, CALL_TIMEOUT, Some(tls)) {
@@ -63,7 +64,7 @@ fn accepts(url: &str) -> io::Result<bool> {
 /// determined.
 fn accepts_at(path: &Path) -> io::Result<bool> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-    // The socket is non-blocking, so that a process that listens but does not accept cannot block this check.
+    // Non-blocking, so that a process that listens but does not accept connections cannot block this check.
     socket.set_nonblocking(true)?;
     match socket.connect(&SockAddr::unix(path)?) {
         Ok(()) => Ok(true),
@@ -80,7 +81,8 @@ fn accepts_at(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Returns true if connecting failed with an error that proves that no process listens.
+/// Returns true if connecting failed with an error after which the address counts as down: the connection was
+/// refused, or the host or network did not answer.
 fn is_down(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionRefused, HostUnreachable, NetworkDown, NetworkUnreachable, TimedOut};
     matches!(error.kind(), ConnectionRefused | HostUnreachable | NetworkDown | NetworkUnreachable | TimedOut)
@@ -90,7 +92,8 @@ fn is_down(error: &io::Error) -> bool {
 mod tests {
     use super::*;
 
-    /// Servers that refuse this member's TLS, answer with an error, or close the connection all count as running.
+    /// A server counts as running even if it refuses this member's TLS, answers with an error, or closes the
+    /// connection.
     #[test]
     fn only_a_member_that_accepts_no_connection_is_taken_for_down() {
         let (tls, _) = tls::Tls::load(tls::Settings::default(), std::sync::Arc::new(tls::SystemClock))
@@ -99,7 +102,7 @@ mod tests {
         let address = listener.local_addr().expect("it has an address");
         let server = std::thread::spawn(move || {
             use std::io::{Read as _, Write as _};
-            // Two connections for each of the two URLs: one for the request, and one to check whether a
+            // Four connections: for each of the two URLs one for the request, and one to check whether a
             // process listens.
             for _ in 0..4 {
                 let (mut stream, _) = listener.accept().expect("connections are accepted");
@@ -158,7 +161,7 @@ mod tests {
         assert!(accepts_at(&path).expect("it listens"));
         drop(listener);
         assert!(!accepts_at(&path).expect("nobody listens any more"));
-        // Only the member knows the directory to which a relative path refers.
+        // A relative path must give an error, because only the member knows the directory to which it refers.
         let error = accepts_at(Path::new("no-such-directory/m.sock")).expect_err("that cannot be told");
         assert!(error.to_string().contains("member update"), "{error}");
     }

@@ -1,15 +1,17 @@
-//! Moves the old data aside. The data is not deleted.
+//! Moves the damaged data of the old member aside, so that the new member starts with an empty directory. No
+//! data is deleted.
 //!
-//! ```text
-//! <data-dir>/member                   to <data-dir>/member.damaged-<n>, as a whole
-//! <wal-dir>/*, <wal-dir>/log/*        to damaged-<n> in the same directory, which may be where a disk is mounted
-//! <data-dir>/member/wal               where it is a link, or where a disk is mounted, and the log is behind it: as <wal-dir>; it and a
-//!                                     note that the log is there stay, and all else in `member` is moved file by file
-//! ```
+//! * `<data-dir>/member` is renamed to `<data-dir>/member.damaged-<n>`.
+//! * If the log is in the directory of `--wal-dir` or in its subdirectory `log`, the files of the log are
+//!   moved to a new subdirectory `damaged-<n>` of the directory in which they are.
+//! * If `<data-dir>/member/wal` is a symbolic link or a mount point and the log is behind it, the log is
+//!   treated in the same way. The link or mount point stays in `member`, together with a note that says that
+//!   the log is behind it. Everything else in `member` is moved to `member.damaged-<n>`, one file after the
+//!   other.
 //!
-//! If `member/wal` is a link or a mount point, it must not be moved. Otherwise the new member would have its
-//! log on the disk of the data directory, and after the next mount the old log would appear at a place where
-//! it is taken for a log of etcd.
+//! A link or mount point at `member/wal` must stay. If it were moved, the new member would write its log to
+//! the disk of the data directory; and after the next mount the old log would be visible at `member/wal`,
+//! where it would be taken for a log of etcd.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -22,13 +24,13 @@ use telemetry::logging::Value;
 
 use super::{Rebuild, RebuildError};
 
-/// Name of the directory in `--wal-dir` that contains the log if the member was taken over from etcd, because
-/// etcd's own log is in `--wal-dir` itself.
+/// Name of the directory inside `--wal-dir` that contains Mainstay's log if the member was taken over from
+/// etcd. etcd's own log is in `--wal-dir` itself.
 pub(super) const BESIDE_ETCD: &str = "log";
-/// Prefix of the directories inside a log directory to which its files are moved.
+/// Prefix of the names of the directories inside a log directory to which its files are moved.
 const DAMAGED: &str = "damaged";
 
-/// The directory of a log that will be moved aside. It is locked.
+/// A locked log directory whose files will be moved aside.
 pub(super) struct OldLog {
     dir: PathBuf,
     /// Directory inside `dir` to which the files are moved.
@@ -51,7 +53,7 @@ impl Rebuild<'_> {
     ///
     /// # Errors
     ///
-    /// Returns an error if a directory that has to be moved is a mount point.
+    /// Returns an error if a directory that would have to be moved is a mount point.
     pub(super) fn log_place(&self, member_dir: &Path) -> Result<LogPlace, RebuildError> {
         if let Some(wal_dir) = &self.config.storage.wal_dir {
             return Ok(LogPlace::Apart(wal_dir.clone()));
@@ -91,9 +93,10 @@ impl Rebuild<'_> {
         Ok(names)
     }
 
-    /// Returns the first directory name inside a log directory that is unused or belongs to an empty
-    /// directory, which an interrupted rebuild may have created. If a rebuild is interrupted while it moves
-    /// files, two directories each contain a part of the files.
+    /// Returns the path inside a log directory to which its files are moved: the first `damaged-<n>` that
+    /// does not exist or is an empty directory, which an interrupted rebuild may have created. If a rebuild
+    /// is interrupted while it moves files, the next run uses the next number, so the files end up in two
+    /// directories.
     fn place_in(&self, log_dir: &Path) -> PathBuf {
         let mut number = 1;
         loop {
@@ -108,7 +111,8 @@ impl Rebuild<'_> {
     /// Returns an error if the flags name a log directory other than the one that the member has recorded. A
     /// member records the directory only if it is outside of the data directory.
     pub(super) fn refuse_other_log_dir(&self, member_dir: &Path) -> Result<(), RebuildError> {
-        // If the record is damaged, it is moved aside with the other files.
+        // If the record is damaged, it cannot be compared. This is no error, because the record is moved
+        // aside with the other files.
         let Ok(Some(noted)) = log_dir::known(&*self.disk, member_dir) else { return Ok(()) };
         let given = self.config.storage.wal_dir.iter().flat_map(|dir| [dir.clone(), dir.join(BESIDE_ETCD)]);
         // If etcd's log was behind a link or on a mounted disk at `member/wal`, no flag names its directory,
@@ -117,8 +121,8 @@ impl Rebuild<'_> {
         if given.into_iter().any(|dir| log_dir::same(&*self.disk, &noted, &dir).unwrap_or(false)) {
             return Ok(());
         }
-        // If there is no log in the recorded directory, the data directory was renamed after the path was
-        // recorded, and the log is lost.
+        // Accept a recorded path behind `member/wal` at which there is no log: the data directory was renamed
+        // after the path was recorded, and the log is lost, so no flag can name it.
         let is_lost = !log::Log::is_in(&*self.disk, &noted).unwrap_or(true);
         if self.config.storage.wal_dir.is_none() && log_dir::is_beside_link(&noted) && is_lost {
             return Ok(());
@@ -129,9 +133,9 @@ impl Rebuild<'_> {
         )))
     }
 
-    /// Returns the locked logs outside of the data directory that are to be moved aside, with their
-    /// destinations. Checks that no process uses them, that they belong to the member whose data is here, and
-    /// that the destination is writable.
+    /// Locks and returns the logs outside of the data directory that must be moved aside, and creates the
+    /// directories to which they will be moved. Returns an error if a process uses a log, or if a log belongs
+    /// to a different member than the data in the data directory.
     pub(super) fn old_logs(
         &self,
         place: &LogPlace,
@@ -201,8 +205,8 @@ impl Rebuild<'_> {
     ) -> Result<(), RebuildError> {
         let from = data_dir.join("member");
         if let LogPlace::BehindLink(wal_dir) = place {
-            // The record is written before anything is moved, so that another attempt finds the log even if
-            // the data directory was renamed.
+            // Write the record before anything is moved, so that another run finds the log even if the data
+            // directory is renamed in between.
             log_dir::beside_etcd(wal_dir)
                 .and_then(|log_dir| log_dir::write_note(&*self.disk, &from, &log_dir))
                 .map_err(|error| RebuildError::Refused(error.to_string()))?;
@@ -237,7 +241,7 @@ impl Rebuild<'_> {
         Ok(())
     }
 
-    /// Moves the files of a log into a directory inside the log directory. The log directory itself stays,
+    /// Moves the files of a log into a directory inside the log directory. The log directory is not moved,
     /// because it may be a mount point.
     fn move_log_aside(&self, OldLog { dir: log_dir, to, .. }: &OldLog) -> Result<(), RebuildError> {
         for name in self.left_in(log_dir)? {

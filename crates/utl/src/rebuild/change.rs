@@ -1,5 +1,5 @@
-//! Decides about retries of membership changes: which refusals are temporary, and which ones prove that
-//! nothing was changed.
+//! Decides which errors of a membership change are temporary, so that the request is repeated, and which ones
+//! prove that the cluster has not changed its members.
 
 use std::cell::Cell;
 
@@ -15,22 +15,22 @@ pub(super) fn is_passing(status: &Status) -> bool {
     matches!(status.code, Code::Unavailable | Code::DeadlineExceeded)
 }
 
-/// Returns true if the cluster refuses changes until enough of its members are started. A new member counts
-/// as started once the cluster knows its name.
+/// Returns true if the cluster refused the change because too few of its members are started. A new member
+/// counts as started once the cluster knows its name.
 pub(super) fn is_short_of_started(status: &Status) -> bool {
     status.message.starts_with(&*error::MEMBER_NOT_ENOUGH_STARTED.message)
 }
 
-/// Returns true if the change may have been made despite this error, because the error is none of those that
-/// a cluster returns before it begins a change.
+/// Returns true if the cluster has possibly made the change despite this error. Returns false only for errors
+/// that a cluster returns before it begins a change.
 pub(super) fn may_be_done(status: &Status) -> bool {
     let is_refused = |refusal: &Status| status.message == refusal.message;
     let is_of_cluster = status.message.starts_with("etcdserver: ") && !is_passing(status);
     !is_of_cluster && !is_refused(&error::UNHEALTHY) && !is_refused(&error::NO_LEADER)
 }
 
-/// Adds the names of the members that are not started to an error which says that too few members are
-/// started.
+/// Adds the ids of the voters that are not started to an error which says that too few members are started.
+/// Other errors are returned unchanged.
 pub(super) fn naming_unstarted(status: Status, members: &[Member]) -> Status {
     if !is_short_of_started(&status) {
         return status;
@@ -44,7 +44,7 @@ pub(super) fn naming_unstarted(status: Status, members: &[Member]) -> Status {
 pub(super) struct Adding {
     pub peer_urls: Vec<String>,
     pub is_learner: bool,
-    /// True after the response to a request was lost, so that the member may have been added.
+    /// True after the response to a request was lost, so that the cluster has possibly added the member.
     asked: Cell<bool>,
 }
 
@@ -55,14 +55,15 @@ impl Adding {
 
     /// Returns true if the request should be repeated after this error.
     pub fn goes_by(&self, status: &Status) -> bool {
-        // Another member uses the address: possibly the one that an earlier request, whose response was lost,
-        // has added late.
+        // A member at this address exists. Repeat the request: the member may be the one that an earlier
+        // request, whose response was lost, has added. In that case the next attempt finds it in the list of
+        // members.
         let is_there = self.asked.get() && status.message == error::PEER_URL_EXIST.message;
         is_passing(status) || is_short_of_started(status) || is_there
     }
 
-    /// Makes one attempt, with the list of members that a quorum has just confirmed. Returns the id of the
-    /// new member, and all members.
+    /// Makes one attempt to add the member. `members` is the list that a quorum has just confirmed. Returns
+    /// the id of the new member, and all members.
     ///
     /// # Errors
     ///
@@ -75,8 +76,9 @@ impl Adding {
         refuse_alive: impl FnOnce(&Member) -> Result<(), RebuildError>,
     ) -> Result<(u64, Vec<Member>), Status> {
         if let Some(here) = other_members::member_at(&members, |member| &member.peer_urls, &self.peer_urls) {
-            // A member that a request with a lost response has added has no name, because it has never run.
-            // Any other member at this address was added by another process.
+            // The listed member is the one that an earlier request with a lost response has added if it has
+            // no name, since it has never run, and has the requested role. Any other member at this address
+            // was added by another process.
             let is_own = self.asked.get() && here.name.is_empty() && here.is_learner == self.is_learner;
             let refused = |what| Err(Status::with(Code::FailedPrecondition, what));
             if !is_own {
@@ -110,8 +112,9 @@ mod tests {
         vec![Member { id: 1, ..Member::default() }, Member { id: 9, name, peer_urls, ..Member::default() }]
     }
 
-    /// Makes one attempt per step, each with the listed members and the cluster's response. Returns the
-    /// outcome of each.
+    /// Makes one attempt per step. A step is the list of members before the attempt, and the cluster's
+    /// response. Returns for each attempt the id of the new member, or the error's message and whether it
+    /// will be retried.
     fn attempts(steps: Vec<(Vec<Member>, Status)>) -> Vec<Result<u64, (String, bool)>> {
         let adding = Adding::new(vec![URL.to_owned()], false);
         let attempt = |(members, answer)| {

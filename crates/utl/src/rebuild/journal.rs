@@ -1,5 +1,5 @@
-//! The [`Journal`] records on disk how far a rebuild has come; [`next_step`] decides how an interrupted
-//! rebuild continues.
+//! Records the progress of a rebuild on disk in a [`Journal`], from which [`next_step`] decides how an
+//! interrupted rebuild continues.
 
 use std::fmt;
 use std::fs;
@@ -14,7 +14,7 @@ use super::RebuildError;
 /// The journal, one line: `<old id> voter|learner <new id> new|started <peer URLs, sorted, comma-separated>
 /// <cluster id>`, with ids in hexadecimal digits.
 ///
-/// A journal written by an older version has only the first two or the first five words.
+/// A journal written by an older release has only the first two or the first five words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Journal {
     /// Id of the member that is replaced; 0 if unknown.
@@ -22,11 +22,11 @@ pub(super) struct Journal {
     pub learner: bool,
     /// Id of the new member; 0 until it is added.
     pub new: u64,
-    /// True if the new member may have run.
+    /// True if the new member has possibly run; set before its first start.
     pub started: bool,
-    /// Peer URLs with which the rebuild began; `None` in a journal of an older version.
+    /// Peer URLs with which the rebuild began; `None` in a journal of an older release.
     pub peer_urls: Option<String>,
-    /// Cluster id; `None` in a journal of an older version.
+    /// Cluster id; `None` in a journal of an older release.
     pub cluster: Option<u64>,
 }
 
@@ -49,8 +49,9 @@ pub(super) enum Next {
     Replace,
 }
 
-/// Returns the next step, given the member at this address and the id of the member whose data is here. A
-/// member has run if it has a name, since it publishes its name when it starts.
+/// Returns the next step. `own` is the member that the cluster lists at this address, and `data` is the id of
+/// the member whose data is in the data directory. A member with a name has run, since a member publishes its
+/// name when it starts.
 pub(super) fn next_step(own: Option<&Member>, data: Option<u64>, journal: Option<&Journal>) -> Next {
     let (Some(own), Some(journal)) = (own, journal) else { return Next::Replace };
     if own.id == journal.old {
@@ -122,7 +123,7 @@ impl fmt::Display for Journal {
     }
 }
 
-/// Replaces the journal atomically, and syncs it.
+/// Replaces the journal atomically and durably.
 pub(super) fn write(disk: &dyn Disk, path: &Path, journal: &Journal) -> Result<(), RebuildError> {
     let making = path.with_extension("tmp");
     let failed = |error| RebuildError::io("write", path, error);

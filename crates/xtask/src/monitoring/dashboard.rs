@@ -1,10 +1,9 @@
-//! The Grafana dashboard as JSON: rows of panels, from the whole cluster down to the resources of a single
-//! member.
+//! Generates the Grafana dashboard as JSON: rows of panels, from the whole cluster down to the resources of a
+//! single member.
 
 use serde_json::{Value, json};
 
-/// Placeholder in the expressions below. It is replaced by the selectors that belong to the dashboard's
-/// variables.
+/// Placeholder in the expressions below, which is replaced by [`SELECTORS`].
 const CHOSEN: &str = "#";
 const SELECTORS: &str = "job=\"$job\",instance=~\"$instance\"";
 
@@ -19,8 +18,8 @@ enum Kind {
     Chart,
 }
 
-/// A panel as it is defined below: kind, title, Grafana's id of the unit, description, and the expressions
-/// with their legends.
+/// A panel as it is defined in [`ROWS`]. `unit` is Grafana's id of the unit, `text` is the description, and
+/// `series` has the expressions, each with its legend.
 struct Written {
     kind: Kind,
     title: &'static str,
@@ -29,7 +28,7 @@ struct Written {
     series: &'static [(&'static str, &'static str)],
 }
 
-/// A panel whose expressions contain the selectors.
+/// A panel in whose expressions the placeholder is replaced by the selectors.
 pub struct Panel {
     kind: Kind,
     pub title: &'static str,
@@ -56,7 +55,7 @@ const fn chart(
     Written { kind: Kind::Chart, title, unit, text, series }
 }
 
-/// Rows of panels.
+/// The rows of the dashboard, each with its title and its panels.
 const ROWS: &[(&str, &[Written])] = &[
     (
         "The cluster",

@@ -1,9 +1,9 @@
-//! Finds the metrics and labels that a PromQL expression names. The parser handles only what is needed for
-//! this; Prometheus' own parser does the full check (`interop/packages`).
+//! Checks that the metrics and labels which a PromQL expression names exist. The parser reads only what is
+//! needed for this; `interop/packages` checks the whole syntax with Prometheus' own parser.
 
 use super::table::{TARGET_LABELS, Table};
 
-/// PromQL keywords and functions, which therefore are not names of metrics.
+/// Keywords and aggregation operators of PromQL. A word in this list is not the name of a metric.
 const WORDS: [&str; 20] = [
     "and",
     "or",
@@ -26,7 +26,7 @@ const WORDS: [&str; 20] = [
     "inf",
     "nan",
 ];
-/// Keywords after which a list of labels follows.
+/// Keywords that can be followed by a list of labels in parentheses.
 const LISTS: [&str; 6] = ["by", "without", "on", "ignoring", "group_left", "group_right"];
 
 /// Series selector or list of labels in an expression.
@@ -36,12 +36,12 @@ enum Part<'a> {
     Labels(Vec<&'a str>),
 }
 
-/// Returns the metrics that an expression names.
+/// Checks the metrics and labels in an expression, and returns the names of the metrics.
 ///
 /// # Errors
 ///
-/// Returns an error that names the metric or label that the table lacks, or the place at which the expression
-/// breaks off.
+/// Returns an error that names the metric or label that is not in the table, or the place at which the
+/// expression is incomplete.
 pub fn check(expression: &str, table: &Table) -> Result<Vec<String>, String> {
     let mut names = Vec::new();
     let mut known = TARGET_LABELS.to_vec();
@@ -89,9 +89,9 @@ fn parts(expression: &str) -> Result<Vec<Part<'_>>, String> {
         let word = &rest[..length];
         rest = rest[length..].trim_start();
         if first.is_ascii_digit() {
-            // The word is a number, or a duration after `offset`.
+            // Skip a number, or a duration after `offset`.
         } else if LISTS.contains(&word) {
-            // After `group_left` there may be no list.
+            // The list is optional, because `group_left` can stand without one.
             if rest.starts_with('(') {
                 let list = inside(rest, ')')?;
                 parts.push(Part::Labels(
@@ -112,8 +112,8 @@ fn parts(expression: &str) -> Result<Vec<Part<'_>>, String> {
     Ok(parts)
 }
 
-/// Returns the text between the opening bracket at the start of `text` and the closing bracket that belongs
-/// to it. Brackets in quotes are ignored.
+/// Returns the text between the opening bracket at the start of `text` and the first closing bracket `close`.
+/// Brackets in quotes are ignored.
 fn inside(text: &str, close: char) -> Result<&str, String> {
     let mut quote = None;
     let mut escaped = false;

@@ -1,9 +1,10 @@
-//! `cargo xtask dashboards`: generates from the table of metrics a Grafana dashboard, recording rules and
-//! alerts for Prometheus with a test of each alert, the runbook in docs/operations.md, and docs/metrics.md.
+//! `cargo xtask dashboards`: generates the files for monitoring, and checks them against the table of
+//! metrics. The files are a Grafana dashboard, recording rules and alerts for Prometheus with a test of each
+//! alert, the runbook in docs/operations.md, and docs/metrics.md.
 //!
-//! The files are committed. Generation fails if an expression names a metric or label that the table lacks,
-//! or if no panel shows one of Mainstay's own metrics (`mainstay_…`). `interop/packages` checks the files
-//! with Prometheus' and Grafana's own code.
+//! The files are committed. Generation fails if an expression names a metric or label that is not in the
+//! table, or if one of Mainstay's own metrics (`mainstay_…`) is used in no panel or rule. `interop/packages`
+//! checks the files with Prometheus' and Grafana's own code.
 
 mod dashboard;
 mod expression;
@@ -31,7 +32,7 @@ pub fn generate() -> Result<Files, String> {
     let mut table = Table::of_a_member();
     let mut wrong = Vec::new();
     let mut used = BTreeSet::new();
-    // Register the series of each recording rule, because later rules and panels may use them.
+    // Add the series of each recording rule to the table, because later rules and panels may use it.
     for rule in rules::RECORDED {
         match expression::check(rule.expression, &table) {
             Ok(names) => used.extend(names),
@@ -72,7 +73,7 @@ pub fn generate() -> Result<Files, String> {
     Ok(files.into_iter().map(|(name, text)| (name.to_owned(), text)).collect())
 }
 
-/// Returns the document, with new text between the two marker lines.
+/// Returns the document with `runbook` in place of the text between the two marker lines.
 fn with_runbook(document: &str, runbook: &str) -> Result<String, String> {
     let [begin, end] = RUNBOOK;
     let cut = document.split_once(begin).and_then(|(before, rest)| Some((before, rest.split_once(end)?.1)));

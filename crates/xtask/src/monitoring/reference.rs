@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 
 use super::table::{Row, Table};
 
-/// Units of metrics whose name does not contain the unit, by the beginning of the name.
+/// Units of the metrics whose names begin with these texts. They take precedence over the unit that [`unit`]
+/// derives from the end of a name.
 const UNITS: [(&str, &str); 5] = [
     ("etcd_debugging_lease_ttl_total", "seconds"),
     ("etcd_debugging_mvcc_db_compaction_last", "seconds since 1970"),
@@ -13,7 +14,8 @@ const UNITS: [(&str, &str); 5] = [
     ("etcd_server_quota_backend_bytes", "bytes"),
 ];
 
-/// Sections of the document: title, description, and the beginnings of the names of their metrics.
+/// Sections of the document: title, description, and the prefixes of the names of the metrics that belong to
+/// the section.
 const SECTIONS: [(&str, &str, &[&str]); 8] = [
     (
         "The member",
@@ -58,8 +60,8 @@ fn unit(row: &Row) -> &'static str {
     }
 }
 
-/// Formats the bound of a histogram bucket with at most six decimals, because doubling 0.001 thirteen times
-/// does not give exactly 8.192.
+/// Formats the bound of a histogram bucket, rounded to six decimals. Bounds are computed in floating point:
+/// doubling 0.001 thirteen times does not give exactly 8.192.
 fn number(value: f64) -> String {
     let text = format!("{value:.6}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()

@@ -1,12 +1,13 @@
-//! Recording rules and alerts for Prometheus. Each alert has a test in promtool's format, and a remedy.
+//! Defines the recording rules and alerts for Prometheus. Each alert has a remedy, and a test in promtool's
+//! format.
 //!
-//! In the expressions, a Prometheus job is a cluster. A metric that only members export needs no selector. A
-//! metric that every program exports (`up`, `process_…`) is selected by a job whose name contains `mainstay`
-//! or `etcd`.
+//! The expressions assume that all members of a cluster have the same `job` label, and that each cluster has
+//! a different one. A metric that only members export needs no selector. A metric that every program exports
+//! (`up`, `process_…`) is restricted to jobs whose names contain `mainstay` or `etcd`.
 
 use std::fmt::Write as _;
 
-/// Series that Prometheus computes at intervals.
+/// Recording rule: a series that Prometheus computes periodically from an expression.
 pub struct Recorded {
     pub name: &'static str,
     pub expression: &'static str,
@@ -69,7 +70,8 @@ pub const RECORDED: &[Recorded] = &[
     },
 ];
 
-/// Series of a test: name with labels, and values one minute apart in promtool's notation.
+/// Input of a test: series, each with its name and labels, and its values, one per minute, in promtool's
+/// notation.
 type Series = &'static [(&'static str, &'static str)];
 
 /// An alert, with its tests and its remedy.
@@ -85,9 +87,9 @@ pub struct Alert {
     pub summary: &'static str,
     pub meaning: &'static str,
     pub remedy: &'static str,
-    /// Series for which the alert fires within an hour.
+    /// Series for which the alert must fire within an hour.
     pub fires: Series,
-    /// Similar series for which the alert does not fire.
+    /// Similar series for which the alert must not fire.
     pub rests: Series,
 }
 
@@ -592,8 +594,8 @@ pub fn alerts_yaml() -> String {
     text
 }
 
-/// Returns the tests for `promtool test rules`: each alert fires for the series that are meant for it, and
-/// does not fire for the similar ones.
+/// Returns the tests for `promtool test rules`: each alert must fire for the series in [`Alert::fires`], and
+/// must not fire for those in [`Alert::rests`].
 pub fn tests_yaml() -> String {
     let mut text = format!(
         "{GENERATED}rule_files:\n  - mainstay-rules.yaml\n  - mainstay-alerts.yaml\nevaluation_interval: 1m\ntests:\n"
@@ -620,8 +622,8 @@ pub fn tests_yaml() -> String {
     text
 }
 
-/// Returns the duration of a series of values in minutes, such as 6 for `1x3 0x2`: the term `1x3` has 4
-/// values, and `0x2` has 3.
+/// Returns the duration of a series in minutes, which is one less than its number of values. For example,
+/// `1x3 0x2` has 4 + 3 values, since `1x3` means 1 and three repetitions, so the result is 6.
 fn length(values: &str) -> usize {
     let counts = values.split(' ').filter_map(|part| part.rsplit_once('x')?.1.parse::<usize>().ok());
     counts.map(|count| count + 1).sum::<usize>() - 1

@@ -1,4 +1,4 @@
-//! The table of metrics, in the form that the generators need.
+//! Collects the metrics that a member exports, for the generators of this module.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ pub struct Row {
     pub kind: &'static str,
     /// Names of the labels.
     pub labels: Vec<String>,
-    /// HELP text.
+    /// Description of the metric, which is exported as `# HELP`.
     pub help: String,
     /// Bounds of a histogram: the first bound, the factor between two bounds, and their number.
     pub bounds: Option<(f64, f64, usize)>,
@@ -45,8 +45,8 @@ impl Table {
                 bounds: row.buckets.map(|buckets| (buckets.start, buckets.factor, buckets.count)),
             });
         }
-        // The metrics of the process are not in the table of metrics. They are read from an exposition, where
-        // they have no labels.
+        // The metrics of the process (`process_…`) have no descriptors. Read them from the text that a member
+        // exports; they have no labels.
         let mut text = String::new();
         metrics.render(&mut text);
         let mut help = "";
@@ -68,7 +68,7 @@ impl Table {
                 });
             }
         }
-        // Prometheus itself adds this series for each target.
+        // Expressions may also use `up`, which Prometheus itself adds for each target.
         table.recorded.insert("up".to_owned(), Vec::new());
         table
     }
@@ -87,8 +87,8 @@ impl Table {
         self.rows.values()
     }
 
-    /// Looks up a series that an expression names. Returns the name of its metric, and the labels of the
-    /// series without those of the target.
+    /// Looks up a series that an expression names. Returns the name of the metric, and the labels of the
+    /// series without [`TARGET_LABELS`].
     pub fn series(&self, name: &str) -> Option<(&str, Vec<&str>)> {
         if let Some((name, labels)) = self.recorded.get_key_value(name) {
             return Some((name, labels.iter().map(String::as_str).collect()));
@@ -98,7 +98,7 @@ impl Table {
         {
             return Some((&row.name, row.labels.iter().map(String::as_str).collect()));
         }
-        // A histogram exports only series with these suffixes.
+        // A histogram has no series with its own name, but only series with these suffixes.
         ["_bucket", "_sum", "_count"].iter().find_map(|suffix| {
             let row = self.rows.get(name.strip_suffix(suffix)?)?;
             if row.kind != "histogram" {

@@ -1,5 +1,5 @@
-//! Keeps the order of revisions at a destination: computes conditions that allow each transaction only
-//! directly after the one before.
+//! Computes the conditions of the transactions that replay revisions, so that each transaction is applied
+//! only directly after the previous one, whatever the order in which they arrive.
 
 use api::etcdserverpb as pb;
 use api::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
@@ -7,7 +7,7 @@ use api::mvccpb::Event;
 use api::mvccpb::event::EventType;
 use bytes::Bytes;
 
-/// State of a key after a revision.
+/// A key that a revision has put or deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mark {
     pub(super) key: Bytes,
@@ -25,7 +25,8 @@ impl Mark {
         }
     }
 
-    /// Returns a condition that holds if the key is as this revision left it.
+    /// Returns a condition that holds while the key is in the state in which this revision has left it:
+    /// deleted, or last modified by this revision.
     fn is_there(&self) -> pb::Compare {
         if self.is_deleted {
             return compare(&self.key, CompareResult::Equal, TargetUnion::Version(0));
@@ -33,7 +34,8 @@ impl Mark {
         compare(&self.key, CompareResult::Equal, TargetUnion::ModRevision(self.revision))
     }
 
-    /// Returns a condition that holds if the key is not yet as this revision leaves it.
+    /// Returns a condition that holds until this revision is applied: a key that it deletes still exists, or
+    /// a key that it puts has a lower modification revision.
     pub(super) fn is_missing(&self) -> pb::Compare {
         if self.is_deleted {
             return compare(&self.key, CompareResult::Greater, TargetUnion::Version(0));
@@ -42,26 +44,26 @@ impl Mark {
     }
 }
 
-/// Computes for each revision the conditions with which its transaction is applied only after all earlier
-/// ones.
+/// Computes the conditions for one revision after the other. It remembers one or two keys of the newest
+/// revisions, whose states show that a revision was applied.
 #[derive(Debug, Default)]
 pub(super) struct Chain {
-    /// The newest put; `None` if its key was deleted since.
+    /// A key of the newest revision with a put; `None` if the key was deleted since.
     put: Option<Mark>,
-    /// A deletion in the newest revision; `None` if that revision contains a put.
+    /// A key that the newest revision has deleted; `None` if that revision contains a put.
     deletion: Option<Mark>,
 }
 
 impl Chain {
-    /// Adds the next revision. Returns conditions that hold once the revision before it is applied, and never
-    /// before that; `None` if there are no such conditions. The absence of a deleted key alone is not enough,
-    /// because the key was also absent before it was created. It is enough together with a put that is older
-    /// than the deletion.
+    /// Adds the next revision. Returns conditions that hold only after the previous revision was applied;
+    /// `None` if there are no such conditions. The absence of a deleted key alone does not prove that the
+    /// deletion was applied, because the key was also absent before it was created. Together with the
+    /// condition about `put`, it does, because no key was created after that put.
     pub(super) fn next(&mut self, events: &[Event]) -> Option<Vec<pb::Compare>> {
         let before: Vec<pb::Compare> = self.put.iter().chain(&self.deletion).map(Mark::is_there).collect();
         let is_told = self.put.is_some();
         let marks = || events.iter().map(Mark::of);
-        // Of several keys, take the shortest one, because it is sent with later transactions.
+        // Remember only the shortest of several keys, because it becomes part of later transactions.
         match marks().filter(|mark| !mark.is_deleted).min_by_key(|mark| mark.key.len()) {
             Some(put) => *self = Chain { put: Some(put), deletion: None },
             None => {
@@ -107,7 +109,7 @@ mod tests {
         assert_eq!(chain.next(&[delete("a", 4)]), there(&[put("b", 3)]));
         assert_eq!(chain.next(&[delete("c", 5), delete("d", 5)]), there(&[put("b", 3), delete("a", 4)]));
         assert_eq!(chain.next(&[delete("e", 6), put("f", 6)]), there(&[put("b", 3), delete("c", 5)]));
-        // The absence of f was true before revision 6, too.
+        // A condition that `e` is absent is not needed, because the put of `f` proves revision 6.
         assert_eq!(chain.next(&[delete("f", 7)]), there(&[put("f", 6)]));
         assert_eq!(chain.next(&[put("g", 8)]), None);
         assert_eq!(chain.next(&[put("h", 9)]), there(&[put("g", 8)]));

@@ -1,5 +1,5 @@
-//! Compares the source and the destination of a mirror at a revision: all keys, or only those replayed since
-//! the last comparison.
+//! Checks that the source and the destination of a mirror have the same keys at a revision: compares all
+//! keys, or only those that were replayed since the last comparison.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -13,14 +13,15 @@ use client::Client;
 use super::{after, each};
 use crate::ranges::OPEN_END;
 
-/// Number of keys of the first page of a comparison, and maximum number of keys of a page.
+/// Number of keys that a comparison requests for its first page, and maximum number for later pages.
 const PAGE_KEYS: (i64, i64) = (16, 256);
-/// Size of a page in bytes at which the number of its keys is no longer increased.
+/// Size in bytes that a page should have. The number of keys to request for a page is computed from the
+/// average size of the keys of the previous page.
 const PAGE_BYTES: usize = 4 * 1024 * 1024;
 /// Maximum size in bytes of the keys that are remembered for the next comparison. If more keys change, the
 /// next comparison compares all keys.
 const CHANGED_BYTES_MAX: usize = 256 * 1024 * 1024;
-/// Additional memory for a remembered key, in bytes.
+/// Memory in bytes that is counted for a remembered key in addition to its length.
 const CHANGED_KEY_BYTES: usize = 64;
 
 /// Keys that were replayed since source and destination were last compared.
@@ -28,13 +29,13 @@ const CHANGED_KEY_BYTES: usize = 64;
 pub(super) struct Changed {
     keys: BTreeSet<Bytes>,
     bytes: usize,
-    /// True if there are too many keys to remember, or if no comparison was made yet. Then all keys have to
-    /// be compared.
+    /// True if the changed keys are not known, because there are too many or because no comparison has been
+    /// made yet. In both cases the next comparison must compare all keys.
     is_too_much: bool,
 }
 
 impl Changed {
-    /// Creates the state before the first comparison, when all keys have to be compared.
+    /// Creates the state before the first comparison, which must compare all keys.
     pub(super) fn unknown() -> Changed {
         Changed { is_too_much: true, ..Changed::default() }
     }
@@ -48,7 +49,7 @@ impl Changed {
             *self = Changed::unknown();
             return;
         }
-        // The key is copied. A key that is a slice of a message would keep the whole message in memory.
+        // Copy the key, because a slice of the received message would keep the whole message in memory.
         self.keys.insert(Bytes::copy_from_slice(key));
     }
 
@@ -59,8 +60,8 @@ impl Changed {
     }
 }
 
-/// Reads the keys of a range at a revision, page by page. The number of keys per page is adapted, so that the
-/// size of a page in bytes stays bounded.
+/// Reads the keys of a range at a revision, page by page. The number of keys of a page depends on the size of
+/// the previous page, so that large values do not make a page too large.
 pub(super) struct Pages {
     client: Client,
     request: pb::RangeRequest,
@@ -90,7 +91,7 @@ impl Pages {
     pub(super) async fn next(&mut self) -> Result<Option<KeyValue>, Status> {
         while self.page.is_empty() && !self.is_over {
             let answer: pb::RangeResponse = match self.client.call(Rpc::KvRange, &self.request).await {
-                // The page is larger than the size limit of a response, so try again with fewer keys.
+                // The page exceeds the size limit of a response. Try again with a single key.
                 Err(status) if status.code == Code::ResourceExhausted && self.request.limit > 1 => {
                     self.request.limit = 1;
                     continue;
@@ -109,8 +110,8 @@ impl Pages {
     }
 }
 
-/// Returns the number of keys for the next page, after a page of `limit` keys had this many bytes. The number
-/// is at most doubled.
+/// Returns the number of keys to request for the next page, after a request for `limit` keys has returned
+/// `bytes` bytes. The number grows at most to twice `limit`.
 fn next_limit(limit: i64, bytes: usize) -> i64 {
     let fitting = PAGE_BYTES.saturating_mul(usize::try_from(limit).unwrap_or(1)) / bytes.max(1);
     i64::try_from(fitting).unwrap_or(i64::MAX).clamp(1, PAGE_KEYS.1.min(limit * 2))
@@ -156,7 +157,8 @@ async fn count(client: &Client, revision: i64) -> Result<i64, Status> {
     Ok(answer.count)
 }
 
-/// Compares all keys at a revision (value, revisions, version, lease), and the number of keys.
+/// Compares all keys of source and destination at a revision: their number, and the value, revisions, version
+/// and lease of each key.
 ///
 /// # Errors
 /// Returns the errors of [`Client::call`].
@@ -183,9 +185,9 @@ pub(super) async fn differences(source: Client, target: Client, revision: i64) -
     }
 }
 
-/// Compares these keys at a revision, and the number of all keys. Each key is read separately, because for a
-/// range read with a lower bound of the modification revision, etcd would read all keys and values of the
-/// range, whatever the limit.
+/// Compares the number of all keys at a revision, and each of these keys. Each key is read separately. One
+/// range read of the keys modified since the last comparison (`min_mod_revision`) would be simpler, but for
+/// it etcd reads all keys and values of the range, whatever the limit.
 ///
 /// # Errors
 /// Returns the errors of [`Client::call`].

@@ -1,9 +1,9 @@
-//! `--cut-over`: the destination of a mirror replaces the source.
+//! `--cut-over`: replaces the source of a mirror by the destination, with a short stop of writes.
 //!
-//! The final work consists of catching up, comparing the keys that have changed, and comparing the leases. It
-//! is rehearsed several times while clients still write to the source, to measure the time for which writes
-//! have to be stopped. Writes are stopped only if this time is below the limit. When the limit has passed,
-//! the source accepts writes again, even if the cut-over has failed.
+//! While writes are stopped, the destination has to catch up, and the changed keys and the leases have to be
+//! compared. This work is rehearsed several times while clients still write to the source, to measure how
+//! long it takes. Writes are stopped only if a rehearsal took at most half of the limit. If the cut-over
+//! fails or the limit passes, the source accepts writes again.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher as _;
@@ -23,15 +23,15 @@ use super::comparison::{Changed, Difference, differences, differences_of, told};
 use super::{Now, PAUSE, REPORT_INTERVAL, Replay, locked};
 use crate::call::Call;
 
-/// If a rehearsal takes no longer than this, no further rehearsals are made to shorten the time.
+/// Duration of a rehearsal that is short enough: no further rehearsals are made in the hope of a shorter one.
 const SHORT: Duration = Duration::from_millis(50);
-/// Number of rehearsals in a row that must find the same lease with a different TTL before this counts as a
-/// real difference.
+/// Number of consecutive rehearsals that must find the same lease with a different TTL before the command
+/// fails. With fewer, the cause may be a revision that has not been replayed yet.
 const REUSED_MAX: u32 = 3;
-/// Maximum duration of one attempt to clear the alarm, and of all attempts together.
+/// Time limits for clearing the alarm: for one request, and for all attempts together.
 const DISARM_PATIENCE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(60));
 
-/// The alarm that a cut-over in progress has raised at the source, to stop writes.
+/// The alarm that this cut-over has raised, or possibly raised, at the source to stop writes.
 #[derive(Clone, Copy, Debug)]
 struct Stopped {
     id: u64,
@@ -39,7 +39,7 @@ struct Stopped {
     is_certain: bool,
 }
 
-/// Replays the source until the destination has replaced it. Writes at the source are stopped for at most `limit`.
+/// Replays the source until the destination has replaced it. Stops writes at the source for at most `limit`.
 ///
 /// # Errors
 /// Returns the errors of [`super::replay`]. Also returns an error after an interruption, or if another
@@ -51,8 +51,8 @@ pub(super) async fn cut_over(
     operations_max: usize,
     limit: Duration,
 ) -> Result<(), Failure> {
-    // An interrupted cut-over must allow writes again before the process ends, so signals must not end the
-    // process.
+    // From now on signals do not end the process, because an interrupted cut-over must clear the alarm, so
+    // that the source accepts writes again.
     let mut interruption = call.interruption();
     let stopped = Mutex::new(None);
     let work = async {
@@ -94,7 +94,8 @@ pub(super) async fn cut_over(
     Err(Failure::new(failure.code, format!("{failure}; {state}")))
 }
 
-/// Clears an alarm. Retries for a while, unless the error shows that a retry cannot succeed.
+/// Clears an alarm of this cut-over. Retries for a limited time, unless the error shows that a retry cannot
+/// succeed.
 async fn disarm(call: &Call, source: &Client, id: u64) -> Result<(), String> {
     let source = source.within(DISARM_PATIENCE.0);
     let deadline = Instant::now() + DISARM_PATIENCE.1;
@@ -115,9 +116,10 @@ async fn disarm(call: &Call, source: &Client, id: u64) -> Result<(), String> {
     }
 }
 
-/// Raises or clears an alarm during which a cluster changes no keys or leases, but can still be read and
-/// watched. The alarm has a member id that belongs to no member, because a member with such an alarm may
-/// refuse reads as well. The id is different for each cut-over, so that each clears only its own alarm.
+/// Raises, clears or lists CORRUPT alarms. While a cluster has a CORRUPT alarm, it changes no keys or leases,
+/// but can still be read and watched. The member id in the alarm belongs to no member, because a member that
+/// has the alarm itself may also refuse reads. Each cut-over uses a different id, so that it clears only its
+/// own alarm.
 async fn alarm(client: &Client, action: AlarmAction, id: u64) -> Result<pb::AlarmResponse, Status> {
     let alarm = pb::AlarmType::Corrupt as i32;
     let request = pb::AlarmRequest { action: action as i32, member_id: id, alarm };
@@ -137,8 +139,8 @@ async fn raised(client: &Client) -> Result<Vec<pb::AlarmMember>, Status> {
     Ok(alarm(client, AlarmAction::Get, 0).await?.alarms)
 }
 
-/// Returns an error if another cut-over has already replaced this source. Such a source must stay unchanged,
-/// even if this cut-over fails.
+/// Returns an error if the source has a CORRUPT alarm, because another cut-over may have replaced this source
+/// already. Such a source must not accept writes again, which it would if this cut-over failed.
 async fn refuse_if_left(source: &Client) -> Result<(), Failure> {
     if raised(source).await?.is_empty() {
         return Ok(());
@@ -152,15 +154,16 @@ async fn refuse_if_left(source: &Client) -> Result<(), Failure> {
 
 /// Result of a rehearsal.
 struct Rehearsal {
-    /// Time for which writes would have been stopped; `None` if all keys had to be compared again.
+    /// Time for which writes would have been stopped; `None` if the changed keys were not known, so that all
+    /// keys had to be compared.
     took: Option<Duration>,
-    /// A lease that has keys and a different TTL at the destination.
+    /// Id of a lease that has keys and a different TTL at the destination; `None` if there is no such lease.
     reused: Option<i64>,
 }
 
 impl Replay<'_> {
-    /// Replaces the source by the destination. If this fails, `stopped` contains the alarm that has to be
-    /// cleared.
+    /// Replaces the source by the destination. If this fails, `stopped` contains the alarm that the caller
+    /// has to clear, if there is one.
     async fn cut_over(&mut self, limit: Duration, stopped: &Mutex<Option<Stopped>>) -> Result<(), Failure> {
         let now = Now::of(&self.source).await?;
         self.reach(now.revision).await?;
@@ -177,8 +180,8 @@ impl Replay<'_> {
                 cli::go::duration(limit)
             )))
         })?;
-        // The destination has replaced the source, so the alarm that stopped writes must stay, even if
-        // printing the result fails.
+        // The destination has replaced the source. Keep the alarm from being cleared now, before anything
+        // else can fail: the source must not accept writes any more.
         *locked(stopped) = None;
         let _ = self.call.line(format!(
             "revision {end}: compared {} more keys, no difference; {leases} leases; writes stopped {} ms ago",
@@ -189,8 +192,8 @@ impl Replay<'_> {
         Ok(())
     }
 
-    /// Compares all keys at the destination's revision while clients write to the source, and replays their
-    /// writes at the same time.
+    /// Compares all keys at the revision that the destination has reached. Continues to replay the writes of
+    /// clients during the comparison.
     async fn compare_all(&mut self) -> Result<(), Failure> {
         let at = self.replayed;
         self.changed = Changed::default();
@@ -204,15 +207,16 @@ impl Replay<'_> {
         self.call.line(format!("revision {at}: compared {} keys, no difference", before.keys))
     }
 
-    /// Compares the keys that were replayed since the last comparison.
+    /// Compares the keys that were replayed since the last comparison; returns `None` without comparing if
+    /// these keys are not known.
     async fn compare_changed(&mut self) -> Result<Option<Difference>, Failure> {
         let at = self.replayed;
         let Some(keys) = self.changed.take() else { return Ok(None) };
         told(differences_of(keys, &self.source, &self.target, at).await, at).map(Some)
     }
 
-    /// Rehearses the work for which writes will be stopped, without stopping them. Repeats this until it
-    /// takes less than half of the limit and does not become much shorter any more.
+    /// Rehearses the work for which writes will be stopped, without stopping them. Returns once a rehearsal
+    /// takes at most half of the limit, and is either short or not much shorter than the previous one.
     async fn rehearse_until_short(&mut self, limit: Duration) -> Result<(), Failure> {
         self.leases.renew_all().await;
         let mut last = Duration::MAX;
@@ -244,14 +248,15 @@ impl Replay<'_> {
                 ))?;
             }
             if took > limit / 2 {
-                // Each rehearsal queries every lease. The pause keeps the rehearsals from overloading the
-                // source.
+                // Pause between rehearsals, which query every lease and would otherwise overload the source.
+                // Replay in the meantime.
                 self.follow_for(took.max(PAUSE)).await?;
             }
         }
     }
 
-    /// Replays the source for this time, so that the destination does not fall behind.
+    /// Replays the source for the duration `time`, so that the destination does not fall behind during a
+    /// pause.
     async fn follow_for(&mut self, time: Duration) -> Result<(), Failure> {
         let mut over = pin!(sleep(time));
         loop {
@@ -291,8 +296,8 @@ impl Replay<'_> {
             return Err(status.into());
         }
         *locked(stopped) = Some(Stopped { id, is_certain: true });
-        // Another cut-over may have raised its own alarm since the alarms were listed. Neither of the two
-        // knows the other's destination, so this one gives up.
+        // Give up if the source has another alarm: another cut-over may have raised it since this command
+        // listed the alarms, and two cut-overs to different destinations must not both succeed.
         if let Some(other) = raised(&self.source).await?.into_iter().find(|other| other.member_id != id) {
             return Err(Failure::error(format!(
                 "the source has another CORRUPT alarm ({:x}), possibly from a cut-over to another destination in progress",

@@ -1,5 +1,5 @@
-//! The leases of a mirror's destination. They are the leases of the source with the same TTLs, and are kept
-//! alive until the source ends them.
+//! Gives the destination of a mirror the leases of the source, with the same ids and TTLs, and renews them
+//! until they end at the source.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -14,27 +14,28 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::{Now, each, locked};
 
-/// Interval at which the mirror checks which leases of the destination have to be renewed.
+/// Interval at which the mirror renews the leases of the destination that are due.
 const RENEWAL_INTERVAL: Duration = Duration::from_millis(500);
-/// Time after which a stream of renewals without a response is replaced by another stream, possibly to
-/// another member.
+/// Time limit for opening a stream of renewals, and for the response to a renewal. After it, the stream is
+/// given up, and the next round opens another one, possibly to another member.
 const RENEWAL_PATIENCE: Duration = Duration::from_secs(2);
-/// Number of renewals that are sent on a stream before the first response has arrived.
+/// Number of renewals that are sent on a stream before their responses are awaited.
 const RENEWALS_AHEAD: usize = 64;
 /// Maximum number of concurrent renewal streams. Several are needed because a follower of etcd forwards the
 /// renewals of one stream to its leader one at a time.
 const STREAMS_MAX: usize = 16;
-/// Maximum time in which one endpoint must list its leases.
+/// Time limit for each request by which an endpoint lists its leases.
 const LIST_PATIENCE: Duration = Duration::from_secs(5);
-/// TTL in seconds at the destination of a lease that the source has already ended, if the deletion of its
-/// keys was not replayed yet.
+/// TTL in seconds of a lease that is granted at the destination although it has already ended at the source:
+/// a replayed revision attaches keys to it, and the deletion of these keys will be replayed later.
 const GONE_TTL_SECONDS: i64 = 600;
 
-/// A lease of the destination.
+/// A lease at the destination.
 #[derive(Clone, Copy, Debug)]
 struct Held {
-    /// TTL in seconds that this mirror has requested. The destination may have granted a longer TTL, because
-    /// its election timeout requires a minimum.
+    /// TTL in seconds that this mirror has requested; `None` if the mirror has found the lease at the
+    /// destination. The destination may have granted a longer TTL, because its minimum TTL depends on its
+    /// election timeout.
     asked_seconds: Option<i64>,
     /// TTL in seconds that the destination has granted; `None` until the response to a renewal contains it.
     granted_seconds: Option<i64>,
@@ -46,12 +47,13 @@ struct Held {
 pub(super) struct Matched {
     /// Number of leases of the source.
     pub(super) leases: usize,
-    /// A lease with keys that has another TTL at the destination. Its id was granted again at the source, and
-    /// the deletion of these keys may not have been replayed yet.
+    /// Id of a lease that has keys and a different TTL at the destination; `None` if there is no such lease.
+    /// The source has ended the lease and granted its id again; possibly the deletion of the old keys has not
+    /// been replayed yet.
     pub(super) reused: Option<i64>,
 }
 
-/// The leases of the destination. Clones share them.
+/// The leases that the destination is known to have. Clones share them.
 #[derive(Clone)]
 pub(super) struct Leases {
     held: Arc<Mutex<HashMap<i64, Held>>>,
@@ -60,7 +62,7 @@ pub(super) struct Leases {
 }
 
 impl Leases {
-    /// Reads the leases that the destination has, and renews them.
+    /// Lists the leases of the destination, and renews each once.
     ///
     /// # Errors
     /// Returns an error if the destination does not list its leases.
@@ -78,7 +80,8 @@ impl Leases {
         locked(&self.held)
     }
 
-    /// Removes a lease from the known ones, because the destination does not have it.
+    /// Removes a lease from the known leases, because the destination does not have it or is about to revoke
+    /// it.
     pub(super) fn forget(&self, id: i64) {
         self.held().remove(&id);
     }
@@ -115,8 +118,8 @@ impl Leases {
         Ok(())
     }
 
-    /// Grants all leases of the source at the destination, with the same TTLs, and revokes leases that the
-    /// source has ended, once they have no keys left.
+    /// Grants all leases of the source at the destination, with the same TTLs. Revokes the leases at the
+    /// destination that have ended at the source and have no keys.
     ///
     /// # Errors
     /// Returns an error if the source or the destination refuses, or cannot be reached.
@@ -137,8 +140,8 @@ impl Leases {
         Ok(Matched { leases, reused })
     }
 
-    /// Gives a lease the same TTL at the destination as at the source. Returns false if the lease has another
-    /// TTL at the destination and cannot be granted again because it has keys.
+    /// Gives a lease the same TTL at the destination as at the source. Returns false if the lease has a
+    /// different TTL at the destination and cannot be granted again because it has keys.
     async fn make_alike(&self, id: i64) -> Result<bool, Failure> {
         let Some(held) = self.held().get(&id).copied() else {
             self.ensure(id).await?;
@@ -149,8 +152,8 @@ impl Leases {
             Some(seconds) => seconds,
             None => granted_seconds(&self.target, id).await?,
         };
-        // If the source has ended the lease since it was listed, the next round revokes it at the
-        // destination.
+        // Nothing to do if the TTLs are equal, or if the lease has ended at the source since it was listed:
+        // in that case the next call of `match_source` revokes it at the destination.
         if wanted <= 0 || has == wanted || held.asked_seconds == Some(wanted) {
             return Ok(true);
         }
@@ -161,8 +164,9 @@ impl Leases {
             self.grant(id, wanted).await?;
             return Ok(true);
         }
-        // The destination may have a minimum TTL that is longer than the requested one, which this short
-        // lease shows.
+        // The destination may have a minimum TTL that is longer than the wanted one. Grant another lease with
+        // the shortest TTL to find out that minimum. If the lease `id` has the minimum, its TTL cannot be
+        // made shorter, so the two TTLs count as equal.
         let probe = lease::grant(&self.target, 1, 0).await?;
         lease::revoke(&self.target, probe.id).await?;
         let is_shortest = wanted < has && has == probe.ttl;
@@ -172,9 +176,11 @@ impl Leases {
         Ok(is_shortest)
     }
 
-    /// Revokes a lease that the source does not list, if it has no keys at the destination.
+    /// Revokes a lease at the destination if it does not exist at the source and has no keys at the
+    /// destination.
     async fn end(&self, id: i64) -> Result<(), Failure> {
-        // The list came from a single member, which may lag behind. The leader knows if the lease exists.
+        // Ask the source again before the lease is revoked: the list came from a single member and may be out
+        // of date by now, while the leader answers this request.
         if granted_seconds(&self.source, id).await? > 0 {
             return Ok(());
         }
@@ -195,9 +201,9 @@ impl Leases {
         }
     }
 
-    /// Renews all leases forever, each of them after a third of its TTL. Failed renewals are retried. If a
-    /// lease still expires, the destination gets a revision that the source does not have, and the replay
-    /// detects this.
+    /// Never returns, and renews each lease after a third of its TTL. Failed renewals are retried. If a lease
+    /// with keys expires nevertheless, the destination gets a revision that the source does not have, which
+    /// the replay detects.
     pub(super) async fn keep(self) {
         loop {
             sleep(RENEWAL_INTERVAL).await;
@@ -207,13 +213,13 @@ impl Leases {
         }
     }
 
-    /// Renews all leases once. Failures are ignored.
+    /// Renews all leases once. Failures are ignored, because [`Leases::keep`] retries.
     pub(super) async fn renew_all(&self) {
         let all = self.held().keys().copied().collect();
         self.renew(all).await;
     }
 
-    /// Renews these leases over several streams, those that expire first at the beginning.
+    /// Renews these leases over several streams, in the order in which they are due.
     async fn renew(&self, mut ids: Vec<i64>) {
         {
             let held = self.held();
@@ -232,7 +238,8 @@ impl Leases {
         while renewals.join_next().await.is_some() {}
     }
 
-    /// Renews these leases over one stream until a renewal fails. The lease whose renewal failed comes last
+    /// Renews these leases over one stream, and stops at the first renewal that fails. The lease whose
+    /// renewal failed becomes due later, so that it does not keep the other leases from being renewed first
     /// in the next round.
     async fn renew_over_one_stream(&self, ids: &[i64]) {
         let opened =
@@ -256,8 +263,8 @@ impl Leases {
         }
     }
 
-    /// Handles the response to a renewal that was sent at `began` or later. Returns false if the stream has
-    /// ended.
+    /// Waits for the response to a renewal that was sent at `began` or later, and handles it. Returns false
+    /// if the stream has ended or no response came in time.
     async fn take_renewal(
         &self,
         stream: &mut Stream<pb::LeaseKeepAliveRequest, pb::LeaseKeepAliveResponse>,
@@ -271,8 +278,8 @@ impl Leases {
                 held.due = Instant::now() + third(answer.ttl);
             }
         } else if held.get(&answer.id).is_some_and(|held| held.due <= began) {
-            // The lease does not exist, so remove it. If it is due later than this renewal, it may have been
-            // granted again since, so keep it.
+            // The lease does not exist, so remove it. But keep a lease that is due later than `began`,
+            // because it may have been granted again since this renewal was sent.
             held.remove(&answer.id);
         }
         true
@@ -283,9 +290,9 @@ fn third(ttl_seconds: i64) -> Duration {
     Duration::from_secs(ttl_seconds.max(1).unsigned_abs()) / 3
 }
 
-/// Lists the leases that a cluster has now. A member lists only the leases that it knows, and may lag behind.
-/// Therefore each endpoint is queried directly after a linearizable read at the same endpoint; the first list
-/// that arrives is returned.
+/// Lists the leases that a cluster has now. A member lists the leases that it knows, and may lag behind.
+/// Therefore each endpoint first makes a linearizable read, after which it has caught up, and then lists its
+/// leases. Returns the first list that arrives.
 async fn listed(client: &Client) -> Result<Vec<i64>, Status> {
     let mut asked = JoinSet::new();
     for endpoint in client.endpoints() {
@@ -308,7 +315,7 @@ async fn listed(client: &Client) -> Result<Vec<i64>, Status> {
     Err(last)
 }
 
-/// Returns the granted TTL of a lease in seconds; 0 or less if the lease does not exist.
+/// Returns the TTL with which a lease was granted, in seconds; 0 or less if the lease does not exist.
 async fn granted_seconds(client: &Client, id: i64) -> Result<i64, Status> {
     let request = pb::LeaseTimeToLiveRequest { id, keys: false };
     let answer: pb::LeaseTimeToLiveResponse = client.call(Rpc::LeaseTimeToLive, &request).await?;
