@@ -12,7 +12,7 @@ use crate::ProxyOptions;
 /// Timeout of connecting to a member.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Names of the metadata that identifies the client.
+/// Names of the metadata by which a client proves its identity.
 pub(crate) const CREDENTIALS: [&str; 2] = ["token", "authorization"];
 
 /// Names of the metadata that is forwarded to the member unchanged: the client's credentials and
@@ -33,11 +33,12 @@ pub(crate) fn settings(options: &ProxyOptions, endpoints: Vec<String>, tls: Opti
     }
 }
 
-/// Returns the options of a call to a member, which come from the client's call.
+/// Returns the options of a call to a member: the metadata to forward and the timeout of the client's call.
 pub(crate) fn call_options(rpc: Rpc, head: &Head) -> CallOptions {
     let mut options = CallOptions::default();
     for name in PASSED_ON {
-        // A call that requests a token is made without a token, as on a member.
+        // The call that requests a token must not carry one: the client's old token may be invalid, and a
+        // member would refuse the call.
         if rpc == Rpc::Authenticate && CREDENTIALS.contains(&name) {
             continue;
         }
@@ -47,7 +48,8 @@ pub(crate) fn call_options(rpc: Rpc, head: &Head) -> CallOptions {
         }
     }
     let time = head.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-    // Only a unary call gets the timeout. The front enforces the deadline of a stream by dropping the call.
+    // Only a unary call gets the timeout. A stream needs none, because the gRPC server drops a stream whose
+    // deadline has passed, which also ends the stream to the member.
     options.timeout = time.filter(|_| rpc.method().kind == Kind::Unary);
     options
 }
