@@ -1,4 +1,4 @@
-//! Errors in reading or writing etcd's files.
+//! Defines the errors of reading and writing etcd's files.
 
 use std::fmt;
 use std::io;
@@ -8,14 +8,15 @@ use std::io;
 pub enum Error {
     /// An operation on the file failed.
     Io {
-        /// Operation that failed, as a part of the error's sentence.
+        /// Operation that failed, such as `opening db`.
         doing: String,
         /// Error of the operating system.
         error: io::Error,
     },
     /// The file's contents are invalid.
     Damaged(Damage),
-    /// The sources contradict each other about the members of the cluster; the text names the contradiction.
+    /// The members of the cluster cannot be determined: they are unknown, or the files contradict each other.
+    /// Contains the message for the operator.
     Members(String),
 }
 
@@ -95,7 +96,7 @@ pub enum WriteError {
     Io(io::Error),
     /// The given contents cannot be stored in such a file, or are not in the required order.
     Refused(String),
-    /// The written contents differ from those that were measured.
+    /// The contents in the second pass differ from those in the first pass.
     Differs(String),
 }
 

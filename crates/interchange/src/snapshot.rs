@@ -1,4 +1,4 @@
-//! The file format of `etcdctl snapshot save`.
+//! Reads and writes snapshot files, which `etcdctl snapshot save` creates. The format:
 //!
 //! ```text
 //! database          a multiple of 512 bytes
@@ -16,8 +16,8 @@ use crate::source::Source;
 
 /// Length of the digest in bytes.
 pub const DIGEST_BYTES: usize = 32;
-/// Length of a database is a multiple of this many bytes; so a file whose length has a remainder of 32 bytes
-/// ends with a digest.
+/// The length of a database is a multiple of this many bytes. So if the length of a snapshot file leaves a
+/// remainder of 32 bytes, the file ends with a digest.
 pub const ALIGN_BYTES: u64 = 512;
 const CHUNK_BYTES: usize = 256 << 10;
 
@@ -123,7 +123,7 @@ pub struct Digesting<W> {
 }
 
 impl<W: Write> Digesting<W> {
-    /// Starts with an empty database.
+    /// Creates a writer to which nothing of the database was written yet.
     pub fn new(out: W) -> Digesting<W> {
         Digesting { out, sum: Sha256::new() }
     }

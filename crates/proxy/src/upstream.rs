@@ -37,8 +37,8 @@ pub(crate) fn settings(options: &ProxyOptions, endpoints: Vec<String>, tls: Opti
 pub(crate) fn call_options(rpc: Rpc, head: &Head) -> CallOptions {
     let mut options = CallOptions::default();
     for name in PASSED_ON {
-        // The call that requests a token must not carry one: the client's old token may be invalid, and a
-        // member would refuse the call.
+        // `Authenticate` requests a new token. Members ignore any token that comes with this call, so none is
+        // forwarded.
         if rpc == Rpc::Authenticate && CREDENTIALS.contains(&name) {
             continue;
         }

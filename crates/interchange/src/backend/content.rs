@@ -1,4 +1,4 @@
-//! Contents of the small buckets in a database.
+//! Types for the contents of the small buckets in a database (all except keys and leases), and their JSON.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::fmt;
 use numbers::Revision;
 use serde_json::Value;
 
-/// A minor release of etcd, which determines what is written.
+/// A minor release of etcd. It determines which fields a database written for this release has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(missing_docs, reason = "the names are the releases")]
 pub enum Release {
@@ -23,9 +23,9 @@ pub struct Meta {
     pub consistent_index: u64,
     /// Raft term of the entry at `consistent_index`; written by etcd from 3.5 on.
     pub term: Option<u64>,
-    /// Voters and learners; written by etcd from 3.5 on.
+    /// Voters and learners of the cluster; written by etcd from 3.5 on.
     pub conf_state: Option<ConfState>,
-    /// Version for which the data is written, such as `3.7.0`; written by etcd from 3.6 on.
+    /// Version of the data's format, such as `3.7.0`; written by etcd from 3.6 on.
     pub storage_version: Option<String>,
     /// Revision of the last compaction that was started: revisions below it can no longer be read by clients.
     pub scheduled_compact_revision: Option<Revision>,
@@ -84,8 +84,8 @@ pub struct Auth {
 }
 
 impl Meta {
-    /// Revision below which nothing can be read; `None` before the first compaction. This is the scheduled
-    /// revision even if that compaction did not finish, because etcd finishes it at its next start.
+    /// Returns the compact revision, below which clients can read nothing; `None` before the first
+    /// compaction. An unfinished compaction counts, because etcd finishes it at its next start.
     pub fn compact_revision(&self) -> Option<Revision> {
         self.scheduled_compact_revision.max(self.finished_compact_revision)
     }
@@ -96,7 +96,7 @@ impl Meta {
 pub(crate) enum ContentError {
     /// The value is not JSON, or JSON of an unexpected form.
     Json(serde_json::Error),
-    /// Name of a field in the value's JSON, and what is wrong with it.
+    /// Name of a field in the value's JSON, and a description of the field's error.
     Field(&'static str, &'static str),
     /// The value is in no form that etcd writes.
     Form(&'static str),

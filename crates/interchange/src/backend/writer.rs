@@ -12,11 +12,11 @@ use crate::backend::name;
 use crate::bolt::{Layout, Plan, Writer};
 use crate::error::WriteError;
 
-/// Measures etcd's state. The first of two passes; see [`Layout`].
+/// Computes the size and layout of a database with etcd's state. The first of two passes; see [`Layout`].
 ///
-/// Each method may be called once; the order of the methods is free but must be the same in both passes.
-/// [`BackendLayout::lease`] and [`BackendLayout::change`] may be called many times, without calls of other
-/// methods in between.
+/// The methods may be called in any order, but in the same order in both passes. Each may be called once.
+/// Only [`BackendLayout::user`], [`BackendLayout::role`], [`BackendLayout::lease`] and
+/// [`BackendLayout::change`] may be called many times, without calls of other methods in between.
 pub struct BackendLayout {
     state: State<Layout>,
 }
@@ -28,7 +28,7 @@ pub struct BackendWriter<W> {
     state: State<Writer<W>>,
 }
 
-/// Target of the pairs, in both passes.
+/// Receiver of the buckets and their pairs: the [`Layout`] in the first pass, the [`Writer`] in the second.
 trait Pairs {
     fn bucket(&mut self, name: &[u8]) -> Result<(), WriteError>;
     fn pair(&mut self, key: &[u8], value: &[&[u8]]) -> Result<(), WriteError>;
@@ -93,8 +93,8 @@ macro_rules! both_passes {
             self.state.auth(auth)
         }
 
-        /// Writes whether authentication is enabled, and the auth revision; users and roles follow one by
-        /// one.
+        /// Writes the bucket `auth`: the flag that authentication is enabled, and the auth revision. The
+        /// caller then adds users and roles one by one.
         ///
         /// # Errors
         ///
@@ -136,14 +136,15 @@ macro_rules! both_passes {
 }
 
 impl BackendLayout {
-    /// Begins to measure a state, in the format of this release.
+    /// Begins the first pass, for the format of this release.
     pub fn new(release: Release) -> BackendLayout {
         BackendLayout { state: State::new(Layout::default(), release) }
     }
 
     both_passes!();
 
-    /// Measures the next change, in order of revision; `value_len` is the length of its value in bytes.
+    /// Takes the size of the next change into account, in order of revision. `value_len` is the length of its
+    /// value in bytes.
     ///
     /// # Errors
     ///
@@ -155,7 +156,7 @@ impl BackendLayout {
         self.state.pairs.pair(&self.state.key, len)
     }
 
-    /// Adds the missing buckets, empty, and returns the measured size.
+    /// Adds those of etcd's buckets that are missing, as empty ones, and returns the size of the database.
     ///
     /// # Errors
     ///
@@ -167,7 +168,7 @@ impl BackendLayout {
 }
 
 impl<W: Write> BackendWriter<W> {
-    /// Begins to write a state that was measured.
+    /// Begins the second pass. `plan` is the result of the first one.
     ///
     /// # Errors
     ///
@@ -190,7 +191,7 @@ impl<W: Write> BackendWriter<W> {
         self.state.pairs.pair(&self.state.key, &[&self.state.before, value, &self.state.after])
     }
 
-    /// Returns the output. A caller can take written data out of the output piece by piece.
+    /// Returns the output, so that the caller can take out the data written so far, for example to send it.
     pub fn output(&mut self) -> &mut W {
         self.state.pairs.output()
     }
@@ -209,10 +210,11 @@ impl<W: Write> BackendWriter<W> {
 struct State<P> {
     pairs: P,
     release: Release,
-    /// The open bucket, if it is one that is filled by many calls of the same method.
+    /// Name of the open bucket, if many calls of the same method fill it.
     open: Option<&'static [u8]>,
     begun: Vec<&'static [u8]>,
-    /// Buffer for the encoded key of a change.
+    /// Buffer for the encoded key of a change. The two buffers below are for the encoded bytes before and
+    /// after the value.
     key: Vec<u8>,
     before: Vec<u8>,
     after: Vec<u8>,
@@ -295,8 +297,8 @@ impl<P: Pairs> State<P> {
             let value = serde_json::json!({ "target-version": target, "enabled": true }).to_string();
             self.pairs.pair(b"downgrade", &[value.as_bytes()])?;
         }
-        // Member ids have no leading zeros in these keys, so their order as text differs from their order as
-        // numbers.
+        // Sort by the encoded keys, since the pairs of a bucket must be in this order: the keys are member
+        // ids in hex without leading zeros, whose order differs from that of the numbers.
         let members = membership.members.iter().map(|m| (hex_key(m.id), m.to_json()));
         self.sorted(name::MEMBERS, members.collect())?;
         let removed = membership.removed.iter().map(|id| (hex_key(*id), "removed".to_owned()));

@@ -5,7 +5,7 @@ use crate::bolt::format::{COUNT_ELSEWHERE, FREELIST, PAGE_HEADER_BYTES, u16_at, 
 use crate::error::Error;
 use crate::source::Source;
 
-/// Maximum nesting of buckets; etcd nests them one level deep.
+/// Maximum nesting of buckets. A database with deeper nesting is refused; etcd does not nest its buckets.
 const NESTING_MAX: usize = 16;
 
 /// The result of a check.

@@ -1,5 +1,5 @@
-//! The format of bbolt's files, version 2. All numbers are little-endian, because every machine that etcd
-//! supports is.
+//! Defines the format of bbolt's files, version 2, and encodes and decodes meta pages. bbolt writes numbers
+//! in the byte order of the machine; here all are little-endian, as on every machine that etcd supports.
 //!
 //! ```text
 //! file     pages of one size, a power of two, that of the machine's memory pages where the file was made
@@ -24,20 +24,17 @@
 //!       48  transaction      8
 //!       56  checksum         8   FNV-1a of the 56 bytes before
 //!
-//! branch element                 leaf element
-//!        0  position   4                0  flags       4   1: the value is a bucket
-//!        4  key size   4                4  position    4
-//!        8  child page 8                8  key size    4
-//!                                      12  value size  4
-//!          Positions count from the element. At a leaf's position stand the key and right behind it the value. The
-//!          key of a branch element is not above the least key of its child.
+//! branch element                 leaf element 0  position   4                0  flags       4   1: the value
+//! is a bucket 4  key size   4                4  position    4 8  child page 8                8  key size   
+//! 4 12  value size  4 Positions count from the element. At a leaf's position stand the key and right behind
+//! it the value. The key of a branch element is not above the least key of its child.
 //!
 //! bucket   (a value)
 //!        0  root page        8   0: the bucket is inline, and a leaf page follows here
 //!        8  sequence         8
 //!
-//! free list                      page numbers, 8 bytes each, as many as count says; if that is 65535, the real
-//!                                count is the first of them
+//! free list                      page numbers, 8 bytes each, as many as count says; if that is 65535, the
+//! real count is the first of them
 //! ```
 
 pub(crate) const MAGIC: u32 = 0xED0C_DAED;
@@ -95,8 +92,7 @@ impl Meta {
         bytes
     }
 
-    /// Decodes a meta page. An error text is the end of a sentence whose caller-supplied beginning names the
-    /// page.
+    /// Decodes a meta page. The returned error describes what is wrong with it, without naming the page.
     pub(crate) fn decode(bytes: &[u8; META_BYTES]) -> Result<Meta, &'static str> {
         if u32_at(bytes, 0) != MAGIC {
             return Err("it does not start with a database header");

@@ -5,9 +5,9 @@ use crate::bolt::format::{
 };
 use crate::error::Error;
 
-/// Maximum bytes, with overflow pages, of a branch or of a leaf that contains buckets. A cursor keeps one
-/// such page per level of the tree in memory. bbolt writes at most four keys of 32 KiB into one such page if
-/// they do not fit into a single page.
+/// Maximum bytes, with overflow pages, of a branch or of a leaf that contains buckets. A file with a longer
+/// one is refused, because a cursor keeps one such page per level of the tree in memory. The limit is
+/// generous: bbolt lets such a page overflow only for up to four keys, of at most 32 KiB each.
 pub(super) const INNER_RUN_BYTES_MAX: u64 = 1 << 20;
 
 /// A branch or leaf page with its overflow pages.
@@ -26,7 +26,7 @@ struct Element {
     key: usize,
     value: usize,
     end: usize,
-    /// In a branch the page number of the child, in a leaf the flags of the element.
+    /// Page number of the child, if the page is a branch; flags of the element, if the page is a leaf.
     word: u64,
 }
 
@@ -93,8 +93,8 @@ impl Page {
             }
             elements.push(element);
         }
-        // The lower limit applies here, because a cursor inside a bucket also keeps the page that contains
-        // the bucket in memory.
+        // A leaf with buckets must not exceed the limit for branches either, because a cursor inside such a
+        // bucket also keeps this leaf in memory.
         let has_bucket =
             || is_leaf && elements.iter().any(|element| element.word & u64::from(IS_BUCKET) != 0);
         if bytes.len() as u64 > INNER_RUN_BYTES_MAX && has_bucket() {

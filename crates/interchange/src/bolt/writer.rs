@@ -3,14 +3,13 @@
 //! The meta pages come first and contain the root page and the number of pages, so both must be known before
 //! the first byte is written. Therefore the caller passes the contents twice. In the first pass [`Layout`]
 //! needs only keys and the lengths of values, and returns a [`Plan`]. In the second pass [`Writer`] needs
-//! everything; it writes pages in order of their numbers, so the output may be a socket. Both hold at most
-//! one page per level of a tree, 8 pages of leaf, and one key with its value.
+//! everything. It writes pages in order of their numbers, so the output may be a socket. In memory, both hold
+//! one branch page per level of a tree and one leaf, of 8 pages or with one larger value.
 //!
 //! ```text
-//! page 0, 1   heads, of transactions 2 and 1
-//! page 2      an empty free list
-//! page 3 …    per bucket: leaves, of several pages where values are large, each branch right behind its last child
-//! last page   the root bucket
+//! page 0, 1   meta pages, of transactions 2 and 1 page 2      an empty free list page 3 …    per bucket:
+//! leaves, of several pages where values are large, each branch right behind its last child last page   the
+//! root bucket
 //! ```
 
 use std::collections::BTreeMap;
@@ -26,16 +25,17 @@ use crate::error::WriteError;
 /// machines.
 pub const PAGE_BYTES: usize = 4096;
 const FIRST_PAGE: u64 = 3;
-/// Transaction number in the meta pages. bbolt writes the meta page of transaction n to page n modulo 2; an
-/// even number makes its next transaction write the other page.
+/// Transaction number in the meta page on page 0; page 1 has the number below it. The number is even because
+/// bbolt writes the meta page of transaction n to page n modulo 2, so its next transaction overwrites the
+/// older meta page.
 const TRANSACTION: u64 = 2;
-/// Maximum bytes of a leaf that contains more than one value; a single longer value gets a leaf that is as
-/// long as needed.
+/// Maximum bytes of a leaf that contains more than one value. A longer value gets a leaf with only this
+/// value, of the needed length.
 const LEAF_BYTES_MAX: usize = 8 * PAGE_BYTES;
 /// A page buffer that has grown beyond this many bytes is freed instead of reused.
 const KEPT_BYTES_MAX: usize = 1 << 20;
 
-/// Measured size of a database.
+/// Size of a database, which the first pass computes and the second pass requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// Number of all pages of the file.
@@ -47,13 +47,13 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Size of the file in bytes.
+    /// Returns the size of the file in bytes.
     pub fn size_bytes(&self) -> u64 {
         self.pages * PAGE_BYTES as u64
     }
 }
 
-/// Measures a database. The first of two passes.
+/// Computes the size and layout of a database. The first of two passes.
 pub struct Layout {
     pages: Pages<Measured>,
 }
@@ -89,7 +89,7 @@ impl Layout {
         self.pages.pair(key, value_len, &[])
     }
 
-    /// Returns the measured size.
+    /// Returns the computed size.
     ///
     /// # Errors
     ///
@@ -100,7 +100,7 @@ impl Layout {
 }
 
 impl<W: Write> Writer<W> {
-    /// Begins to write a database that was measured.
+    /// Begins to write a database. `plan` is the result of the first pass.
     ///
     /// # Errors
     ///
@@ -134,7 +134,8 @@ impl<W: Write> Writer<W> {
         self.pages.bucket(name)
     }
 
-    /// Adds a key, which must be above all earlier keys of its bucket, and its value, given in pieces.
+    /// Adds a key, which must be above all earlier keys of its bucket, and its value, which is the
+    /// concatenation of these slices.
     ///
     /// # Errors
     ///
@@ -193,7 +194,7 @@ impl<W: Write> Output for Written<W> {
     }
 }
 
-/// The part of [`Layout`] and [`Writer`] that both passes have in common.
+/// The algorithm that both passes, [`Layout`] and [`Writer`], have in common: divides the pairs into pages.
 struct Pages<O> {
     output: O,
     /// Number of the next page.
@@ -272,8 +273,9 @@ impl<O: Output> Pages<O> {
         let with_it = tree.leaf_bytes() + ELEMENT_BYTES + key.len() + value_len;
         let held = tree.leaf_bytes().next_multiple_of(PAGE_BYTES);
         if !tree.leaf.is_empty() && with_it > held {
-            // Values of about one page would leave half of every second page empty. So the leaf may grow over
-            // several pages when ending it here would waste space.
+            // End the leaf before this pair only if that leaves little space of its last page empty, or if
+            // the leaf would become too long. Otherwise, let the leaf grow by overflow pages. So values of
+            // somewhat more than half a page do not leave almost half of each page empty.
             let lost = held - tree.leaf_bytes();
             if lost * 8 <= held || with_it > LEAF_BYTES_MAX {
                 self.close_leaf(tree)?;
@@ -388,7 +390,7 @@ impl<O: Output> Pages<O> {
         self.add_child(tree, level + 1, first, id)
     }
 
-    /// Allocates as many pages as `len` bytes need; returns the number of the first one.
+    /// Allocates as many pages as `len` bytes need. Returns the number of the first page.
     fn take(&mut self, len: usize) -> u64 {
         let id = self.next;
         self.next += len.div_ceil(PAGE_BYTES) as u64;
@@ -411,8 +413,8 @@ impl<O: Output> Pages<O> {
 struct Tree {
     any: bool,
     last_key: Vec<u8>,
-    /// The open leaf: its elements, its first key, and its keys and values; the values are present only in
-    /// the second pass.
+    /// Elements of the open leaf. The next three fields are its first key, its keys and values (empty in the
+    /// first pass), and the total length of its keys and values.
     leaf: Vec<LeafElement>,
     first_key: Vec<u8>,
     data: Vec<u8>,
@@ -427,7 +429,7 @@ struct LeafElement {
     value_len: u32,
 }
 
-/// An open branch page: first key and page number of each child.
+/// An open branch page: the first key and the page number of each child, and the size of the page.
 struct Branch {
     open: Vec<(Vec<u8>, u64)>,
     bytes: usize,

@@ -11,7 +11,7 @@ const HEAD_BYTES: u64 = 8;
 const SECTOR_BYTES: u64 = 512;
 const WINDOW_BYTES: u64 = 256 << 10;
 
-/// Reads the frames of one file, in order.
+/// Reads the frames of one log file, in order. A frame is a record with its length and padding.
 pub(super) struct Frames<'a, S> {
     source: &'a S,
     len: u64,
@@ -34,7 +34,7 @@ pub(super) enum Next<'w> {
     Record(Record<'w>),
     /// The log ends here regularly.
     End,
-    /// An unfinished write: the log ends before this frame.
+    /// The frame is an unfinished write, so the log ends before it.
     Torn,
 }
 
@@ -61,7 +61,7 @@ impl<'a, S: Source> Frames<'a, S> {
         self.crc
     }
 
-    /// Sets the running checksum to the value of a record of type crc.
+    /// Sets the running checksum to the value that a record of type `crc` contains.
     pub fn set_crc(&mut self, crc: u32) {
         self.crc = crc;
     }
