@@ -3,7 +3,7 @@
 //! ```text
 //! <data-dir>/member/snap/db                   the state at the entry that its `meta` names
 //! <data-dir>/member/snap/<index>.snap.db      a whole state that was sent by the leader, before it becomes
-//! `db` <data-dir>/member/snap/<term>-<index>.snap  the old store, which up to 3.5 says who the members are
+//! `db` <data-dir>/member/snap/<term>-<index>.snap  the v2 store, which up to 3.5 says who the members are
 //! <data-dir>/member/wal/*.wal                 entries, from before that entry on
 //! ```
 
@@ -41,7 +41,7 @@ pub struct DataDir {
     pub wal: Wal,
     /// Ids of the voters at [`DataDir::end`].
     pub voters: BTreeSet<u64>,
-    /// Contents of the old store (API version 2). etcd no longer uses them.
+    /// Contents of the v2 store (API version 2). etcd no longer uses them.
     pub old_store: OldStore,
     snap_dir: PathBuf,
     end: u64,
@@ -71,7 +71,7 @@ impl DataDir {
         })
     }
 
-    /// Opens a directory as [`DataDir::open_with`] does, but reads less. An image of the old store of more
+    /// Opens a directory as [`DataDir::open_with`] does, but reads less. An image of the v2 store of more
     /// than a few MiB is not read, so only its size is known ([`OldStore::large`]); the members then come
     /// from the database, without the check against raft's configuration. No file is opened for writing, and
     /// other processes may read the database at the same time.
@@ -136,7 +136,7 @@ impl DataDir {
             (meta, membership) = (base.meta()?, base.membership()?);
         }
         let knows_members = meta.storage_version.is_some();
-        // From 3.6 on etcd neither writes nor reads the old store.
+        // From 3.6 on etcd neither writes nor reads the v2 store.
         let newest = match knows_members {
             true => Newest::None,
             false => v2_store::newest(disk, &snap, &wal, image_bytes_max)

@@ -72,8 +72,8 @@ impl OldStore {
 /// Maximum size in bytes of an image that is read. The image is held in memory, and its parsed JSON takes
 /// several times as much; etcd holds it in memory as well.
 pub(crate) const IMAGE_BYTES_MAX: u64 = 1 << 30;
-/// Maximum size in bytes of an image that is read only to find out if it has keys. A larger image certainly
-/// has keys, because one that contains only members is far smaller.
+/// Maximum size in bytes of an image that is read only to find out if it has keys. A larger image counts as
+/// one with keys, because an image that contains only members is far smaller.
 pub(crate) const IMAGE_BYTES_GLANCE: u64 = 4 << 20;
 
 /// Maximum size in bytes of the members in an image sent by another member: enough for about 20,000 removed
@@ -258,7 +258,7 @@ fn read(disk: &dyn Disk, path: &Path, bytes_max: u64) -> Result<Content, ImageEr
     read_image(&bytes)
 }
 
-/// Error returned when an image of the old store cannot be read.
+/// Error returned when an image of the v2 store cannot be read.
 pub(crate) enum ImageError {
     /// The image is longer than the maximum; the variant contains its size in bytes.
     TooLong(u64),
