@@ -2,9 +2,9 @@
 //!
 //! ```text
 //! <data-dir>/member/snap/db                   the state at the entry that its `meta` names
-//! <data-dir>/member/snap/<index>.snap.db      a whole state that was sent by the leader, before it becomes
-//! `db` <data-dir>/member/snap/<term>-<index>.snap  the v2 store, which up to 3.5 says who the members are
-//! <data-dir>/member/wal/*.wal                 entries, from before that entry on
+//! <data-dir>/member/snap/<index>.snap.db      a whole state sent by the leader, before it is renamed to `db`
+//! <data-dir>/member/snap/<term>-<index>.snap  image of the v2 store, which up to 3.5 contains the members
+//! <data-dir>/member/wal/*.wal                 log entries, from before that entry on
 //! ```
 
 use std::collections::BTreeSet;

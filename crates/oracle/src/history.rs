@@ -1,5 +1,6 @@
-//! The history that is judged. All times are nanoseconds of one monotonic clock that all clients share: the
-//! virtual clock in a simulation, or the clock of the machine on which all clients run.
+//! Defines the history that is judged: what the clients of a cluster requested and observed. All times are
+//! nanoseconds of one monotonic clock that all clients share: the virtual clock in a simulation, or the clock
+//! of the machine on which all clients run.
 
 use serde::{Deserialize, Serialize};
 
@@ -23,7 +24,8 @@ pub struct History {
     /// Permissions that were granted or revoked, in the order of the requests. A single administrator made
     /// all requests, one after the other.
     pub grants: Vec<GrantChange>,
-    /// Users of the operations and watches whose permissions are to be judged.
+    /// Users of operations and watches. Permissions are judged only for the operations and watches that are
+    /// listed here.
     pub askers: Vec<Asker>,
     /// Faults and other remarks. They are shown together with violations, and never judged.
     pub notes: Vec<Note>,
@@ -65,7 +67,7 @@ pub struct GrantChange {
     /// or never.
     #[serde(default, skip_serializing_if = "zero")]
     pub certain: bool,
-    /// True if the change makes `grant` hold; false if the change ends it.
+    /// True if `grant` holds after the change; false if it does not hold any more.
     #[serde(default, skip_serializing_if = "zero")]
     pub granted: bool,
     /// Permission or setting that changes.
@@ -106,13 +108,14 @@ pub enum Grant {
 /// Properties of the run that the judge needs to know.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
-    /// Time in nanoseconds by which a lease may seem to end too early. It is the part of the difference
-    /// between the clocks of clients and members that does not grow with time.
+    /// Time in nanoseconds by which a lease may end before its time to live is over without being judged as
+    /// too early. It allows for the constant part of the difference between the clocks of clients and
+    /// members; `clock_drift_ppm` allows for the part that grows with time.
     #[serde(default, skip_serializing_if = "zero")]
     pub lease_slack: u64,
-    /// Maximum time in nanoseconds for which a lease may still have keys after its time to live. It includes
-    /// the time that the members need to notice the expiry and agree on it, and the time for which a renewal
-    /// may still take effect after its client gave up. 0 if this is not judged.
+    /// Maximum time in nanoseconds for which a lease may still have keys after its time to live is over. It
+    /// must allow for the time that the members need to notice the expiry and agree on it, and for a renewal
+    /// that takes effect after its client gave up. 0 if the expiry is not judged.
     #[serde(default, skip_serializing_if = "zero")]
     pub expire_by: u64,
     /// Maximum rate, in millionths, by which a member's clock runs faster than the clients' clock.
@@ -201,8 +204,9 @@ pub enum Refusal {
     /// `lease already exists`.
     #[serde(rename = "lease exists")]
     LeaseExists,
-    /// Any other error that guarantees that nothing happens (no quorum was asked, no space, malformed
-    /// request). The judge does not check if the refusal was justified.
+    /// Any other error that guarantees that the operation never takes effect, for example because the member
+    /// had no space or the request was malformed. The judge does not check if such a refusal was justified,
+    /// except for missing permissions.
     #[serde(rename = "other")]
     Other(String),
 }
@@ -308,7 +312,7 @@ pub struct WatchResponse {
 pub enum WatchAnswer {
     /// The watch was created.
     Created,
-    /// Changes.
+    /// The response reports changes of keys.
     Events {
         /// Events in the order of their arrival.
         #[serde(rename = "list", default, skip_serializing_if = "zero")]

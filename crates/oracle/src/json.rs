@@ -1,6 +1,7 @@
-//! The file format: one JSON object per line, with a field `is` that gives its type. Unknown fields are
-//! ignored; absent fields have their default value. A key or value that is UTF-8 and does not begin with
-//! `hex:` is written as a string; any other one as `hex:` with its bytes in hexadecimal.
+//! Encodes a history for files, and decodes it: one JSON object per line, with a field `is` that gives its
+//! type. Unknown fields are ignored, and absent fields have their default value. A key or value that is UTF-8
+//! and does not begin with `hex:` is written as a string; any other one as `hex:` with its bytes in
+//! hexadecimal.
 
 use std::fmt;
 

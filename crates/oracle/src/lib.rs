@@ -6,8 +6,8 @@
 //! * [`check`] judges a history and returns a [`Verdict`]. Start reading there.
 //!
 //! Modules: `store` defines the effect of each request, as simply as possible; `timeline` determines when
-//! each revision was made; `sequence` determines which operation made each revision, and what every response
-//! must contain; `rules` has one file for each other guarantee.
+//! each revision can have been made; `sequence` determines which operation made each revision, and checks the
+//! contents of all responses; `rules` checks each other guarantee in a separate file.
 //!
 //! The crate does no IO, reads no clock, and uses no code of a server, a protocol or a simulator, so that it
 //! does not share their bugs.
@@ -58,8 +58,8 @@ use rules::compaction::Compactions;
 use sequence::Sequence;
 use timeline::Timeline;
 
-/// Judges a history. The time grows about linearly with the length of the history, as long as most writes
-/// were answered or were seen by a watch of all keys.
+/// Judges a history. The running time grows about linearly with the length of the history if most writes were
+/// answered or were seen by a watch of all keys.
 pub fn check(history: &History) -> Verdict {
     let mut verdict = Verdict { figures: Figures::of(history), ..Verdict::default() };
     rules::record::check(history, &mut verdict);
@@ -98,8 +98,8 @@ pub fn check(history: &History) -> Verdict {
     verdict
 }
 
-/// Returns the last revision that any client saw. The result is limited to the number of revisions that are
-/// possible, so that a single wrong number does not exhaust the memory.
+/// Returns the last revision that any client saw. The result is limited by the number of recorded operations,
+/// so that a single wrong revision does not make the judge allocate memory for all revisions up to it.
 fn last_revision(history: &History, evidence: &Evidence<'_>, verdict: &mut Verdict) -> i64 {
     let answers = history.operations.iter().filter_map(|op| op.done()).map(|(header, _)| header.revision);
     let responses =

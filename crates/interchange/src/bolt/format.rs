@@ -6,7 +6,7 @@
 //!          pages 0 and 1 are metas: the valid one with the higher transaction number counts
 //!
 //! page
-//!        0  id               8   its number; it stands at number x page size
+//!        0  id               8   number of the page; its offset in the file is number x page size
 //!        8  flags            2   1 branch, 2 leaf, 4 meta, 16 free list
 //!       10  count            2   elements
 //!       12  overflow         4   pages that follow and belong to this one
@@ -20,21 +20,25 @@
 //!       16  root page        8   of the root bucket
 //!       24  sequence         8   of the root bucket
 //!       32  free list        8   its page; all ones: not in the file
-//!       40  high water       8   pages in use end here
+//!       40  high water       8   number of the first page after all pages in use
 //!       48  transaction      8
 //!       56  checksum         8   FNV-1a of the 56 bytes before
 //!
-//! branch element                 leaf element 0  position   4                0  flags       4   1: the value
-//! is a bucket 4  key size   4                4  position    4 8  child page 8                8  key size   
-//! 4 12  value size  4 Positions count from the element. At a leaf's position stand the key and right behind
-//! it the value. The key of a branch element is not above the least key of its child.
+//! branch element                 leaf element
+//!        0  position   4                0  flags       4   1: the value is a bucket
+//!        4  key size   4                4  position    4
+//!        8  child page 8                8  key size    4
+//!                                      12  value size  4
+//!          Positions count from the beginning of the element. At the position of a leaf element are the key
+//!          and directly after it the value. The key of a branch element is not above the least key of its
+//!          child.
 //!
 //! bucket   (a value)
 //!        0  root page        8   0: the bucket is inline, and a leaf page follows here
 //!        8  sequence         8
 //!
-//! free list                      page numbers, 8 bytes each, as many as count says; if that is 65535, the
-//! real count is the first of them
+//! free list                      page numbers, 8 bytes each, as many as the page's count says; if the count
+//!                                is 65535, the real count is in place of the first number
 //! ```
 
 pub(crate) const MAGIC: u32 = 0xED0C_DAED;

@@ -7,9 +7,10 @@
 //! one branch page per level of a tree and one leaf, of 8 pages or with one larger value.
 //!
 //! ```text
-//! page 0, 1   meta pages, of transactions 2 and 1 page 2      an empty free list page 3 …    per bucket:
-//! leaves, of several pages where values are large, each branch right behind its last child last page   the
-//! root bucket
+//! page 0, 1   meta pages, of transactions 2 and 1
+//! page 2      an empty free list
+//! page 3 …    per bucket: leaves (several pages each if values are large); each branch after its last child
+//! last page   the root bucket
 //! ```
 
 use std::collections::BTreeMap;

@@ -40,12 +40,12 @@ pub(crate) fn check(history: &History, sequence: &Sequence<'_>, timeline: &Timel
     }
 }
 
-/// What is known about the times of leases.
+/// Times of grants, renewals and elections, from which the latest possible expiry of each lease follows.
 struct Expiry<'a> {
     history: &'a History,
     timeline: &'a Timeline,
-    /// For each lease, its time to live in seconds, and the times of call and return of each operation that
-    /// may have started that time.
+    /// For each lease, its time to live in seconds, and the times of call and return of each grant or renewal
+    /// that may have started this time to live.
     begun: BTreeMap<i64, (i64, Vec<(u64, u64)>)>,
     /// For each raft term, the time of the first response that contained it.
     terms: BTreeMap<u64, u64>,
@@ -79,7 +79,7 @@ impl<'a> Expiry<'a> {
         let Some(Witness::Operation(at)) = self.timeline.not_before(revision).witness else { return };
         let op: &Operation = &self.history.operations[at];
         let term = op.done().map_or(0, |(header, _)| header.term);
-        // The lease is not judged if no response contained its time to live.
+        // Do not judge the lease if no response contained its time to live.
         let Some((ttl @ 1.., times)) = self.begun.get(&lease) else { return };
         let before = times.iter().filter(|(call, _)| *call <= op.returned);
         let renewed = before.map(|(_, returned)| *returned).max().unwrap_or(0);
