@@ -1,5 +1,6 @@
-//! One call over a [`crate::Channel`]. [`Sender`] and [`Receiver`] are the two sides of the call. Dropping
-//! the sender before it has finished cancels the call. This module neither reconnects nor retries.
+//! Sends and receives the messages of one call over a [`crate::Channel`]. [`Sender`] and [`Receiver`] are the
+//! two sides of the call. Dropping the sender before it has finished cancels the call. This module neither
+//! reconnects nor retries.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -57,9 +58,9 @@ pub struct Sender {
 }
 
 impl Sender {
-    /// Sends one message. If the flow-control window of the server is too small, waits for more window. If
-    /// the future is dropped before it is ready, a part of the message may have been sent; the next `send`
-    /// then cancels the call.
+    /// Sends one message. If the server's flow-control window is too small, waits until the server extends
+    /// it. If the future is dropped before it is ready, the server may have received a part of the message;
+    /// the next `send` then cancels the call.
     ///
     /// # Errors
     /// Returns `ResourceExhausted` for a message above the transport's limit. The end of the call is not an
@@ -95,8 +96,8 @@ impl Sender {
         if std::mem::replace(&mut self.is_cut, true) {
             self.cancel();
         }
-        // If the server has responded early or reset the stream, the rest of the message is not needed; the
-        // receiver returns the status of the call.
+        // `sent` is false if the server has responded early or reset the stream. This is no error: the rest
+        // of the message is not needed, and the receiver returns the status of the call.
         let sent = poll_fn(|cx| self.session.poll_send(cx, self.place, &mut rest, is_last)).await;
         self.is_cut = false;
         self.finished |= sent && is_last;

@@ -1,5 +1,5 @@
-//! One connection to one server. [`Channel`] opens the connection, drives HTTP/2, and starts calls whose
-//! messages are opaque bytes. It neither reconnects nor retries; [`crate::Client`] does both.
+//! Opens one connection to one server, drives HTTP/2 on it, and starts calls whose messages are opaque bytes
+//! ([`Channel`]). This module neither reconnects nor retries; [`crate::Client`] does both.
 
 use std::io;
 use std::sync::Arc;
@@ -48,9 +48,9 @@ impl Channel {
         Channel::connect_with(address, window_bytes).await.map(|(channel, _)| channel)
     }
 
-    /// Connects as [`Channel::connect`] does. `window_bytes` is the receive window of each stream and of the
-    /// connection in bytes. Also returns the task that drives the connection: the task ends with the
-    /// connection, and aborting the task breaks the connection. The size of requests is not limited.
+    /// Connects as [`Channel::connect`] does, with `window_bytes` as the receive window in bytes of each
+    /// stream and of the connection, and without a limit on the size of requests. Also returns the task that
+    /// drives the connection. The task ends with the connection, and aborting the task closes the connection.
     ///
     /// # Errors
     ///
@@ -101,8 +101,8 @@ impl Channel {
         let driver = Driver::new(session.clone(), wire);
         let (watched, keepalive) = (session.clone(), transport.keepalive);
         let driver = tokio::spawn(async move {
-            // The result of the driver is not needed, because every open call gets its own error when the
-            // connection breaks.
+            // The driver returns no error. When the connection breaks, every open call gets an error from the
+            // session.
             match keepalive {
                 None => driver.await,
                 Some(keepalive) => _ = race(driver, watch_over(&watched, keepalive)).await,
@@ -127,8 +127,7 @@ impl Channel {
     /// Waits until the connection accepts no more calls. The future does not keep the connection open.
     pub fn closed(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut closed = self.held.0.closed().subscribe();
-        // If waiting fails, every handle of the connection was dropped, and then the connection is closed
-        // too.
+        // An error means that the session was dropped, so the connection is closed.
         async move { _ = closed.wait_for(|closed| *closed).await }
     }
 
@@ -162,7 +161,7 @@ impl Channel {
         message: Bytes,
     ) -> Result<Bytes, Failure> {
         let call = async {
-            // If no stream could be opened, no part of the request has been sent.
+            // If no stream could be opened, no part of the request was sent, so the call may be retried.
             let (mut sender, mut receiver) =
                 self.stream_with(path, options).await.map_err(Failure::unsent)?;
             sender.send_last(message).await.map_err(Failure::sent)?;

@@ -1,5 +1,6 @@
-//! Calls that a proxy makes on behalf of its own callers. Messages stay opaque bytes. The caller's token and
-//! deadline are passed on with each call, and the user and the token of the [`Client`] itself are not used.
+//! Forwards calls for a proxy, which makes them on behalf of its own callers. Messages stay opaque bytes.
+//! Each call carries the token and the deadline of the proxy's caller; the user and the token in the settings
+//! of the [`Client`] are not used.
 
 use std::time::Duration;
 
@@ -61,8 +62,8 @@ impl Client {
             sleep_unless_zero(pause(attempt, endpoints)).await;
             let channel = self.reachable(deadline).await?;
             match channel.stream_with(rpc.path(), options).await {
-                // The connection broke after `reachable` had returned it. The task that maintains the
-                // connection will soon open another one.
+                // The connection broke after `reachable` had returned it. Try again, because the task that
+                // maintains the connection will soon open another one.
                 Err(status) if status.code == Code::Unavailable => last = status,
                 opened => return opened,
             }

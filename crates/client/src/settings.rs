@@ -9,10 +9,11 @@ use crate::transport::{Keepalive, Transport};
 pub struct Settings {
     /// Endpoints of the members; see [`crate::Endpoint`] for the notation.
     pub endpoints: Vec<String>,
-    /// Time limit of connecting, and of the first authentication. `None` or zero means no limit.
+    /// Time limit for connecting, and for [`crate::Client::authenticate`]. `None` or zero means no limit.
     pub dial_timeout: Option<Duration>,
-    /// Idle time after which a connection with open calls is pinged; zero means never. Values below 10 s are
-    /// raised to 10 s, as in gRPC, because servers close the connections of clients that ping more often.
+    /// Time without received data after which a connection with open calls is pinged; zero means never.
+    /// Values below 10 s are raised to 10 s, as in gRPC, because servers close the connections of clients
+    /// that ping too often.
     pub keepalive_time: Duration,
     /// Time limit for the response to a ping.
     pub keepalive_timeout: Duration,
@@ -29,7 +30,8 @@ pub struct Settings {
     pub user: Option<(String, String)>,
     /// Token that the caller supplies, such as a JWT. Cannot be combined with a user.
     pub token: Option<String>,
-    /// Zone of the client, whose members' endpoints are used first; see [`crate::Client::set_zones`].
+    /// Zone of the client; `None` for none. Endpoints of members in this zone are preferred; see
+    /// [`crate::Client::set_zones`].
     pub zone: Option<String>,
 }
 

@@ -1,5 +1,6 @@
-//! Elections with keys under leases, in the layout of etcd's `clientv3/concurrency`. [`Election`] campaigns,
-//! proclaims and resigns; [`Observer`] follows the leaders. Only the KV and Watch services are used.
+//! Elects leaders by keys that are attached to leases, in the layout of etcd's `clientv3/concurrency`.
+//! [`Election`] campaigns, proclaims and resigns; [`Observer`] reports the leaders. Only the KV and Watch
+//! services of the API are used.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -26,7 +27,7 @@ pub struct Election {
     candidacy: Option<Candidacy>,
 }
 
-/// The key of this candidate, who may also be the leader.
+/// Key and create revision of this candidate, which is possibly the leader.
 struct Candidacy {
     key: Bytes,
     revision: i64,
@@ -71,7 +72,7 @@ pub struct Leadership {
 }
 
 impl Election {
-    /// Creates an election object that is not a candidate yet.
+    /// Creates an object for taking part in the election under this prefix. It is not a candidate yet.
     pub fn new(session: &Session, prefix: impl AsRef<[u8]>) -> Election {
         let prefix = [prefix.as_ref(), b"/"].concat().into();
         Election { client: session.client().clone(), lease: session.lease(), prefix, candidacy: None }
@@ -178,8 +179,8 @@ async fn look(client: &Client, prefix: &Bytes) -> Result<(Option<Leadership>, i6
     Ok((found.kvs.into_iter().next().map(|kv| Leadership { header, kv }), header.revision))
 }
 
-/// Follows the leaders and the values that they proclaim. It returns all values of a leader in order, and
-/// always ends at the newest one. If a leader was elected and replaced between two reads, it may be missed.
+/// Reports the leaders and the values that they proclaim, in order, and always ends at the newest one. It may
+/// miss values or whole leaders that were replaced between two of its reads.
 pub struct Observer {
     client: Client,
     prefix: Bytes,
@@ -252,8 +253,8 @@ impl Observer {
                 let Some(kv) = event.kv else { continue };
                 let deleted = event.r#type == EventType::Delete as i32;
                 if is_prefix {
-                    // There was no candidate, so the first key that is put belongs to the leader. Deletions
-                    // and later candidates do not matter here.
+                    // There was no candidate, so the first key that is put belongs to the new leader. Follow
+                    // this key, and ignore deletions and later candidates.
                     if !deleted {
                         let seen = kv.mod_revision;
                         let header = ResponseHeader { revision: seen, ..header };

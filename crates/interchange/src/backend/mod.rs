@@ -9,7 +9,7 @@
 //!                  authRevision                 8 bytes
 //! authUsers        name                         User, its password hashed
 //! authRoles        name                         Role
-//! members          id in hex                    {"id":…,"peerURLs":[…],"isLearner":true,"name":…,"clientURLs":[…]}
+//! members          id in hex                    {"id":…,"peerURLs":[…],"isLearner":…,"name":…,…}
 //! members_removed  id in hex                    removed
 //! cluster          clusterVersion               3.7.0
 //!                  downgrade                    {"target-version":"3.6.0","enabled":true}

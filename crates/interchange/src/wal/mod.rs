@@ -13,11 +13,11 @@
 //! type     data
 //! 1        Metadata              member and cluster; the same bytes in all files
 //! 2        Entry                 of the raft log
-//! 3        HardState             the last one counts
-//! 4        none                  first in every file: the checksum so far, from which the file continues
-//! 5        Snapshot              index and term of an image of the state, and the voters; counts once committed
+//! 3        HardState             term, vote and commit index; the last one is valid
+//! 4        none                  first in every file: the running checksum at the end of the previous file
+//! 5        Snapshot              index, term and voters of a snapshot of the state; valid once committed
 //!
-//! checksum                       CRC-32C over the data of all records so far, those of earlier files included
+//! checksum                       CRC-32C over the data of all records so far, including earlier files
 //! ```
 //!
 //! A length of 0 marks the end of a file. An entry replaces an earlier entry with the same index, and all
