@@ -51,8 +51,8 @@ pub struct Sender {
     session: Arc<Session>,
     place: usize,
     finished: bool,
-    /// True while a message is being sent. If the caller drops the future of `send` before the message is
-    /// complete, this stays true.
+    /// True while a message is being sent. Stays true if the caller drops the future of `send` before the
+    /// message is complete, so that the next `send` cancels the call.
     is_cut: bool,
     message_bytes_max: usize,
 }

@@ -71,7 +71,7 @@ impl Channel {
     ///
     /// # Errors
     /// Fails if the endpoint is malformed or cannot be reached in time, its certificate is not trusted, or
-    /// the server does not speak HTTP/2. The error texts are those of Go's gRPC, which users of etcd know.
+    /// the server does not speak HTTP/2. The error messages are those of Go's gRPC, which users of etcd know.
     pub async fn open(endpoint: &Endpoint, transport: &Transport) -> io::Result<Channel> {
         let dialled = transport.dial(endpoint).await?;
         let authority = endpoint.host.parse().unwrap_or(uri::Authority::from_static("localhost"));
@@ -201,7 +201,7 @@ impl Channel {
     pub async fn stream_with(&self, path: &str, options: &CallOptions) -> Result<(Sender, Receiver), Status> {
         let timeout = options.timeout.map(grpc_timeout);
         let timeout = timeout.as_ref().map(|timeout| (&b"grpc-timeout"[..], timeout.as_bytes()));
-        // HTTP/2 does not allow white space at the beginning or end of a header value, so it is removed.
+        // Remove white space at the beginning and end of a header value, which HTTP/2 does not allow.
         let metadata = options
             .metadata
             .iter()

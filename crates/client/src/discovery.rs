@@ -299,8 +299,8 @@ fn ordered(mut services: Vec<Service>, mut random: impl FnMut() -> u64) -> Vec<S
 }
 
 /// Splits endpoints into those to use, and those to ignore because they are not encrypted. If
-/// `insecure_allowed` is true, none is ignored. For each ignored endpoint, the caller should print the message
-/// of etcd's tools: ``ignoring discovered insecure endpoint "http://…"``.
+/// `insecure_allowed` is true, none is ignored. For each ignored endpoint, the caller should print etcd's
+/// message: ``ignoring discovered insecure endpoint "http://…"``.
 pub fn part_insecure(endpoints: Vec<String>, insecure_allowed: bool) -> (Vec<String>, Vec<String>) {
     endpoints.into_iter().partition(|endpoint| insecure_allowed || !endpoint.starts_with("http://"))
 }

@@ -47,8 +47,8 @@ impl Endpoint {
     pub fn new(text: impl Into<String>) -> Endpoint {
         let text = text.into();
         if let Some((scheme, rest)) = unix(&text) {
-            // `unix:///a` is an absolute path; `unix://a` and `unix:a` are relative paths. Removing `//`
-            // gives the right path in all three cases.
+            // Remove `//`, if present: `unix:///a` means the absolute path `/a`, and both `unix://a` and
+            // `unix:a` mean the relative path `a`.
             let path = PathBuf::from(rest.strip_prefix("//").unwrap_or(rest));
             let host = path.file_name().map_or(String::new(), |name| name.to_string_lossy().into_owned());
             let security = if scheme == "unixs" { Security::Tls } else { Security::AsConfigured };

@@ -13,8 +13,8 @@
 //! Invariants:
 //! * Dropping a call cancels it at the server. The size of a response is limited by both the call and the
 //!   transport.
-//! * A call that changes keys is sent a second time only if certainly no server has acted on the first
-//!   request.
+//! * A call is sent a second time only if certainly no server has acted on the first request, or if a
+//!   repetition does no harm (the list is in `retry`).
 //! * While a connection to another endpoint is open, no call waits for an endpoint that cannot be reached,
 //!   except for the first attempt to connect to the endpoints of the client's zone.
 //! * Every task that this crate starts ends when the object for which it was started is dropped.

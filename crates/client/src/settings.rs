@@ -15,7 +15,7 @@ pub struct Settings {
     /// Values below 10 s are raised to 10 s, as in gRPC, because servers close the connections of clients
     /// that ping too often.
     pub keepalive_time: Duration,
-    /// Time limit for the response to a ping.
+    /// Time limit for the response to a ping, after which the connection is closed; zero means 20 s.
     pub keepalive_timeout: Duration,
     /// True if connections without open calls are pinged, too.
     pub keepalive_without_calls: bool,
@@ -23,8 +23,8 @@ pub struct Settings {
     pub send_bytes_max: usize,
     /// Size limit of a response in bytes.
     pub receive_bytes_max: usize,
-    /// TLS settings for `https` endpoints and for endpoints without a scheme; `None` if TLS is not
-    /// configured.
+    /// TLS settings for all endpoints except `http` ones. If `None`, only `https` and `unixs` endpoints use
+    /// TLS, with default settings.
     pub tls: Option<Tls>,
     /// User name and password. No user is configured if either is empty.
     pub user: Option<(String, String)>,

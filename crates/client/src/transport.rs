@@ -69,9 +69,9 @@ pub struct Keepalive {
 }
 
 impl Keepalive {
-    /// Returns ping settings by gRPC's rules, or `None` if `time` is zero. `time` is at least 10 s, because
-    /// servers close the connections of clients that ping more often than every 5 s. A `timeout` of zero
-    /// means 20 s.
+    /// Returns ping settings by gRPC's rules, or `None` if `time` is zero. A shorter `time` than 10 s is
+    /// raised to 10 s, because servers close the connections of clients that ping more often than every 5 s.
+    /// A `timeout` of zero means 20 s.
     pub fn for_grpc(time: Duration, timeout: Duration) -> Option<Keepalive> {
         let time = Some(time).filter(|time| !time.is_zero())?.max(Duration::from_secs(10));
         let timeout = if timeout.is_zero() { Duration::from_secs(20) } else { timeout };

@@ -26,8 +26,8 @@ use crate::wal::Wal;
 
 type SharedFile = Arc<dyn disk::File>;
 
-/// The data directory of a stopped etcd member: a state, and the log entries after it. The directory stays
-/// locked, so that no member can start on it, until this value is dropped.
+/// The data directory of an etcd member: a state, and the log entries after it. Until this value is dropped,
+/// the directory stays locked, so that no member can start on it (except after [`DataDir::glance_running`]).
 pub struct DataDir {
     /// The state at [`DataDir::base_index`].
     pub base: Backend<SharedFile>,
@@ -385,9 +385,9 @@ impl DataDir {
         if newest.is_some_and(|(_, has_changed)| !has_changed) {
             return Ok(());
         }
-        // Accept any configuration from the newest mark on, because a starting etcd stores each of them again
-        // while it applies the log. Accept also the one after the first change behind `base`, because etcd
-        // stores it before the database's index includes the entry of the change.
+        // Accept every configuration that the log has passed (`passed`), because a starting etcd stores each
+        // of them again while it applies the log. Also accept the configuration after the first change behind
+        // `base`, because etcd stores it before the database's index includes the entry of the change.
         let mut next = roster.clone();
         let behind = base + 1..=self.committed().min(self.wal.last());
         let changed = behind.into_iter().find(|index| self.wal.is_conf_change(*index));

@@ -115,8 +115,8 @@ impl<'d> NewDataDir<'d> {
     ///
     /// # Errors
     ///
-    /// Returns an error if `membership` differs from the voters and learners, the database differs from the
-    /// measured one, or the disk fails.
+    /// Returns an error if `membership` differs from the voters and learners, the contents of the database
+    /// differ from those of the first pass, or the disk fails.
     pub fn finish(
         mut self,
         database: BackendWriter<FileSink>,

@@ -76,8 +76,8 @@ pub(crate) const IMAGE_BYTES_MAX: u64 = 1 << 30;
 /// one with keys, because an image that contains only members is far smaller.
 pub(crate) const IMAGE_BYTES_GLANCE: u64 = 4 << 20;
 
-/// Maximum size in bytes of the members in an image sent by another member: enough for about 20,000 removed
-/// members.
+/// Maximum size in bytes of the data about members in an image sent by another member. It suffices for about
+/// 20,000 removed members; an image with more is refused.
 const MEMBERS_BYTES_MAX: u64 = 4 << 20;
 
 /// Result of the search for the image of the v2 store from which etcd would start.

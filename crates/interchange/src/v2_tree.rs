@@ -149,7 +149,8 @@ impl V2Tree {
         }
         let request = InternalRaftRequest::decode(data).map_err(|_| wrong("an invalid request"))?;
         // etcd 3.5 publishes the cluster version and the members' attributes in requests of version 3, and
-        // copies them to this store.
+        // copies them to this store. Do the same, because this changes the store index; the attributes
+        // themselves are not needed here.
         if let Some(set) = request.cluster_version_set {
             self.set("/0/version", false, set.ver, None, false);
         }

@@ -58,7 +58,7 @@ pub(crate) fn within(key: &[u8], start: &[u8], end: &[u8]) -> bool {
     }
 }
 
-/// Returns the part of a map that is in the range of a request.
+/// Returns the entries of a map whose keys are in the range of a request.
 fn part<'a, V>(
     map: &'a BTreeMap<Rc<[u8]>, V>,
     start: &'a [u8],

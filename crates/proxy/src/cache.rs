@@ -17,11 +17,13 @@ use api::etcdserverpb::RangeRequest;
 use bytes::Bytes;
 use prost::Message as _;
 
-/// Maximum number of cached responses. Source: etcd's proxy.
+/// Maximum number of cached responses. Beyond it, the least recently used ones are removed. Source: etcd's
+/// proxy.
 const ANSWERS_MAX: usize = 2048;
-/// Maximum total size of cached responses and their requests, in bytes.
+/// Maximum total size of cached responses and their requests, in bytes. Beyond it, the least recently used
+/// ones are removed.
 const BYTES_MAX: usize = 64 << 20;
-/// Maximum size of a response that is cached, in bytes.
+/// Maximum size of a cached response with its request, in bytes. Larger ones are not cached.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 /// Time for which a response is cached. A write that does not pass through this proxy may stay invisible to
 /// serializable reads for this time.
@@ -29,7 +31,8 @@ const AGE_MAX: Duration = Duration::from_secs(5);
 /// Maximum number of remembered writes. The response to a read is not cached if more writes than this have
 /// begun since the read was sent.
 const WRITES_MAX: usize = 1024;
-/// Maximum total size of the keys of the remembered writes, in bytes.
+/// Maximum total size of the keys of the remembered writes, in bytes. Beyond it, the oldest writes are
+/// forgotten.
 const WRITES_BYTES_MAX: usize = 4 << 20;
 /// Maximum number of keys and ranges of one write request that are compared with each cached response. The
 /// cache is locked for all shards (the proxy's threads) during this comparison, so a request that writes more
@@ -54,7 +57,7 @@ struct Kept {
     used: u64,
 }
 
-/// The cache, shared by all shards.
+/// The cache. All shards (the proxy's threads) share it.
 #[derive(Default)]
 pub(crate) struct Cache {
     answers: HashMap<Bytes, Kept>,
@@ -178,7 +181,7 @@ impl Cache {
         }
     }
 
-    /// Records that all revisions below this one are compacted.
+    /// Records that all revisions below this one are compacted, so that reads of them are refused.
     pub(crate) fn compacted(&mut self, revision: i64, now: Instant) {
         self.compacted = Some((self.compacted_at(now).max(revision), now));
     }
@@ -189,7 +192,8 @@ impl Cache {
         fresh.map_or(0, |(revision, _)| revision)
     }
 
-    /// Empties the cache, because permissions have changed or a request has written too many keys.
+    /// Empties the cache. Must be called when permissions may have changed, or when it is not known which
+    /// cached responses a request has made outdated.
     pub(crate) fn clear(&mut self) {
         self.answers.clear();
         self.order.clear();
@@ -314,7 +318,8 @@ mod tests {
         assert_eq!(cache.get(&at(7), now), Ok(None));
         cache.compacted(5, now + AGE_MAX);
         assert_eq!(cache.get(&at(6), now + AGE_MAX), Err(error::COMPACTED));
-        // Members may have been restored from a snapshot, with lower revisions.
+        // The recorded compaction is ignored by now, because members may have been restored from a snapshot,
+        // with lower revisions.
         let later = now + AGE_MAX * 2 + Duration::from_millis(1);
         assert_eq!(cache.get(&at(6), later), Ok(None));
     }

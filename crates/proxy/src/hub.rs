@@ -193,7 +193,7 @@ impl Driver {
                 }
                 Effect::Close(id) => {
                     if let Some(running) = self.tasks.borrow_mut().remove(&id) {
-                        // If this is the current task itself, it ends at its next await point.
+                        // The aborted task may be the current one. It then ends at its next await point.
                         running.task.abort();
                     }
                 }
@@ -337,7 +337,7 @@ impl Driver {
     }
 
     /// Renews leases on behalf of one caller, over one stream to a member at a time. Returns when the caller
-    /// has requested no renewals for [`RENEWALS_IDLE`].
+    /// has requested no renewals for at least [`RENEWALS_IDLE`].
     async fn keep_renewing(&self, caller: &Caller, lane: &Lane) {
         let mut pause = PAUSE.0;
         loop {

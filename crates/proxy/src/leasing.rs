@@ -60,7 +60,8 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// Longest time for which a write waits for owners before it reads the leasing keys again.
 const WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// Ownership of keys. All shards share it.
+/// Ownership of keys: reads and writes keys by the rules of leasing. All shards (the proxy's threads) share
+/// it.
 pub(crate) struct Leasing {
     /// Prefix of the leasing keys. It is relative to the namespace of `--namespace`.
     prefix: Bytes,
@@ -106,7 +107,8 @@ impl Writing<'_> {
 
 impl Drop for Writing<'_> {
     fn drop(&mut self) {
-        // The client has gone away, or its deadline has passed. The member may still carry out the write.
+        // Reached if the client has gone away, or its deadline has passed. The member may still carry out the
+        // write, so the outcome is not known.
         self.finish(&Outcome::Lost);
     }
 }

@@ -24,7 +24,7 @@ pub(crate) const FROM_KEY: &[u8] = b"\0";
 #[derive(Clone, Debug)]
 pub(crate) struct Namespace {
     prefix: Bytes,
-    /// The smallest key above all keys with the prefix.
+    /// End of the range of all keys with the prefix; `\0` if the range has no end.
     end: Bytes,
 }
 

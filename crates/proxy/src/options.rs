@@ -1,4 +1,4 @@
-//! Settings of the gRPC proxy, read from its flags, with etcd's errors.
+//! Reads the settings of the gRPC proxy from its flags, and checks them, with etcd's error messages.
 
 use std::path::PathBuf;
 use std::time::Duration;

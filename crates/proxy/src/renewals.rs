@@ -148,7 +148,8 @@ impl Renewals {
             Code::Unavailable | Code::Internal | Code::Unknown | Code::Canceled | Code::DeadlineExceeded
         );
         if status.code == Code::Unauthenticated {
-            // All renewals of a caller have the same credentials, so the member would refuse all of them.
+            // End the streams of all clients that wait: all renewals of a caller have the same credentials,
+            // so members would refuse all of them.
             return self.end(status);
         }
         for (number, mut asked) in std::mem::take(&mut self.asked).into_iter().enumerate() {

@@ -1,4 +1,5 @@
-//! Connections from the proxy to members: their settings, and the metadata that is forwarded with each call.
+//! Determines the settings of the connections from the proxy to members, and the metadata that is forwarded
+//! with each call.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,5 @@
-//! Sessions, locks, elections and software transactional memory, built from leases, transactions and watches.
+//! Implements sessions, locks, elections and software transactional memory by leases, transactions and
+//! watches.
 //!
 //! The keys have the layout of etcd's `clientv3/concurrency`, so that etcd's clients and this crate can share
 //! locks and elections.

@@ -99,7 +99,7 @@ impl<'b, S: Source> Copy<'b, S> {
     ///
     /// # Errors
     ///
-    /// Returns an error if the database cannot be read or has changed since it was measured, or if the output
+    /// Returns an error if the database cannot be read or has changed since the first pass, or if the output
     /// fails.
     pub fn write<W: Write>(&self, to: &mut BackendWriter<W>) -> Result<(), CopyError> {
         self.write_with(to, &mut |_| {})

@@ -15,7 +15,7 @@
 //!                  downgrade                    {"target-version":"3.6.0","enabled":true}
 //! meta             consistent_index             8 bytes: raft index of the last applied entry
 //!                  term                         8 bytes: the term of that entry; from 3.5 on
-//!                  confState                    {"voters":[…],"learners":[…],"auto_leave":false}; from 3.5 on
+//!                  confState                    {"voters":[…],"learners":[…],"auto_leave":…}; from 3.5 on
 //!                  storageVersion               3.7.0; from 3.6 on
 //!                  scheduledCompactRev          revision of the last compaction that was started
 //!                  finishedCompactRev           revision of the last compaction that was finished

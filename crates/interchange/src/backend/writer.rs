@@ -183,7 +183,7 @@ impl<W: Write> BackendWriter<W> {
     ///
     /// # Errors
     ///
-    /// Returns an error if the change is not in order, more is written than was measured, or the output
+    /// Returns an error if the change is not in order, more is written than in the first pass, or the output
     /// fails.
     pub fn change(&mut self, change: &Change<'_>) -> Result<(), WriteError> {
         let value = if change.head.is_tombstone { &[] } else { change.value };
@@ -200,7 +200,7 @@ impl<W: Write> BackendWriter<W> {
     ///
     /// # Errors
     ///
-    /// Returns an error if the written data differs from the measured data, or the output fails.
+    /// Returns an error if the written data differs from that of the first pass, or the output fails.
     pub fn finish(mut self) -> Result<W, WriteError> {
         self.state.complete()?;
         self.state.pairs.finish()

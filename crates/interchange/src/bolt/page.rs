@@ -1,4 +1,4 @@
-//! One page of a database, verified when it is read.
+//! Decodes one page of a database, and verifies it.
 
 use crate::bolt::format::{
     BRANCH, ELEMENT_BYTES, IS_BUCKET, KEY_BYTES_MAX, LEAF, PAGE_HEADER_BYTES, u16_at, u32_at, u64_at,

@@ -140,8 +140,8 @@ impl<W: Write> Writer<W> {
     ///
     /// # Errors
     ///
-    /// Returns an error if the key is not in order or is too long, more is written than was measured, or the
-    /// output fails.
+    /// Returns an error if the key is not in order or is too long, more is written than in the first pass, or
+    /// the output fails.
     pub fn pair(&mut self, key: &[u8], value: &[&[u8]]) -> Result<(), WriteError> {
         if self.pages.next >= self.plan.pages {
             return Err(WriteError::Differs("there is more than was measured".to_owned()));
@@ -159,7 +159,7 @@ impl<W: Write> Writer<W> {
     ///
     /// # Errors
     ///
-    /// Returns an error if the written data differs from the measured data, or the output fails.
+    /// Returns an error if the written data differs from that of the first pass, or the output fails.
     pub fn finish(self) -> Result<W, WriteError> {
         let (written, output) = self.pages.finish()?;
         if written != self.plan {

@@ -35,7 +35,7 @@ pub(crate) fn check(history: &History, timeline: &Timeline, verdict: &mut Verdic
 
 /// All compactions that happened or may have happened.
 pub(crate) struct Compactions<'a> {
-    /// Compactions with their revisions, ordered by call.
+    /// The compactions with their revisions, in ascending order of the times of their calls.
     all: Vec<(&'a Operation, i64)>,
     /// Time of the call of each compaction, with the highest revision that this or an earlier call requested;
     /// in ascending order of time.

@@ -298,7 +298,8 @@ impl<'a> Lease<'a> {
         }
         let told = self.gone_by().filter(|(_, witness, _)| witness.is_some());
         let Some((gone_by, witness, what)) = told else { return };
-        // The first state that certainly existed later than that time.
+        // The state at this revision still existed after `gone_by`, if the next revision was certainly made
+        // later than that.
         let after = timeline.perhaps_at(gone_by);
         if timeline.not_before(after + 1).time <= gone_by {
             return;

@@ -5,8 +5,9 @@ use crate::findings::{brief, show};
 use crate::sequence::Sequence;
 use crate::{Final, History, KeyValue, Kind, Operation, Outcome, Request, Verdict, Violation};
 
-/// Checks the final state of all members. No answered write is lost. The keys are those of the store at the
-/// member's revision. `HashKV` is equal on all members with the same revision and compact revision.
+/// Checks the final state of all members: no answered write is lost, clients have requested the compact
+/// revision, and `HashKV` is equal on all members with the same revision and compact revision. [`held`]
+/// checks the keys.
 pub(crate) fn check(history: &History, verdict: &mut Verdict) {
     let changed = history.operations.iter().filter(|op| op.changed());
     let last = changed.max_by_key(|op| op.done().map(|(header, _)| header.revision));

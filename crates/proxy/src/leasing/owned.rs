@@ -32,7 +32,7 @@ use bytes::Bytes;
 
 use crate::cache::{Keys, overlap};
 
-/// Maximum number of owned keys.
+/// Maximum number of owned keys. Beyond it, the ownership of the least recently used keys is given up.
 const OWNED_MAX: usize = 10_000;
 /// Maximum number of recorded keys: those that the proxy owns or is claiming, and those whose ownership it
 /// has given up but whose leasing key is not deleted yet. No other key is claimed beyond this number.
@@ -60,7 +60,7 @@ const REFUSED: Duration = Duration::from_secs(2);
 /// and may be claimed again.
 const REFUSED_MAX: usize = 10_000;
 
-/// Ownership of one key.
+/// Record of a key that the proxy is claiming or owns, or whose leasing key it has to delete.
 #[derive(Debug)]
 struct Entry {
     /// Creation revision of the leasing key; `i64::MAX` while it is not known.
@@ -204,7 +204,8 @@ impl Owned {
     pub(crate) fn begin(&mut self, lease: i64, until: Instant) {
         self.end();
         self.session = Some(Session { lease, until });
-        // The members' addresses may now belong to another cluster, whose revisions are lower.
+        // Forget the newest header: the members' addresses may now belong to another cluster, whose revisions
+        // are lower.
         self.newest = ResponseHeader::default();
     }
 
@@ -289,8 +290,8 @@ impl Owned {
     pub(crate) fn claimed(&mut self, key: &Bytes, lease: i64, header: &ResponseHeader, kv: Option<KeyValue>) {
         let granted = header.revision;
         if self.session.is_none_or(|session| session.lease != lease) {
-            // The leasing key belongs to an earlier session, so it gives no ownership now. The end of that
-            // session has revoked the lease, which deletes the leasing key.
+            // The leasing key belongs to an earlier session, so it gives no ownership now. It is deleted
+            // together with the lease of that session, which was revoked or will expire.
             return;
         }
         let asked = self.keys.get(key).map(|entry| entry.state.clone());
@@ -366,7 +367,8 @@ impl Owned {
             State::Asked(wanted) => *wanted = revision.max(*wanted),
             State::Left if event.is_deleted => self.forget(key),
             State::Left => {
-                // The leasing key may be one that this proxy has created by a claim whose response was lost.
+                // Delete this leasing key, too. It is possibly another one, which this proxy has created by a
+                // claim whose response was lost.
                 if event.is_wanted_back && Some(event.lease) == lease {
                     self.delete_up_to(key, revision);
                 }
