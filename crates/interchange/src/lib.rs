@@ -12,8 +12,9 @@
 //!
 //! Invariants:
 //! - Everything streams: memory holds the path through a tree and one value, whatever the size of a file.
-//!   Five functions take more: `status` 32 bytes per key, `hash_kv` 80 bytes per compacted key, a check two
-//!   bits per page, a WAL 24 bytes per entry, and the v2 store its whole image, of at most 1 GiB.
+//!   Exceptions: `status` takes 32 bytes per key, `hash_kv` 80 bytes per key with a change at or below the
+//!   compact revision, a check two bits per page, and a WAL 24 bytes per entry. The v2 store takes several
+//!   times the size of its image, which has at most 1 GiB.
 //! - A database is written from front to back, without a temporary file, so that a snapshot can be sent
 //!   directly to a client.
 //! - No input makes the crate panic or loop endlessly (test `damage`); errors name page and offset.
