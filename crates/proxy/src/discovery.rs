@@ -1,6 +1,6 @@
 //! Finds the members' endpoints by DNS SRV records, for both proxies. As in etcd's proxies, endpoints that do
 //! not prove their identity by TLS are left out unless `--insecure-discovery` is given. The log lines are
-//! etcd's, too.
+//! also etcd's.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -30,7 +30,7 @@ impl Discovery {
     /// without TLS, or without a certificate for the domain, is left out unless the flags allow it.
     ///
     /// # Errors
-    /// Returns an error if the domain has no records.
+    /// Returns an error if the domain has no records, or if the file with the authorities cannot be used.
     pub async fn find(&self, logger: &Logger) -> Result<Vec<(String, Service)>, String> {
         if self.domain.is_empty() {
             return Ok(Vec::new());

@@ -31,7 +31,7 @@ const KEEPALIVE: Duration = Duration::from_secs(15);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Interval at which unreachable endpoints are tried again if `--retry-delay` is 0. Source: etcd.
 const RETRY_DELAY: Duration = Duration::from_secs(5 * 60);
-/// Number of file descriptors that are reserved for other purposes than connections.
+/// Number of file descriptors that are reserved for purposes other than connections.
 const OTHER_FILES: usize = 32;
 /// Maximum number of open connections, even if the limit on open files allows more or is not known.
 const CONNECTIONS_MAX: usize = 100_000;
@@ -60,7 +60,7 @@ impl Remote {
 pub struct GatewayOptions {
     /// Endpoints to which connections are forwarded; not empty.
     pub remotes: Vec<Remote>,
-    /// Interval at which unreachable endpoints are tried again.
+    /// Interval at which unreachable endpoints are tried again; zero for 5 minutes.
     pub retry_delay: Duration,
     /// Maximum number of open connections. Further connections are accepted only when open ones end; until
     /// then they wait in the kernel's queue.
@@ -134,8 +134,8 @@ impl Gateway {
                 Ok(mut server) => {
                     probe(&client);
                     probe(&server);
-                    // An error needs no handling: both connections are closed on return, which tells both
-                    // peers.
+                    // An error can be ignored: it ends the forwarding, and the return closes both
+                    // connections, which both peers notice.
                     let _ = tokio::io::copy_bidirectional_with_sizes(
                         &mut client,
                         &mut server,
@@ -310,7 +310,7 @@ async fn start(matches: &Matches, logger: &Logger, ready: Ready<'_>) -> Result<(
     let options = GatewayOptions {
         remotes,
         retry_delay: matches.get(flags::RETRY_DELAY),
-        // Each forwarded connection uses two sockets.
+        // Half of the file descriptors, because each forwarded connection uses two sockets.
         connections_max: (files.saturating_sub(OTHER_FILES) / 2).clamp(1, CONNECTIONS_MAX),
     };
     ready(logger);

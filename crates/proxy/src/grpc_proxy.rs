@@ -40,7 +40,7 @@ const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 const MESSAGE_BYTES_MAX: usize = 4 << 20;
 /// Maximum memory in bytes that the gRPC server may use for the connections of all clients together.
 const BUDGET_BYTES: usize = 1 << 30;
-/// Number of file descriptors that are reserved for other purposes than connections of clients.
+/// Number of file descriptors that are reserved for purposes other than connections of clients.
 const OTHER_FILES: usize = 64;
 
 /// Pause before the read in [`wait_for_order`] is tried again. Source: etcd's proxy.
@@ -421,7 +421,8 @@ fn front_options(options: &ProxyOptions, logger: &Logger) -> front::Options {
         message_bytes_max: MESSAGE_BYTES_MAX.max(options.members.send_bytes_max),
         budget: Budget::new(BUDGET_BYTES),
         max_concurrent_streams: options.listen.max_concurrent_streams,
-        // As in etcd, a flag of value 0 counts as not given, and grpc-go's default applies, here 5 minutes.
+        // As in etcd, the value 0 of a keepalive flag means grpc-go's default, which is 5 minutes for this
+        // flag.
         keepalive_min_time: unless_zero(options.listen.keepalive_min_time, Duration::from_secs(300)),
         keepalive_interval: unless_zero(options.listen.keepalive_interval, never),
         keepalive_timeout: unless_zero(options.listen.keepalive_timeout, defaults.keepalive_timeout),

@@ -1,5 +1,5 @@
-//! The hub: the thread that makes watches and lease renewals for all clients together, so that several
-//! clients can share one watch or renewal on a member. It has its own connections to the members. Shards (the
+//! The hub: a thread that watches keys and renews leases on the members for all clients together, so that
+//! several clients can share one watch or one renewal. It has its own connections to the members. Shards (the
 //! threads that serve clients) send it commands, and it puts responses into the outboxes of the clients'
 //! streams.
 
@@ -46,7 +46,8 @@ const RENEWALS_MAX: usize = 1_000;
 /// Capacity of the hub's command queue. Each client stream reserves one slot of the queue while it is open,
 /// for the command that ends the stream. Commands and new streams wait while no slot is free.
 const COMMANDS_MAX: usize = 1 << 18;
-/// Time without renewals of a caller after which its stream to a member, and then its task, ends.
+/// Time without renewals of a caller after which its stream to a member is closed. After the same time again,
+/// its task ends.
 const RENEWALS_IDLE: Duration = Duration::from_secs(60);
 
 /// Command that a shard sends to the hub.
@@ -57,7 +58,8 @@ pub(crate) enum Command {
         outbox: Arc<Outbox>,
         request: Box<WatchCreateRequest>,
         caller: Arc<Caller>,
-        /// Used to send, or dropped, once the create request has been answered.
+        /// Used or dropped once the create request has been answered, which wakes the shard's task that waits
+        /// for this.
         done: oneshot::Sender<()>,
     },
     /// Cancel the watch with this id. The sender is dropped once the watch is canceled.
@@ -79,7 +81,7 @@ pub(crate) enum Command {
 pub(crate) struct Hub(mpsc::Sender<Command>);
 
 /// A reserved slot of the hub's command queue, and the command that ends a client stream. Dropping this value
-/// sends the command. Because of the reservation, it never has to wait for space in the queue.
+/// sends the command. Because of the reservation, sending never has to wait for space in the queue.
 pub(crate) struct Leaving(Option<(OwnedPermit<Command>, Command)>);
 
 impl Drop for Leaving {
@@ -193,7 +195,8 @@ impl Driver {
                 }
                 Effect::Close(id) => {
                     if let Some(running) = self.tasks.borrow_mut().remove(&id) {
-                        // The aborted task may be the current one. It then ends at its next await point.
+                        // This code may run in the task that it aborts. Such a task ends only at its next
+                        // await point, so the remaining effects are still carried out.
                         running.task.abort();
                     }
                 }
@@ -343,8 +346,9 @@ impl Driver {
         loop {
             while lane.renewals.borrow().is_idle() {
                 let added = timeout(RENEWALS_IDLE, lane.changed.notified()).await;
-                // No renewal can be added between this check and the removal, and be lost with the lane: this
-                // thread also handles the commands, and there is no await point in between.
+                // A renewal that was added between this check and the removal would be lost with the lane.
+                // None can be added: this thread also handles the commands, and there is no await point in
+                // between.
                 if added.is_err() && lane.renewals.borrow().is_idle() {
                     self.renewals.borrow_mut().remove(caller);
                     return;
@@ -376,8 +380,9 @@ impl Driver {
                 }
             };
         let late = || Status::new(Code::Unavailable, "the member did not answer a renewal in time");
-        // Time from which `renewal_limit` counts: the time of the member's last response or, if no renewal
-        // was in flight then, the time at which the next renewal was sent. `None` if none is in flight.
+        // Start of the current wait for a response, to which `renewal_limit` applies: the time of the
+        // member's last response, or the time at which a renewal was sent while none was in flight. `None` if
+        // no renewal is in flight.
         let mut waits_since: Option<tokio::time::Instant> = None;
         loop {
             if !lane.renewals.borrow().has_asked() {

@@ -2,9 +2,9 @@
 //! further reads of these keys without a member.
 //!
 //! The owner of a key has created a leasing key: the prefix followed by the key, attached to a lease of the
-//! proxy. All proxies of this kind, including etcd's, write a key only under the condition that no other
-//! proxy has created the leasing key of this key. If another proxy has, the writing proxy sets the leasing
-//! key to `REVOKE`, and waits until the owner has deleted the leasing key or the owner's lease has ended.
+//! proxy. All proxies of this kind, including etcd's, write a key only under the condition that no leasing
+//! key of another proxy exists for it. If one exists, the writing proxy sets this leasing key to `REVOKE`,
+//! and waits until the owner has deleted it or the owner's lease has ended.
 //!
 //! The module `owned` makes the decisions; `session` keeps the lease and watches the leasing keys. A read by
 //! a client with a token never makes the proxy the owner, because different users may read different keys.
@@ -41,23 +41,27 @@ use owned::{Change, Outcome, Owned, Read, Write, answer};
 
 /// Value of a leasing key by which another proxy asks the owner to give up the key. Source: etcd's leasing.
 const REVOKE: Bytes = Bytes::from_static(b"REVOKE");
-/// Maximum number of leasing keys that one transaction sets to `REVOKE` or deletes. It is well below the
-/// default limit of members on operations. If a member allows fewer, smaller transactions are sent.
+/// Maximum number of leasing keys that one transaction sets to `REVOKE` or deletes. It is well below 128, the
+/// members' default limit on the operations of a transaction. If a member has a lower limit and refuses the
+/// transaction, smaller transactions are sent.
 const CHUNK: usize = 50;
 /// Maximum size of a transaction that sets leasing keys to `REVOKE` or deletes them, in bytes.
 const CHUNK_BYTES: usize = 512 << 10;
-/// Maximum length of a key that is claimed, in bytes. Longer keys are never owned, so requests stay small
-/// even if they contain the leasing key three times.
+/// Maximum length, in bytes, of a key that the proxy may come to own. Reads of longer keys are forwarded to a
+/// member. The limit keeps the transaction small that claims a key: it contains the leasing key three times.
 const KEY_BYTES_MAX: usize = 4 << 10;
 /// Maximum length of each list of a transaction with writes: its conditions, the operations of each branch,
-/// and the keys and ranges that it writes. It bounds the transaction to which the proxy adds one condition
-/// per written key or range. Longer ones are refused; with default options, members refuse even shorter ones.
+/// and the keys and ranges that it writes. The proxy refuses a transaction with a longer list, because it
+/// would have to add one condition for each written key or range. Members with default options refuse lists
+/// of more than 128 anyway.
 const WRITING_MAX: usize = 1_024;
-/// Number of leasing keys that one request of the proxy reads at most.
+/// Maximum number of leasing keys that the proxy reads with one request.
 const PAGE: i64 = 1_000;
-/// Pause before a write whose wait for another owner was interrupted is tried again.
+/// Pause of a write that waits until another proxy has deleted a leasing key, after the watch of this leasing
+/// key has broken. After the pause, the write checks the leasing keys again.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Longest time for which a write waits for owners before it reads the leasing keys again.
+/// Maximum time for which a write waits until other proxies have deleted their leasing keys. After this time,
+/// the write checks the leasing keys again.
 const WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// Ownership of keys: reads and writes keys by the rules of leasing. All shards (the proxy's threads) share
@@ -66,12 +70,13 @@ pub(crate) struct Leasing {
     /// Prefix of the leasing keys. It is relative to the namespace of `--namespace`.
     prefix: Bytes,
     owned: Mutex<Owned>,
-    /// Notified when there are leasing keys to delete, because the proxy has given up the ownership of keys.
+    /// Wakes the task that deletes leasing keys. Notified when the proxy has given up the ownership of keys,
+    /// so that their leasing keys have to be deleted.
     has_left: Notify,
 }
 
 /// A claim that is in flight: an attempt to become the owner of a key. If this value is dropped before the
-/// outcome is known, the claim is given up, and the leasing key, which may exist, is deleted.
+/// outcome is known, the claim is given up, and the session deletes the leasing key, which may exist.
 struct Claim<'l> {
     leasing: &'l Leasing,
     key: &'l Bytes,
@@ -107,8 +112,9 @@ impl Writing<'_> {
 
 impl Drop for Writing<'_> {
     fn drop(&mut self) {
-        // Reached if the client has gone away, or its deadline has passed. The member may still carry out the
-        // write, so the outcome is not known.
+        // Has no effect after `end`. Without `end`, the client has gone away, its deadline has passed, or the
+        // call has failed with an error that does not prove that the write was refused. The member may still
+        // carry out the write, so its outcome is not known.
         self.finish(&Outcome::Lost);
     }
 }
@@ -118,11 +124,13 @@ impl Leasing {
         Leasing { prefix, owned: Mutex::default(), has_left: Notify::new() }
     }
 
-    /// Handles a call of the KV service: range, put, delete or transaction. `may_own` is true if the caller
-    /// has no credentials, so that its reads may lead to ownership.
+    /// Handles a call of a client: applies the rules of leasing to ranges, puts, deletes and transactions,
+    /// and forwards all other calls to a member. `may_own` is true if the caller has no credentials. Only in
+    /// that case, a read may make the proxy the owner of the key.
     ///
     /// # Errors
-    /// Returns the error of the member.
+    /// Returns the member's error, or an error if the request is malformed, if a transaction with writes is
+    /// too long, or if the member's response does not match the request.
     pub(crate) async fn call(
         &self,
         members: &Members,
@@ -165,8 +173,8 @@ impl Leasing {
         }
     }
 
-    /// Gives up the ownership of all keys, and stops answering reads of them, because permissions have
-    /// changed.
+    /// Gives up the ownership of all keys, and stops answering reads of them. Called when permissions may
+    /// have changed.
     pub(crate) fn leave_all(&self) {
         self.with(Owned::leave_all);
     }
@@ -205,7 +213,8 @@ impl Leasing {
         }
     }
 
-    /// Reads a key, and tries to become its owner in the same transaction. Returns the key's value.
+    /// Reads a key, and tries to become its owner in the same transaction. Returns the header of the
+    /// response, and the key with its value; `None` if the key does not exist.
     async fn claim(
         &self,
         members: &Members,
@@ -278,8 +287,9 @@ impl Leasing {
         if is_too_long(&request, written.len()) {
             return Err(error::TOO_MANY_OPS);
         }
-        // Members limit the number of operations, and a nested transaction counts as one. So avoid the
-        // nesting for a transaction that has no conditions.
+        // Members limit the number of operations, and a nested transaction counts as one of them. If the
+        // client's transaction has no conditions, it needs no nesting: send its operations directly, so that
+        // it may have as many as without this proxy.
         if request.compare.is_empty() && request.failure.is_empty() {
             let answer = self.write(members, options, written, request.success).await?;
             return Ok(answer.encode_to_vec().into());
@@ -294,7 +304,8 @@ impl Leasing {
         }
     }
 
-    /// Sends an operation that writes to a member, and returns the response to the operation.
+    /// Does the same as [`Leasing::write`] for a single operation, and returns the header and the response to
+    /// the operation.
     async fn write_one(
         &self,
         members: &Members,
@@ -308,8 +319,9 @@ impl Leasing {
         response.map(|response| (header, response)).ok_or(MISFIT)
     }
 
-    /// Sends operations that write these keys and ranges to a member, once no other proxy owns any of the
-    /// keys.
+    /// Makes other proxies give up the keys and ranges in `written`, and then sends the operations `ops`,
+    /// which write these keys and ranges, to a member. Repeats this if another proxy has become an owner in
+    /// between.
     async fn write(
         &self,
         members: &Members,
@@ -376,16 +388,16 @@ impl Leasing {
                 _ => Vec::new(),
             });
             let others = self.of_others(found);
-            // Ask the owners to give up the keys, then try again. The result can be ignored: if some leasing
-            // keys still exist, the conditions fail again.
+            // Ask the owners to give up the keys, then try again. The returned flag can be ignored: if some
+            // leasing keys still exist, the conditions of the write fail again.
             self.revoke(members, options, &others).await?;
         }
     }
 
     /// Makes other proxies give up the keys whose leasing keys are in this range. Returns the highest
-    /// creation revision of any leasing key found, including this proxy's own ones; 0 if there is none. A
-    /// write with the condition that no leasing key in the range has a higher creation revision fails if a
-    /// proxy has become an owner since.
+    /// creation revision of any leasing key found, including this proxy's own ones; 0 if there is none. The
+    /// caller's write gets the condition that no leasing key in the range has a higher creation revision. So
+    /// the write fails if a proxy has become the owner of a key in the meantime.
     async fn clear(
         &self,
         members: &Members,
@@ -420,8 +432,8 @@ impl Leasing {
             newest = page.kvs.iter().map(|kv| kv.create_revision).fold(newest, i64::max);
             let others = self.of_others(page.kvs);
             if !self.revoke(members, options, &others).await? {
-                // Some of these leasing keys possibly exist still, so their owners may still answer reads of
-                // the keys, and the write must wait. Read the range again from the start.
+                // The wait has timed out, or its watch has broken. The owners of these leasing keys may still
+                // answer reads of the keys, so the write must not begin. Read the range again from the start.
                 (request.key, request.revision) = (key.clone(), 0);
                 continue;
             }
@@ -543,8 +555,9 @@ impl Leasing {
     }
 
     /// Combines the first of these transactions into one, at most `limit` of them, and sends the combined
-    /// transaction to a member. Returns the member's revision, and one value for each combined transaction:
-    /// true if its conditions held. Lowers `limit` if a member refuses the combined transaction as too large.
+    /// transaction to a member. Returns the revision in the header of the response, and one value for each
+    /// combined transaction: true if its conditions held. Lowers `limit` if a member refuses the combined
+    /// transaction as too large.
     async fn commit_some(
         &self,
         members: &Members,
@@ -555,7 +568,8 @@ impl Leasing {
         loop {
             let some = &all[..fitting(all, *limit)];
             let outcome = match some {
-                // A single transaction is sent without nesting, which takes fewer operations.
+                // Send a single transaction without nesting, because a nested transaction counts as one more
+                // operation towards the member's limit.
                 [one] => self.commit(members, options, one).await,
                 _ => {
                     let nested =

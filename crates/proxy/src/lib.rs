@@ -8,7 +8,8 @@
 //! a client's token to the member unchanged, and the member decides.
 //!
 //! Invariants:
-//! * A member's response to one client is reused for another client only if both have the same credentials.
+//! * A member's response to one client is reused for another client only if the two clients have the same
+//!   credentials.
 //! * A call goes to a member at most once unless the client crate says that it may be repeated.
 //! * Memory and connections per client are bounded (`docs/reference/resources.md`).
 //! * Every accepted flag has an effect; a flag without an effect is refused.
@@ -52,7 +53,8 @@ pub use gateway::{Gateway, GatewayOptions, Remote};
 pub use grpc_proxy::{GrpcProxy, StartError};
 pub use options::{ListenOptions, MemberOptions, ProxyOptions};
 
-/// Function that is called once, as soon as the proxy accepts connections. It notifies the service manager.
+/// Function that the proxy calls once, as soon as clients can connect. It tells the service manager that the
+/// process is ready.
 pub type Ready<'a> = &'a dyn Fn(&Logger);
 
 /// Runs `gateway` in this process. `args` are the arguments after the subcommand's name. Returns only if the
@@ -88,8 +90,8 @@ fn run(
             return ExitCode::SUCCESS;
         }
         Err(error) => {
-            // cobra prints the error and the usage. Then etcd's `main` prints the error again, without a
-            // newline.
+            // The output is etcd's: cobra prints the error and the usage, and then etcd's `main` prints the
+            // error again, without a newline.
             io.err.notice(format!("Error: {error}\n{}\n{error}", program.usage(&error.path)));
             return ExitCode::FAILURE;
         }

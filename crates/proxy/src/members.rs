@@ -17,7 +17,7 @@ use crate::namespace::{Namespace, decode_answer, decode_txn, writes_of};
 /// reads.
 const ROUNDS: u32 = 5;
 /// Pause after a read was tried at all endpoints once, so that lagging members can catch up. The pause
-/// doubles each time.
+/// doubles after each such round.
 const PAUSE: Duration = Duration::from_millis(10);
 /// Error that a read returns if all members answer from too low a revision.
 const NO_GREATER_REVISION: Status = Status::new(
@@ -53,8 +53,8 @@ impl Members {
     /// Forwards a unary call to a member.
     ///
     /// # Errors
-    /// Returns the error of the member or of [`Client::forward`]. With an order, also returns `etcdclient: no
-    /// cluster members have a revision higher than the previously received revision`.
+    /// Returns the error of the member or of [`Client::forward`]. If reads are ordered, also returns
+    /// `etcdclient: no cluster members have a revision higher than the previously received revision`.
     pub(crate) async fn call(
         &self,
         rpc: Rpc,
@@ -94,7 +94,7 @@ impl Members {
     }
 
     /// Repeats a read until its revision is not below the highest revision that was returned before this read
-    /// began.
+    /// began. Fails after [`ROUNDS`] rounds.
     async fn in_order(
         &self,
         order: &Order,
@@ -122,8 +122,9 @@ impl Members {
     }
 }
 
-/// Returns true for reads and for transactions without writes, which may be repeated at another member.
-/// Writes must not be repeated. They do not need it either, because a write gets a new revision.
+/// Returns true for reads and for transactions without writes, which may be repeated at another member. A
+/// write must not be repeated, because it could be carried out twice. It need not be repeated either: its
+/// response has a new revision, which is higher than all earlier ones.
 fn may_be_asked_again(rpc: Rpc, message: &Bytes) -> Result<bool, Status> {
     Ok(match rpc {
         Rpc::KvRange => true,

@@ -20,7 +20,7 @@ use prost::Message;
 /// Range end that means all keys from the given key on.
 pub(crate) const FROM_KEY: &[u8] = b"\0";
 
-/// A prefix of keys.
+/// The prefix that the proxy adds to the keys of all clients.
 #[derive(Clone, Debug)]
 pub(crate) struct Namespace {
     prefix: Bytes,
@@ -235,7 +235,7 @@ impl Namespace {
 }
 
 /// Returns the end of the range of all keys with this prefix; `\0` (no end) if the prefix consists of bytes
-/// 0xff only, since no larger key is without the prefix.
+/// 0xff only, because all larger keys also begin with such a prefix.
 pub(crate) fn end_of_prefix(prefix: &[u8]) -> Bytes {
     match prefix.iter().rposition(|byte| *byte < 0xff) {
         Some(at) => {

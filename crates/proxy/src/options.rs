@@ -56,11 +56,13 @@ pub struct ListenOptions {
     pub self_signed_years: u64,
     /// Directory of the certificates that are generated for [`ListenOptions::auto_tls`].
     pub data_dir: PathBuf,
-    /// Minimum interval between pings of a client. A client that pings more often is disconnected.
+    /// Minimum interval between pings of a client; zero for 5 minutes. A client that pings more often is
+    /// disconnected.
     pub keepalive_min_time: Duration,
     /// Interval of pings to idle clients; zero for no pings.
     pub keepalive_interval: Duration,
-    /// Time within which a client has to respond to a ping before its connection is closed.
+    /// Time within which a client has to respond to a ping before its connection is closed; zero for the gRPC
+    /// server's default.
     pub keepalive_timeout: Duration,
     /// Largest number of open calls per client connection.
     pub max_concurrent_streams: u32,
@@ -135,7 +137,7 @@ impl ProxyOptions {
     /// Returns the settings that the flags give.
     ///
     /// # Errors
-    /// Returns etcd's error text if flags contradict each other.
+    /// Returns etcd's error text if the value of a flag is invalid, or if flags contradict each other.
     pub(crate) fn read(matches: &Matches) -> Result<ProxyOptions, String> {
         check_resolver(matches)?;
         let auto_tls = matches.get(flags::AUTO_TLS);

@@ -13,11 +13,12 @@ use tokio::sync::{Notify, OwnedSemaphorePermit};
 const BYTES_MAX: usize = 4 << 20;
 /// Maximum number of queued responses. Further events are refused; answers to requests are not.
 const RESPONSES_MAX: usize = 4096;
-/// Number of queued answers from which on no more requests of the client are read.
+/// Maximum number of queued answers of a stream of watches. While so many are queued, no further request of
+/// the stream is read.
 const ANSWERS_MAX: usize = 128;
 
-/// Step, in bytes, in which the memory charged to the client follows the size of its queue: the charge is
-/// updated as soon as it differs from the size by this much.
+/// Granularity of the memory reservation for a queue, in bytes. The reservation in the memory account of the
+/// client's connection is updated as soon as it differs from the size of the queue by this much.
 pub(crate) const CHARGE_STEP_BYTES: usize = 32 << 10;
 
 /// Queue of responses for the client of one stream.
@@ -40,7 +41,8 @@ struct Waiting {
     message: Bytes,
     /// True for an answer to a request of the client, false for events.
     is_answer: bool,
-    /// Permit that the shard drops once it has sent the response to the client; `None` for none.
+    /// Permit that the shard drops once it has sent the response to the client; `None` if the response needs
+    /// no permit.
     place: Option<OwnedSemaphorePermit>,
 }
 
@@ -50,7 +52,7 @@ struct State {
     queue: VecDeque<Waiting>,
     /// Total size of the responses in [`State::queue`], in bytes.
     bytes: usize,
-    /// Number of bytes that [`Outbox::to_charge`] returned last.
+    /// Size of the memory reservation for the queue, in bytes: the last result of [`Outbox::to_charge`].
     charged: usize,
     /// Number of answers in [`State::queue`]; the others are events.
     answers: usize,
@@ -95,8 +97,8 @@ impl Outbox {
         }
     }
 
-    /// Waits until the amount charged to the client for its queue has to be updated, and returns the new
-    /// amount: the size of the queued responses in bytes. Only one task at a time may wait.
+    /// Waits until the memory reservation for the queue has to be updated, and returns its new size: the
+    /// total size of the queued responses in bytes. Only one task at a time may wait.
     pub(crate) async fn to_charge(&self) -> usize {
         loop {
             let outgrown = self.outgrown.notified();
@@ -127,8 +129,8 @@ impl Outbox {
         }
     }
 
-    /// Queues events and returns true. Returns false if the queue is full; [`Next::Drained`] is then returned
-    /// once the queue is empty.
+    /// Queues events and returns true. Returns false if the queue is full; in that case, [`Outbox::next`]
+    /// returns [`Next::Drained`] once the queue is empty.
     pub(crate) fn offer(&self, message: &Bytes) -> bool {
         let mut state = self.state();
         let is_full = state.bytes + message.len() > BYTES_MAX || state.queue.len() >= RESPONSES_MAX;
@@ -195,7 +197,7 @@ impl Outbox {
 }
 
 impl State {
-    /// Returns true if the amount charged to the client for its queue has to be updated.
+    /// Returns true if the memory reservation for the queue has to be updated.
     fn is_outgrown(&self) -> bool {
         self.bytes.abs_diff(self.charged) >= CHARGE_STEP_BYTES
     }

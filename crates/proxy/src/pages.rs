@@ -22,7 +22,8 @@ const READ_LIMIT: Duration = Duration::from_secs(1);
 const WATCH_LIMIT: Duration = Duration::from_secs(3);
 /// Timeout of fetching a member's metrics.
 const METRICS_LIMIT: Duration = Duration::from_secs(10);
-/// Maximum number of bytes that are read of a member's response with its metrics page. The rest is cut off.
+/// Maximum number of bytes that the proxy reads from a member's response with the metrics page. The rest is
+/// cut off.
 const METRICS_BYTES_MAX: u64 = 16 << 20;
 
 /// Clients and settings with which the pages are made.
@@ -72,8 +73,8 @@ impl Pages {
             }
             _ if self.has_profiles && path.starts_with(profiles::PREFIX) => {
                 let (debug, seconds) = (parameter(request, "debug"), parameter(request, "seconds"));
-                // The empty list is the memory by purpose, which the proxy does not count. So a memory
-                // profile shows only the kernel's numbers.
+                // The last argument returns the memory in use by purpose. The proxy does not count this
+                // memory, so the list is empty, and a memory profile shows only the kernel's numbers.
                 profiles::answer(path, profiles::Parameters { debug, seconds }, Vec::new)
             }
             _ => page(StatusCode::NOT_FOUND, "404 page not found\n".to_owned()),

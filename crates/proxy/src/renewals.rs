@@ -28,8 +28,8 @@ pub(crate) struct Renewal {
     pub(crate) lease: i64,
     pub(crate) stream: StreamId,
     pub(crate) outbox: Arc<Outbox>,
-    /// Permit of the client's stream, which limits its renewals in flight. It is returned once the response
-    /// was sent to the client.
+    /// Permit of the client's stream, which limits its renewals in flight. The permit is returned once the
+    /// response has been sent to the client.
     pub(crate) place: OwnedSemaphorePermit,
 }
 
@@ -48,11 +48,11 @@ struct Asked {
 /// The renewals of one caller.
 #[derive(Default)]
 pub(crate) struct Renewals {
-    /// Renewals that were not sent yet, by client stream. No queue in this map is empty.
+    /// Renewals that have not been sent yet, by client stream. No queue in this map is empty.
     queues: HashMap<StreamId, VecDeque<Renewal>>,
     /// Client streams that have a queue, in the order of their turns.
     turns: VecDeque<StreamId>,
-    /// Renewals that were sent and not answered, the oldest first.
+    /// Renewals that were sent and have not been answered, the oldest first.
     asked: VecDeque<Asked>,
     /// Renewals that were in flight on a broken stream. They are sent again before all others.
     again: VecDeque<Asked>,
@@ -139,9 +139,10 @@ impl Renewals {
     }
 
     /// Handles the end of the stream to the member: the stream broke, or the member refused a renewal. The
-    /// renewals in flight will be sent again on another stream, except a refused renewal and those during
-    /// which the stream has broken [`TRIES_MAX`] times. The client streams that wait for an excepted renewal
-    /// are ended.
+    /// renewals in flight will be sent again on another stream, with two exceptions: a renewal that the
+    /// member has refused, and renewals during which the stream has broken [`TRIES_MAX`] times. The client
+    /// streams that wait for these are ended. If the member does not accept the credentials, all client
+    /// streams that wait for a renewal of this caller are ended.
     pub(crate) fn broken(&mut self, status: &Status) {
         let breaks = matches!(
             status.code,

@@ -34,7 +34,7 @@ const PROXIES_MAX: usize = 4_000;
 /// Maximum length of the key, and of the value, of a registration in bytes. Longer registrations are left
 /// out.
 const ENTRY_BYTES_MAX: usize = 4 << 10;
-/// Number of registrations that one request reads.
+/// Maximum number of registrations that one request reads.
 const PAGE: i64 = 100;
 /// Largest response with a page of registrations, in bytes. If a page does not fit, smaller pages are read.
 const PAGE_BYTES_MAX: usize = 16 << 20;
@@ -228,8 +228,8 @@ impl Resolver {
 
     /// Returns the range of all keys below the prefix and a slash.
     fn range(&self) -> (Bytes, Bytes) {
-        // The byte `0` follows the slash, so this range has exactly the keys that begin with prefix and
-        // slash.
+        // The character `0` follows the slash in ASCII, so this range contains exactly the keys that begin
+        // with the prefix and a slash.
         (format!("{}/", self.prefix).into(), format!("{}0", self.prefix).into())
     }
 

@@ -98,7 +98,8 @@ impl Proxy {
                 Ok(answer)
             }
             _ => {
-                // A guard, because the member may also carry out the call if the client goes away during it.
+                // The guard also empties the cache if the client goes away and this future is dropped,
+                // because the member may carry out the call nevertheless.
                 let _forgotten = Forgotten { proxy: self, rpc };
                 self.pass_on(rpc, head, message).await
             }

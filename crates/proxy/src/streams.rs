@@ -20,8 +20,8 @@ use crate::renewals::Renewal;
 use crate::upstream;
 use crate::watches::{Caller, StreamId};
 
-/// Maximum number of renewals of one client stream that are not answered. While there are so many, no further
-/// renewal of the stream is passed to the hub.
+/// Maximum number of unanswered renewals of one client stream. While there are so many, no further renewal of
+/// the stream is passed to the hub.
 const RENEWALS_MAX: usize = 256;
 /// Status with which a stream ends if the hub has ended.
 const CLOSING: Status = Status::new(Code::Canceled, "the client connection is closing");
@@ -38,8 +38,8 @@ fn caller_of(head: &Head) -> Arc<Caller> {
     })
 }
 
-/// Counts the memory of the queued responses against the client's limit while this future is polled. The
-/// future never ends.
+/// Keeps the memory reservation for the queued responses in the account of the client's connection up to date
+/// while this future is polled. The future never ends.
 async fn keep_charged(outbox: &Outbox, account: Rc<Account>) -> Infallible {
     let mut held = account.hold(0);
     loop {
@@ -131,8 +131,8 @@ pub(crate) async fn renew(
                 return Err(CLOSING);
             }
         }
-        // Wait until all renewals are answered: each returns its permit when its response was sent to the
-        // client.
+        // The client sends no more requests. Wait until all its renewals are answered: each returns its
+        // permit when its response has been sent to the client.
         let all = u32::try_from(RENEWALS_MAX).unwrap_or(u32::MAX);
         let _ = places.acquire_many(all).await;
         Ok(())
@@ -182,7 +182,7 @@ mod tests {
         assert_eq!(charge(), 10 * CHARGE_STEP_BYTES);
         outbox.answer(message);
         assert_eq!(charge(), 11 * CHARGE_STEP_BYTES);
-        // Small messages are charged together.
+        // A small message does not change the reservation yet.
         outbox.answer(Bytes::from_static(b"small"));
         assert_eq!(charge(), 11 * CHARGE_STEP_BYTES);
         while outbox.rest().is_some() {}

@@ -12,9 +12,10 @@
 //! joins this broadcast and skips 50 to 59. A client that wants events from 40 on gets another broadcast. As
 //! soon as the two broadcasts have sent the same events, the watchers of the newer one move to the older one.
 //!
-//! A watcher joins an open broadcast only after a read with the watcher's credentials was permitted, as in
-//! etcd. If a client takes no responses, its watcher leaves the broadcast. When the client takes responses
-//! again, the watcher joins a broadcast again, at the revision of the next event that it wants.
+//! A watcher joins an open broadcast only after a member has permitted a read of the watched keys with the
+//! watcher's credentials, as in etcd's proxy. If a client takes no responses, its watcher leaves the
+//! broadcast. When the client takes responses again, the watcher joins a broadcast again, at the revision of
+//! the next event that it wants.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::rc::Rc;
@@ -93,9 +94,10 @@ struct Watcher {
     without_puts: bool,
     without_deletes: bool,
     wants_progress: bool,
-    /// True if the client was sent the response that its watch is created.
+    /// True once the response that confirms the watch is queued for the client.
     created: bool,
-    /// Used to send, or dropped, once the create request has been answered; `None` after that.
+    /// Wakes the task that reads the client's requests and waits until the create request has been answered.
+    /// `None` after that.
     done: Option<oneshot::Sender<()>>,
 }
 
@@ -131,8 +133,8 @@ struct Broadcast {
     /// True if a member has confirmed that the watch is created. False again while a broken connection is
     /// replaced.
     created: bool,
-    /// True if the broadcast has sent all events that existed at some time since the watch was last opened,
-    /// so it has caught up. False again while a broken connection is replaced.
+    /// True if the broadcast has caught up: at some moment since the watch was last opened, it had sent all
+    /// events that existed at that moment. False again while a broken connection is replaced.
     live: bool,
     header: ResponseHeader,
     watchers: BTreeMap<(StreamId, i64), Watcher>,
@@ -160,8 +162,9 @@ pub(crate) struct Watches {
     last_broadcast: BroadcastId,
     last_serial: u64,
     effects: Vec<Effect>,
-    /// Number of responses with events that members did not have to send, since this number was last taken:
-    /// one less than the number of sharing watchers for each response that a member has sent.
+    /// Number of responses with events that members did not have to send because watchers share watches. Each
+    /// response of a member adds the number of watchers that share it, less one. Reset when the hub takes the
+    /// number.
     pub(crate) coalesced: u64,
     /// Number of watchers that belong to a broadcast.
     attached: usize,
@@ -196,8 +199,9 @@ impl Watches {
         self.broadcasts.get(&broadcast).map(|broadcast| broadcast.next)
     }
 
-    /// Returns true if the member has to be asked for the progress of this broadcast: a client's stream has
-    /// requested it, or the group has several broadcasts, and progress of this one may allow to merge it.
+    /// Returns true if the member has to be asked for the progress of this broadcast: a client has requested
+    /// it, or the group has several broadcasts, and the member's progress response may show that this one can
+    /// be merged with an older one.
     pub(crate) fn wants_progress(&self, id: BroadcastId) -> bool {
         let Some(broadcast) = self.broadcasts.get(&id).filter(|broadcast| broadcast.created) else {
             return false;
@@ -212,8 +216,8 @@ impl Watches {
             || (others.len() > 1 && (!broadcast.live || others.iter().any(older_is_ahead)))
     }
 
-    /// Creates a watch on a client's stream. `done` is used to send, or dropped, once the request has been
-    /// answered.
+    /// Creates a watch on a client's stream. `done` is used or dropped once the request has been answered,
+    /// which wakes the task that reads the client's requests.
     pub(crate) fn create(
         &mut self,
         stream: StreamId,
@@ -309,8 +313,8 @@ impl Watches {
         // discards them, because their stream no longer exists.
     }
 
-    /// Handles a client's having taken all queued responses, after events for it were refused: its watches
-    /// that were interrupted continue.
+    /// Continues the interrupted watches of a client's stream. They were interrupted because the client's
+    /// queue was full, and the client has taken all queued responses now.
     pub(crate) fn drained(&mut self, stream: StreamId) {
         let Some(state) = self.streams.get_mut(&stream) else { return };
         for (watcher, group) in std::mem::take(&mut state.behind) {
@@ -321,8 +325,9 @@ impl Watches {
     /// Handles a client's request for the progress of its watches.
     pub(crate) fn ask_progress(&mut self, stream: StreamId) {
         let Some(state) = self.streams.get_mut(&stream) else { return };
-        // If a watch of the stream belongs to no broadcast at the moment, the request is dropped. etcd also
-        // leaves it unanswered while a watch lags.
+        // Drop the request if an earlier one is not answered yet, if the stream has no watches, or if one of
+        // its watches belongs to no broadcast at the moment. In the last case it lags, and etcd also leaves a
+        // progress request unanswered while a watch lags.
         let takes_part = |place: &Place| matches!(place, Place::Broadcast(_));
         if state.asked.is_some() || state.places.is_empty() || !state.places.values().all(takes_part) {
             return;
@@ -397,8 +402,8 @@ impl Watches {
         (broadcast.created, broadcast.live) = (false, false);
         let requires_leader = broadcast.group.caller.requires_leader;
         if requires_leader && status.message == error::NO_LEADER.message {
-            // A member ends the whole stream if a leader is required and not known. Do the same to the client
-            // streams, and not only to the watches of this broadcast.
+            // A member that knows no leader ends the whole stream of a client that requires one. So end the
+            // whole streams of these clients, and not only their watches that belong to this broadcast.
             let streams: HashSet<StreamId> = broadcast.watchers.keys().map(|(stream, _)| *stream).collect();
             for stream in streams {
                 if let Some(state) = self.streams.get(&stream) {
@@ -418,8 +423,9 @@ impl Watches {
         passes
     }
 
-    /// Assigns a watcher to an existing broadcast, starts a permission check if it has to precede this, or
-    /// creates a broadcast for the watcher.
+    /// Finds a broadcast for a watcher. The watcher joins a broadcast with the right start revision whose
+    /// watch is not open yet immediately. If an open broadcast fits, a permission check is started, after
+    /// which the watcher joins. If none fits, a broadcast is created.
     fn place(&mut self, watcher: Watcher, group: &Rc<Group>) {
         let group = match self.groups.get_key_value(group) {
             Some((known, _)) => known.clone(),
@@ -635,9 +641,9 @@ impl Watches {
         }
         let header = *lowest;
         state.asked = None;
-        // Answer only if every watch of the stream has got all events up to the revision of the header. One
-        // may lack events, for example if it was created after the request. Then the request is dropped. etcd
-        // also leaves it unanswered while a watch lags.
+        // Answer only if every watch of the stream has got all events up to the revision of the header. A
+        // watch may lack events, for example if it was created after the request. In that case, drop the
+        // request: etcd also leaves a progress request unanswered while a watch lags.
         let was_told = |(id, place): (&i64, &Place)| {
             let Place::Broadcast(broadcast) = place else { return false };
             let Some(broadcast) = self.broadcasts.get(broadcast) else { return false };
@@ -652,8 +658,8 @@ impl Watches {
     }
 
     /// Merges broadcasts of a group: moves all watchers of a newer broadcast to an older one, and ends the
-    /// newer one. Both must have caught up, and the older one's `next` must not be above the newer one's, so
-    /// that no watcher misses an event.
+    /// newer one. Merges two broadcasts only if they have both caught up and the older one's `next` is not
+    /// above the newer one's, so that no watcher misses an event.
     fn merge(&mut self, group: &Rc<Group>) {
         let Some(state) = self.groups.get(group) else { return };
         if state.broadcasts.len() < 2 {
@@ -755,8 +761,8 @@ fn created(watcher: &mut Watcher, header: ResponseHeader) {
     };
     watcher.outbox.answer(response.encode_to_vec().into());
     if let Some(done) = watcher.done.take() {
-        // An error means that the receiver was dropped, because the stream has ended. Then no task waits for
-        // this signal.
+        // An error means that the receiver was dropped, because the stream has ended. So no task waits for
+        // this signal, and the error can be ignored.
         let _ = done.send(());
     }
 }
@@ -779,8 +785,8 @@ fn refusal(header: ResponseHeader, reason: &str, compact_revision: i64) -> Bytes
 #[derive(Default)]
 struct Bodies {
     /// Encoded responses. The index is a sum of flags: 1 if previous values are wanted, 2 if puts are left
-    /// out, 4 if deletions are left out. The outer value is `None` if the response was not encoded yet, and
-    /// the inner value is `None` if the filters leave no event.
+    /// out, 4 if deletions are left out. The outer value is `None` if the response has not been encoded in
+    /// this way yet, and the inner value is `None` if the filters leave no event.
     made: [Option<Option<Bytes>>; 8],
 }
 
@@ -807,7 +813,7 @@ impl Bodies {
             return Some(body);
         }
         // Append the watch id to the shared encoding. This is valid, because Protobuf fields may be in any
-        // order. 11 bytes suffice for a tag and a number.
+        // order. The tag takes 1 byte, and a varint at most 10.
         let mut message = BytesMut::with_capacity(body.len() + 11);
         message.put_slice(&body);
         message.put_u8(WATCH_ID_FIELD);

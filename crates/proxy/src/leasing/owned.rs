@@ -4,7 +4,7 @@
 //! The proxy owns a key from the response that confirms its leasing key until the proxy leaves the key. To
 //! leave a key means to give up its ownership: the kept value is no longer used for responses, and the
 //! leasing key is deleted. Writes of the key through other proxies wait for this deletion. No read is
-//! answered from a kept value after the lease of the session may have expired.
+//! answered from a kept value when the lease to which the leasing keys are attached may have expired.
 //!
 //! A write of an owned key through this proxy counts as in flight from before its request is sent until its
 //! response arrives. In this time, reads of the key are not answered from the kept value. If writes of a key
@@ -73,16 +73,17 @@ struct Entry {
     begun: u64,
     /// True if two writes have been in flight at the same time since [`Entry::writes`] was last zero.
     overlapped: bool,
-    /// Position of the key in the order of use.
+    /// Number of the last use of the key, which is its key in [`Owned::order`] while the proxy owns it.
     used: u64,
 }
 
 /// State of a recorded key.
 #[derive(Clone, Debug)]
 enum State {
-    /// A claim is in flight. The number is the last revision at which another proxy has asked for the key, or
-    /// at which the leasing key was deleted; 0 for none. If it is above the revision of the claim, the
-    /// ownership is given up again immediately.
+    /// A claim is in flight. The number is the revision of the last change of the leasing key that was
+    /// reported in the meantime; 0 for none, and `i64::MAX` after [`Owned::leave_all`]. If the claim succeeds
+    /// at a lower revision, the proxy gives up the key again immediately, because another proxy has asked for
+    /// it, or the leasing key was deleted.
     Asked(i64),
     /// The key is owned, and this is its current value; `None` if the key does not exist.
     Known(Option<KeyValue>),
@@ -176,7 +177,7 @@ pub(crate) struct Owned {
     /// Keys whose leasing keys have to be deleted. The number is the highest creation revision of a leasing
     /// key that may be deleted.
     to_delete: BTreeMap<Bytes, i64>,
-    /// Header with the highest revision in any response of a member to this session.
+    /// The header with the highest revision among all responses of members during this session.
     newest: ResponseHeader,
 }
 
@@ -310,8 +311,9 @@ impl Owned {
         self.make_room();
     }
 
-    /// Handles a refused claim: another proxy owns the key, or the key is attached to a lease. `leasing_key`
-    /// is the leasing key that exists already, if there is one.
+    /// Handles a claim that did not succeed: the key has a leasing key already, the key is attached to a
+    /// lease, or a member has refused the transaction. `leasing_key` is the existing leasing key; `None` if
+    /// there is none or the transaction was refused.
     pub(crate) fn claim_refused(&mut self, key: &Bytes, leasing_key: Option<&KeyValue>, now: Instant) {
         if matches!(self.keys.get(key), Some(Entry { state: State::Asked(_), .. })) {
             self.forget(key);
@@ -335,7 +337,9 @@ impl Owned {
     }
 
     /// Handles the response to a read that was sent because the value of an owned key was not known. The
-    /// value is kept unless the key's ownership or a write of the key has intervened since `moment`.
+    /// value is kept unless the ownership of the key has changed, or a write of the key has begun, since
+    /// `moment`. If the key is attached to a lease or its value is too large, the proxy leaves the key
+    /// instead.
     pub(crate) fn read_again(&mut self, key: &Bytes, moment: Moment, kv: Option<KeyValue>) {
         let Some(entry) = self.keys.get(key) else { return };
         let is_same = (entry.granted, entry.begun, entry.writes) == (moment.granted, moment.begun, 0);
@@ -575,7 +579,8 @@ impl Owned {
         }
     }
 
-    /// Gives up the ownership of the least recently used keys until the limits are kept.
+    /// Gives up the ownership of the least recently used keys until at most [`OWNED_MAX`] keys are owned and
+    /// the size is at most [`BYTES_MAX`], or no key is owned.
     fn make_room(&mut self) {
         while self.order.len() > OWNED_MAX || self.bytes > BYTES_MAX {
             let Some((_, oldest)) = self.order.pop_first() else { return };
@@ -631,8 +636,8 @@ pub(super) fn answer(request: &RangeRequest, kv: Option<&KeyValue>, header: Resp
     }
 }
 
-/// Returns true if a condition holds for this key. Returns `None` if the condition is malformed; then the
-/// transaction is sent to a member, which reports the error.
+/// Returns true if a condition holds for this key. Returns `None` if the condition is malformed. In that
+/// case, the transaction is sent to a member, which reports the error.
 fn holds(compare: &Compare, kv: Option<&KeyValue>) -> Option<bool> {
     let target = CompareTarget::try_from(compare.target).ok()?;
     let number = |of: fn(&KeyValue) -> i64| kv.map_or(0, of);

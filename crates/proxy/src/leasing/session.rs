@@ -72,8 +72,8 @@ impl Leasing {
         let until = sent + seconds(granted.ttl);
         let outcome = self.with_lease(members, granted.id, until).await;
         self.with(|owned| owned.end());
-        // Without this revocation, writes of other proxies would have to wait until the lease expires. If it
-        // fails, they do.
+        // The revocation deletes the leasing keys, for which writes of other proxies wait. Its error can be
+        // ignored: the lease expires later, and the writes only wait for longer.
         let _ = lease::revoke(&client, granted.id).await;
         outcome
     }
@@ -91,8 +91,8 @@ impl Leasing {
         // Without a leader, a member does not learn that other proxies ask for keys. So the watch has to end
         // in that case, which ends the session.
         let mut watcher = Watcher::new(&members.client.with_require_leader(), request);
-        // Wait until the watch is created before `begin` allows claims. So the watch reports every change of
-        // the leasing keys that this session creates.
+        // Wait until the watch is created before `begin` allows claims, so that the watch reports every
+        // change of the leasing keys that this session creates.
         match timeout(CALL_LIMIT, watcher.next()).await {
             Ok(Ok(Some(WatchUpdate::Created(_)))) => {}
             Ok(Ok(Some(WatchUpdate::Canceled(response)))) => {
@@ -110,7 +110,7 @@ impl Leasing {
         }
     }
 
-    /// Renews the lease until a renewal fails.
+    /// Renews the lease until a renewal fails. Returns the reason, which ends the session.
     async fn renew(&self, members: &Members, lease: i64, mut until: Instant) -> Status {
         loop {
             sleep(until.saturating_duration_since(Instant::now()) / 3).await;
@@ -185,7 +185,7 @@ impl Leasing {
                         rest = later;
                         last = Instant::now();
                     }
-                    // `commit_some` returns this error only if even a single deletion is too large. Then a
+                    // `commit_some` returns this error only if even a single deletion is too large, so a
                     // retry cannot succeed.
                     Err(status) if is_too_large(&status) || last.elapsed() > DELETE_LIMIT => return status,
                     Err(_) => sleep(DELETE_PAUSE).await,
