@@ -96,6 +96,7 @@ impl Command {
 impl OldRequest {
     /// Finds a request of API version 2 in the data of an entry. The data is either this request, with an
     /// HTTP method such as `PUT` in field 2, or a newer request that contains this request in field 2.
+    /// Returns `None` if the data has no field 2.
     pub fn find(data: &[u8]) -> Result<Option<OldRequest>, ()> {
         let mut fields = Fields(data);
         while let Some(field) = fields.next()? {

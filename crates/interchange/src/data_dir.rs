@@ -1,10 +1,10 @@
 //! Reads the data directory of an etcd member: its state, its members, and the log entries after the state.
 //!
 //! ```text
-//! <data-dir>/member/snap/db                   the state at the entry that its `meta` names
+//! <data-dir>/member/snap/db                   the state at the entry that its bucket `meta` names
 //! <data-dir>/member/snap/<index>.snap.db      a whole state sent by the leader, before it is renamed to `db`
 //! <data-dir>/member/snap/<term>-<index>.snap  image of the v2 store, which up to 3.5 contains the members
-//! <data-dir>/member/wal/*.wal                 log entries, from before that entry on
+//! <data-dir>/member/wal/*.wal                 log entries, at least all after that entry
 //! ```
 
 use std::collections::BTreeSet;
@@ -34,14 +34,15 @@ pub struct DataDir {
     /// Contents of the bucket `meta` of the state in `base`.
     pub meta: Meta,
     /// The members at [`DataDir::base_index`]. They come from the same source as in the release of etcd that
-    /// wrote the directory, and were checked against raft's configuration (except by [`DataDir::glance`] if
-    /// the source is large).
+    /// wrote the directory, and were checked against raft's configuration. Only [`DataDir::glance`] and
+    /// [`DataDir::glance_running`] skip this check, if the image of the v2 store is large.
     pub membership: Membership,
     /// The write-ahead log.
     pub wal: Wal,
     /// Ids of the voters at [`DataDir::end`].
     pub voters: BTreeSet<u64>,
-    /// Contents of the v2 store (API version 2). etcd no longer uses them.
+    /// Summary of the v2 store (the store of API version 2), whose keys current releases of etcd no longer
+    /// use.
     pub old_store: OldStore,
     snap_dir: PathBuf,
     end: u64,
@@ -84,9 +85,10 @@ impl DataDir {
         DataDir::open_bounded(disk, dir, wal_dir, v2_store::IMAGE_BYTES_GLANCE, lock)
     }
 
-    /// Reads the directory of a running member as [`DataDir::glance`] does, without a lock. The member
-    /// changes its files in the meantime, which can cause errors, and then another attempt may succeed. Only
-    /// [`Error::Members`] means that Mainstay could not take over the directory either.
+    /// Reads the directory of a running member as [`DataDir::glance`] does, without a lock. The member may
+    /// change its files in the meantime, which can cause errors, so a retry may succeed. Only
+    /// [`Error::Members`] is not caused by such changes: Mainstay could not take over the directory of the
+    /// stopped member either.
     ///
     /// # Errors
     ///
@@ -175,7 +177,8 @@ impl DataDir {
     pub fn base_term(&self) -> Option<u64> {
         let index = self.base_index();
         // Search from the newest mark. A snapshot that the leader sent may have the same index as an older
-        // snapshot, but another term, and the newer one replaced the older.
+        // snapshot and a different term. In that case it has replaced the older one, so its term is the right
+        // one.
         let snapshot = self.wal.snapshots.iter().rev().find(|snapshot| snapshot.index == index);
         self.wal.term(index).or(snapshot.map(|s| s.term)).or(self.meta.term).or((index == 0).then_some(0))
     }
@@ -186,8 +189,8 @@ impl DataDir {
     }
 
     /// Returns the index of the last entry to apply. It is above [`DataDir::committed`] only if this member
-    /// is the only voter. Then all entries of its log are committed and may have been acknowledged, although
-    /// the log does not record the new commit index yet.
+    /// is the only voter. In that case, all entries of its log are committed and may have been acknowledged,
+    /// even if the log does not record the new commit index yet.
     pub fn end(&self) -> u64 {
         self.end
     }
@@ -253,7 +256,8 @@ impl DataDir {
             return Err(Error::damaged(0, "the database names an impossible entry").in_file("db"));
         }
         // etcd writes an entry to the log before it applies the entry to the database. So the log may end
-        // below the database's index only if the leader has sent a whole state.
+        // below the database's index only if the database was sent by the leader, which the log records with
+        // a snapshot mark.
         if self.wal.last() < base && !self.wal.snapshots.iter().any(|snapshot| snapshot.index >= base) {
             let what = format!(
                 "the log ends with entry {}, but the database contains entries up to {base}: a part of the log is missing",
@@ -318,10 +322,11 @@ impl DataDir {
     /// has a vote. The configuration is recorded in several places, each of which the members must agree
     /// with:
     ///
-    /// * in the snapshot marks of the log and in the image of the v2 store. Each is checked if the log has
-    ///   all entries after it, and with the changes in these entries applied.
-    /// * in the database. It is checked only if a membership change in this log has written it, or if no
-    ///   other configuration is recorded.
+    /// * in the snapshot marks of the log, in the image of the v2 store, and in the log itself if it begins
+    ///   with the first entry. Each of these configurations is checked after the membership changes that
+    ///   follow it in the log are applied to it. It is not checked if the log lacks entries after it.
+    /// * in the database, from 3.6 on. This configuration is checked only if a membership change in this log
+    ///   has written it, or if none of the others can be checked.
     fn hold_against_raft(&self, roster: &Roster, disk: &dyn Disk, newest: &Newest) -> Result<(), Error> {
         let base = self.base_index();
         let mut begins = Vec::new();
@@ -386,8 +391,9 @@ impl DataDir {
             return Ok(());
         }
         // Accept every configuration that the log has passed (`passed`), because a starting etcd stores each
-        // of them again while it applies the log. Also accept the configuration after the first change behind
-        // `base`, because etcd stores it before the database's index includes the entry of the change.
+        // of them again while it applies the log. Also accept the configuration after the first membership
+        // change above `base`, because etcd stores this configuration before it advances the database's index
+        // to the entry of the change.
         let mut next = roster.clone();
         let behind = base + 1..=self.committed().min(self.wal.last());
         let changed = behind.into_iter().find(|index| self.wal.is_conf_change(*index));

@@ -84,8 +84,8 @@ pub fn hash_kv<S: Source>(backend: &Backend<S>, revision: Revision) -> Result<Ha
     // A store without any change is at revision 1.
     let mut current = compacted.max(Revision::FIRST);
     let mut newest: HashMap<Fingerprint, Newest> = HashMap::new();
-    // Number of keys created above the compact revision, up to the requested one, minus the number of keys
-    // deleted there.
+    // Number of keys created minus number of keys deleted by the changes above the compact revision, up to
+    // the requested revision.
     let mut gained = 0i64;
     let mut history = backend.history()?;
     while let Some(change) = history.step()? {

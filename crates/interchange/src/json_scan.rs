@@ -5,8 +5,8 @@
 ///
 /// # Errors
 ///
-/// Returns an error if a value on the path is not an object or lacks the name, or if the text ends too early
-/// or too late.
+/// Returns an error if a value on the path is not an object or lacks the name, or if the text is incomplete
+/// or continues after the value that it must contain.
 pub(crate) fn member_at<'t>(text: &'t [u8], path: &[&str]) -> Result<&'t [u8], &'static str> {
     let mut at = text;
     for name in path {

@@ -42,8 +42,8 @@ fn is_empty_database(disk: &dyn Disk, path: &Path) -> Result<bool, Error> {
             && database.history()?.step()?.is_none()
             && database.leases()?.step()?.is_none());
     }
-    // Without the bucket `key`, etcd ended before it had created all buckets. Then the database is empty if
-    // all existing buckets are.
+    // The bucket `key` is missing, so etcd has ended before it had created all buckets. Nothing was ever
+    // written if all existing buckets are empty.
     let mut buckets = bolt.root();
     while let Some(item) = buckets.step()? {
         let Some(bucket) = item.bucket else { return Ok(false) };
@@ -92,7 +92,8 @@ fn tells_of_members(data: bytes::Bytes) -> bool {
     told == request
 }
 
-/// Returns true if etcd or one of its tools has the database in this directory of snapshots open.
+/// Returns true if etcd or one of its tools has the database in this directory of snapshots open; false if
+/// the database does not exist.
 ///
 /// # Errors
 ///

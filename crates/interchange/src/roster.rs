@@ -1,11 +1,10 @@
 //! Determines the members of the cluster at an entry of the log, as etcd itself does.
 //!
-//! Releases up to 3.5 take the members from an image of the v2 store and the log entries after the image. It
-//! is the newest image that a snapshot mark of the log names. These releases also write the bucket `members`
-//! of the database, but the bucket may lack members or have wrong ones (`etcdctl snapshot restore` of 3.4
-//! leaves it unchanged). Releases from 3.6 on use the bucket. In every release, raft also has a
-//! configuration, which decides who has a vote: the configuration in the last snapshot, with the entries
-//! after it applied.
+//! Releases up to 3.5 take the members from the newest image of the v2 store that a snapshot mark of the log
+//! names, and from the log entries after this image. These releases also write the bucket `members` of the
+//! database, but the bucket may lack members or have wrong ones (`etcdctl snapshot restore` of 3.4 leaves it
+//! unchanged). Releases from 3.6 on use the bucket. In every release, raft also has a configuration, which
+//! decides who has a vote: the configuration in the last snapshot, with the entries after it applied.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -84,8 +83,8 @@ impl Roster {
     /// it has no effect.
     ///
     /// `was_taken` returns true if etcd has accepted the member with this id, as far as the database shows.
-    /// It decides about a learner above the default limit, since the cluster may have been run with a higher
-    /// one.
+    /// It decides whether the addition of a learner above the default limit of learners has an effect,
+    /// because the cluster may have been run with a higher limit.
     ///
     /// # Errors
     ///

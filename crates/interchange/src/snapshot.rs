@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! database          a multiple of 512 bytes
-//! SHA-256 of it     32 bytes; a database copied out of a data directory comes without
+//! SHA-256 of it     32 bytes; missing if the file was copied from a data directory
 //! ```
 
 use std::io::{self, Write};
@@ -58,8 +58,8 @@ pub fn open<S: Source>(source: S) -> Result<(Backend<S>, Parts), Error> {
     Ok((Backend::new(Bolt::open(source, parts.database_bytes)?)?, parts))
 }
 
-/// Opens the database in a snapshot file without verifying the digest, which etcd's tools do only on request
-/// (`--skip-hash-check`).
+/// Opens the database in a snapshot file without verifying the digest. etcd's tools skip this verification
+/// only with the flag `--skip-hash-check`.
 ///
 /// # Errors
 ///
@@ -123,7 +123,7 @@ pub struct Digesting<W> {
 }
 
 impl<W: Write> Digesting<W> {
-    /// Creates a writer to which nothing of the database was written yet.
+    /// Creates a writer, which has to receive the whole database from its beginning.
     pub fn new(out: W) -> Digesting<W> {
         Digesting { out, sum: Sha256::new() }
     }

@@ -15,8 +15,8 @@ use crate::json_scan;
 use crate::v2_tree::V2Tree;
 use crate::wal::Wal;
 
-/// Summary of etcd's v2 store in a member's directory, to decide whether data would be lost with it. etcd no
-/// longer uses the keys in this store.
+/// Summary of etcd's v2 store in a member's directory. It shows whether data is lost if the store is deleted.
+/// Current releases of etcd no longer use the keys in this store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OldStore {
     /// Number of keys and directories that users have created directly below the root of the store, in its
@@ -29,7 +29,8 @@ pub struct OldStore {
     /// Name of the newest image and the reason why it cannot be read; `None` if it can be read. If set, the
     /// contents of the store are unknown.
     pub unreadable: Option<String>,
-    /// Size in bytes of the newest image, if it was not read because it is larger than the reader accepts.
+    /// Size in bytes of the newest image if the image was not read because it is larger than the reader
+    /// accepts; `None` otherwise.
     pub large: Option<u64>,
     /// First entry after the image that writes to the store: its index and a description of the request.
     pub write: Option<(u64, String)>,
@@ -82,7 +83,8 @@ const MEMBERS_BYTES_MAX: u64 = 4 << 20;
 
 /// Result of the search for the image of the v2 store from which etcd would start.
 pub(crate) enum Newest {
-    /// No image exists, and none is needed: the log has every entry since the first.
+    /// There is no image from which etcd would start. If the log has every entry since the first, none is
+    /// needed.
     None,
     /// An image that is named by a snapshot mark of the log.
     Image(Image),
@@ -124,8 +126,9 @@ impl OldStore {
                 Newest::Image(Image { name, index: place.1, conf_state, json })
             }
             Ok(_) => Newest::Unreadable { name, why: ImageError::OtherEntry },
-            // For example, the member has removed the file since the directory was listed, because it has
-            // written a newer image. The image is then not unreadable, so return the error.
+            // For example, the member has written a newer image and removed this file since the directory was
+            // listed. Return the error, so that the caller can try again, and do not report the image as
+            // unreadable.
             Err(ImageError::Io(error)) => return Err(error),
             Err(why) => Newest::Unreadable { name, why },
         }))
@@ -310,7 +313,8 @@ fn read_image(framed: &[u8]) -> Result<Content, ImageError> {
         return Ok((place, conf_state, None));
     }
     let image: Value = serde_json::from_slice(&image).map_err(|error| {
-        // The JSON parser has no other means to distinguish this error than its message.
+        // Recognize this error by its message, because the parser's error type does not distinguish it from
+        // other errors.
         let is_deep = error.to_string().starts_with("recursion limit exceeded");
         if is_deep { ImageError::Depth } else { ImageError::Json(error) }
     })?;

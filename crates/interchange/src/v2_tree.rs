@@ -148,9 +148,9 @@ impl V2Tree {
             return self.request(&request).map_err(wrong);
         }
         let request = InternalRaftRequest::decode(data).map_err(|_| wrong("an invalid request"))?;
-        // etcd 3.5 publishes the cluster version and the members' attributes in requests of version 3, and
-        // copies them to this store. Do the same, because this changes the store index; the attributes
-        // themselves are not needed here.
+        // etcd 3.5 publishes the cluster version and the members' attributes in requests of API version 3,
+        // and copies them to this store. Do the same, because each copy increments the store index. The
+        // attributes themselves are not needed, so an empty string takes their place.
         if let Some(set) = request.cluster_version_set {
             self.set("/0/version", false, set.ver, None, false);
         }
@@ -228,8 +228,8 @@ impl V2Tree {
         let value = request.value.clone();
         let (refresh, expires) = (request.refresh, (*expiration != 0).then_some(*expiration));
         let compares = *prev_index > 0 || !prev_value.is_empty();
-        // `None` means that the request failed. It has then changed nothing, and its error mattered only to
-        // the client, so ignore it.
+        // `None` means that the request failed. A failed request changes nothing, and its error mattered only
+        // to the client, so ignore it.
         let _: Option<()> = match request.method.as_str() {
             "POST" => self.create(path, request.dir, value, (true, false), expires),
             "PUT" => match request.prev_exist {

@@ -28,7 +28,7 @@ impl From<ChangeId> for StoredChangeId {
 pub struct ChangeHead<'a> {
     /// Position of the change in the history.
     pub revision: StoredChangeId,
-    /// True if the change deletes the key. All fields below except the key are then 0.
+    /// True if the change deletes the key. In this case, the fields from `create_revision` on are 0.
     pub is_tombstone: bool,
     /// The key.
     pub key: &'a [u8],
@@ -100,8 +100,9 @@ impl<'a> Change<'a> {
             }
         }
         if head.key.is_empty() {
-            // HashKV covers every byte of a pair with an empty key. A file written from these fields has the
-            // same bytes only if the pair is a bump, so every other pair with an empty key is refused.
+            // Refuse a pair with an empty key unless it only raises the revision ([`ChangeHead::bump`]).
+            // [`ChangeHead::encode_around`] writes no value for an empty key, so a copy of any other such
+            // pair would have different bytes, and therefore a different HashKV.
             let is_bump = value.is_empty() && *head == ChangeHead::bump(revision.main);
             return if is_bump { Ok(change) } else { Err("a change of no key") };
         }

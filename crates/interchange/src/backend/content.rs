@@ -98,7 +98,7 @@ pub(crate) enum ContentError {
     Json(serde_json::Error),
     /// Name of a field in the value's JSON, and a description of the field's error.
     Field(&'static str, &'static str),
-    /// The value is in no form that etcd writes.
+    /// The key or value has a form that etcd never writes. Contains a description of the error.
     Form(&'static str),
 }
 
@@ -228,7 +228,7 @@ fn json_string(text: &str) -> String {
     json
 }
 
-/// Returns a JSON list of strings; Go writes null for an empty list.
+/// Returns a JSON list of strings; `null` for an empty list, because Go encodes a nil slice like this.
 fn json_list(texts: &[String]) -> String {
     if texts.is_empty() {
         return "null".to_owned();

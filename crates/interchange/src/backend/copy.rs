@@ -11,8 +11,8 @@ use crate::bolt::Plan;
 use crate::error::{Error, WriteError};
 use crate::source::Source;
 
-/// A copy of a database in which the data about the member and its cluster is replaced. Everything else stays
-/// unchanged, and so does the HashKV.
+/// A copy of a database in which the data about the member and its cluster is replaced. All keys, leases,
+/// users, roles and alarms stay unchanged. The HashKV also stays unchanged unless `bump` is set.
 pub struct Copy<'b, S> {
     /// Database to copy.
     pub from: &'b Backend<S>,

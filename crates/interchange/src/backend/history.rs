@@ -1,5 +1,5 @@
-//! Iterates over the changes and the leases of a database. It may have too many of both to load all of them
-//! into memory.
+//! Iterates over the changes and the leases of a database one by one, because a database may have too many of
+//! them to load all into memory.
 
 use prost::Message as _;
 

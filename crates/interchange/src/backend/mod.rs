@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! bucket           key                          value
-//! key              revision                     KeyValue; of a deletion, one with nothing but the key
+//! key              revision                     KeyValue; for a deletion, only its key is set
 //! lease            id, 8 bytes                  Lease
 //! alarm            AlarmMember                  empty
 //! auth             authEnabled                  1 byte: 0 or 1

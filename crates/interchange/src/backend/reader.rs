@@ -22,7 +22,7 @@ impl<S: Source> Backend<S> {
     ///
     /// # Errors
     ///
-    /// Returns an error if the database is not etcd's, which means that it has no bucket `key`.
+    /// Returns an error if the database cannot be read, or is not etcd's because it has no bucket `key`.
     pub fn new(bolt: Bolt<S>) -> Result<Backend<S>, Error> {
         if bolt.bucket(name::KEY)?.is_none() {
             return Err(Error::damaged(0, "the database is not etcd's: it has no bucket `key`"));

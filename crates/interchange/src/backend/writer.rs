@@ -14,9 +14,10 @@ use crate::error::WriteError;
 
 /// Computes the size and layout of a database with etcd's state. The first of two passes; see [`Layout`].
 ///
-/// The methods may be called in any order, but in the same order in both passes. Each may be called once.
-/// Only [`BackendLayout::user`], [`BackendLayout::role`], [`BackendLayout::lease`] and
-/// [`BackendLayout::change`] may be called many times, without calls of other methods in between.
+/// The methods may be called in any order, but in the same order in both passes, and each at most once.
+/// Exceptions are [`BackendLayout::user`], [`BackendLayout::role`], [`BackendLayout::lease`] and
+/// [`BackendLayout::change`]. Each of them may be called many times, but without calls of other methods in
+/// between. [`BackendLayout::auth`] replaces the calls of `auth_settings`, `user` and `role`.
 pub struct BackendLayout {
     state: State<Layout>,
 }
@@ -143,12 +144,12 @@ impl BackendLayout {
 
     both_passes!();
 
-    /// Takes the size of the next change into account, in order of revision. `value_len` is the length of its
-    /// value in bytes.
+    /// Adds the size of the next change, in order of revision. `value_len` is the length of its value in
+    /// bytes.
     ///
     /// # Errors
     ///
-    /// Returns an error if the change is not in order.
+    /// Returns an error if the change is invalid or is not in order.
     pub fn change(&mut self, change: &ChangeHead<'_>, value_len: usize) -> Result<(), WriteError> {
         let value_len = if change.is_tombstone { 0 } else { value_len };
         self.state.change(change, value_len)?;
@@ -183,15 +184,16 @@ impl<W: Write> BackendWriter<W> {
     ///
     /// # Errors
     ///
-    /// Returns an error if the change is not in order, more is written than in the first pass, or the output
-    /// fails.
+    /// Returns an error if the change is invalid or is not in order, more is written than in the first pass,
+    /// or the output fails.
     pub fn change(&mut self, change: &Change<'_>) -> Result<(), WriteError> {
         let value = if change.head.is_tombstone { &[] } else { change.value };
         self.state.change(&change.head, value.len())?;
         self.state.pairs.pair(&self.state.key, &[&self.state.before, value, &self.state.after])
     }
 
-    /// Returns the output, so that the caller can take out the data written so far, for example to send it.
+    /// Returns the output, from which the caller can take the data written so far, for example to send it.
+    /// The caller must not write to it.
     pub fn output(&mut self) -> &mut W {
         self.state.pairs.output()
     }
@@ -210,7 +212,8 @@ impl<W: Write> BackendWriter<W> {
 struct State<P> {
     pairs: P,
     release: Release,
-    /// Name of the open bucket, if many calls of the same method fill it.
+    /// Name of the bucket that calls of `user`, `role`, `lease` or `change` are filling; `None` if the last
+    /// call was of another method.
     open: Option<&'static [u8]>,
     begun: Vec<&'static [u8]>,
     /// Buffer for the encoded key of a change. The two buffers below are for the encoded bytes before and

@@ -63,7 +63,8 @@ impl<S: Source> Bolt<S> {
         Ok(checked)
     }
 
-    /// Marks the pages of the free list as used; returns the number of free pages.
+    /// Compares the free list with the pages that are in use: each page must be in exactly one of the two
+    /// sets. Returns the number of free pages.
     fn check_freelist(&self, id: u64, used: &mut Pages) -> Result<u64, Error> {
         let (pages, bytes) = self.page_bytes(id, (0, 0), Vec::new())?;
         let offset = self.offset(id);

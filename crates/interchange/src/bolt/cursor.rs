@@ -9,7 +9,8 @@ use crate::source::Source;
 /// children and page numbers have 64 bits, so a valid tree is never deeper.
 const DEPTH_MAX: usize = 64;
 
-/// Iterates over the items of a bucket in ascending order of keys. Holds one page per level of the tree.
+/// Iterates over the items of a bucket in ascending order of keys. Keeps one page per level of the tree in
+/// memory.
 ///
 /// A damaged file cannot make the iteration endless: the keys of every page must lie between those of the
 /// branch elements that led to the page.
@@ -18,7 +19,8 @@ pub struct Cursor<'b, S> {
     start: Option<Place>,
     stack: Vec<Frame>,
     spare: Option<Page>,
-    /// Pages read so far, as (first page, number of pages); `None` if they are not recorded.
+    /// Pages that the cursor has read, as (first page, number of pages); `None` if nobody needs this record.
+    /// [`Bolt::check`] takes the pages out after each step.
     pub(super) trail: Option<Vec<(u64, u64)>>,
 }
 

@@ -13,7 +13,8 @@ use crate::source::Source;
 
 /// Maximum bytes of a leaf with its overflow pages. A file with a longer one is refused, because a cursor
 /// keeps one leaf in memory as a whole. The limit leaves room for the longest value that Mainstay accepts,
-/// which has less than 1 GiB. bbolt may put several items into one leaf, however long they are.
+/// which has less than 1 GiB. bbolt may put several long values into one leaf; such a leaf is also refused if
+/// their total exceeds the limit.
 const LEAF_RUN_BYTES_MAX: u64 = (1 << 30) + (1 << 20);
 
 /// A bbolt file that is read page by page: only the path from the root to a leaf is in memory.

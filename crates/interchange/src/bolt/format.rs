@@ -1,5 +1,6 @@
 //! Defines the format of bbolt's files, version 2, and encodes and decodes meta pages. bbolt writes numbers
-//! in the byte order of the machine; here all are little-endian, as on every machine that etcd supports.
+//! in the byte order of the machine. This module reads and writes only little-endian numbers, so it refuses a
+//! file from a big-endian machine because of its magic number.
 //!
 //! ```text
 //! file     pages of one size, a power of two, that of the machine's memory pages where the file was made
@@ -54,8 +55,8 @@ pub(crate) const FREELIST: u16 = 16;
 /// Flag of a leaf element whose value is a bucket.
 pub(crate) const IS_BUCKET: u32 = 1;
 pub(crate) const NO_FREELIST: u64 = u64::MAX;
-/// Value of the field `count` of a free list that is too long for the field; the real count then takes the
-/// place of the first page number.
+/// Value of the field `count` if a free list has too many pages for this field. In this case, the real count
+/// is in the place of the first page number.
 pub(crate) const COUNT_ELSEWHERE: u16 = u16::MAX;
 /// Maximum length of a key in bytes.
 pub const KEY_BYTES_MAX: usize = 32_768;

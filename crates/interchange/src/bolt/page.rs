@@ -6,8 +6,8 @@ use crate::bolt::format::{
 use crate::error::Error;
 
 /// Maximum bytes, with overflow pages, of a branch or of a leaf that contains buckets. A file with a longer
-/// one is refused, because a cursor keeps one such page per level of the tree in memory. The limit is
-/// generous: bbolt lets such a page overflow only for up to four keys, of at most 32 KiB each.
+/// one is refused, because a cursor keeps one such page per level of the tree in memory. No valid file comes
+/// near the limit: bbolt lets such a page overflow only for up to four keys, of at most 32 KiB each.
 pub(super) const INNER_RUN_BYTES_MAX: u64 = 1 << 20;
 
 /// A branch or leaf page with its overflow pages.
@@ -74,7 +74,8 @@ impl Page {
             } else {
                 (u64_at(&bytes, at + 8), u32_at(&bytes, at), u32_at(&bytes, at + 4), 0)
             };
-            // No overflow: the sum has three terms below 2^32 and one below 2^48.
+            // The sums cannot overflow: `position` and the two lengths are below 2^32, and `at` is an offset
+            // in the page.
             let key = at as u64 + u64::from(position);
             let value = key + u64::from(key_len);
             let end = value + u64::from(value_len);
@@ -93,8 +94,8 @@ impl Page {
             }
             elements.push(element);
         }
-        // A leaf with buckets must not exceed the limit for branches either, because a cursor inside such a
-        // bucket also keeps this leaf in memory.
+        // The limit for branches also applies to a leaf with buckets, because a cursor inside such a bucket
+        // keeps the leaf in memory like a branch.
         let has_bucket =
             || is_leaf && elements.iter().any(|element| element.word & u64::from(IS_BUCKET) != 0);
         if bytes.len() as u64 > INNER_RUN_BYTES_MAX && has_bucket() {

@@ -9,7 +9,7 @@ use crate::source::Source;
 /// Change of one key while a database is rewritten: a new value, or the removal of the key.
 #[derive(Clone, Debug)]
 pub struct Edit {
-    /// Bucket of the key; it must exist.
+    /// Bucket of the key. If the database has no such bucket, nothing is changed.
     pub bucket: &'static [u8],
     /// Key that is added, replaced or removed.
     pub key: &'static [u8],

@@ -3,8 +3,9 @@
 //! The meta pages come first and contain the root page and the number of pages, so both must be known before
 //! the first byte is written. Therefore the caller passes the contents twice. In the first pass [`Layout`]
 //! needs only keys and the lengths of values, and returns a [`Plan`]. In the second pass [`Writer`] needs
-//! everything. It writes pages in order of their numbers, so the output may be a socket. In memory, both hold
-//! one branch page per level of a tree and one leaf, of 8 pages or with one larger value.
+//! everything. It writes pages in order of their numbers, so the output may be a socket. Both keep one branch
+//! page per level of a tree in memory. The writer also keeps one leaf, which has at most 8 pages or contains
+//! only one larger value.
 //!
 //! ```text
 //! page 0, 1   meta pages, of transactions 2 and 1
@@ -85,7 +86,8 @@ impl Layout {
     ///
     /// # Errors
     ///
-    /// Returns an error if the key is not in order or is too long.
+    /// Returns an error if no bucket was begun, the key is empty or not in order, or the key or the value is
+    /// too long.
     pub fn pair(&mut self, key: &[u8], value_len: usize) -> Result<(), WriteError> {
         self.pages.pair(key, value_len, &[])
     }
@@ -140,8 +142,8 @@ impl<W: Write> Writer<W> {
     ///
     /// # Errors
     ///
-    /// Returns an error if the key is not in order or is too long, more is written than in the first pass, or
-    /// the output fails.
+    /// Returns an error if no bucket was begun, the key is empty or not in order, the key or the value is too
+    /// long, more is written than in the first pass, or the output fails.
     pub fn pair(&mut self, key: &[u8], value: &[&[u8]]) -> Result<(), WriteError> {
         if self.pages.next >= self.plan.pages {
             return Err(WriteError::Differs("there is more than was measured".to_owned()));
@@ -274,9 +276,10 @@ impl<O: Output> Pages<O> {
         let with_it = tree.leaf_bytes() + ELEMENT_BYTES + key.len() + value_len;
         let held = tree.leaf_bytes().next_multiple_of(PAGE_BYTES);
         if !tree.leaf.is_empty() && with_it > held {
-            // End the leaf before this pair only if that leaves little space of its last page empty, or if
-            // the leaf would become too long. Otherwise, let the leaf grow by overflow pages. So values of
-            // somewhat more than half a page do not leave almost half of each page empty.
+            // End the leaf before this pair only if at most an eighth of its pages stays empty, or if the
+            // leaf would become too long. Otherwise, let the leaf grow by overflow pages. If each leaf ended
+            // at one page, values of somewhat more than half a page would leave almost half of each page
+            // empty.
             let lost = held - tree.leaf_bytes();
             if lost * 8 <= held || with_it > LEAF_BYTES_MAX {
                 self.close_leaf(tree)?;
@@ -350,8 +353,8 @@ impl<O: Output> Pages<O> {
         let branch = &mut tree.branches[level];
         let bytes = ELEMENT_BYTES + key.len();
         let mut full = None;
-        // A branch needs at least two children. So the last child of the full page moves to the next page,
-        // which then gets a second child.
+        // A branch needs at least two children. So move the last child of the full page to the next page,
+        // where the new child becomes the second one.
         if branch.bytes + bytes > PAGE_BYTES && branch.open.len() >= 3 {
             full = branch.open.pop().map(|last| std::mem::replace(&mut branch.open, vec![last]));
             branch.bytes =

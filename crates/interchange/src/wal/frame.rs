@@ -32,7 +32,7 @@ struct Window {
 /// Result of reading the next frame of a log file.
 pub(super) enum Next<'w> {
     Record(Record<'w>),
-    /// The log ends here regularly.
+    /// The file has no more frames, and ends regularly.
     End,
     /// The frame is an unfinished write, so the log ends before it.
     Torn,
@@ -51,7 +51,7 @@ impl<'a, S: Source> Frames<'a, S> {
         Frames { source, len, at: 0, crc, is_last, window: Window::default() }
     }
 
-    /// Returns the offset of the next frame, or of the end of the log.
+    /// Returns the offset of the next frame; after the last frame, the offset at which it ends.
     pub fn at(&self) -> u64 {
         self.at
     }

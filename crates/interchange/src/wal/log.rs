@@ -173,7 +173,7 @@ impl Wal {
     ///
     /// # Errors
     ///
-    /// Returns an error if the file has become unreadable since the log was opened.
+    /// Returns an error if the file cannot be read any more, or has changed since the log was opened.
     pub fn entry(&self, index: u64) -> Result<Option<api::raftpb::Entry>, Error> {
         let Some(place) = self.place(index) else { return Ok(None) };
         let Some(file) = self.files.get(place.file as usize) else { return Ok(None) };
@@ -291,8 +291,8 @@ impl Scan {
     }
 
     /// Records a snapshot that the member saved itself or received from the leader. The log may have a
-    /// different entry at the index of a received snapshot. Then this entry and all later ones were never
-    /// committed, and the snapshot replaces them.
+    /// different entry at the index of a received snapshot. In that case, this entry and all later ones were
+    /// never committed, and the snapshot replaces them.
     fn snapshot(&mut self, snapshot: SnapshotMark) {
         let at = snapshot.index.checked_sub(self.first).and_then(|at| usize::try_from(at).ok());
         if let Some(at) = at
