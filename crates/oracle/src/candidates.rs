@@ -9,7 +9,8 @@ use crate::matching::Maker;
 use crate::store::{Change, Store, within};
 use crate::{Delete, History, Operation, Outcome, Request, Response};
 
-/// Operations, indexed by what they would write.
+/// Index of the operations by the keys and values that they would write. It finds the possible makers of a
+/// revision.
 pub(crate) struct Candidates<'a> {
     history: &'a History,
     /// Positions in the history of the writes with unknown outcomes.
@@ -147,7 +148,8 @@ impl<'a> Candidates<'a> {
     }
 
     /// Returns all makers that may have made a revision of which clients saw the changes `seen`, and which
-    /// existed at time `by`. Other changes that a maker would have made are not checked.
+    /// existed at time `by`. Only one of the seen changes is compared with what a maker would change, so the
+    /// caller must check the others.
     pub fn makers(&self, seen: &Seen, store: &Store, by: u64) -> Vec<Maker> {
         let mut places: Vec<usize> = Vec::new();
         let mut makers: Vec<Maker> = Vec::new();
@@ -180,7 +182,8 @@ impl<'a> Candidates<'a> {
         makers
     }
 
-    /// Returns true if one of the changes puts a value that no recorded operation puts.
+    /// Returns true if one of the changes puts a value that no operation puts. Returns false if clients also
+    /// wrote keys without recording the operations ([`crate::Settings::unrecorded`]).
     pub fn is_strange(&self, changes: &[Change]) -> bool {
         if !self.history.settings.unrecorded.is_empty() {
             return false;

@@ -25,7 +25,8 @@ impl Seen {
         self.keys.get(&change.key).is_some_and(|variants| variants.contains(&change.put))
     }
 
-    /// Returns the changes that clients saw. If clients saw different states of a key, one of them is chosen.
+    /// Returns the changes that clients saw. If clients saw different states of a key, the one recorded first
+    /// is returned.
     pub fn changes(&self) -> Vec<Change> {
         let told = self.order.iter().filter_map(|key| self.keys.get_key_value(key));
         let rest = self.keys.iter().filter(|(key, _)| !self.order.contains(key));
@@ -77,8 +78,8 @@ pub(crate) fn first_revision(watch: &Watch) -> Option<i64> {
     created.map(|response| response.revision + 1)
 }
 
-/// Returns the revision up to which a watch claims to have reported all events. If an event up to this
-/// revision is missing, it will never come.
+/// Returns the revision up to which a watch claims to have reported all events. A missing event up to this
+/// revision was left out, and is not only late.
 pub(crate) fn told_up_to(watch: &Watch) -> i64 {
     let mut told = 0;
     for response in &watch.responses {

@@ -218,10 +218,10 @@ pub struct Fence {
     /// Prefix of the lock's keys.
     #[serde(default, skip_serializing_if = "zero", with = "crate::json::blob")]
     pub prefix: Vec<u8>,
-    /// Key of the writer.
+    /// The client's own key for the lock.
     #[serde(default, skip_serializing_if = "zero", with = "crate::json::blob")]
     pub key: Vec<u8>,
-    /// Create revision of the writer's key.
+    /// Create revision of the client's key.
     #[serde(default, skip_serializing_if = "zero")]
     pub create_revision: i64,
 }
@@ -241,7 +241,8 @@ pub struct Holding {
     #[serde(default, skip_serializing_if = "zero")]
     pub from: u64,
     /// Time at which the client began to release the lock, or learned that it had lost the lock; the end of
-    /// the run if neither happened. The judge uses an earlier time if the lease guarantees no more.
+    /// the run if neither happened. If the client's lease may have ended before, the judge uses that earlier
+    /// time instead.
     #[serde(default, skip_serializing_if = "zero")]
     pub until: u64,
 }

@@ -87,7 +87,8 @@ fn read<T: DeserializeOwned>(value: Value) -> Result<T, String> {
     serde_json::from_value(value).map_err(|error| error.to_string())
 }
 
-/// Returns true if the value is the default. The field is then left out, so that lines stay short.
+/// Returns true if the value is the default. A field with its default value is left out, so that lines stay
+/// short.
 pub(crate) fn zero<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }

@@ -1,5 +1,5 @@
-//! Records the operations of clients of a cluster and what they observed, and judges this history: can a
-//! store that keeps etcd's guarantees have given these responses?
+//! Judges a recorded history of what the clients of a cluster requested and observed: decides whether a store
+//! with etcd's guarantees can have given these responses.
 //!
 //! * [`History`] contains everything that is judged: operations, watches, holdings of locks, final states. It
 //!   is written and read as lines of JSON, so that it can be stored, replayed and reduced.
@@ -17,8 +17,9 @@
 //!   `search`, in comparison with a search that does not use revisions);
 //! * the store model gives the same results as etcd (`recorded`; and tests written by hand, beside `store`);
 //! * each kind of mistake is found and correctly named (`planted`, `expiry`);
-//! * a search that is given up reports no violation, but it hides no violation that concerns other keys
-//!   (`undecided`, `right`); the open question is reported ([`Verdict::undecided`]);
+//! * if the search is given up, contradictions that another choice might resolve are reported as open
+//!   questions ([`Verdict::undecided`]), and violations that concern other keys are still found (`undecided`,
+//!   `right`);
 //! * a history written as lines and read again is unchanged (`lines`).
 //!
 //! Not judged: durations (except of leases, if [`Settings::expire_by`] is set); the order of leases and

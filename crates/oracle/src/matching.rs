@@ -1,6 +1,6 @@
-//! Assigns each unclaimed revision to an operation with an unknown outcome (or to the end of a lease) that
-//! may have made it; each of these gets at most one revision. This is a bipartite matching that grows by
-//! augmenting paths (Berge 1957), so an earlier choice between equal candidates never prevents a later
+//! Assigns each revision that no response claims to a possible maker: an operation with an unknown outcome,
+//! or the end of a lease. Each maker gets at most one revision. This is a bipartite matching that grows by
+//! augmenting paths (Berge 1957), so an earlier choice between several makers never prevents a later
 //! assignment.
 
 use std::collections::{BTreeMap, HashMap, HashSet};

@@ -12,7 +12,8 @@ use crate::effects::{Step, steps};
 use crate::store::within;
 use crate::{Action, Compare, History, Operation, Outcome, Put, Request, Txn};
 
-/// Keys whose history is uncertain because of writes with unknown outcomes.
+/// Keys whose history is uncertain because of writes with unknown outcomes, leases that may have ended, or
+/// writes that were not recorded.
 pub(crate) struct Movable<'a> {
     keys: BTreeSet<&'a [u8]>,
     /// Ranges of keys that a deletion with an unknown outcome may have removed, as (start, end).

@@ -59,18 +59,21 @@ pub(crate) struct Sequence<'a> {
     pub store: Store,
     /// The makers that are assigned to the revisions which no response claims.
     pub matching: Matching,
-    /// Position of the operation whose response claims each revision.
+    /// Position of the operation whose response claims a revision, by this revision.
     claims: HashMap<i64, usize>,
-    /// Positions of the operations that were answered from the state after each revision.
+    /// Positions of the operations that changed nothing and were answered from the state after a revision, by
+    /// this revision.
     answers: HashMap<i64, Vec<usize>>,
-    /// Number of possible causes of each revision that no response claims.
+    /// Number of possible causes of a revision, by this revision; 0 if a response claims the revision or no
+    /// cause was found.
     ways: HashMap<i64, usize>,
     /// Keys whose history depends on the choices. They are computed when the first contradiction is found.
     movable: OnceCell<Movable<'a>>,
     /// Contradictions found so far.
     found: Vec<Found>,
     steps: u64,
-    /// True if not all choices were tried before the end of the history was reached.
+    /// True if other choices, which were not tried, might explain the history as well, or the search was
+    /// given up.
     pub is_ambiguous: bool,
 }
 

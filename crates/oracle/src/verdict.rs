@@ -140,7 +140,7 @@ pub enum Kind {
     LeaseEarly,
     /// A lease that was not renewed had keys long after its time to live.
     LeaseLate,
-    /// A lease was alive after it had ended, or a key was attached to it then.
+    /// A lease was alive after it had ended, or a key was attached to it after its end.
     LeaseRevived,
     /// The keys of an ended lease were not deleted, or not together.
     LeaseKeys,
@@ -153,7 +153,8 @@ pub enum Kind {
     Forbidden,
     /// A linearizable call was executed with an invalid token.
     TokenVoid,
-    /// A call was refused although its user was allowed to make it for the whole duration.
+    /// A linearizable call was refused although its user was allowed to make it for the whole duration of the
+    /// call.
     DeniedUnduly,
     /// A watch reported changes after its user's permission was revoked.
     WatchForbidden,

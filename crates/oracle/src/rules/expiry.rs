@@ -11,7 +11,8 @@ use crate::{History, Kind, Operation, Outcome, Request, Response, Verdict, Viola
 /// The time to live starts with the grant. It starts again with every renewal that may have happened, at the
 /// time when its client got the response or gave up; and with every new leader, because a new leader of etcd
 /// extends all leases. A leader counts as new when a response first contains its term. The keys certainly
-/// still existed when an operation was called whose response shows them; serializable reads prove nothing.
+/// existed when a linearizable operation was called whose response has a revision before their deletion. A
+/// serializable read proves nothing.
 pub(crate) fn check(history: &History, sequence: &Sequence<'_>, timeline: &Timeline, verdict: &mut Verdict) {
     if history.settings.expire_by == 0 {
         return;

@@ -14,10 +14,11 @@ use crate::{History, Kind, Operation, Outcome, Refusal, Request, Response, Setti
 /// known. The judge knows only a time by which the lease was certainly gone: a response said so, or a client
 /// saw the lease's keys deleted together. An answered renewal took effect after its call and before the end
 /// of the lease. So this end must not be before the call plus the time to live, whenever the response
-/// arrived. And a renewal that was called after the end must not succeed.
+/// arrived. A renewal that was called after the end must not succeed.
 ///
-/// If an id was granted several times, this judges the grants, and the end of the last lease with this id as
-/// far as responses show it. If it is uncertain how often an id was granted, this judges only the grants.
+/// If an id was granted several times, this function checks the grants, and the end of the last lease with
+/// this id as far as responses show it. If it is uncertain how often an id was granted, only the grants are
+/// checked.
 pub(crate) fn check(history: &History, sequence: &Sequence<'_>, timeline: &Timeline, verdict: &mut Verdict) {
     let mut leases = Leases::new(history);
     leases.take_keys(sequence, timeline);
@@ -67,7 +68,8 @@ struct Lease<'a> {
     /// First revision that only the end of this lease can have made, and the time by which this revision
     /// certainly existed.
     ended_at: Option<(i64, u64)>,
-    /// True if the keys of the lease were deleted together, as the end of a lease does.
+    /// True if the keys of the lease were deleted in one revision, which only the end of the lease can have
+    /// made.
     expired: bool,
     /// Revisions that attached keys to the lease.
     puts: Vec<i64>,
@@ -214,8 +216,8 @@ impl<'a> Lease<'a> {
             return None;
         };
         let granted = last.0;
-        // If a revocation is concurrent with the last grant, it is uncertain which came first. Only if it is
-        // the only possible cause of the previous lease's end, it certainly came before the grant.
+        // The order of a revocation and a concurrent last grant is uncertain, with one exception: if nothing
+        // else can have ended the previous lease, the revocation came before the grant.
         let is_open = |op: &&Operation| {
             op.call <= granted.returned
                 && (op.returned >= granted.call || matches!(op.outcome, Outcome::Unknown(_)))
@@ -298,8 +300,9 @@ impl<'a> Lease<'a> {
         }
         let told = self.gone_by().filter(|(_, witness, _)| witness.is_some());
         let Some((gone_by, witness, what)) = told else { return };
-        // The state at this revision still existed after `gone_by`, if the next revision was certainly made
-        // later than that.
+        // `after` is the last revision that may have existed at `gone_by`. Its keys prove something only if
+        // they still existed after `gone_by`. So return unless the next revision was certainly made after
+        // `gone_by`.
         let after = timeline.perhaps_at(gone_by);
         if timeline.not_before(after + 1).time <= gone_by {
             return;

@@ -5,9 +5,9 @@ use crate::findings::{brief, show};
 use crate::sequence::Sequence;
 use crate::{Final, History, KeyValue, Kind, Operation, Outcome, Request, Verdict, Violation};
 
-/// Checks the final state of all members: no answered write is lost, clients have requested the compact
-/// revision, and `HashKV` is equal on all members with the same revision and compact revision. [`held`]
-/// checks the keys.
+/// Checks the final state of all members: no answered write is lost, each member's compact revision was
+/// requested by a client, and `HashKV` is equal on all members with the same revision and compact revision.
+/// The keys are checked by [`held`], which `sequence` calls.
 pub(crate) fn check(history: &History, verdict: &mut Verdict) {
     let changed = history.operations.iter().filter(|op| op.changed());
     let last = changed.max_by_key(|op| op.done().map(|(header, _)| header.revision));

@@ -17,8 +17,8 @@ use crate::{
 ///
 /// A serializable read is not judged, because its permission depends on how far its member lags.
 ///
-/// A change with an unknown outcome may take effect at any time after its request. From then on, calls that
-/// depend only on this change are not judged.
+/// A change with an unknown outcome may take effect at any time after its request. Calls after this request
+/// are judged only if they are allowed, or forbidden, whether or not the change takes effect.
 pub(crate) fn check(history: &History, verdict: &mut Verdict) {
     if history.askers.is_empty() {
         return;

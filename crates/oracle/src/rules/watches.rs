@@ -147,8 +147,9 @@ impl Judge<'_> {
         }
     }
 
-    /// Reports the violation that the events of a revision came too late, or twice, or before the start of
-    /// the watch: the revision is not above all those that were complete before.
+    /// Reports a violation for events of a revision that the watch has passed already: they come too late,
+    /// for the second time, in a second response, or before the start of the watch, or the store has no such
+    /// events.
     fn back(&mut self, revision: i64, group: &[Event], first_of_response: bool) {
         let start = first_revision(self.watch).unwrap_or(0);
         if revision < start {
@@ -241,8 +242,8 @@ impl Judge<'_> {
         }
     }
 
-    /// Returns true if other events of the revision are in another response. Then they are not missing, but
-    /// the revision is split, which is reported as a separate violation.
+    /// Returns true if other events of the revision are in another response. In that case, they are not
+    /// missing. The revision is split, which is reported as a separate violation.
     fn rest_follows(&self, revision: i64, told: &BTreeSet<&[u8]>) -> bool {
         let events = self.watch.responses.iter().filter_map(|response| match &response.answer {
             WatchAnswer::Events { events, .. } => Some(events),

@@ -5,6 +5,8 @@
 use super::*;
 use crate::Relation;
 
+/// Returns a store at revision 11 with these keys:
+///
 /// | key | create | mod | version | value | lease |
 /// |-----|--------|-----|---------|-------|-------|
 /// | a   | 3      | 6   | 3       | 5     |       |
