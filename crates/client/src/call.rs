@@ -18,9 +18,10 @@ use crate::session::Session;
 pub struct CallOptions {
     /// Metadata to send, in this order.
     pub metadata: Vec<(HeaderName, HeaderValue)>,
-    /// Time limit of the whole call. The server receives it as the `grpc-timeout` header.
+    /// Time limit of the whole call; `None` for no limit. The server receives it as the `grpc-timeout`
+    /// header.
     pub timeout: Option<Duration>,
-    /// Size limit of a response message in bytes.
+    /// Size limit of a response message in bytes. The limit of the transport applies if it is lower.
     pub message_bytes_max: usize,
 }
 
@@ -123,8 +124,8 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// Returns true if the call failed and the server has confirmed that it did not process the call. Then
-    /// even a write may be retried.
+    /// Returns true if the call failed and the server has confirmed that it did not process the call. In this
+    /// case, even a write may be retried.
     pub(crate) fn is_unprocessed(&self) -> bool {
         self.unprocessed
     }

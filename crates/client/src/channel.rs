@@ -134,7 +134,8 @@ impl Channel {
     /// Calls a unary method.
     ///
     /// # Errors
-    /// Returns the status that the server sent, or `Unavailable` if the connection is broken.
+    /// Returns the status that the server sent, `Unavailable` if the connection is broken, or
+    /// `ResourceExhausted` for a message above a size limit.
     pub async fn unary(&self, path: &str, message: Bytes) -> Result<Bytes, Status> {
         self.unary_with(path, &CallOptions::default(), message).await
     }
@@ -197,7 +198,8 @@ impl Channel {
     ///
     /// # Errors
     ///
-    /// Returns the same errors as [`Channel::stream`].
+    /// Returns the errors of [`Channel::stream`], and `InvalidArgument` if a metadata entry is not allowed in
+    /// HTTP/2.
     pub async fn stream_with(&self, path: &str, options: &CallOptions) -> Result<(Sender, Receiver), Status> {
         let timeout = options.timeout.map(grpc_timeout);
         let timeout = timeout.as_ref().map(|timeout| (&b"grpc-timeout"[..], timeout.as_bytes()));

@@ -105,9 +105,9 @@ impl Client {
         Ok(client)
     }
 
-    /// Gets a token if the client has a user; otherwise does nothing. The time limit is the dial timeout.
-    /// Calling this is optional, because every call first gets a token if the client has none. It serves
-    /// tools that, like etcd's, authenticate first and exit with the error if that fails.
+    /// Gets a token. Does nothing if the client has no user or already has a token. The time limit is the
+    /// dial timeout. Calling this is optional, because every call first gets a token if the client has none.
+    /// It serves tools that, like etcd's, authenticate first and exit with the error if that fails.
     ///
     /// # Errors
     /// Returns the status of Authenticate. It is not an error if authentication is disabled on the server.
@@ -185,8 +185,8 @@ impl Client {
     /// it is certain that no server processed them. An expired token is renewed.
     ///
     /// # Errors
-    /// Returns the status that the server sent, `DeadlineExceeded`, or `Unavailable` if the connection broke.
-    /// [`shown`] returns the message to show to users.
+    /// Returns the status that the server sent, `DeadlineExceeded`, `Unavailable` if the connection broke, or
+    /// `ResourceExhausted` for a message above a size limit. [`shown`] returns the message to show to users.
     pub async fn call<Req: Message, Resp: Message + Default>(
         &self,
         rpc: Rpc,
@@ -256,8 +256,9 @@ impl Client {
         links.filter_map(|link| Some((link.endpoint.text.clone(), link.error()?))).collect()
     }
 
-    /// Returns true if a connection to any endpoint is open and has been open for a while. So a server that
-    /// closes every connection immediately does not count as connected.
+    /// Returns true if a connection to any endpoint is open. After an error, a new connection counts only
+    /// after it has been open for a while, so that a server that closes every connection immediately does not
+    /// count as connected.
     pub fn is_connected(&self) -> bool {
         self.links().iter().any(|link| link.channel().is_some() && link.error().is_none())
     }

@@ -22,8 +22,9 @@ impl Client {
     /// [`Client::call`], except that no token is renewed.
     ///
     /// # Errors
-    /// Returns the status that the server sent, or `Unavailable` if no endpoint could be reached within 5
-    /// seconds.
+    /// Returns the status that the server sent, `Unavailable` if no endpoint could be reached within 5
+    /// seconds, `DeadlineExceeded` after the timeout of `options`, or `ResourceExhausted` for a message above
+    /// a size limit.
     pub async fn forward(&self, rpc: Rpc, options: &CallOptions, message: Bytes) -> Result<Bytes, Status> {
         let deadline = options.timeout.map(|timeout| Instant::now() + timeout);
         let endpoints = self.endpoint_count();
@@ -48,8 +49,9 @@ impl Client {
     /// Opens a streaming call with the metadata of `options`. Retries only while the stream cannot be opened.
     ///
     /// # Errors
-    /// Returns `Unavailable` if no endpoint could be reached within 5 seconds, `DeadlineExceeded` after the
-    /// timeout of `options`, or `InvalidArgument` if a header field is not allowed.
+    /// Returns `Unavailable` if no endpoint could be reached within 5 seconds, `DeadlineExceeded` if no
+    /// connection was open within the timeout of `options`, or `InvalidArgument` if a header field is not
+    /// allowed.
     pub async fn forward_stream(
         &self,
         rpc: Rpc,

@@ -68,8 +68,8 @@ pub(crate) fn is_passing(status: &Status) -> bool {
 }
 
 /// Keeps a lease alive. A task renews the lease every third of its TTL, and connects again if the connection
-/// breaks. The task ends when this object is dropped, the lease no longer exists, or no response has arrived
-/// within the TTL.
+/// breaks. The task ends when this object is dropped, the lease no longer exists, the server refuses the
+/// renewal, or no response has arrived within the TTL.
 pub struct KeepAlive {
     answers: mpsc::Receiver<LeaseKeepAliveResponse>,
     keeper: JoinHandle<Status>,

@@ -10,8 +10,9 @@ use crate::channel::Failure;
 pub(crate) const ATTEMPTS: u32 = 100;
 
 /// Unary methods that may be retried after `Unavailable`, although the server may have processed the call.
-/// Source: `retry.go` of clientv3. Most of them are reads. A repeated grant of a lease does no harm because
-/// the surplus lease expires, and a repeated revocation finds no lease.
+/// Source: `retry.go` of clientv3. Most of them are reads. Of the others, a repeated grant of a lease does no
+/// harm because the surplus lease expires, a repeated revocation finds no lease, and a repeated change of an
+/// alarm or move of the leader changes nothing more.
 const REPEATABLE: &[Rpc] = &[
     Rpc::KvRange,
     Rpc::LeaseTimeToLive,

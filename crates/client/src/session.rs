@@ -23,7 +23,7 @@ use crate::messages::Messages;
 
 /// Maximum number of slices of output in one vectored write.
 const PIECES_MAX: usize = 64;
-/// Number of bytes of unsent output from which on no new call is started.
+/// Limit of unsent output in bytes. While at least so much output is unsent, no new call is started.
 const OUTPUT_BYTES_MAX: usize = 64 << 10;
 /// Maximum number of reads each time the driver is polled. After them, the driver yields to other tasks.
 const READS_PER_TURN: usize = 16;
@@ -51,7 +51,7 @@ struct Call {
     /// True once the response headers have arrived.
     has_head: bool,
     messages: Messages,
-    /// Number of received bytes by which the call's receive window was not extended again yet.
+    /// Number of received bytes by which the call's receive window has not been extended again yet.
     unreleased: usize,
     end: Option<End>,
     receiver: Option<Waker>,
@@ -133,8 +133,8 @@ impl Session {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Ignore poisoning: code panics while it holds this mutex only because of a bug in this crate, and
-        // then the calls fail anyway.
+        // Ignore poisoning: only a bug in this crate makes code panic while it holds this mutex, and another
+        // panic here would not help the calls of this connection.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -441,8 +441,8 @@ impl State {
         self.wake_driver();
     }
 
-    /// Extends the call's receive window again by received bytes: by `bytes`, but at most by the number of
-    /// bytes by which it was not extended yet.
+    /// Extends the call's receive window again by `bytes` received bytes, but at most by
+    /// [`Call::unreleased`].
     fn release(&mut self, place: usize, bytes: usize) {
         let call = &mut self.calls[place];
         let bytes = bytes.min(call.unreleased);

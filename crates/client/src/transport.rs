@@ -21,7 +21,7 @@ pub struct Transport {
     /// TLS settings for all endpoints except `http` ones. If `None`, only `https` and `unixs` endpoints use
     /// TLS, with default settings.
     pub tls: Option<Tls>,
-    /// Time limit for connecting, including the TLS handshake.
+    /// Time limit for connecting, including the TLS handshake; `None` or zero for no limit.
     pub dial_timeout: Option<Duration>,
     /// Settings for pings on a connection that receives nothing; `None` for no pings.
     pub keepalive: Option<Keepalive>,
@@ -85,7 +85,7 @@ const READ_BYTES: usize = 64 * 1024;
 /// ALPN protocol name of HTTP/2.
 pub(crate) const HTTP2: &[u8] = b"h2";
 
-/// Open connection on which HTTP/2 was not started yet.
+/// Open connection on which HTTP/2 has not been started yet.
 pub(crate) struct Dialled {
     pub(crate) wire: Wire<Stream>,
     pub(crate) peer: Option<PeerCertificates>,

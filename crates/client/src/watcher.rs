@@ -24,7 +24,7 @@ pub struct Watcher {
     client: Client,
     request: WatchCreateRequest,
     stream: Option<Stream<WatchRequest, WatchResponse>>,
-    /// Watch id on the stream that is open now.
+    /// Watch id on the stream that is open now; `None` until the server has created the watch on this stream.
     id: Option<i64>,
     /// True if [`WatchUpdate::Created`] was returned to the caller.
     announced: bool,
@@ -112,8 +112,9 @@ impl Watcher {
         }
     }
 
-    /// Returns the revision at which the watch resumes if its connection breaks now; 0 if the watch then
-    /// starts with the next event, because it was not created yet.
+    /// Returns the revision at which the watch resumes if its connection breaks now. Returns 0 if the request
+    /// has no start revision and the watch was not created yet; it will start with the first event after its
+    /// creation.
     pub fn next_revision(&self) -> i64 {
         self.request.start_revision
     }

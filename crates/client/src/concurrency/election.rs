@@ -79,10 +79,13 @@ impl Election {
     }
 
     /// Becomes a candidate with this value, and waits until this candidate is the leader. If the future is
-    /// dropped while it waits, the candidacy remains; [`Election::resign`] withdraws it.
+    /// dropped while it waits for other candidates, the candidacy remains; [`Election::resign`] withdraws it.
     ///
     /// # Errors
-    /// Returns the server's status. In that case the candidacy is withdrawn, if the server can be reached.
+    /// Returns the server's status, after the candidacy was withdrawn if the server could be reached. If
+    /// already the request fails that creates the candidate's key, nothing is withdrawn, and the key may
+    /// exist until the session's lease ends. Returns `NotLeader` if the key existed before the call and was
+    /// deleted during it.
     pub async fn campaign(&mut self, value: impl Into<Bytes>) -> Result<ResponseHeader, ElectionError> {
         let value = value.into();
         let key: Bytes = [&self.prefix[..], format!("{:x}", self.lease).as_bytes()].concat().into();

@@ -26,7 +26,7 @@ use crate::client::{Client, status_of_text};
 use crate::watcher::{WatchUpdate, Watcher};
 
 /// Returns the end of the range of all keys with this prefix. Returns `\0` (no end) if the prefix is empty or
-/// consists of bytes 0xff only, since no larger key is without the prefix.
+/// consists of bytes 0xff only, because all larger keys also begin with such a prefix.
 pub fn prefix_end(prefix: &[u8]) -> Bytes {
     let mut end = prefix.to_vec();
     while let Some(last) = end.pop() {

@@ -70,8 +70,9 @@ impl Mutex {
     /// stays in the queue; [`Mutex::unlock`] removes it.
     ///
     /// # Errors
-    /// Returns `SessionExpired` if the session's lease has expired, or the server's status. In the second
-    /// case the session's key is removed, if the server can be reached.
+    /// Returns `SessionExpired` if the session's lease has expired, or the server's status. If the wait fails
+    /// with a status, the session's key is removed, if the server can be reached. If the first request fails,
+    /// which creates the key, the key may exist; [`Mutex::unlock`] removes it.
     pub async fn lock(&mut self) -> Result<ResponseHeader, MutexError> {
         let answer = self.queue().await?;
         let mine = self.mine.as_ref().ok_or(MutexError::Released)?;
@@ -125,7 +126,7 @@ impl Mutex {
     }
 
     /// Returns a condition for transactions that must run only while this session holds the lock. Returns
-    /// `None` if the lock was not requested.
+    /// `None` if the lock was not requested, or the server has not confirmed the session's key.
     pub fn is_owner(&self) -> Option<Compare> {
         // The revision is 0 until the server has confirmed the key. A condition with 0 would hold if the key
         // does not exist.

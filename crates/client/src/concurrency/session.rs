@@ -73,7 +73,7 @@ impl Session {
     pub fn orphan(self) {}
 
     /// Stops keeping the lease alive and revokes it, which deletes its keys. The time limit is the TTL,
-    /// because the lease expires then anyway.
+    /// because the lease has expired after this time anyway.
     ///
     /// # Errors
     /// Returns the server's status or `DeadlineExceeded` if the lease could not be revoked.

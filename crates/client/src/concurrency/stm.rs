@@ -139,7 +139,8 @@ impl Stm {
     }
 
     /// Commits the writes. Returns `None` if the isolation level does not allow the commit because of
-    /// concurrent writes. The transaction is then empty, and the caller must repeat it.
+    /// concurrent writes. In that case, the transaction is empty again, and the caller must repeat all its
+    /// reads and writes.
     ///
     /// # Errors
     /// Returns the server's status.
@@ -255,8 +256,8 @@ impl<E: fmt::Display> fmt::Display for StmError<E> {
 
 impl<E: fmt::Debug + fmt::Display> std::error::Error for StmError<E> {}
 
-/// Runs a transaction until it is committed. The closure may run several times; its side effects outside the
-/// transaction then happen several times.
+/// Runs a transaction until it is committed. The closure may run several times, so its side effects outside
+/// the transaction may also happen several times.
 ///
 /// # Errors
 /// Returns the error of the closure, which ends the transaction, or the server's status if the commit fails.
