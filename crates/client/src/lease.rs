@@ -85,8 +85,9 @@ impl KeepAlive {
         KeepAlive { answers, keeper, ended: None }
     }
 
-    /// Returns the next renewal, or `None` when the lease is no longer kept alive; [`KeepAlive::ended`] then
-    /// returns the reason. If the future is dropped, no response is lost; the method may be called again.
+    /// Returns the next renewal, or `None` when the lease is no longer kept alive; after that,
+    /// [`KeepAlive::ended`] returns the reason. If the future is dropped, no response is lost; the method may
+    /// be called again.
     pub async fn next(&mut self) -> Option<LeaseKeepAliveResponse> {
         let answer = self.answers.recv().await;
         if answer.is_none() && self.ended.is_none() {

@@ -116,7 +116,8 @@ impl DataDir {
         let mut base = open_database(disk, &path)?;
         let (mut meta, mut membership) = (base.meta()?, base.membership()?);
         // A running member does not overwrite pages of the state to which the current meta page refers. So
-        // the pages read so far are consistent if the meta page is still the same.
+        // the pages read so far are consistent if the meta page is still the same. Otherwise, return an
+        // error.
         if lock.is_none() && open_database(disk, &path)?.bolt().meta() != base.bolt().meta() {
             return Err(Error::damaged(0, "the database changed while it was read").in_file("db"));
         }
@@ -138,7 +139,7 @@ impl DataDir {
             (meta, membership) = (base.meta()?, base.membership()?);
         }
         let knows_members = meta.storage_version.is_some();
-        // From 3.6 on etcd neither writes nor reads the v2 store.
+        // From 3.6 on, etcd neither writes nor reads the v2 store, so do not search for its image.
         let newest = match knows_members {
             true => Newest::None,
             false => v2_store::newest(disk, &snap, &wal, image_bytes_max)

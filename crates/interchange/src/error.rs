@@ -1,4 +1,4 @@
-//! Defines the errors of reading and writing etcd's files.
+//! Defines the errors that are returned when etcd's files cannot be read or written.
 
 use std::fmt;
 use std::io;

@@ -1,4 +1,5 @@
-//! Finds one value in a JSON text without parsing the rest into memory.
+//! Finds one value in a JSON text without parsing the rest into memory, because the text may be large and
+//! come from another member.
 
 /// Returns the JSON text of the value at `path`, a list of names to follow from object to object. All other
 /// values are skipped without checking that they are valid JSON.

@@ -22,9 +22,9 @@
 //!   `right`);
 //! * a history written as lines and read again is unchanged (`lines`).
 //!
-//! Not judged: durations (except of leases, if [`Settings::expire_by`] is set); the order of leases and
-//! remaining times in responses; the lists of leases of a member; members, alarms; the formula of hashes;
-//! compactions that servers do automatically.
+//! Not judged: durations (except of leases, if [`Settings::expire_by`] is set); the order of leases, and the
+//! remaining times, in responses; which leases a member lists; membership and alarms; how hashes are
+//! computed; compactions that servers do automatically.
 
 #![forbid(unsafe_code)]
 

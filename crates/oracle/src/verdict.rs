@@ -144,8 +144,8 @@ pub enum Kind {
     LeaseRevived,
     /// The keys of an ended lease were not deleted, or not together.
     LeaseKeys,
-    /// A lease id was granted again while in use, or a grant returned another id or time to live than
-    /// requested.
+    /// A lease id was granted again while it was in use, a grant returned a different id or a shorter time to
+    /// live than was requested, or a renewal returned less than the granted time to live.
     LeaseGrant,
     /// Two clients held the same lock.
     LockOverlap,

@@ -4,9 +4,9 @@
 //! write that passes through the proxy touches the keys of its request. A read with a token is neither cached
 //! nor answered from the cache, because only a member knows what the user of the token may read now.
 //!
-//! A write can overtake a read: then the response to the read arrives after the write, and is outdated.
-//! Therefore the cache remembers the last writes, and caches a response only if no write has touched the keys
-//! of the read since the read was sent.
+//! A write can overtake a read that is in flight, so that the response to the read arrives after the write
+//! although it contains the old value. Therefore the cache remembers the last writes, and caches a response
+//! only if no write has touched the keys of the read since the read was sent.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -71,7 +71,7 @@ pub(crate) struct Cache {
     writes_bytes: usize,
     next_write: u64,
     /// Highest revision that was compacted through this proxy, and the time of the last compaction. Ignored
-    /// [`AGE_MAX`] after that time, because the members' addresses may then belong to another cluster.
+    /// [`AGE_MAX`] after that time, because the members' addresses may belong to another cluster by then.
     compacted: Option<(i64, Instant)>,
 }
 

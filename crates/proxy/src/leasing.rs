@@ -181,7 +181,8 @@ impl Leasing {
 
     /// Decides how to answer a read of a client without credentials.
     fn how(&self, request: &RangeRequest, now: Instant) -> Read {
-        // A leasing key itself is never claimed, because it belongs to the proxy that created it.
+        // Do not claim a key that is too long (see `KEY_BYTES_MAX`) or is itself a leasing key, which belongs
+        // to the proxy that created it.
         if request.key.len() > KEY_BYTES_MAX || request.key.starts_with(&self.prefix) {
             return Read::Member;
         }

@@ -273,8 +273,9 @@ const ELEMENT_BYTES: usize = 2 * if size_of::<Compare>() > size_of::<RequestOp>(
 };
 
 /// Decodes a transaction. Counts its comparisons and operations first, and refuses too many: each may take
-/// only two bytes in the message but a hundred times as many in memory. Also returns a guard that counts the
-/// decoded transaction against the client's memory limit until it is dropped.
+/// only two bytes in the message but a hundred times as many in memory. Also returns a reservation for the
+/// decoded transaction in the memory account of the client's connection, which the caller keeps as long as
+/// the transaction; `None` outside of a connection's turn.
 ///
 /// # Errors
 /// Returns grpc-go's error for a malformed transaction, or etcd's error for one with too many operations.

@@ -423,9 +423,9 @@ impl Watches {
         passes
     }
 
-    /// Finds a broadcast for a watcher. The watcher joins a broadcast with the right start revision whose
-    /// watch is not open yet immediately. If an open broadcast fits, a permission check is started, after
-    /// which the watcher joins. If none fits, a broadcast is created.
+    /// Finds a broadcast for a watcher. If the watch of a broadcast is not open yet and will start at the
+    /// watcher's revision, the watcher joins this broadcast immediately. If an open broadcast fits, a
+    /// permission check is started, after which the watcher joins. Otherwise, a broadcast is created.
     fn place(&mut self, watcher: Watcher, group: &Rc<Group>) {
         let group = match self.groups.get_key_value(group) {
             Some((known, _)) => known.clone(),

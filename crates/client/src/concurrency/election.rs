@@ -183,7 +183,7 @@ async fn look(client: &Client, prefix: &Bytes) -> Result<(Option<Leadership>, i6
 }
 
 /// Reports the leaders and the values that they proclaim, in order, and always ends at the newest one. It may
-/// miss values or whole leaders that were replaced between two of its reads.
+/// miss values, and even leaders, that were replaced between two of its reads.
 pub struct Observer {
     client: Client,
     prefix: Bytes,

@@ -1,4 +1,5 @@
-//! Checks a whole database, as bbolt's own check does.
+//! Checks a whole database for damage, as bbolt's own check does: every page must be valid, and either free
+//! or used exactly once.
 
 use crate::bolt::database::Bolt;
 use crate::bolt::format::{COUNT_ELSEWHERE, FREELIST, PAGE_HEADER_BYTES, u16_at, u64_at};

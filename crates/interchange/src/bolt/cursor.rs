@@ -19,7 +19,7 @@ pub struct Cursor<'b, S> {
     start: Option<Place>,
     stack: Vec<Frame>,
     spare: Option<Page>,
-    /// Pages that the cursor has read, as (first page, number of pages); `None` if nobody needs this record.
+    /// Pages that the cursor has read, as (first page, number of pages); `None` if they are not recorded.
     /// [`Bolt::check`] takes the pages out after each step.
     pub(super) trail: Option<Vec<(u64, u64)>>,
 }

@@ -78,7 +78,7 @@ pub struct SnapshotMark {
 pub struct Repair {
     /// Name of the file.
     pub file: String,
-    /// Offset in bytes at which the log now ends.
+    /// Offset in bytes at which the unfinished write begins. The log ends there.
     pub offset: u64,
 }
 

@@ -15,7 +15,8 @@
 //! the late write does not hold. For example, the proxy owns `k` by a leasing key created at revision 7, and
 //! a put of `k` gets no response in time. The condition of the put is "the leasing key was created before 8".
 //! The proxy leaves `k`, and the leasing key is deleted. When `k` is read, another leasing key is created at
-//! 9. If the put arrives only now, its condition does not hold, so the value that was read at 9 stays valid.
+//! revision 9. If the put arrives only now, its condition does not hold, so the value that was read at 9
+//! stays valid.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -35,7 +36,8 @@ use crate::cache::{Keys, overlap};
 /// Maximum number of owned keys. Beyond it, the ownership of the least recently used keys is given up.
 const OWNED_MAX: usize = 10_000;
 /// Maximum number of recorded keys: those that the proxy owns or is claiming, and those whose ownership it
-/// has given up but whose leasing key is not deleted yet. No other key is claimed beyond this number.
+/// has given up but whose leasing key is not deleted yet. When the limit is reached, no further key is
+/// claimed.
 const KEYS_MAX: usize = 2 * OWNED_MAX;
 /// Maximum total size of the recorded keys and their values, in bytes. Beyond it, the proxy gives up the
 /// ownership of the least recently used keys.
@@ -359,8 +361,9 @@ impl Owned {
         let revision = event.revision;
         let lease = self.session.map(|session| session.lease);
         let Some(entry) = self.keys.get_mut(key) else {
-            // No entry records this leasing key. If it is attached to the session's lease nevertheless, and
-            // another proxy asks for the key, that proxy waits until this one deletes the leasing key.
+            // No entry records this leasing key, but it may be attached to the session's lease nevertheless.
+            // If another proxy asks for the key in that case, it waits until this proxy deletes the leasing
+            // key. So schedule the deletion.
             if event.is_wanted_back && Some(event.lease) == lease {
                 self.insert(key, revision, State::Left);
                 self.delete_up_to(key, revision);
@@ -396,7 +399,7 @@ impl Owned {
 
     /// Returns the creation revision of this proxy's leasing key of a key; 0 if this proxy does not own the
     /// key. A write of the key must not be carried out if a leasing key with a higher creation revision
-    /// exists, because another proxy is then the owner.
+    /// exists, because in that case another proxy owns the key.
     pub(crate) fn granted(&self, key: &Bytes) -> i64 {
         self.keys.get(key).filter(|entry| entry.state.is_owned()).map_or(0, |entry| entry.granted)
     }
@@ -522,7 +525,7 @@ impl Owned {
         }
         for entry in self.keys.values_mut() {
             // A claim in flight cannot be given up before its response arrives. This value makes `claimed`
-            // give the key up then.
+            // give the key up at that time.
             if let State::Asked(wanted) = &mut entry.state {
                 *wanted = i64::MAX;
             }
