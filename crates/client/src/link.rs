@@ -37,7 +37,8 @@ struct State {
     tried: bool,
     /// Reason why the last attempt to connect failed or the last connection broke; `None` if there is no such
     /// reason. It is kept after a reconnect until the new connection has been open for a while: a server of
-    /// another protocol accepts every connection and then closes it.
+    /// another protocol accepts every connection and then closes it, and must not appear reachable in
+    /// between.
     error: Option<String>,
 }
 

@@ -72,13 +72,14 @@ struct State {
     driver: Option<Waker>,
     /// True once the server has sent GOAWAY.
     is_leaving: bool,
-    /// Status that all further calls return; set when the connection has ended.
+    /// Status that all further calls return; `None` until the connection has ended.
     over: Option<Status>,
-    /// Description of the server's GOAWAY frame, if the frame named an error as its reason.
+    /// Description of the server's GOAWAY frame; `None` unless the server has sent one with an error as its
+    /// reason.
     farewell: Option<String>,
-    /// Number of the last PING that was sent. The next field is the number of the last PING that was
-    /// answered.
+    /// Number of the last PING that was sent.
     pinged: u64,
+    /// Number of the last PING that the server has answered.
     ponged: u64,
 }
 

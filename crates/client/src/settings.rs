@@ -26,9 +26,10 @@ pub struct Settings {
     /// TLS settings for all endpoints except `http` ones. If `None`, only `https` and `unixs` endpoints use
     /// TLS, with default settings.
     pub tls: Option<Tls>,
-    /// User name and password. No user is configured if either is empty.
+    /// User name and password. The client has no user if this is `None`, or if either of the two is empty.
     pub user: Option<(String, String)>,
-    /// Token that the caller supplies, such as a JWT. Cannot be combined with a user.
+    /// Token that the caller supplies, such as a JWT; `None` if it supplies none. Cannot be combined with a
+    /// user.
     pub token: Option<String>,
     /// Zone of the client; `None` for none. Endpoints of members in this zone are preferred; see
     /// [`crate::Client::set_zones`].

@@ -20,14 +20,16 @@ use crate::certificate;
 /// client certificate is sent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// File with the certificates of the authorities that are trusted in place of the system's root
+    /// File with the certificates of the authorities that are trusted; `None` for the system's root
     /// certificates.
     pub cacert: Option<PathBuf>,
-    /// File with the client certificate, followed by the intermediate certificates up to its authority.
+    /// File with the client certificate, followed by the intermediate certificates up to its authority;
+    /// `None` if the client sends no certificate.
     pub cert: Option<PathBuf>,
-    /// File with the private key of the client certificate: PKCS#8, PKCS#1 or SEC 1.
+    /// File with the private key of the client certificate, in PKCS#8, PKCS#1 or SEC 1; `None` without a
+    /// client certificate.
     pub key: Option<PathBuf>,
-    /// Name that the server's certificate must contain, instead of the endpoint's host.
+    /// Name that the server's certificate must contain; `None` for the endpoint's host.
     pub server_name: Option<String>,
     /// If true, any server certificate is accepted.
     pub insecure_skip_verify: bool,

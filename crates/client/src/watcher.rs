@@ -28,7 +28,7 @@ pub struct Watcher {
     id: Option<i64>,
     /// True if [`WatchUpdate::Created`] was returned to the caller.
     announced: bool,
-    /// Response whose further fragments have not arrived yet.
+    /// Response whose further fragments have not arrived yet; `None` between complete responses.
     partial: Option<WatchResponse>,
     pause: Duration,
     over: bool,

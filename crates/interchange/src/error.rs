@@ -23,9 +23,9 @@ pub enum Error {
 /// Damage of a file: its position and description.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Damage {
-    /// Name of the file, if several files are read.
+    /// Name of the file; `None` if only one file is read.
     pub file: Option<String>,
-    /// Number of the page, if the file is a database.
+    /// Number of the damaged page; `None` if the file is not a database or the damage is in no single page.
     pub page: Option<u64>,
     /// Offset in bytes from the beginning of the file.
     pub offset: u64,

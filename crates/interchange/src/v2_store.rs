@@ -32,7 +32,8 @@ pub struct OldStore {
     /// Size in bytes of the newest image if the image was not read because it is larger than the reader
     /// accepts; `None` otherwise.
     pub large: Option<u64>,
-    /// First entry after the image that writes to the store: its index and a description of the request.
+    /// First entry after the image that writes to the store: its index and a description of the request;
+    /// `None` if there is no such entry, or the log was not read.
     pub write: Option<(u64, String)>,
 }
 
@@ -103,7 +104,7 @@ pub(crate) struct Image {
     pub name: String,
     /// Index of the last entry that is applied in the image.
     pub index: u64,
-    /// Voters and learners at that entry, from raft's configuration.
+    /// Voters and learners at that entry, from raft's configuration; `None` if the image has none.
     pub conf_state: Option<ConfState>,
     /// JSON of the image; `None` if the image has no JSON because nothing was ever written.
     pub json: Option<Value>,

@@ -70,8 +70,9 @@ pub(crate) struct Cache {
     writes: VecDeque<Keys>,
     writes_bytes: usize,
     next_write: u64,
-    /// Highest revision that was compacted through this proxy, and the time of the last compaction. Ignored
-    /// [`AGE_MAX`] after that time, because the members' addresses may belong to another cluster by then.
+    /// Highest revision that was compacted through this proxy, and the time of the last compaction; `None`
+    /// before the first one. Ignored [`AGE_MAX`] after that time, because the members' addresses may belong
+    /// to another cluster by then.
     compacted: Option<(i64, Instant)>,
 }
 

@@ -21,7 +21,8 @@ pub struct Discovery {
     pub name: String,
     /// `--insecure-discovery`: use endpoints without checking that they support TLS.
     pub is_insecure_allowed: bool,
-    /// File with the certificate authorities by which discovered endpoints are verified.
+    /// File with the certificate authorities by which discovered endpoints are verified; `None` for the
+    /// system's authorities.
     pub trusted_ca: Option<PathBuf>,
 }
 

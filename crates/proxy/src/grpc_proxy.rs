@@ -66,7 +66,7 @@ fn fault(text: impl fmt::Display) -> StartError {
 pub struct GrpcProxy {
     fronts: Vec<Front>,
     /// The thread that checks the TLS files for changes, and a sender that ends this thread when it is
-    /// dropped.
+    /// dropped; `None` without TLS.
     reloading: Option<(SyncSender<()>, JoinHandle<()>)>,
     /// Thread that runs the background tasks; `None` if there are no such tasks.
     _background: Option<Background>,

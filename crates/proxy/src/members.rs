@@ -74,7 +74,8 @@ impl Members {
     /// Translates a client's request for the cluster, by adding the namespace to its keys.
     ///
     /// # Errors
-    /// Returns an error if the request is malformed or has no key.
+    /// Returns an error if the request is malformed, has no key, or is a transaction with too many
+    /// operations.
     pub(crate) fn asked(&self, rpc: Rpc, message: Bytes) -> Result<Bytes, Status> {
         match &self.namespace {
             Some(namespace) => namespace.request(rpc, message),

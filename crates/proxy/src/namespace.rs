@@ -72,7 +72,8 @@ impl Namespace {
     /// Translates a client's request for the cluster, by adding the prefix to its keys.
     ///
     /// # Errors
-    /// Returns an error if the request is malformed or has no key.
+    /// Returns an error if the request is malformed, has no key, or is a transaction with too many
+    /// operations.
     pub(crate) fn request(&self, rpc: Rpc, message: Bytes) -> Result<Bytes, Status> {
         Ok(match rpc {
             Rpc::KvRange | Rpc::KvRangeStream => self.mapped(&message, Namespace::range)?,

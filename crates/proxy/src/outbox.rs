@@ -56,7 +56,7 @@ struct State {
     charged: usize,
     /// Number of answers in [`State::queue`]; the others are events.
     answers: usize,
-    /// Status with which the stream ends once [`State::queue`] is sent.
+    /// Status with which the stream ends once [`State::queue`] is sent; `None` while the stream continues.
     end: Option<Status>,
     /// True if events were refused since [`State::queue`] was last empty.
     refused: bool,

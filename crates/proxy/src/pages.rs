@@ -125,7 +125,7 @@ async fn check(client: &Client) -> Result<(), String> {
     }
 }
 
-/// Checks the health like [`check`], and also creates a watch.
+/// Checks the health like [`check`], and also checks that a watch can be created in time.
 async fn check_with_watch(client: &Client) -> Result<(), String> {
     check(client).await?;
     let request = WatchCreateRequest { key: Bytes::from_static(b"a"), ..WatchCreateRequest::default() };

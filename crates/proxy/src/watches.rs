@@ -193,8 +193,8 @@ impl Watches {
         self.attached.saturating_sub(self.broadcasts.len())
     }
 
-    /// Returns the revision at which a broadcast's watch has to be opened; 0 for all events from now on.
-    /// Returns `None` if the broadcast has ended.
+    /// Returns the revision at which a broadcast's watch has to be opened; 0 to begin with the first event
+    /// after the watch is created. Returns `None` if the broadcast has ended.
     pub(crate) fn start_of(&self, broadcast: BroadcastId) -> Option<i64> {
         self.broadcasts.get(&broadcast).map(|broadcast| broadcast.next)
     }

@@ -42,8 +42,8 @@ pub struct Stm {
     /// Current values of the keys that the previous attempt had read. They came with the response to its
     /// failed commit, and save this attempt the reads.
     prefetched: BTreeMap<Bytes, Read>,
-    /// Revision of the first read of the attempt. If the isolation level requires it, later reads use this
-    /// revision too.
+    /// Revision of the first read of the attempt; `None` before this read. If the isolation level requires
+    /// it, later reads use this revision too.
     base: Option<i64>,
 }
 

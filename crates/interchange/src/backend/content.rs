@@ -21,15 +21,16 @@ pub enum Release {
 pub struct Meta {
     /// Index of the last raft entry that is applied in the state.
     pub consistent_index: u64,
-    /// Raft term of the entry at `consistent_index`; written by etcd from 3.5 on.
+    /// Raft term of the entry at `consistent_index`; `None` in databases from before 3.5.
     pub term: Option<u64>,
-    /// Voters and learners of the cluster; written by etcd from 3.5 on.
+    /// Voters and learners of the cluster; `None` in databases from before 3.5.
     pub conf_state: Option<ConfState>,
-    /// Version of the data's format, such as `3.7.0`; written by etcd from 3.6 on.
+    /// Version of the data's format, such as `3.7.0`; `None` in databases from before 3.6.
     pub storage_version: Option<String>,
-    /// Revision of the last compaction that was started: revisions below it can no longer be read by clients.
+    /// Revision of the last compaction that was started, below which clients can read nothing; `None` before
+    /// the first compaction.
     pub scheduled_compact_revision: Option<Revision>,
-    /// Revision of the last compaction that was finished in the database.
+    /// Revision of the last compaction that was finished in the database; `None` if none was.
     pub finished_compact_revision: Option<Revision>,
 }
 

@@ -22,8 +22,8 @@ pub struct Copy<'b, S> {
     pub membership: Membership,
     /// Release of etcd for which the copy is written.
     pub release: Release,
-    /// If set, a pair without a key is added after all changes, which raises the current revision of the copy
-    /// to this revision, as `etcdutl snapshot restore --bump-revision` does.
+    /// Unless `None`, a pair without a key is added after all changes, which raises the current revision of
+    /// the copy to this revision, as `etcdutl snapshot restore --bump-revision` does.
     pub bump: Option<Revision>,
 }
 

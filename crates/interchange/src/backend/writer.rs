@@ -216,10 +216,11 @@ struct State<P> {
     /// call was of another method.
     open: Option<&'static [u8]>,
     begun: Vec<&'static [u8]>,
-    /// Buffer for the encoded key of a change. The two buffers below are for the encoded bytes before and
-    /// after the value.
+    /// Buffer for the encoded key of a change.
     key: Vec<u8>,
+    /// Buffer for the encoded bytes of a change before its value.
     before: Vec<u8>,
+    /// Buffer for the encoded bytes of a change after its value.
     after: Vec<u8>,
 }
 

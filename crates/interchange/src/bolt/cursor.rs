@@ -40,7 +40,7 @@ pub struct Item<'c> {
     pub key: &'c [u8],
     /// Value of the key; if the item is a bucket, the bucket's header.
     pub value: &'c [u8],
-    /// The bucket, if the item is a bucket.
+    /// The bucket, if the item is a bucket; `None` for a key with a value.
     pub bucket: Option<Bucket>,
     /// Number of the page that contains the item.
     pub page: u64,

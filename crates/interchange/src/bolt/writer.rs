@@ -417,11 +417,13 @@ impl<O: Output> Pages<O> {
 struct Tree {
     any: bool,
     last_key: Vec<u8>,
-    /// Elements of the open leaf. The next three fields are its first key, its keys and values (empty in the
-    /// first pass), and the total length of its keys and values.
+    /// Elements of the open leaf.
     leaf: Vec<LeafElement>,
+    /// First key of the open leaf.
     first_key: Vec<u8>,
+    /// Keys and values of the open leaf; empty in the first pass.
     data: Vec<u8>,
+    /// Total length of the keys and values of the open leaf.
     data_len: usize,
     /// Open branch pages, from the level above the leaves upwards.
     branches: Vec<Branch>,

@@ -69,7 +69,7 @@ pub struct SnapshotMark {
     pub index: u64,
     /// Raft term of the entry at `index`.
     pub term: u64,
-    /// Voters and learners; written by etcd from 3.5 on.
+    /// Voters and learners at `index`; `None` if `index` is 0, or etcd from before 3.5 made the snapshot.
     pub conf_state: Option<ConfState>,
 }
 

@@ -37,14 +37,15 @@ pub(crate) fn check(history: &History, timeline: &Timeline, verdict: &mut Verdic
 pub(crate) struct Compactions<'a> {
     /// The compactions with their revisions, in ascending order of the times of their calls.
     all: Vec<(&'a Operation, i64)>,
-    /// Time of the call of each compaction, with the highest revision that this or an earlier call requested;
-    /// in ascending order of time.
+    /// For each compaction, the time of its call, and the highest revision that this or an earlier call
+    /// requested. In ascending order of time.
     by_call: Vec<(u64, i64)>,
-    /// Time of the response to each compaction, with the highest revision that this or an earlier response
-    /// confirmed; in ascending order of time.
+    /// For each answered compaction, the time of its response, and the highest revision that this or an
+    /// earlier response confirmed. In ascending order of time.
     by_return: Vec<(u64, i64)>,
-    /// Header revision of the response to each compaction, with the highest revision that a response with
-    /// this or a lower header revision confirmed; in ascending order of header revisions.
+    /// For each answered compaction, the revision in the header of its response, and the highest revision
+    /// that a response with this or a lower header revision confirmed. In ascending order of header
+    /// revisions.
     by_revision: Vec<(i64, i64)>,
 }
 

@@ -66,7 +66,7 @@ struct Lease<'a> {
     /// Operations whose response says that the lease does not exist.
     gone: Vec<&'a Operation>,
     /// First revision that only the end of this lease can have made, and the time by which this revision
-    /// certainly existed.
+    /// certainly existed; `None` if there is no such revision.
     ended_at: Option<(i64, u64)>,
     /// True if the keys of the lease were deleted in one revision, which only the end of the lease can have
     /// made.

@@ -75,7 +75,7 @@ struct Entry {
     begun: u64,
     /// True if two writes have been in flight at the same time since [`Entry::writes`] was last zero.
     overlapped: bool,
-    /// Number of the last use of the key, which is its key in [`Owned::order`] while the proxy owns it.
+    /// Number of the last use of this entry: its position in [`Owned::order`] while the proxy owns the key.
     used: u64,
 }
 
