@@ -1,5 +1,6 @@
-//! One call over a [`crate::Channel`]. [`Sender`] and [`Receiver`] are the two sides of the call. Dropping
-//! the sender before it has finished cancels the call. This module neither reconnects nor retries.
+//! Sends and receives the messages of one call over a [`crate::Channel`]. [`Sender`] and [`Receiver`] are the
+//! two sides of the call. Dropping the sender before it has finished cancels the call. This module neither
+//! reconnects nor retries.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -17,9 +18,10 @@ use crate::session::Session;
 pub struct CallOptions {
     /// Metadata to send, in this order.
     pub metadata: Vec<(HeaderName, HeaderValue)>,
-    /// Time limit of the whole call. The server receives it as the `grpc-timeout` header.
+    /// Time limit of the whole call; `None` for no limit. The server receives it as the `grpc-timeout`
+    /// header.
     pub timeout: Option<Duration>,
-    /// Size limit of a response message in bytes.
+    /// Size limit of a response message in bytes. The limit of the transport applies if it is lower.
     pub message_bytes_max: usize,
 }
 
@@ -50,16 +52,16 @@ pub struct Sender {
     session: Arc<Session>,
     place: usize,
     finished: bool,
-    /// True while a message is being sent. If the caller drops the future of `send` before the message is
-    /// complete, this stays true.
+    /// True while a message is being sent. Stays true if the caller drops the future of `send` before the
+    /// message is complete, so that the next `send` cancels the call.
     is_cut: bool,
     message_bytes_max: usize,
 }
 
 impl Sender {
-    /// Sends one message. If the flow-control window of the server is too small, waits for more window. If
-    /// the future is dropped before it is ready, a part of the message may have been sent; the next `send`
-    /// then cancels the call.
+    /// Sends one message. If the server's flow-control window is too small, waits until the server extends
+    /// it. If the future is dropped before it is ready, the server may have received a part of the message;
+    /// the next `send` then cancels the call.
     ///
     /// # Errors
     /// Returns `ResourceExhausted` for a message above the transport's limit. The end of the call is not an
@@ -95,8 +97,8 @@ impl Sender {
         if std::mem::replace(&mut self.is_cut, true) {
             self.cancel();
         }
-        // If the server has responded early or reset the stream, the rest of the message is not needed; the
-        // receiver returns the status of the call.
+        // `sent` is false if the server has responded early or reset the stream. This is no error: the rest
+        // of the message is not needed, and the receiver returns the status of the call.
         let sent = poll_fn(|cx| self.session.poll_send(cx, self.place, &mut rest, is_last)).await;
         self.is_cut = false;
         self.finished |= sent && is_last;
@@ -122,8 +124,8 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// Returns true if the call failed and the server has confirmed that it did not process the call. Then
-    /// even a write may be retried.
+    /// Returns true if the call failed and the server has confirmed that it did not process the call. In this
+    /// case, even a write may be retried.
     pub(crate) fn is_unprocessed(&self) -> bool {
         self.unprocessed
     }

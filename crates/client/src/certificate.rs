@@ -3,9 +3,9 @@ use stdx::calendar::Utc;
 
 /// Returns the time at which a DER certificate expires, or `None` if `der` is not a certificate.
 ///
-/// Reads only the field that is needed, by RFC 5280 section 4.1: enters Certificate and TBSCertificate, skips
-/// version, serial number, algorithm and issuer, and reads Validity. A parser for whole certificates would be
-/// a dependency larger than this crate.
+/// Parses only as much of the certificate as is needed, by RFC 5280 section 4.1: enters Certificate and
+/// TBSCertificate, skips version, serial number, algorithm and issuer, and reads Validity. This avoids a
+/// dependency on a parser for whole certificates, which would be larger than this crate.
 pub fn not_after(der: &[u8]) -> Option<SystemTime> {
     let (certificate, _) = inside(der, SEQUENCE)?;
     let (tbs, _) = inside(certificate, SEQUENCE)?;

@@ -1,5 +1,5 @@
-//! One connection to one server. [`Channel`] opens the connection, drives HTTP/2, and starts calls whose
-//! messages are opaque bytes. It neither reconnects nor retries; [`crate::Client`] does both.
+//! Opens one connection to one server, drives HTTP/2 on it, and starts calls whose messages are opaque bytes
+//! ([`Channel`]). This module neither reconnects nor retries; [`crate::Client`] does both.
 
 use std::io;
 use std::sync::Arc;
@@ -48,9 +48,9 @@ impl Channel {
         Channel::connect_with(address, window_bytes).await.map(|(channel, _)| channel)
     }
 
-    /// Connects as [`Channel::connect`] does. `window_bytes` is the receive window of each stream and of the
-    /// connection in bytes. Also returns the task that drives the connection: the task ends with the
-    /// connection, and aborting the task breaks the connection. The size of requests is not limited.
+    /// Connects as [`Channel::connect`] does, with `window_bytes` as the receive window in bytes of each
+    /// stream and of the connection, and without a limit on the size of requests. Also returns the task that
+    /// drives the connection. The task ends with the connection, and aborting the task closes the connection.
     ///
     /// # Errors
     ///
@@ -71,7 +71,7 @@ impl Channel {
     ///
     /// # Errors
     /// Fails if the endpoint is malformed or cannot be reached in time, its certificate is not trusted, or
-    /// the server does not speak HTTP/2. The error texts are those of Go's gRPC, which users of etcd know.
+    /// the server does not speak HTTP/2. The error messages are those of Go's gRPC, which users of etcd know.
     pub async fn open(endpoint: &Endpoint, transport: &Transport) -> io::Result<Channel> {
         let dialled = transport.dial(endpoint).await?;
         let authority = endpoint.host.parse().unwrap_or(uri::Authority::from_static("localhost"));
@@ -101,8 +101,8 @@ impl Channel {
         let driver = Driver::new(session.clone(), wire);
         let (watched, keepalive) = (session.clone(), transport.keepalive);
         let driver = tokio::spawn(async move {
-            // The result of the driver is not needed, because every open call gets its own error when the
-            // connection breaks.
+            // The driver returns no error. When the connection breaks, every open call gets an error from the
+            // session.
             match keepalive {
                 None => driver.await,
                 Some(keepalive) => _ = race(driver, watch_over(&watched, keepalive)).await,
@@ -127,15 +127,15 @@ impl Channel {
     /// Waits until the connection accepts no more calls. The future does not keep the connection open.
     pub fn closed(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut closed = self.held.0.closed().subscribe();
-        // If waiting fails, every handle of the connection was dropped, and then the connection is closed
-        // too.
+        // An error means that the session was dropped, so the connection is closed.
         async move { _ = closed.wait_for(|closed| *closed).await }
     }
 
     /// Calls a unary method.
     ///
     /// # Errors
-    /// Returns the status that the server sent, or `Unavailable` if the connection is broken.
+    /// Returns the status that the server sent, `Unavailable` if the connection is broken, or
+    /// `ResourceExhausted` for a message above a size limit.
     pub async fn unary(&self, path: &str, message: Bytes) -> Result<Bytes, Status> {
         self.unary_with(path, &CallOptions::default(), message).await
     }
@@ -162,7 +162,7 @@ impl Channel {
         message: Bytes,
     ) -> Result<Bytes, Failure> {
         let call = async {
-            // If no stream could be opened, no part of the request has been sent.
+            // If no stream could be opened, no part of the request was sent, so the call may be retried.
             let (mut sender, mut receiver) =
                 self.stream_with(path, options).await.map_err(Failure::unsent)?;
             sender.send_last(message).await.map_err(Failure::sent)?;
@@ -198,11 +198,12 @@ impl Channel {
     ///
     /// # Errors
     ///
-    /// Returns the same errors as [`Channel::stream`].
+    /// Returns the errors of [`Channel::stream`], and `InvalidArgument` if a metadata entry is not allowed in
+    /// HTTP/2.
     pub async fn stream_with(&self, path: &str, options: &CallOptions) -> Result<(Sender, Receiver), Status> {
         let timeout = options.timeout.map(grpc_timeout);
         let timeout = timeout.as_ref().map(|timeout| (&b"grpc-timeout"[..], timeout.as_bytes()));
-        // HTTP/2 does not allow white space at the beginning or end of a header value, so it is removed.
+        // Remove white space at the beginning and end of a header value, which HTTP/2 does not allow.
         let metadata = options
             .metadata
             .iter()

@@ -1,6 +1,6 @@
-//! Client of a cluster. [`Client`] keeps one connection to each endpoint, distributes calls round robin over
-//! the open connections, authenticates users, and retries calls by the rules in `retry`. It knows nothing
-//! about the API's methods except which of them are safe to retry.
+//! Makes calls to a cluster. [`Client`] keeps one connection to each endpoint, distributes calls round robin
+//! over the open connections, authenticates a user, and retries calls by the rules in `retry`. It knows
+//! nothing about the API's methods except which of them are safe to retry.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -28,13 +28,14 @@ use crate::transport::Transport;
 /// Client of a cluster. Clones share the connections and the token; any number of tasks may make calls
 /// concurrently.
 ///
-/// The first call opens one connection per endpoint; background tasks keep the connections open. Calls are
-/// distributed round robin over the open connections. If none is open, a call waits for one until its
-/// deadline. Must be used in a tokio runtime.
+/// The first call opens one connection per endpoint, and background tasks keep the connections open. If the
+/// settings name a zone, endpoints of other zones are connected only if needed. Calls are distributed round
+/// robin over the open connections. If none is open, a call waits for one until its deadline. Must be used in
+/// a tokio runtime.
 #[derive(Clone)]
 pub struct Client {
     cluster: Arc<Cluster>,
-    /// The only endpoint to use, if [`Client::at`] has created this client.
+    /// The only endpoint to use, if [`Client::at`] has created this client; otherwise `None`.
     bound: Option<Arc<Link>>,
     require_leader: bool,
     timeout: Option<Duration>,
@@ -48,8 +49,8 @@ struct Cluster {
     user: Option<(String, String)>,
     given_token: Option<HeaderValue>,
     token: Mutex<Token>,
-    /// Mutex that is locked while a token is requested, so that all waiting calls use the token of one
-    /// authentication.
+    /// Locked while a token is requested, so that calls that need a token at the same time wait, and then use
+    /// this token instead of requesting another one.
     authenticating: tokio::sync::Mutex<()>,
     zone: Option<String>,
     zones: RwLock<HashMap<String, String>>,
@@ -104,9 +105,9 @@ impl Client {
         Ok(client)
     }
 
-    /// Gets a token if the client has a user; otherwise does nothing. The time limit is the dial timeout.
-    /// This is optional, because a call gets a token itself if the client has none. But etcd's tools
-    /// authenticate first, and exit with the error if that fails.
+    /// Gets a token. Does nothing if the client has no user or already has a token. The time limit is the
+    /// dial timeout. Calling this is optional, because every call first gets a token if the client has none.
+    /// It serves tools that, like etcd's, authenticate first and exit with the error if that fails.
     ///
     /// # Errors
     /// Returns the status of Authenticate. It is not an error if authentication is disabled on the server.
@@ -135,7 +136,8 @@ impl Client {
         Client { timeout: Some(timeout), ..self.clone() }
     }
 
-    /// Returns the texts of the endpoints. For a client from [`Client::at`], returns its only endpoint.
+    /// Returns the endpoints as strings, as they were given. For a client from [`Client::at`], returns its
+    /// only endpoint.
     pub fn endpoints(&self) -> Vec<String> {
         self.links().iter().map(|link| link.endpoint.text.clone()).collect()
     }
@@ -178,13 +180,13 @@ impl Client {
 
     /// Calls a unary method.
     ///
-    /// Retries failed calls as etcd's client does. Reads, and granting or revoking a lease, are retried after
-    /// any `Unavailable`; other calls only if it is certain that no server processed them. An expired token
-    /// is renewed.
+    /// Retries failed calls as etcd's client does. Reads, and a few other calls whose repetition does no harm
+    /// (such as granting or revoking a lease), are retried after any `Unavailable`; all other calls only if
+    /// it is certain that no server processed them. An expired token is renewed.
     ///
     /// # Errors
-    /// Returns the status that the server sent, `DeadlineExceeded`, or `Unavailable` if the connection broke.
-    /// [`shown`] gives the text to show to users.
+    /// Returns the status that the server sent, `DeadlineExceeded`, `Unavailable` if the connection broke, or
+    /// `ResourceExhausted` for a message above a size limit. [`shown`] returns the message to show to users.
     pub async fn call<Req: Message, Resp: Message + Default>(
         &self,
         rpc: Rpc,
@@ -213,8 +215,8 @@ impl Client {
             let options = CallOptions { metadata: self.metadata(rpc).1, ..CallOptions::default() };
             match channel.stream_with(rpc.path(), &options).await {
                 Ok((sender, receiver)) => return Ok(Stream::new(sender, receiver)),
-                // The connection broke after it was chosen. The task that maintains the connection will soon
-                // open another one.
+                // The connection broke after it was chosen. Try again, because the task that maintains the
+                // connection will soon open another one.
                 Err(status) if status.code == Code::Unavailable => sleep(pause(1, 1)).await,
                 Err(status) => return Err(status),
             }
@@ -254,8 +256,9 @@ impl Client {
         links.filter_map(|link| Some((link.endpoint.text.clone(), link.error()?))).collect()
     }
 
-    /// Returns true if a connection is open and has been open for a while. A server that closes every
-    /// connection at once does not count.
+    /// Returns true if a connection to any endpoint is open. After an error, a new connection counts only
+    /// after it has been open for a while, so that a server that closes every connection immediately does not
+    /// count as connected.
     pub fn is_connected(&self) -> bool {
         self.links().iter().any(|link| link.channel().is_some() && link.error().is_none())
     }
@@ -296,8 +299,8 @@ impl Client {
                 Verdict::Final => return Err(failure.status),
                 Verdict::Repeat => {}
                 Verdict::Authenticate if self.cluster.user.is_some() => {
-                    // The future is boxed, because getting a token is itself a call through this function, so
-                    // the function is recursive.
+                    // Box the future, because the function is recursive: getting a token is itself a call
+                    // through this function.
                     Box::pin(self.renew_token(token, deadline)).await?;
                 }
                 Verdict::Authenticate => {}
@@ -310,7 +313,7 @@ impl Client {
     fn credentials(&self, rpc: Rpc) -> Credentials {
         match (&self.cluster.user, &self.cluster.given_token) {
             (_, Some(_)) => Credentials::Token,
-            // A failure of Authenticate itself must not lead to another authentication.
+            // A failure of Authenticate must not lead to another authentication. `Token` prevents this.
             (Some(_), None) if rpc != Rpc::Authenticate => Credentials::User,
             (Some(_), None) => Credentials::Token,
             (None, None) => Credentials::None,
@@ -415,7 +418,8 @@ impl Cluster {
     }
 }
 
-/// Returns one of the open connections; `turn` selects it round robin.
+/// Returns one of the open connections, `None` if there is none. `turn` is a counter that selects the
+/// connections round robin.
 fn standing(links: &[Arc<Link>], turn: usize) -> Option<Channel> {
     let channels: Vec<Channel> = links.iter().filter_map(|link| link.channel()).collect();
     let at = turn.checked_rem(channels.len())?;
@@ -444,14 +448,14 @@ pub(crate) fn decode<M: Message + Default>(bytes: &Bytes) -> Result<M, Status> {
     })
 }
 
-/// Returns the status for a text of etcd's error catalogue, such as a watch's cancel reason. The code is
-/// `Unknown` for any other text.
+/// Returns the status for one of etcd's error messages, for example for the cancel reason of a watch. The
+/// code is `Unknown` for any other message.
 pub fn status_of_text(text: &str) -> Status {
     let known = error::CATALOGUE.iter().find(|known| known.message == text);
     known.cloned().unwrap_or_else(|| Status::with(Code::Unknown, text))
 }
 
-/// Returns the text of [`Status::shown`].
+/// Returns the message of a status to show to users; see [`Status::shown`].
 pub fn shown(status: &Status) -> String {
     status.shown()
 }

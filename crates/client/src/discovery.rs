@@ -28,8 +28,8 @@ pub struct Resolver {
 }
 
 impl Default for Resolver {
-    /// Returns a resolver that queries a name server on this machine, which is also the meaning of a
-    /// `resolv.conf` without a `nameserver` line.
+    /// Returns a resolver that queries a name server on this machine, as a `resolv.conf` without a
+    /// `nameserver` line requires.
     fn default() -> Resolver {
         Resolver {
             servers: vec![SocketAddr::from(([127, 0, 0, 1], 53))],
@@ -40,7 +40,7 @@ impl Default for Resolver {
     }
 }
 
-/// Error returned when no endpoints were found. The text is that of Go's resolver.
+/// Error returned when no endpoints were found. The message is that of Go's resolver.
 #[derive(Debug)]
 pub struct DiscoveryError(String);
 
@@ -57,7 +57,7 @@ impl std::error::Error for DiscoveryError {}
 pub struct Service {
     /// Priority. Lower values are preferred.
     pub priority: u16,
-    /// Relative share of the clients among the records of the same priority.
+    /// Weight: among the records of the same priority, each gets clients in proportion to its weight.
     pub weight: u16,
     /// Host name, including the final dot of the root domain.
     pub target: String,
@@ -72,7 +72,7 @@ impl Resolver {
     }
 
     /// Reads a file in the format of `/etc/resolv.conf`: `nameserver`, `search`, `domain`, and the `options`
-    /// `timeout` and `attempts`. Invalid lines are skipped, as every resolver does.
+    /// `timeout` and `attempts`. Invalid lines are skipped, as system resolvers do.
     ///
     /// # Errors
     /// Returns an error if the file cannot be read.
@@ -175,7 +175,7 @@ impl Resolver {
         Err(DiscoveryError(format!("lookup {name}{on}: {why}")))
     }
 
-    /// Queries the servers in turn, until one returns records or says that the name has none.
+    /// Queries the servers one after another, until one returns records or says that the name has none.
     async fn ask_all(&self, name: &str) -> Result<Vec<Service>, (Option<SocketAddr>, String)> {
         let asked = Name::new(name.trim_end_matches('.')).map_err(|_| (None, "no such host".to_owned()))?;
         let mut fault = (None, "no such host".to_owned());
@@ -264,7 +264,7 @@ async fn by_udp(server: SocketAddr, query: &Packet<'_>, bytes: &[u8]) -> io::Res
     let mut buffer = vec![0; 4096];
     loop {
         let len = socket.recv(&mut buffer).await?;
-        // Any other datagram, which may be forged, is ignored, because the real response may still arrive.
+        // Ignore any other datagram, which may be forged, because the real response may still arrive.
         if let Some(answer) = Answer::read(query, &buffer[..len]) {
             return Ok(answer);
         }
@@ -298,9 +298,9 @@ fn ordered(mut services: Vec<Service>, mut random: impl FnMut() -> u64) -> Vec<S
     ordered
 }
 
-/// Splits endpoints into those to use, and those to ignore because they are not encrypted. For each ignored
-/// endpoint, etcd's tools print ``ignoring discovered insecure endpoint "http://…"``. If `insecure_allowed`
-/// is true, none is ignored.
+/// Splits endpoints into those to use, and those to ignore because they are not encrypted. If
+/// `insecure_allowed` is true, none is ignored. For each ignored endpoint, the caller should print etcd's
+/// message: ``ignoring discovered insecure endpoint "http://…"``.
 pub fn part_insecure(endpoints: Vec<String>, insecure_allowed: bool) -> (Vec<String>, Vec<String>) {
     endpoints.into_iter().partition(|endpoint| insecure_allowed || !endpoint.starts_with("http://"))
 }

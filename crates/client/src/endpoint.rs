@@ -1,5 +1,4 @@
-//! Parses the text of an endpoint by the rules of etcd's clients. Name resolution and connecting are in
-//! `transport`.
+//! Parses an endpoint by the rules of etcd's clients. The module `transport` resolves names and connects.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -7,15 +6,15 @@ use std::path::PathBuf;
 /// Address of a server in the notation of etcd's clients: `host:port`, `http://host:port`,
 /// `https://host:port`, `unix://path` or `unixs://path`.
 ///
-/// As in etcd, every text is accepted as an endpoint; connecting to a malformed endpoint fails.
+/// As in etcd, every string is accepted as an endpoint; connecting to a malformed endpoint fails.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Endpoint {
-    /// Text from which the endpoint was parsed.
+    /// String from which the endpoint was parsed.
     pub text: String,
     /// Address to connect to.
     pub address: Address,
-    /// Name that the server's certificate must contain unless the settings give another name; also the HTTP/2
-    /// `:authority`.
+    /// Host of the endpoint with its port, which is sent as the HTTP/2 `:authority`. The server's certificate
+    /// must contain the host name unless the settings give another name.
     pub host: String,
     /// Rule that decides if the connection uses TLS.
     pub security: Security,
@@ -24,7 +23,7 @@ pub struct Endpoint {
 /// An address to connect to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Address {
-    /// `host:port`. The host name is not resolved yet, and the text may be malformed.
+    /// `host:port`. The host name is not resolved yet, and the string is possibly malformed.
     Tcp(String),
     /// Path of a Unix socket.
     Unix(PathBuf),
@@ -44,12 +43,12 @@ pub enum Security {
 }
 
 impl Endpoint {
-    /// Parses the text of an endpoint. Never fails.
+    /// Parses an endpoint. Never fails.
     pub fn new(text: impl Into<String>) -> Endpoint {
         let text = text.into();
         if let Some((scheme, rest)) = unix(&text) {
-            // `unix:///a` is an absolute path; `unix://a` and `unix:a` are relative paths. Removing `//`
-            // gives the right path in all three cases.
+            // Remove `//`, if present: `unix:///a` means the absolute path `/a`, and both `unix://a` and
+            // `unix:a` mean the relative path `a`.
             let path = PathBuf::from(rest.strip_prefix("//").unwrap_or(rest));
             let host = path.file_name().map_or(String::new(), |name| name.to_string_lossy().into_owned());
             let security = if scheme == "unixs" { Security::Tls } else { Security::AsConfigured };
@@ -104,9 +103,9 @@ pub(crate) enum AddressError {
     Missing,
     /// The address is not of the form `host:port`.
     Form {
-        /// Text of the address.
+        /// The address.
         address: String,
-        /// Description of the fault, in the words of Go's `net.SplitHostPort`.
+        /// Description of the error, in the words of Go's `net.SplitHostPort`.
         why: &'static str,
     },
 }
@@ -122,7 +121,7 @@ impl fmt::Display for AddressError {
 
 impl std::error::Error for AddressError {}
 
-/// Splits `host:port`. The error texts are those of Go's `net.SplitHostPort`, which users of etcd know.
+/// Splits `host:port`. The error messages are those of Go's `net.SplitHostPort`, which users of etcd know.
 pub(crate) fn split_host_port(address: &str) -> Result<(&str, &str), AddressError> {
     let fault = |why| Err(AddressError::Form { address: address.to_owned(), why });
     if address.is_empty() {

@@ -1,5 +1,6 @@
-//! Calls that a proxy makes on behalf of its own callers. Messages stay opaque bytes. The caller's token and
-//! deadline are passed on with each call, and the user and the token of the [`Client`] itself are not used.
+//! Forwards calls for a proxy, which makes them on behalf of its own callers. Messages stay opaque bytes.
+//! Each call carries the token and the deadline of the proxy's caller; the user and the token in the settings
+//! of the [`Client`] are not used.
 
 use std::time::Duration;
 
@@ -21,8 +22,9 @@ impl Client {
     /// [`Client::call`], except that no token is renewed.
     ///
     /// # Errors
-    /// Returns the status that the server sent, or `Unavailable` if no endpoint could be reached within 5
-    /// seconds.
+    /// Returns the status that the server sent, `Unavailable` if no endpoint could be reached within 5
+    /// seconds, `DeadlineExceeded` after the timeout of `options`, or `ResourceExhausted` for a message above
+    /// a size limit.
     pub async fn forward(&self, rpc: Rpc, options: &CallOptions, message: Bytes) -> Result<Bytes, Status> {
         let deadline = options.timeout.map(|timeout| Instant::now() + timeout);
         let endpoints = self.endpoint_count();
@@ -47,8 +49,9 @@ impl Client {
     /// Opens a streaming call with the metadata of `options`. Retries only while the stream cannot be opened.
     ///
     /// # Errors
-    /// Returns `Unavailable` if no endpoint could be reached within 5 seconds, `DeadlineExceeded` after the
-    /// timeout of `options`, or `InvalidArgument` if a header field is not allowed.
+    /// Returns `Unavailable` if no endpoint could be reached within 5 seconds, `DeadlineExceeded` if no
+    /// connection was open within the timeout of `options`, or `InvalidArgument` if a header field is not
+    /// allowed.
     pub async fn forward_stream(
         &self,
         rpc: Rpc,
@@ -61,8 +64,8 @@ impl Client {
             sleep_unless_zero(pause(attempt, endpoints)).await;
             let channel = self.reachable(deadline).await?;
             match channel.stream_with(rpc.path(), options).await {
-                // The connection broke after `reachable` had returned it. The task that maintains the
-                // connection will soon open another one.
+                // The connection broke after `reachable` had returned it. Try again, because the task that
+                // maintains the connection will soon open another one.
                 Err(status) if status.code == Code::Unavailable => last = status,
                 opened => return opened,
             }

@@ -1,4 +1,4 @@
-//! Granting, revoking and renewing leases, and a task that keeps a lease alive.
+//! Grants, revokes and renews leases, and keeps a lease alive by a background task.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use crate::client::Client;
 use crate::stream::Stream;
 
-/// Longest TTL of a lease in etcd, in seconds.
+/// Longest TTL of a lease in etcd, in seconds. A longer TTL in a response is treated as this one.
 const TTL_SECONDS_MAX: u64 = 9_000_000_000;
 
 /// Pause before a broken stream is opened again. Source: clientv3.
@@ -68,8 +68,8 @@ pub(crate) fn is_passing(status: &Status) -> bool {
 }
 
 /// Keeps a lease alive. A task renews the lease every third of its TTL, and connects again if the connection
-/// breaks. The task ends when this object is dropped, the lease no longer exists, or no response has arrived
-/// within the TTL.
+/// breaks. The task ends when this object is dropped, the lease no longer exists, the server refuses the
+/// renewal, or no response has arrived within the TTL.
 pub struct KeepAlive {
     answers: mpsc::Receiver<LeaseKeepAliveResponse>,
     keeper: JoinHandle<Status>,
@@ -77,16 +77,17 @@ pub struct KeepAlive {
 }
 
 impl KeepAlive {
-    /// Starts to renew the lease. The first response contains the TTL, so `first_answer` is the time limit
-    /// for it; etcd's client uses its dial timeout plus one second.
+    /// Starts to renew the lease. The TTL is not known before the first response, so `first_answer` is the
+    /// time limit for the first response; etcd's client uses its dial timeout plus one second.
     pub fn start(client: &Client, id: i64, first_answer: Duration) -> KeepAlive {
         let (sender, answers) = mpsc::channel(ANSWERS_MAX);
         let keeper = tokio::spawn(keep(client.clone(), id, first_answer, sender));
         KeepAlive { answers, keeper, ended: None }
     }
 
-    /// Returns the next renewal, or `None` when the lease is no longer kept alive; [`KeepAlive::ended`] then
-    /// returns the reason. If the future is dropped, no response is lost; the method may be called again.
+    /// Returns the next renewal, or `None` when the lease is no longer kept alive; after that,
+    /// [`KeepAlive::ended`] returns the reason. If the future is dropped, no response is lost; the method may
+    /// be called again.
     pub async fn next(&mut self) -> Option<LeaseKeepAliveResponse> {
         let answer = self.answers.recv().await;
         if answer.is_none() && self.ended.is_none() {
@@ -135,7 +136,7 @@ async fn keep(
     }
 }
 
-/// Renews the lease over one stream until the stream fails. Returns the status with which it ended.
+/// Renews the lease over one stream until the stream fails or the lease is gone. Returns the reason.
 async fn renew(
     mut stream: Stream<LeaseKeepAliveRequest, LeaseKeepAliveResponse>,
     id: i64,
@@ -157,11 +158,12 @@ async fn renew(
         let Some(ttl) = u64::try_from(answer.ttl).ok().filter(|ttl| *ttl > 0) else {
             return error::LEASE_NOT_FOUND;
         };
-        // A longer TTL can come only from a broken server, and the computed time might not be representable.
+        // Limit the TTL, so that the time below is representable. A longer TTL can come only from a faulty
+        // server.
         let ttl = Duration::from_secs(ttl.min(TTL_SECONDS_MAX));
         *expires = Instant::now() + ttl;
-        // If the queue is full, the response is dropped. If the receiver was dropped, this task will soon be
-        // aborted.
+        // Ignore an error: if the queue is full, the response is dropped, and if the receiver was dropped,
+        // this task will soon be aborted.
         let _ = answers.try_send(answer);
         sleep(ttl / 3).await;
     }

@@ -1,10 +1,11 @@
 //! gRPC client of the etcd API over HTTP/2, for Mainstay's own tools and tests.
 //!
-//! Contents: [`Channel`] is one connection to one server (TCP or a Unix socket, with or without TLS) whose
-//! messages are opaque bytes. [`Client`] is a cluster reached through its endpoints: one connection to each
-//! endpoint, round robin, failover, users and zones, messages of the `api` crate. [`Watcher`], [`lease`] and
-//! the sessions, locks, elections and transactional memory of [`concurrency`] build on [`Client`].
-//! [`discovery`] finds endpoints by DNS.
+//! Contents: [`Channel`] is one connection to one server (TCP or a Unix socket, with or without TLS) that
+//! carries messages as opaque bytes. [`Client`] makes calls to a cluster with the messages of the `api`
+//! crate: it keeps one connection to each endpoint, distributes calls round robin, retries them,
+//! authenticates a user, and prefers the endpoints of its zone. [`Watcher`], [`lease`] and the sessions,
+//! locks, elections and transactional memory of [`concurrency`] build on [`Client`]. [`discovery`] finds
+//! endpoints by DNS.
 //!
 //! Out of scope: command lines, output formats, and the meaning of the API's methods, except which methods
 //! may be retried.
@@ -12,12 +13,14 @@
 //! Invariants:
 //! * Dropping a call cancels it at the server. The size of a response is limited by both the call and the
 //!   transport.
-//! * A write is sent a second time only if certainly no server has acted on the first request.
-//! * While a connection to another endpoint is open, no call waits for an endpoint that cannot be reached.
+//! * A call is sent a second time only if certainly no server has acted on the first request, or if a
+//!   repetition does no harm (the list is in `retry`).
+//! * While a connection to another endpoint is open, no call waits for an endpoint that cannot be reached,
+//!   except for the first attempt to connect to the endpoints of the client's zone.
 //! * Every task that this crate starts ends when the object for which it was started is dropped.
 //!
-//! Start reading with [`Client::call`] and [`Channel`]. Tests: `tests/it` runs against a small gRPC server that
-//! belongs to the tests; `tests/it` of `mainstay-front` uses [`Channel`] for every kind of call.
+//! Start reading with [`Client::call`] and [`Channel`]. Tests: `tests/it` runs against a small gRPC server
+//! that belongs to the tests; `tests/it` of `mainstay-front` uses [`Channel`] for every kind of call.
 
 #![forbid(unsafe_code)]
 

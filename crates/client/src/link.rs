@@ -14,7 +14,7 @@ use crate::transport::Transport;
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
 /// One endpoint and the connection to it. The connection is opened at first use and then kept open by a
-/// background task. Calls therefore choose among open connections. No call waits for an endpoint that cannot
+/// background task. So calls only choose among open connections, and do not wait for an endpoint that cannot
 /// be reached while another endpoint is connected.
 pub(crate) struct Link {
     pub(crate) endpoint: Endpoint,
@@ -25,7 +25,8 @@ pub(crate) struct Link {
 /// State that is published by the task which keeps the connection open.
 struct Shown {
     state: Mutex<State>,
-    /// Counter that changes with every change of any link of the client.
+    /// Sender of a counter that changes when the connection of any endpoint of the client is opened or ends.
+    /// It wakes the calls that wait for a connection.
     changes: watch::Sender<u64>,
 }
 
@@ -34,9 +35,10 @@ struct State {
     channel: Option<Channel>,
     /// True once the first attempt to connect has ended, with or without success.
     tried: bool,
-    /// Reason why the last attempt to connect failed or the last connection broke. The reason is kept after a
-    /// reconnect until the new connection has been open for a while, because a server of another protocol
-    /// accepts every connection and then closes it.
+    /// Reason why the last attempt to connect failed or the last connection broke; `None` if there is no such
+    /// reason. It is kept after a reconnect until the new connection has been open for a while: a server of
+    /// another protocol accepts every connection and then closes it, and must not appear reachable in
+    /// between.
     error: Option<String>,
 }
 
@@ -89,8 +91,8 @@ impl Link {
         self.shown.lock().tried
     }
 
-    /// Returns the reason why there is no connection, or none that has been open for a while; otherwise
-    /// `None`.
+    /// Returns the reason why there is no stable connection: the last attempt to connect failed, or the last
+    /// connection broke and a new one has not been open for a while. Otherwise returns `None`.
     pub(crate) fn error(&self) -> Option<String> {
         self.shown.lock().error.clone()
     }
@@ -111,8 +113,8 @@ async fn keep(endpoint: Endpoint, transport: Transport, shown: Arc<Shown>) {
             Ok(channel) => {
                 let closed = channel.closed();
                 shown.show(channel);
-                // A server that closes the connection soon after it was opened is treated like one that
-                // cannot be reached.
+                // Treat a server that closes the connection soon after it was opened like one that cannot be
+                // reached: keep the error, and pause before the next attempt.
                 let mut closed = pin!(closed);
                 let lasted = timeout(pause, &mut closed).await.is_err();
                 if lasted {

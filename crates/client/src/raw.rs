@@ -35,8 +35,8 @@ impl RawConnection {
 }
 
 impl Channel {
-    /// Starts gRPC on a TCP connection that the caller opened, with TLS if the endpoint requires it. This is
-    /// for callers that need access to the socket, for example to inspect it.
+    /// Starts gRPC on a TCP connection that the caller has opened, with TLS if the endpoint requires it. This
+    /// serves callers that need access to the socket, for example to inspect it.
     ///
     /// # Errors
     /// Returns the errors of [`Channel::open`], except those of opening the connection.

@@ -9,9 +9,10 @@ use crate::channel::Failure;
 /// Maximum number of attempts of a unary call.
 pub(crate) const ATTEMPTS: u32 = 100;
 
-/// Unary methods that may be retried after `Unavailable`. Source: `retry.go` of clientv3. Granting and
-/// revoking a lease may be retried as well: a second lease expires by itself, and a second revocation finds
-/// no lease.
+/// Unary methods that may be retried after `Unavailable`, although the server may have processed the call.
+/// Source: `retry.go` of clientv3. Most of them are reads. Of the others, a repeated grant of a lease does no
+/// harm because the surplus lease expires, a repeated revocation finds no lease, and a repeated change of an
+/// alarm or move of the leader changes nothing more.
 const REPEATABLE: &[Rpc] = &[
     Rpc::KvRange,
     Rpc::LeaseTimeToLive,
@@ -41,13 +42,13 @@ pub(crate) enum Verdict {
     Authenticate,
 }
 
-/// Text that etcd 3.4 and 3.5 return from maintenance calls in place of the text of
+/// Message that maintenance calls of etcd 3.4 and 3.5 return for an invalid token, in place of the message of
 /// [`error::INVALID_AUTH_TOKEN`].
 const UNKNOWN_TOKEN: &str = "auth: invalid auth token";
 
-/// Decides whether a failed attempt is retried. Source: `retry_interceptor.go` of clientv3, except that
-/// clientv3 does not retry after [`UNKNOWN_TOKEN`]. With several endpoints, a call of clientv3 therefore
-/// fails at every member that did not issue the token.
+/// Decides whether a failed attempt is retried. Source: `retry_interceptor.go` of clientv3. Unlike clientv3,
+/// this also gets a new token after [`UNKNOWN_TOKEN`]. Otherwise, with several endpoints, maintenance calls
+/// would fail at every member that did not issue the token.
 pub(crate) fn verdict(rpc: Rpc, failure: &Failure, endpoints: usize, credentials: Credentials) -> Verdict {
     let status = &failure.status;
     if matches!(status.code, Code::DeadlineExceeded | Code::Canceled) {
@@ -56,8 +57,8 @@ pub(crate) fn verdict(rpc: Rpc, failure: &Failure, endpoints: usize, credentials
     let is = |known: &Status| status.message == known.message;
     match credentials {
         Credentials::User if is(&error::USER_EMPTY) => return Verdict::Authenticate,
-        // A call without a user also fails with `AUTH_OLD_REVISION` if users change at the same time. Then a
-        // retry without a new token is enough.
+        // A client without a user also gets `Authenticate`, for example because its call fails with
+        // `AUTH_OLD_REVISION` if users change at the same time. It then retries without getting a token.
         Credentials::User | Credentials::None
             if is(&error::INVALID_AUTH_TOKEN)
                 || is(&error::AUTH_OLD_REVISION)
@@ -73,7 +74,7 @@ pub(crate) fn verdict(rpc: Rpc, failure: &Failure, endpoints: usize, credentials
     if elsewhere || repeatable || unsent { Verdict::Repeat } else { Verdict::Final }
 }
 
-/// Credentials with which a client makes calls.
+/// Kind of credentials with which a client makes calls: none, a user name with a password, or only a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Credentials {
     None,
@@ -81,8 +82,8 @@ pub(crate) enum Credentials {
     Token,
 }
 
-/// Returns the pause before an attempt; attempts are counted from 0. There is a pause only before the first
-/// attempt of each round through a quorum of the endpoints.
+/// Returns the pause before an attempt; attempts are counted from 0. As in clientv3, a pause precedes only
+/// every attempt whose number is a multiple of the quorum of the endpoints, and not the first attempt.
 pub(crate) fn pause(attempt: u32, endpoints: usize) -> Duration {
     let quorum = u32::try_from(endpoints / 2 + 1).unwrap_or(u32::MAX);
     if attempt == 0 || !attempt.is_multiple_of(quorum) {
@@ -91,8 +92,8 @@ pub(crate) fn pause(attempt: u32, endpoints: usize) -> Duration {
     Duration::from_micros(22_500 + random() % 5_000)
 }
 
-/// Returns a random number that is good enough to spread the load of many clients. It must not be used for
-/// secrets.
+/// Returns a random number for spreading the load of many clients. It is predictable, so it must not be used
+/// for secrets.
 pub(crate) fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }

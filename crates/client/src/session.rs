@@ -1,6 +1,6 @@
-//! HTTP/2 connection of a [`crate::Channel`]. [`Session`] is the state that the calls share with the task
-//! that drives the connection; [`Driver`] is that task. This module handles only the bytes of messages, and
-//! not deadlines, endpoints and retries.
+//! Runs the HTTP/2 connection of a [`crate::Channel`]. [`Driver`] is the task that reads and writes the
+//! connection. [`Session`] is the state that the calls share with this task. This module handles only the
+//! bytes of messages, and neither deadlines nor endpoints nor retries.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -23,11 +23,12 @@ use crate::messages::Messages;
 
 /// Maximum number of slices of output in one vectored write.
 const PIECES_MAX: usize = 64;
-/// Number of bytes of unsent output. If there are more, no new call is started.
+/// Limit of unsent output in bytes. While at least so much output is unsent, no new call is started.
 const OUTPUT_BYTES_MAX: usize = 64 << 10;
-/// Maximum number of reads in one turn of the driver. After them, other tasks get a turn.
+/// Maximum number of reads each time the driver is polled. After them, the driver yields to other tasks.
 const READS_PER_TURN: usize = 16;
-/// Maximum number of paths whose request header templates are cached. A client uses a few dozen methods.
+/// Maximum number of paths whose request header templates are cached. It is not reached normally, because a
+/// client uses a few dozen methods. When it is reached, the cache is emptied.
 const HEADS_MAX: usize = 128;
 
 /// Reason why a call ended.
@@ -50,7 +51,7 @@ struct Call {
     /// True once the response headers have arrived.
     has_head: bool,
     messages: Messages,
-    /// Number of received bytes that were not given back to the flow-control window yet.
+    /// Number of received bytes by which the call's receive window has not been extended again yet.
     unreleased: usize,
     end: Option<End>,
     receiver: Option<Waker>,
@@ -71,12 +72,14 @@ struct State {
     driver: Option<Waker>,
     /// True once the server has sent GOAWAY.
     is_leaving: bool,
-    /// Status that all further calls return; set when the connection has ended.
+    /// Status that all further calls return; `None` until the connection has ended.
     over: Option<Status>,
-    /// Text of the server's GOAWAY frame, if its reason was an error.
+    /// Description of the server's GOAWAY frame; `None` unless the server has sent one with an error as its
+    /// reason.
     farewell: Option<String>,
-    /// Number of the last PING that was sent. `ponged` is the number of the last PING that was answered.
+    /// Number of the last PING that was sent.
     pinged: u64,
+    /// Number of the last PING that the server has answered.
     ponged: u64,
 }
 
@@ -131,8 +134,8 @@ impl Session {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Code panics while it holds this mutex only because of a bug in this crate. The calls then fail
-        // anyway, so poisoning is ignored.
+        // Ignore poisoning: only a bug in this crate makes code panic while it holds this mutex, and another
+        // panic here would not help the calls of this connection.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -142,19 +145,19 @@ impl Session {
         &self.closed
     }
 
-    /// Called when the last [`crate::Channel`] is dropped. From then on the connection ends with its last
-    /// call.
+    /// Records that the last [`crate::Channel`] was dropped. The connection is closed when its last call has
+    /// ended.
     pub(crate) fn let_go(&self) {
         self.has_channels.store(false, Ordering::Release);
         self.lock().wake_driver();
     }
 
-    /// Number of calls of which the sender or the receiver still exists.
+    /// Returns the number of calls whose sender or receiver still exists.
     pub(crate) fn calls(&self) -> usize {
         self.lock().calls.len()
     }
 
-    /// Total number of bytes received on the connection.
+    /// Returns the total number of bytes received on the connection.
     pub(crate) fn received(&self) -> u64 {
         self.received.load(Ordering::Relaxed)
     }
@@ -179,7 +182,8 @@ impl Session {
     }
 
     /// Starts a call and returns its index. Waits until the server allows one more stream and the unsent
-    /// output is below its limit. `more` contains header fields in addition to those of every call.
+    /// output is below [`OUTPUT_BYTES_MAX`]. `more` contains header fields that are sent in addition to those
+    /// of every call.
     ///
     /// # Errors
     ///
@@ -192,8 +196,8 @@ impl Session {
         message_bytes_max: usize,
     ) -> Result<usize, Status> {
         loop {
-            // The future is created before the attempt, so that a notification during the attempt is not
-            // lost.
+            // Create the future before the attempt, so that it also gets a notification that is sent between
+            // the attempt and the await.
             let freed = self.freed.notified();
             if let Poll::Ready(opened) = self.try_open(path, more, message_bytes_max) {
                 return opened;
@@ -212,8 +216,8 @@ impl Session {
         if let Some(why) = &state.over {
             return Poll::Ready(Err(why.clone()));
         }
-        // Header frames are not subject to flow control. Without this limit, the headers of new calls could
-        // fill the memory if a server stops reading.
+        // Wait while there is much unsent output. Header frames are not subject to flow control, so without
+        // this limit the headers of new calls could fill the memory if a server stops reading.
         if state.http2.output().len() >= OUTPUT_BYTES_MAX {
             state.wake_driver();
             return Poll::Pending;
@@ -262,8 +266,8 @@ impl Session {
         let mut state = self.lock();
         let key = state.calls[place].key;
         loop {
-            // The call may have ended already, because a server may send its response before it has received
-            // the whole request.
+            // Stop if the call has ended already: a server may send its response before it has received the
+            // whole request.
             if !state.http2.is_open(key) || state.calls[place].end.is_some() {
                 return Poll::Ready(false);
             }
@@ -337,8 +341,8 @@ impl Session {
             return Poll::Ready(call.result(end));
         }
         call.receiver = Some(cx.waker().clone());
-        // A message may be longer than the flow-control window, so the window must grow before the message is
-        // complete.
+        // Extend the receive window by all received bytes, although the message is not complete: a message
+        // may be longer than the window, and its rest could not arrive otherwise.
         state.release(place, usize::MAX);
         Poll::Pending
     }
@@ -369,8 +373,8 @@ impl Call {
                 };
                 let who = if *by_peer { "by the server" } else { "here" };
                 let text = format!("connection error: the stream was reset {who}: {reason}");
-                // If the server has begun to respond, it has processed the call, even if it resets the stream
-                // with REFUSED_STREAM later.
+                // REFUSED_STREAM means that the server did not process the call. But do not trust it after
+                // response headers: a server that has begun to respond has processed the call.
                 let refused = *by_peer && *reason == Reason::REFUSED_STREAM;
                 (Status::with(code, text), refused && !self.has_head)
             }
@@ -438,8 +442,8 @@ impl State {
         self.wake_driver();
     }
 
-    /// Gives received bytes back to the call's flow-control window: `bytes`, but at most as many as were not
-    /// given back yet.
+    /// Extends the call's receive window again by `bytes` received bytes, but at most by
+    /// [`Call::unreleased`].
     fn release(&mut self, place: usize, bytes: usize) {
         let call = &mut self.calls[place];
         let bytes = bytes.min(call.unreleased);
@@ -502,7 +506,7 @@ impl State {
                 }
                 return true;
             }
-            // A PONG for a PING that was never sent is ignored.
+            // The condition excludes a PONG for a PING that was never sent, which is ignored below.
             Event::Pong(number) if *number <= self.pinged => self.ponged = self.ponged.max(*number),
             Event::Informational { .. } | Event::Pinged | Event::Pong(_) | Event::Settings => {}
         }
@@ -513,7 +517,7 @@ impl State {
         let call = &mut self.calls[place];
         call.has_head = true;
         if let Some(result) = status_of(fields) {
-            // A status in the headers ends the call, so all that follows is ignored.
+            // A gRPC status in the headers ends the call. `end` keeps this result, whatever follows.
             call.end(End::Told(result));
         } else if fields.status() != Some(200) {
             let code = http::StatusCode::from_u16(fields.status().unwrap_or_default());
@@ -537,14 +541,14 @@ impl State {
     }
 }
 
-/// Task that drives a connection: passes received data to the calls and writes their output. The task closes
-/// the connection when no [`crate::Channel`] and no call is left, and then ends.
+/// Task that drives a connection: passes received data to the calls and writes the calls' output. The task
+/// closes the connection when no [`crate::Channel`] and no call is left, and then ends.
 pub(crate) struct Driver {
     session: Arc<Session>,
     wire: Wire<Stream>,
     input: Input,
-    /// True if the connection was blocked after the last read. The frames that are left in `input` must then
-    /// be processed before more is read.
+    /// True if the HTTP/2 state machine was blocked after the last read, so that it has not processed all
+    /// received frames. The frames that are left in `input` must then be processed before more is read.
     was_blocked: bool,
 }
 
@@ -618,12 +622,12 @@ impl Driver {
         state.http2.begin_turn(Instant::now());
         for _ in 0..READS_PER_TURN {
             let was_blocked = state.http2.is_blocked();
-            // Even after a protocol error in the input, the GOAWAY frame is written, if the socket accepts it
-            // without waiting.
+            // Write before the result of the read is checked: after a protocol error in the input, this sends
+            // the GOAWAY frame, if the socket accepts it without waiting.
             let read = self.poll_read(state, cx);
             let written = self.poll_write(state, cx);
-            // An event, a command of a call, or the last write may have made it possible to start another
-            // call.
+            // Wake the tasks that wait in `open`: an event, a command of a call, or the last write may have
+            // made it possible to start another call.
             if state.http2.output().len() < OUTPUT_BYTES_MAX && (state.http2.may_open() || state.is_leaving) {
                 self.session.freed.notify_waiters();
             }
@@ -638,8 +642,9 @@ impl Driver {
             if is_unused && written.is_ready() {
                 return self.poll_close(state, cx);
             }
-            // A blocked connection is not read, so no wake-up for new input is registered. If it was
-            // unblocked in this round, another round is needed to read.
+            // Do another round if the connection was blocked and no longer is. A blocked connection is not
+            // read, so no wake-up for new input is registered, and the driver would sleep although input
+            // waits.
             let goes_on = is_read || was_blocked && !state.http2.is_blocked();
             if !goes_on {
                 return Poll::Pending;
@@ -664,8 +669,8 @@ impl Future for Driver {
         let this = &mut *self;
         let session = Arc::clone(&this.session);
         let mut state = session.lock();
-        // The driver is running, so no call needs to wake it. The waker is stored again before the driver
-        // waits.
+        // Remove the waker, since calls need not wake the driver while it runs. It is stored again below,
+        // before the driver waits.
         state.driver = None;
         match this.poll_turn(&mut state, cx) {
             Poll::Ready(ended) => {
@@ -690,7 +695,7 @@ fn shown(error: &io::Error) -> String {
 }
 
 impl Drop for Driver {
-    /// This also runs when the task is aborted. Every call then fails, because its connection has ended.
+    /// Fails all open calls. This also happens when the task is aborted, which closes the connection.
     fn drop(&mut self) {
         self.session.lock().fail("the connection was closed");
         self.session.closed.send_replace(true);

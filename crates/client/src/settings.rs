@@ -9,12 +9,13 @@ use crate::transport::{Keepalive, Transport};
 pub struct Settings {
     /// Endpoints of the members; see [`crate::Endpoint`] for the notation.
     pub endpoints: Vec<String>,
-    /// Time limit of connecting, and of the first authentication. `None` or zero means no limit.
+    /// Time limit for connecting, and for [`crate::Client::authenticate`]. `None` or zero means no limit.
     pub dial_timeout: Option<Duration>,
-    /// Idle time after which a connection with open calls is pinged; zero means never. Values below 10 s are
-    /// raised to 10 s, as in gRPC, because servers close the connections of clients that ping more often.
+    /// Time without received data after which a connection with open calls is pinged; zero means never.
+    /// Values below 10 s are raised to 10 s, as in gRPC, because servers close the connections of clients
+    /// that ping too often.
     pub keepalive_time: Duration,
-    /// Time limit for the response to a ping.
+    /// Time limit for the response to a ping, after which the connection is closed; zero means 20 s.
     pub keepalive_timeout: Duration,
     /// True if connections without open calls are pinged, too.
     pub keepalive_without_calls: bool,
@@ -22,14 +23,16 @@ pub struct Settings {
     pub send_bytes_max: usize,
     /// Size limit of a response in bytes.
     pub receive_bytes_max: usize,
-    /// TLS settings for `https` endpoints and for endpoints without a scheme; `None` if TLS is not
-    /// configured.
+    /// TLS settings for all endpoints except `http` ones. If `None`, only `https` and `unixs` endpoints use
+    /// TLS, with default settings.
     pub tls: Option<Tls>,
-    /// User name and password. No user is configured if either is empty.
+    /// User name and password. The client has no user if this is `None`, or if either of the two is empty.
     pub user: Option<(String, String)>,
-    /// Token that the caller supplies, such as a JWT. Cannot be combined with a user.
+    /// Token that the caller supplies, such as a JWT; `None` if it supplies none. Cannot be combined with a
+    /// user.
     pub token: Option<String>,
-    /// Zone of the client, whose members' endpoints are used first; see [`crate::Client::set_zones`].
+    /// Zone of the client; `None` for none. Endpoints of members in this zone are preferred; see
+    /// [`crate::Client::set_zones`].
     pub zone: Option<String>,
 }
 

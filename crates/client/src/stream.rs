@@ -54,7 +54,7 @@ pub struct StreamSender<Req> {
 }
 
 impl<Req: Message> StreamSender<Req> {
-    /// Sends a request. If the server's flow-control window is too small, waits for more window.
+    /// Sends a request. If the server's flow-control window is too small, waits until the server extends it.
     ///
     /// # Errors
     /// Returns `ResourceExhausted` for a request above the size limit. The end of the call is not an error

@@ -1,5 +1,6 @@
-//! TLS for clients. [`TlsFiles`] holds the paths of the PEM files. [`Tls`] holds the configuration for
-//! handshakes, with the rules and error texts of etcd's tools. This module does not connect.
+//! Loads the TLS configuration of clients, with the rules and error messages of etcd's tools. [`TlsFiles`]
+//! contains the paths of the PEM files, and [`Tls`] the loaded configuration, with which `transport` makes
+//! handshakes.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -19,20 +20,22 @@ use crate::certificate;
 /// client certificate is sent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// File with the certificates of the authorities that are trusted in place of the system's root
+    /// File with the certificates of the authorities that are trusted; `None` for the system's root
     /// certificates.
     pub cacert: Option<PathBuf>,
-    /// File with the client certificate, followed by the intermediate certificates up to its authority.
+    /// File with the client certificate, followed by the intermediate certificates up to its authority;
+    /// `None` if the client sends no certificate.
     pub cert: Option<PathBuf>,
-    /// File with the private key of the client certificate: PKCS#8, PKCS#1 or SEC 1.
+    /// File with the private key of the client certificate, in PKCS#8, PKCS#1 or SEC 1; `None` without a
+    /// client certificate.
     pub key: Option<PathBuf>,
-    /// Name that the server's certificate must contain, instead of the endpoint's host.
+    /// Name that the server's certificate must contain; `None` for the endpoint's host.
     pub server_name: Option<String>,
     /// If true, any server certificate is accepted.
     pub insecure_skip_verify: bool,
 }
 
-/// Error in the files for TLS. The text is that of etcd's tools where they have one.
+/// Error in the files for TLS. The message is that of etcd's tools if they have one for the case.
 #[derive(Debug)]
 pub struct TlsError(String);
 
@@ -118,8 +121,8 @@ impl TlsFiles {
                 OwnCertificate { cert: cert.clone(), key: key.clone(), accepts, provider, last: None.into() };
             own.current().ok_or_else(|| TlsError(format!("{}: it cannot be used", cert.display())))?;
             config.client_auth_cert_resolver = Arc::new(own);
-            // Sessions are not resumed, because a resumed session would keep the certificate of its first
-            // handshake.
+            // Disable the resumption of TLS sessions: a resumed session would keep the certificate of its
+            // first handshake, even if the file has changed.
             config.resumption = Resumption::disabled();
             tls.config = Arc::new(config);
         }
@@ -136,8 +139,8 @@ impl TlsFiles {
                         .map_err(|error| TlsError(format!("{}: {error}", path.display())))?;
                 }
             }
-            // If the system has no root certificates, no server is trusted, and the handshake fails as with
-            // an empty file.
+            // Ignore missing or unusable root certificates of the system here. If there is none, no server is
+            // trusted, and the handshake fails.
             None => _ = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs),
         }
         Ok(roots)
@@ -153,10 +156,11 @@ impl Tls {
     /// Returns the name that the server's certificate must contain.
     pub(crate) fn name_of(&self, host: &str) -> ServerName<'static> {
         let name = self.server_name.as_deref().unwrap_or(host);
-        // A host name in an SRV record ends with the dot of the root domain, but a name in a certificate does
-        // not.
+        // Remove the final dot of the root domain. A host name in an SRV record has this dot, but a name in a
+        // certificate does not.
         let name = name.strip_suffix('.').unwrap_or(name).to_owned();
-        // The path of a Unix socket is not a host name, so the verification fails unless it is switched off.
+        // A name that cannot be a host name, for example because it is empty, is replaced by one that no
+        // certificate has. So the verification fails unless it is switched off.
         ServerName::try_from(name)
             .unwrap_or_else(|_| ServerName::try_from("invalid.invalid").expect("a constant that is a name"))
     }
@@ -219,7 +223,7 @@ impl OwnCertificate {
     }
 
     fn current(&self) -> Option<Arc<CertifiedKey>> {
-        // The value is always replaced as a whole, so poisoning is ignored.
+        // Ignore poisoning, because the value is always replaced as a whole.
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(read) = self.read() {
             *last = Some(Arc::new(read));

@@ -1,6 +1,6 @@
-//! Connecting to a server and keeping the connection alive. [`Transport`] connects over TCP or a Unix socket,
-//! with or without TLS, within time limits. [`Keepalive`] configures pings. The only part of HTTP/2 that this
-//! module uses is pings.
+//! Connects to a server, and checks by pings that the connection is alive. [`Transport`] connects over TCP or
+//! a Unix socket, with or without TLS, within time limits. [`Keepalive`] configures the HTTP/2 pings. The
+//! rest of HTTP/2 is in `session`.
 
 use std::io;
 use std::sync::Arc;
@@ -18,9 +18,10 @@ use crate::tls::{PeerCertificates, Tls, TlsFiles};
 /// Settings for connecting to a server, and size limits for messages.
 #[derive(Clone, Debug)]
 pub struct Transport {
-    /// TLS settings, used for endpoints that always use TLS or that use TLS if it is configured.
+    /// TLS settings for all endpoints except `http` ones. If `None`, only `https` and `unixs` endpoints use
+    /// TLS, with default settings.
     pub tls: Option<Tls>,
-    /// Time limit for connecting, including the TLS handshake.
+    /// Time limit for connecting, including the TLS handshake; `None` or zero for no limit.
     pub dial_timeout: Option<Duration>,
     /// Settings for pings on a connection that receives nothing; `None` for no pings.
     pub keepalive: Option<Keepalive>,
@@ -48,9 +49,9 @@ impl Default for Transport {
 }
 
 impl Transport {
-    /// Receive window of a connection in bytes. A stream whose receiver does not read uses up one stream
-    /// window of it. The connection window has space for hundreds of such streams, so that they do not delay
-    /// other calls.
+    /// Returns the receive window of a connection in bytes. It is hundreds of times larger than the window of
+    /// a stream: a stream whose receiver does not read uses up as much of the connection window as its own
+    /// window, and hundreds of such streams must not delay other calls.
     pub(crate) fn connection_window_bytes(&self) -> u32 {
         self.window_bytes.saturating_mul(512)
     }
@@ -68,9 +69,9 @@ pub struct Keepalive {
 }
 
 impl Keepalive {
-    /// Returns ping settings by gRPC's rules, or `None` if `time` is zero. `time` is at least 10 s, because
-    /// servers close the connections of clients that ping more often than every 5 s. A `timeout` of zero
-    /// means 20 s.
+    /// Returns ping settings by gRPC's rules, or `None` if `time` is zero. A shorter `time` than 10 s is
+    /// raised to 10 s, because servers close the connections of clients that ping more often than every 5 s.
+    /// A `timeout` of zero means 20 s.
     pub fn for_grpc(time: Duration, timeout: Duration) -> Option<Keepalive> {
         let time = Some(time).filter(|time| !time.is_zero())?.max(Duration::from_secs(10));
         let timeout = if timeout.is_zero() { Duration::from_secs(20) } else { timeout };
@@ -84,14 +85,14 @@ const READ_BYTES: usize = 64 * 1024;
 /// ALPN protocol name of HTTP/2.
 pub(crate) const HTTP2: &[u8] = b"h2";
 
-/// Open connection on which HTTP/2 was not started yet.
+/// Open connection on which HTTP/2 has not been started yet.
 pub(crate) struct Dialled {
     pub(crate) wire: Wire<Stream>,
     pub(crate) peer: Option<PeerCertificates>,
 }
 
 impl Transport {
-    /// Connects to the endpoint. The error texts are those of Go, which users of etcd know.
+    /// Connects to the endpoint. The error messages are those of Go, which users of etcd know.
     pub(crate) async fn dial(&self, endpoint: &Endpoint) -> io::Result<Dialled> {
         self.bounded(endpoint, self.dial_unbounded(endpoint, HTTP2)).await
     }
@@ -101,7 +102,7 @@ impl Transport {
         self.bounded(endpoint, self.dial_unbounded(endpoint, protocol)).await
     }
 
-    /// Runs `dialling`, which may take at most the dial timeout.
+    /// Runs `dialling` to its end, or returns an error after the dial timeout.
     pub(crate) async fn bounded<T>(
         &self,
         endpoint: &Endpoint,
@@ -162,8 +163,8 @@ impl Transport {
             io::Error::new(error.kind(), format!("authentication handshake failed: {error}"))
         })?;
         let connection = stream.connection();
-        // gRPC requires that the server selects HTTP/2 by ALPN. Servers of other protocols may ignore ALPN,
-        // because the client offers only one protocol.
+        // Check the protocol that the server has selected by ALPN only for HTTP/2, because gRPC requires the
+        // selection. Servers of other protocols may ignore ALPN, since the client offers only one protocol.
         if protocol == HTTP2 && connection.alpn_protocol() != Some(HTTP2) {
             let text = "authentication handshake failed: credentials: cannot check peer: missing selected ALPN property";
             return Err(io::Error::other(text));
@@ -195,8 +196,8 @@ async fn dial_tcp(address: &str) -> io::Result<TcpStream> {
     Err(last)
 }
 
-/// Returns an error whose text consists of the attempted action and the reason; the reason has Go's words
-/// where they differ from Rust's.
+/// Returns an error whose message consists of the attempted action and the reason. Common reasons are in Go's
+/// words, which users of etcd know.
 fn said(error: &io::Error, tried: &str) -> io::Error {
     let why = match error.kind() {
         io::ErrorKind::ConnectionRefused => "connection refused".to_owned(),
@@ -209,8 +210,8 @@ fn said(error: &io::Error, tried: &str) -> io::Error {
     io::Error::new(error.kind(), format!("{tried}: {why}"))
 }
 
-/// Sends keep-alive pings. Returns when a ping was not answered in time, so that the connection must be
-/// closed.
+/// Sends keep-alive pings. Returns when a ping was not answered in time; the caller must then close the
+/// connection.
 pub(crate) async fn watch_over(session: &Session, keepalive: Keepalive) {
     let mut seen = session.received();
     let mut quiet_since = Instant::now();

@@ -1,6 +1,6 @@
-//! Watch that survives broken connections. After a reconnect, [`Watcher`] resumes after the last revision it
-//! has seen, so that no event is lost or delivered twice. Each [`Watcher`] has its own stream and watches one
-//! key or range.
+//! Watches a key or a range over broken connections. After a reconnect, [`Watcher`] resumes after the last
+//! revision that it has received, so that no event is lost or delivered twice. Each [`Watcher`] has a
+//! separate stream.
 
 use std::time::Duration;
 
@@ -24,11 +24,11 @@ pub struct Watcher {
     client: Client,
     request: WatchCreateRequest,
     stream: Option<Stream<WatchRequest, WatchResponse>>,
-    /// Watch id on the stream that is open now.
+    /// Watch id on the stream that is open now; `None` until the server has created the watch on this stream.
     id: Option<i64>,
     /// True if [`WatchUpdate::Created`] was returned to the caller.
     announced: bool,
-    /// Response whose further fragments have not arrived yet.
+    /// Response whose further fragments have not arrived yet; `None` between complete responses.
     partial: Option<WatchResponse>,
     pause: Duration,
     over: bool,
@@ -82,8 +82,8 @@ impl Watcher {
                 Err(status) => {
                     self.stream = None;
                     self.id = None;
-                    // The revision of the incomplete response was not delivered to the caller. The server
-                    // will send all of this revision again.
+                    // Discard the fragments of an incomplete response. They were not delivered to the caller,
+                    // and the server will send all of the response's events again.
                     self.partial = None;
                     if !is_passing(&status) || status.message == error::NO_LEADER.message {
                         self.over = true;
@@ -112,8 +112,9 @@ impl Watcher {
         }
     }
 
-    /// Returns the revision at which the watch resumes if its connection breaks now. 0 means: with the next
-    /// event.
+    /// Returns the revision at which the watch resumes if its connection breaks now. Returns 0 if the request
+    /// has no start revision and the watch was not created yet; it will start with the first event after its
+    /// creation.
     pub fn next_revision(&self) -> i64 {
         self.request.start_revision
     }
@@ -139,8 +140,8 @@ impl Watcher {
         let header = response.header.unwrap_or_default();
         let refused = response.canceled && response.compact_revision == 0;
         if refused && is_token_fault(&response.cancel_reason) && self.client.has_user() {
-            // The stream was ended because of the token. When the client opens the next stream, it
-            // authenticates again.
+            // The server refused the token. Return an error after which the stream is opened again, because
+            // the client then authenticates again.
             return Err(Status::with(Code::Unavailable, response.cancel_reason));
         }
         if response.canceled {
@@ -150,19 +151,19 @@ impl Watcher {
             self.pause = PAUSE.0;
             self.id = Some(response.watch_id);
             if self.request.start_revision == 0 {
-                // Store the start revision even if no event was received. Otherwise events that happen during
-                // a later reconnect would be lost.
+                // Store a start revision even if no event was received. Otherwise the watch would resume at
+                // the current revision after a reconnect, and events that happened in between would be lost.
                 self.request.start_revision = header.revision + 1;
             }
             let first = !std::mem::replace(&mut self.announced, true);
             return Ok(first.then_some(WatchUpdate::Created(header)));
         }
         if self.partial.is_some() && self.id != Some(response.watch_id) {
-            // A progress report between two fragments covers all watches of the stream, but not the fragments
-            // that have not arrived yet.
+            // Ignore a progress report for all watches of the stream that arrives between two fragments: its
+            // revision may include events of fragments that have not arrived yet.
             return Ok(None);
         }
-        // A progress report that was requested has the watch id -1, and covers all watches of the stream.
+        // Do not check the watch id of a progress report: a report that was requested has the id -1.
         if response.events.is_empty() && !response.fragment && self.partial.is_none() {
             if header.revision >= self.request.start_revision {
                 self.request.start_revision = header.revision + 1;

@@ -8,11 +8,11 @@ use prost::Message as _;
 
 use crate::wire::{Field, Fields};
 
-/// The command that an entry contains.
+/// The command that an entry of the raft log contains.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
-    /// An entry without a command: the first entry of a new leader, or an entry that only advances the clock
-    /// of the API version 2 store.
+    /// An entry without a current effect: the empty entry of a new leader, or a request that only advances
+    /// the clock of the API version 2 store or reads from this store.
     Nothing,
     /// A request, encoded as `InternalRaftRequest`.
     Request(Bytes),
@@ -50,7 +50,7 @@ pub(crate) struct OldRequest {
     pub prev_value: String,
     /// Store index that the key's last change must have; 0 for any.
     pub prev_index: u64,
-    /// If set, whether the key must exist or must not exist.
+    /// `Some(true)` if the key must exist, `Some(false)` if it must not exist, `None` if either is allowed.
     pub prev_exist: Option<bool>,
     /// Time at which the key expires, in nanoseconds since 1970; 0 for never.
     pub expiration: i64,
@@ -63,8 +63,8 @@ pub(crate) struct OldRequest {
 }
 
 impl Command {
-    /// Decodes the command of an entry. A request to the API version 2 store that still has a meaning is
-    /// translated to a current request.
+    /// Decodes the command of an entry. A request to the API version 2 store that publishes a member's name
+    /// or the cluster version is translated to the request that newer releases use for this.
     ///
     /// # Errors
     ///
@@ -94,8 +94,9 @@ impl Command {
 }
 
 impl OldRequest {
-    /// Finds a request of API version 2, which is either the entry itself or wrapped in a newer request; in
-    /// both cases the data of the request is in field 2.
+    /// Finds a request of API version 2 in the data of an entry. The data is either this request, with an
+    /// HTTP method such as `PUT` in field 2, or a newer request that contains this request in field 2.
+    /// Returns `None` if the data has no field 2.
     pub fn find(data: &[u8]) -> Result<Option<OldRequest>, ()> {
         let mut fields = Fields(data);
         while let Some(field) = fields.next()? {
@@ -161,8 +162,7 @@ impl OldRequest {
 /// Returns empty data for a request without a current meaning, and `None` if the data is not such a request
 /// or is malformed.
 pub fn in_todays_words(data: &Bytes) -> Option<Bytes> {
-    // A quick check for every entry: only requests of API version 2 begin with this tag, which is that of
-    // their id field.
+    // Return quickly for most entries: a request of API version 2 begins with the tag of its id field.
     const ID_TAG: u8 = 1 << 3;
     if data.first() != Some(&ID_TAG) {
         return None;

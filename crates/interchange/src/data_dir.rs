@@ -1,10 +1,10 @@
-//! A member's directory, as etcd writes it.
+//! Reads the data directory of an etcd member: its state, its members, and the log entries after the state.
 //!
 //! ```text
-//! <data-dir>/member/snap/db                   the state at the entry that its `meta` names
-//! <data-dir>/member/snap/<index>.snap.db      a whole state that was sent by the leader, before it becomes `db`
-//! <data-dir>/member/snap/<term>-<index>.snap  the old store, which up to 3.5 says who the members are
-//! <data-dir>/member/wal/*.wal                 entries, from before that entry on
+//! <data-dir>/member/snap/db                   the state at the entry that its bucket `meta` names
+//! <data-dir>/member/snap/<index>.snap.db      a whole state sent by the leader, before it is renamed to `db`
+//! <data-dir>/member/snap/<term>-<index>.snap  image of the v2 store, which up to 3.5 contains the members
+//! <data-dir>/member/wal/*.wal                 log entries, at least all after that entry
 //! ```
 
 use std::collections::BTreeSet;
@@ -26,21 +26,23 @@ use crate::wal::Wal;
 
 type SharedFile = Arc<dyn disk::File>;
 
-/// The data directory of a stopped etcd member: a state, and the log entries after it. The directory stays
-/// locked, so that no member can start on it, until this value is dropped.
+/// The data directory of an etcd member: a state, and the log entries after it. Until this value is dropped,
+/// the directory stays locked, so that no member can start on it (except after [`DataDir::glance_running`]).
 pub struct DataDir {
     /// The state at [`DataDir::base_index`].
     pub base: Backend<SharedFile>,
     /// Contents of the bucket `meta` of the state in `base`.
     pub meta: Meta,
-    /// The members at [`DataDir::base_index`], taken from the source that the release of etcd which wrote the
-    /// directory itself uses, and checked against raft's configuration.
+    /// The members at [`DataDir::base_index`]. They come from the same source as in the release of etcd that
+    /// wrote the directory, and were checked against raft's configuration. Only [`DataDir::glance`] and
+    /// [`DataDir::glance_running`] skip this check, if the image of the v2 store is large.
     pub membership: Membership,
     /// The write-ahead log.
     pub wal: Wal,
-    /// Ids of the voters at the last entry known to be committed.
+    /// Ids of the voters at [`DataDir::end`].
     pub voters: BTreeSet<u64>,
-    /// Contents of the old store (API version 2). etcd no longer uses them.
+    /// Summary of the v2 store (the store of API version 2), whose keys current releases of etcd no longer
+    /// use.
     pub old_store: OldStore,
     snap_dir: PathBuf,
     end: u64,
@@ -48,7 +50,7 @@ pub struct DataDir {
 }
 
 impl DataDir {
-    /// Opens a member's directory for reading; nothing in it is changed.
+    /// Opens a member's directory for reading. Nothing in the directory is changed.
     ///
     /// # Errors
     ///
@@ -70,7 +72,7 @@ impl DataDir {
         })
     }
 
-    /// Opens a directory as [`DataDir::open_with`] does, but reads less. An image of the old store of more
+    /// Opens a directory as [`DataDir::open_with`] does, but reads less. An image of the v2 store of more
     /// than a few MiB is not read, so only its size is known ([`OldStore::large`]); the members then come
     /// from the database, without the check against raft's configuration. No file is opened for writing, and
     /// other processes may read the database at the same time.
@@ -83,9 +85,10 @@ impl DataDir {
         DataDir::open_bounded(disk, dir, wal_dir, v2_store::IMAGE_BYTES_GLANCE, lock)
     }
 
-    /// Reads the directory of a running member as [`DataDir::glance`] does. The member changes its files in
-    /// the meantime, which can cause errors. Only [`Error::Members`] predicts the result of a takeover; after
-    /// any other error the next attempt may succeed.
+    /// Reads the directory of a running member as [`DataDir::glance`] does, without a lock. The member may
+    /// change its files in the meantime, which can cause errors, so a retry may succeed. Only
+    /// [`Error::Members`] is not caused by such changes: Mainstay could not take over the directory of the
+    /// stopped member either.
     ///
     /// # Errors
     ///
@@ -108,20 +111,21 @@ impl DataDir {
             return Err(found(io::ErrorKind::NotFound.into()));
         }
         let lock = lock(&path).map_err(|e| Error::io(format!("locking {}", path.display()), e))?;
-        // Read the database before the log. A running member appends to the log all the time, so the log that
-        // is read later contains every entry that the database has applied.
+        // Read the database before the log. A running member appends an entry to the log before it applies it
+        // to the database, so the log that is read later contains every entry that the database has applied.
         let mut base = open_database(disk, &path)?;
         let (mut meta, mut membership) = (base.meta()?, base.membership()?);
-        // Until the new meta page is written, a transaction leaves the old pages unchanged. So the pages read
-        // so far are consistent if the meta page is still the same.
+        // A running member does not overwrite pages of the state to which the current meta page refers. So
+        // the pages read so far are consistent if the meta page is still the same. Otherwise, return an
+        // error.
         if lock.is_none() && open_database(disk, &path)?.bolt().meta() != base.bolt().meta() {
             return Err(Error::damaged(0, "the database changed while it was read").in_file("db"));
         }
         let wal = Wal::open(disk, wal_dir)?;
         let newest = wal.snapshots.iter().map(|snapshot| snapshot.index).max().unwrap_or_default();
         if newest > meta.consistent_index {
-            // The member has stopped between receiving a state from the leader and renaming that state to
-            // `db`.
+            // The member has stopped after it received a newer state from the leader, and before it renamed
+            // the file of that state to `db`. Read the newer state, as etcd does.
             let path = snap.join(format!("{newest:016x}.snap.db"));
             if !disk.exists(&path).map_err(|e| Error::io(format!("looking for {}", path.display()), e))? {
                 let what = format!(
@@ -135,7 +139,7 @@ impl DataDir {
             (meta, membership) = (base.meta()?, base.membership()?);
         }
         let knows_members = meta.storage_version.is_some();
-        // From 3.6 on etcd neither writes nor reads the old store.
+        // From 3.6 on, etcd neither writes nor reads the v2 store, so do not search for its image.
         let newest = match knows_members {
             true => Newest::None,
             false => v2_store::newest(disk, &snap, &wal, image_bytes_max)
@@ -165,28 +169,29 @@ impl DataDir {
         Ok(dir)
     }
 
-    /// Index of the last raft entry that is applied in the state.
+    /// Returns the index of the last raft entry that is applied in the state.
     pub fn base_index(&self) -> u64 {
         self.meta.consistent_index
     }
 
-    /// Raft term of the entry at [`DataDir::base_index`]; `None` if it is recorded nowhere.
+    /// Returns the raft term of the entry at [`DataDir::base_index`]; `None` if the term is recorded nowhere.
     pub fn base_term(&self) -> Option<u64> {
         let index = self.base_index();
-        // Take the newest mark with this index: a snapshot that the leader sent may have the same index as an
-        // older snapshot.
+        // Search from the newest mark. A snapshot that the leader sent may have the same index as an older
+        // snapshot and a different term. In that case it has replaced the older one, so its term is the right
+        // one.
         let snapshot = self.wal.snapshots.iter().rev().find(|snapshot| snapshot.index == index);
         self.wal.term(index).or(snapshot.map(|s| s.term)).or(self.meta.term).or((index == 0).then_some(0))
     }
 
-    /// Index of the last entry that is known to be committed.
+    /// Returns the index of the last entry that is known to be committed.
     pub fn committed(&self) -> u64 {
         self.wal.hard_state.commit.max(self.base_index())
     }
 
-    /// Index of the last entry to apply. It is above [`DataDir::committed`] only if this member is the only
-    /// voter: then all entries of its log are committed and may have been acknowledged, although the log does
-    /// not record the new commit index yet.
+    /// Returns the index of the last entry to apply. It is above [`DataDir::committed`] only if this member
+    /// is the only voter. In that case, all entries of its log are committed and may have been acknowledged,
+    /// even if the log does not record the new commit index yet.
     pub fn end(&self) -> u64 {
         self.end
     }
@@ -199,8 +204,8 @@ impl DataDir {
         })
     }
 
-    /// Rebuilds the old store (API version 2) as of [`DataDir::end`], from its newest image and the log
-    /// entries after the image. etcd 3.4 and 3.5 do the same at every start.
+    /// Rebuilds etcd's v2 store as of [`DataDir::end`], from its newest image and the log entries after the
+    /// image. etcd 3.4 and 3.5 do the same at every start.
     ///
     /// # Errors
     ///
@@ -224,15 +229,16 @@ impl DataDir {
         Ok(tree)
     }
 
-    /// Searches the log for writes to the old store after its newest image. Such writes exist only in the
-    /// log, and etcd 3.4 and 3.5 apply them again at every start.
+    /// Searches the log for the first write to etcd's v2 store after its newest image, and records the write
+    /// in [`OldStore::write`]. Such writes exist only in the log, so they are lost if only the image is kept.
     fn find_old_write(&mut self) -> Result<(), Error> {
         let first = self.wal.first().max(self.old_store.index.saturating_add(1));
         for index in first..=self.end.min(self.wal.last()) {
             let Some(entry) = self.wal.entry(index)? else { continue };
             let what = match Command::of(&entry) {
                 Ok(Command::OldWrite { method, path }) => format!("{method} {path}"),
-                // The request cannot be decoded, so it counts as a write to the old store.
+                // The request cannot be decoded. Count it as a write to the v2 store, so that it is reported
+                // and not silently lost.
                 Err(malformed) if entry.r#type() == EntryType::EntryNormal => {
                     format!("something that cannot be read ({})", malformed.what)
                 }
@@ -251,7 +257,8 @@ impl DataDir {
             return Err(Error::damaged(0, "the database names an impossible entry").in_file("db"));
         }
         // etcd writes an entry to the log before it applies the entry to the database. So the log may end
-        // below the database's index only if the leader has sent a whole state.
+        // below the database's index only if the database was sent by the leader, which the log records with
+        // a snapshot mark.
         if self.wal.last() < base && !self.wal.snapshots.iter().any(|snapshot| snapshot.index >= base) {
             let what = format!(
                 "the log ends with entry {}, but the database contains entries up to {base}: a part of the log is missing",
@@ -271,7 +278,7 @@ impl DataDir {
         Ok(())
     }
 
-    /// Determines the members at [`DataDir::base_index`] as etcd up to 3.5 does: from an image of the old
+    /// Determines the members at [`DataDir::base_index`] as etcd up to 3.5 does: from an image of the v2
     /// store and the entries after the image. The bucket `members` of the database is not used.
     fn find_members(&mut self, newest: &Newest) -> Result<Roster, Error> {
         let (from, mut roster) = match newest {
@@ -312,11 +319,15 @@ impl DataDir {
         Ok(roster)
     }
 
-    /// Checks the members against raft's configuration, which decides who has a vote. The members must agree
-    /// with the configuration of each snapshot mark from which the log has all entries, and with the
-    /// configuration of the image, each with the later changes applied. The configuration stored in the
-    /// database is checked only if a change in this log has written it, or if the log contains no
-    /// configuration.
+    /// Checks the members against raft's configuration (the ids of voters and learners), which decides who
+    /// has a vote. The configuration is recorded in several places, each of which the members must agree
+    /// with:
+    ///
+    /// * in the snapshot marks of the log, in the image of the v2 store, and in the log itself if it begins
+    ///   with the first entry. Each of these configurations is checked after the membership changes that
+    ///   follow it in the log are applied to it. It is not checked if the log lacks entries after it.
+    /// * in the database, from 3.6 on. This configuration is checked only if a membership change in this log
+    ///   has written it, or if none of the others can be checked.
     fn hold_against_raft(&self, roster: &Roster, disk: &dyn Disk, newest: &Newest) -> Result<(), Error> {
         let base = self.base_index();
         let mut begins = Vec::new();
@@ -329,8 +340,8 @@ impl DataDir {
             Newest::Image(image) => image.conf_state.clone().map(|state| (image.index, state)),
             _ => None,
         };
-        // etcd 3.4 records the configuration only in the image, not in the snapshot mark. The member may have
-        // been upgraded from 3.4 as far as 3.6 since its last snapshot.
+        // etcd 3.4 records the configuration only in the image, not in the snapshot mark. So read the image
+        // also for a database of 3.6: the member may have been upgraded from 3.4 since its last snapshot.
         let last = self.wal.snapshots.last().filter(|mark| mark.conf_state.is_none() && mark.index > 0);
         if let (None, Some(_), true) = (&head, last, self.meta.storage_version.is_some()) {
             let found = v2_store::newest(disk, &self.snap_dir, &self.wal, v2_store::IMAGE_BYTES_MAX)
@@ -347,8 +358,8 @@ impl DataDir {
         let members = &roster.conf_state();
         let whose = "the list of members";
         let mut passed = Vec::new();
-        // The index of the newest of these configurations, and true if the log contains a membership change
-        // after it.
+        // The index of the newest configuration that the log or the image records, and true if a membership
+        // change in the log after this index has changed the configuration.
         let mut newest: Option<(u64, bool)> = None;
         for (index, state, by) in &begins {
             let mut raft = Roster::of_conf_state(state, &self.membership);
@@ -374,15 +385,16 @@ impl DataDir {
                 false => Ok(()),
             };
         };
-        // etcd writes the configuration to the database only when it applies a membership change. A database
-        // restored from a snapshot still has the configuration of the cluster that saved the snapshot. So if
-        // this log has a configuration and no later change, the stored configuration proves nothing.
+        // Do not check the database's configuration if the log has a configuration and no later change. etcd
+        // writes it to the database only when it applies a membership change, so a database restored from a
+        // snapshot may still have the configuration of the cluster that saved the snapshot.
         if newest.is_some_and(|(_, has_changed)| !has_changed) {
             return Ok(());
         }
-        // At a start etcd stores each configuration again that it passes while it applies the log, and it
-        // stores a change before the database's index includes that entry. So the stored configuration may
-        // already include the first change after `base`.
+        // Accept every configuration that the log has passed (`passed`), because a starting etcd stores each
+        // of them again while it applies the log. Also accept the configuration after the first membership
+        // change above `base`, because etcd stores this configuration before it advances the database's index
+        // to the entry of the change.
         let mut next = roster.clone();
         let behind = base + 1..=self.committed().min(self.wal.last());
         let changed = behind.into_iter().find(|index| self.wal.is_conf_change(*index));
@@ -396,7 +408,8 @@ impl DataDir {
         agree((members, whose), (noted, "the database's own note"), base)
     }
 
-    /// Determines the last committed entry, and the voters at that entry.
+    /// Sets the last entry to apply ([`DataDir::end`]) and the voters at that entry. If `is_sure` is true,
+    /// checks that this member is one of the members.
     fn find_end(&mut self, mut roster: Roster, is_sure: bool) -> Result<(), Error> {
         let (base, committed) = (self.base_index(), self.committed());
         self.follow(&mut roster, base, committed, Following::Changes)?;
@@ -420,8 +433,8 @@ impl DataDir {
         Ok(())
     }
 
-    /// Applies the entries after `from` up to `to` to the members; `what` selects all entries, or only
-    /// membership changes. Returns true if there was a membership change.
+    /// Applies the entries after `from` up to `to` to the members. `what` selects all entries or only
+    /// membership changes. Returns true if one of them was a membership change.
     fn follow(&self, roster: &mut Roster, from: u64, to: u64, what: Following) -> Result<bool, Error> {
         let mut has_changed = false;
         for index in from + 1..=to {
@@ -436,8 +449,8 @@ impl DataDir {
             let wrong = |what| Error::damaged(0, format!("entry {index}: {what}"));
             let command = match Command::of(&entry) {
                 Ok(command) => command,
-                // A malformed entry that is not a membership change does not affect the members.
-                // [`DataDir::find_old_write`] reports malformed writes to the old store.
+                // Skip a malformed entry that is not a membership change, because it does not affect the
+                // members. [`DataDir::find_old_write`] reports malformed writes to the v2 store.
                 Err(_) if !is_change => continue,
                 Err(malformed) => return Err(wrong(malformed.what)),
             };
@@ -453,7 +466,7 @@ impl DataDir {
     }
 }
 
-/// Entries that are applied to the members.
+/// Selection of the entries that are applied to the members.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Following {
     /// All entries, so that names and client URLs are known too.

@@ -1,4 +1,4 @@
-//! Errors in reading or writing etcd's files.
+//! Defines the errors that are returned when etcd's files cannot be read or written.
 
 use std::fmt;
 use std::io;
@@ -8,23 +8,24 @@ use std::io;
 pub enum Error {
     /// An operation on the file failed.
     Io {
-        /// Operation that failed, as a part of the error's sentence.
+        /// Operation that failed, such as `opening db`.
         doing: String,
         /// Error of the operating system.
         error: io::Error,
     },
     /// The file's contents are invalid.
     Damaged(Damage),
-    /// The sources contradict each other about the members of the cluster; the text names the contradiction.
+    /// The members of the cluster cannot be determined: they are unknown, or the files contradict each other.
+    /// Contains the message for the operator.
     Members(String),
 }
 
 /// Damage of a file: its position and description.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Damage {
-    /// Name of the file, if several files are read.
+    /// Name of the file; `None` if only one file is read.
     pub file: Option<String>,
-    /// Number of the page, if the file is a database.
+    /// Number of the damaged page; `None` if the file is not a database or the damage is in no single page.
     pub page: Option<u64>,
     /// Offset in bytes from the beginning of the file.
     pub offset: u64,
@@ -95,7 +96,7 @@ pub enum WriteError {
     Io(io::Error),
     /// The given contents cannot be stored in such a file, or are not in the required order.
     Refused(String),
-    /// The written contents differ from those that were measured.
+    /// The contents in the second pass differ from those in the first pass.
     Differs(String),
 }
 

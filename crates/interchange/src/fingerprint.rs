@@ -1,4 +1,4 @@
-//! Detects that etcd has run on a log again.
+//! Detects whether etcd has run on its log again after Mainstay has taken over the member's data.
 
 use std::io;
 use std::path::Path;
@@ -7,19 +7,20 @@ use disk::Disk;
 
 use crate::wal::{self, WalEnd};
 
-/// Number of bytes after the end of the log that are checked. Any record that etcd appends begins in this
-/// range.
+/// Number of bytes after the end of the log that the fingerprint covers. This suffices to detect any append,
+/// because the first record that etcd appends begins directly at the end.
 const TAIL_BYTES: usize = 4 << 10;
 
-/// A fingerprint of etcd's log at the time when etcd stopped. It differs once etcd has run on the log again,
-/// and stays the same when the log is copied or moved.
+/// A fingerprint of etcd's log at the time when etcd stopped. A fingerprint that is computed later differs if
+/// etcd has run on the log again, and is the same if the log was only copied or moved.
 ///
 /// An etcd member appends to its log before it votes, acknowledges a request, or applies an entry to its
-/// database. So it is enough to check the bytes after the log's end, whatever the size of the log. (The
-/// database is no evidence: opening it changes it, even if etcd then refuses to start.)
+/// database. So the bytes after the log's end show whether the member has done any of these, and the rest of
+/// the log need not be read. (The fingerprint does not cover the database, because etcd changes the database
+/// when it opens it, even if it refuses to start after that.)
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fingerprint {
-    /// CRC-32C of the names of the log's files, joined with a zero byte.
+    /// CRC-32C of the names of the log's files, joined with zero bytes.
     pub names: u32,
     /// Position at which the log ends.
     pub end: WalEnd,

@@ -1,4 +1,5 @@
-//! Computes the HashKV of a database that no server is using.
+//! Computes the HashKV (etcd's hash of all keys and values at a revision) of a database that no server is
+//! using.
 //!
 //! Let C be the compact revision and R the requested revision. The hash covers all changes with C < revision
 //! <= R. Of the changes at or below C it covers, for each key, the change that is the key's newest one at R,
@@ -38,8 +39,8 @@ pub enum HashKvError {
     Future(Revision),
 }
 
-/// A 16-byte hash that stands for a key, so that many keys can be remembered in little memory. Nobody can
-/// find a collision in practice.
+/// A 16-byte hash (a truncated SHA-256) that stands for a key, so that many keys fit into little memory. Two
+/// keys with the same hash cannot be found in practice.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Fingerprint([u8; 16]);
 
@@ -83,7 +84,8 @@ pub fn hash_kv<S: Source>(backend: &Backend<S>, revision: Revision) -> Result<Ha
     // A store without any change is at revision 1.
     let mut current = compacted.max(Revision::FIRST);
     let mut newest: HashMap<Fingerprint, Newest> = HashMap::new();
-    // Number of keys created above the compact revision, minus the number of keys deleted above it.
+    // Number of keys created minus number of keys deleted by the changes above the compact revision, up to
+    // the requested revision.
     let mut gained = 0i64;
     let mut history = backend.history()?;
     while let Some(change) = history.step()? {

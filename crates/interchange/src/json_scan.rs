@@ -1,12 +1,13 @@
-//! Finds one value in a JSON text without parsing the rest into memory.
+//! Finds one value in a JSON text without parsing the rest into memory, because the text may be large and
+//! come from another member.
 
-/// Returns the text of the value at `path`, which lists the names to follow from object to object. Other
-/// values are skipped: only their ends are checked, not their contents.
+/// Returns the JSON text of the value at `path`, a list of names to follow from object to object. All other
+/// values are skipped without checking that they are valid JSON.
 ///
 /// # Errors
 ///
-/// Returns an error if a value on the path is not an object or lacks the name, or if the text ends too early
-/// or too late.
+/// Returns an error if a value on the path is not an object or lacks the name, or if the text is incomplete
+/// or continues after the value that it must contain.
 pub(crate) fn member_at<'t>(text: &'t [u8], path: &[&str]) -> Result<&'t [u8], &'static str> {
     let mut at = text;
     for name in path {
@@ -15,8 +16,8 @@ pub(crate) fn member_at<'t>(text: &'t [u8], path: &[&str]) -> Result<&'t [u8], &
     Ok(at)
 }
 
-/// Returns the value of a name in an object that takes the whole text. If the name occurs several times, the
-/// last one counts, as in Go.
+/// Returns the JSON text of the value that has this name in an object. The object must be the whole `text`.
+/// If the name occurs several times, the last value is returned, as in Go.
 fn member<'t>(text: &'t [u8], name: &str) -> Result<&'t [u8], &'static str> {
     let mut scan = Scan { text, at: 0 };
     let mut found = None;
@@ -50,7 +51,7 @@ struct Scan<'t> {
 }
 
 impl<'t> Scan<'t> {
-    /// Returns the next byte that is not white space.
+    /// Skips white space, and returns the byte after it.
     fn peek(&mut self) -> Option<u8> {
         while self.text.get(self.at).is_some_and(u8::is_ascii_whitespace) {
             self.at += 1;

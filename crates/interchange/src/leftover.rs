@@ -42,7 +42,8 @@ fn is_empty_database(disk: &dyn Disk, path: &Path) -> Result<bool, Error> {
             && database.history()?.step()?.is_none()
             && database.leases()?.step()?.is_none());
     }
-    // If a bucket is missing, etcd ended before it had created all buckets.
+    // The bucket `key` is missing, so etcd has ended before it had created all buckets. Nothing was ever
+    // written if all existing buckets are empty.
     let mut buckets = bolt.root();
     while let Some(item) = buckets.step()? {
         let Some(bucket) = item.bucket else { return Ok(false) };
@@ -54,8 +55,9 @@ fn is_empty_database(disk: &dyn Disk, path: &Path) -> Result<bool, Error> {
 }
 
 impl DataDir {
-    /// Returns true if a client has written to this store: if the database or the log contains anything
-    /// except what members publish about themselves when they start.
+    /// Returns true if a client may have written to this store: if the database contains a change, if entries
+    /// were removed from the log, or if the log contains anything except membership changes and data about
+    /// the members and the cluster version, which members write themselves.
     ///
     /// # Errors
     ///
@@ -76,7 +78,7 @@ impl DataDir {
     }
 }
 
-/// Returns true if a request only publishes a member's attributes or the cluster version.
+/// Returns true if a request contains only a member's attributes, the cluster version or a downgrade.
 fn tells_of_members(data: bytes::Bytes) -> bool {
     let Ok(request) = InternalRaftRequest::decode(data) else { return false };
     let told = InternalRaftRequest {
@@ -90,7 +92,8 @@ fn tells_of_members(data: bytes::Bytes) -> bool {
     told == request
 }
 
-/// Returns true if etcd or one of its tools has the database in this directory of snapshots open.
+/// Returns true if etcd or one of its tools has the database in this directory of snapshots open; false if
+/// the database does not exist.
 ///
 /// # Errors
 ///

@@ -1,22 +1,23 @@
-//! Reads and writes etcd's own formats: bbolt databases, snapshot files, and whole data directories with
-//! their WAL.
+//! Reads and writes etcd's own formats, so that Mainstay can take over an etcd member's data and give it
+//! back: bbolt databases, snapshot files, and whole data directories with their WAL.
 //!
-//! Parts: [`bolt`] reads and writes the database file; [`backend`] knows the contents of etcd's buckets;
-//! [`snapshot`] is the file of `etcdctl snapshot save`; [`Status`] and [`hash_kv()`] compute the figures that
-//! etcdutl prints; [`wal`] reads and writes the write-ahead log; [`DataDir`] reads a member's directory,
-//! [`NewDataDir`] makes one; [`V2Tree`] is the old store of API version 2, which 3.4 and 3.5 keep beside the
-//! database.
+//! Parts: [`bolt`] reads and writes the database file; [`backend`] reads and writes the contents of etcd's
+//! buckets in it; [`snapshot`] reads and writes the file of `etcdctl snapshot save`; [`Status`] and
+//! [`hash_kv()`] compute the hashes and counts that etcdutl prints; [`wal`] reads and writes the write-ahead
+//! log; [`DataDir`] reads a member's directory, and [`NewDataDir`] creates one; [`V2Tree`] is the store of
+//! API version 2 (the v2 store), which 3.4 and 3.5 keep beside the database.
 //!
 //! Not in this crate: a running server, Mainstay's own file formats, and the effect of log entries on the
 //! state (the crate returns entries; the state machine applies them).
 //!
 //! Invariants:
 //! - Everything streams: memory holds the path through a tree and one value, whatever the size of a file.
-//!   Four parts take more: a few bytes per key for `status` and `hash_kv`, two bits per page for a check, 24
-//!   bytes per entry of a WAL, and the old store, whose image has 1 GiB at most.
+//!   Exceptions: `status` takes 32 bytes per key, `hash_kv` 80 bytes per key with a change at or below the
+//!   compact revision, a check two bits per page, and a WAL 24 bytes per entry. The v2 store takes several
+//!   times the size of its image, which has at most 1 GiB.
 //! - A database is written from front to back, without a temporary file, so that a snapshot can be sent
 //!   directly to a client.
-//! - No input makes the crate panic or run for ever (test `damage`); errors name page and offset.
+//! - No input makes the crate panic or loop endlessly (test `damage`); errors name page and offset.
 //! - Files written by real etcd are read completely. Files written by this crate are equivalent to etcd's in
 //!   everything that HashKV covers (tests `golden`, and `etcd` with real etcd).
 //!

@@ -1,4 +1,4 @@
-//! Creates a member's directory on which etcd can start.
+//! Creates the data directory of a member, so that etcd can start on it.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -35,11 +35,11 @@ pub struct NewMember {
     pub entries: Vec<api::raftpb::Entry>,
 }
 
-/// A data directory that is being created for a member. The member belongs to a new cluster whose members all
-/// start with the same state, or to a cluster that continues.
+/// A data directory that is being created for a member. The member belongs to a new cluster, all of whose
+/// members start with the same state, or it is a member of an existing cluster that continues with etcd.
 ///
-/// The log is renamed to its final name last. etcd treats a directory without a log as empty, so a directory
-/// that a crash left unfinished is never taken for that of a member.
+/// The log gets its final name last. etcd treats a directory without a log as empty, so it never starts with
+/// the data of a directory that a crash left unfinished.
 pub struct NewDataDir<'d> {
     disk: &'d dyn Disk,
     dir: PathBuf,
@@ -115,8 +115,8 @@ impl<'d> NewDataDir<'d> {
     ///
     /// # Errors
     ///
-    /// Returns an error if `membership` differs from the voters and learners, the database differs from the
-    /// measured one, or the disk fails.
+    /// Returns an error if `membership` differs from the voters and learners, the contents of the database
+    /// differ from those of the first pass, or the disk fails.
     pub fn finish(
         mut self,
         database: BackendWriter<FileSink>,

@@ -1,10 +1,10 @@
-//! Determines the members at an entry of the log, from the same sources as etcd.
+//! Determines the members of the cluster at an entry of the log, as etcd itself does.
 //!
-//! Releases up to 3.5 take the members from an image of the old store and the entries after it; the image is
-//! the newest one that a snapshot mark of the log names. These releases also write the bucket `members` of
-//! the database, but the bucket may lack members or have wrong ones (`etcdctl snapshot restore` of 3.4 leaves
-//! it unchanged). Releases from 3.6 on use the bucket. In every release raft has its own configuration, which
-//! decides who votes; it is the configuration of the last snapshot with the entries after it applied.
+//! Releases up to 3.5 take the members from the newest image of the v2 store that a snapshot mark of the log
+//! names, and from the log entries after this image. These releases also write the bucket `members` of the
+//! database, but the bucket may lack members or have wrong ones (`etcdctl snapshot restore` of 3.4 leaves it
+//! unchanged). Releases from 3.6 on use the bucket. In every release, raft also has a configuration, which
+//! decides who has a vote: the configuration in the last snapshot, with the entries after it applied.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,10 +16,10 @@ use serde_json::Value;
 use crate::backend::{ConfState, Member, Membership};
 use crate::command::Command;
 
-/// Number of learners that etcd allows in a cluster unless an option says otherwise.
+/// Number of learners that etcd allows in a cluster by default.
 const LEARNERS_MAX: usize = 1;
 
-/// The members at an entry. Later entries can be applied, with the same effect as in etcd.
+/// The members at an entry of the log. Later entries can be applied, with the same effect as in etcd.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Roster {
     members: BTreeMap<u64, Member>,
@@ -38,8 +38,8 @@ impl Roster {
         }
     }
 
-    /// Returns the members of raft's configuration. A member gets its URLs from `known`, if it is listed
-    /// there.
+    /// Returns the members of raft's configuration. A member that is listed in `known` gets its URLs and its
+    /// name from there.
     pub fn of_conf_state(state: &ConfState, known: &Membership) -> Roster {
         let member = |id: u64, is_learner| {
             let known = known.members.iter().find(|member| member.id == id).cloned().unwrap_or_default();
@@ -62,8 +62,8 @@ impl Roster {
         self.members.contains_key(&id) || self.removed.contains(&id)
     }
 
-    /// Returns the members. The downgrade state, and a cluster version that no entry has set, come from the
-    /// database's bucket.
+    /// Returns the members. The downgrade state comes from `bucket` (the database's contents), and so does
+    /// the cluster version if no entry has set it.
     pub fn into_membership(self, bucket: &Membership) -> Membership {
         let mut members: Vec<Member> = self.members.into_values().collect();
         members.sort_by_cached_key(|member| format!("{:x}", member.id));
@@ -82,8 +82,9 @@ impl Roster {
     /// Applies the command of an entry to the members. A membership change that etcd refuses while applying
     /// it has no effect.
     ///
-    /// `was_taken` returns true if a member with this id is in the database. etcd's limit of learners is an
-    /// option, so only the database shows whether etcd accepted a learner above the default limit.
+    /// `was_taken` returns true if etcd has accepted the member with this id, as far as the database shows.
+    /// It decides whether the addition of a learner above the default limit of learners has an effect,
+    /// because the cluster may have been run with a higher limit.
     ///
     /// # Errors
     ///
@@ -164,7 +165,7 @@ fn member_of(id: u64, attributes: &Value) -> Member {
     }
 }
 
-/// Returns a text that names members for an operator: ids in hex, learners marked.
+/// Returns a list of the members for error messages: ids in hex, with learners marked.
 pub(crate) fn named(state: &ConfState) -> String {
     let voters = state.voters.iter().map(|id| format!("{id:x}"));
     let learners = state.learners.iter().map(|id| format!("{id:x} (learner)"));

@@ -1,11 +1,11 @@
-//! A file that is written sequentially.
+//! Writes a file sequentially, for everything in this crate that creates files.
 
 use std::io::{self, Write};
 use std::sync::Arc;
 
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// Writes a new file sequentially, in large pieces.
+/// Writes a new file sequentially, with a buffer, so that the disk gets few large writes.
 pub struct FileSink {
     file: Arc<dyn disk::File>,
     written: u64,

@@ -1,8 +1,8 @@
-//! The file format of `etcdctl snapshot save`.
+//! Reads and writes snapshot files, which `etcdctl snapshot save` creates. The format:
 //!
 //! ```text
 //! database          a multiple of 512 bytes
-//! SHA-256 of it     32 bytes; a database copied out of a data directory comes without
+//! SHA-256 of it     32 bytes; missing if the file was copied from a data directory
 //! ```
 
 use std::io::{self, Write};
@@ -16,8 +16,8 @@ use crate::source::Source;
 
 /// Length of the digest in bytes.
 pub const DIGEST_BYTES: usize = 32;
-/// Length of a database is a multiple of this many bytes; so a file whose length has a remainder of 32 bytes
-/// ends with a digest.
+/// The length of a database is a multiple of this many bytes. So if the length of a snapshot file leaves a
+/// remainder of 32 bytes, the file ends with a digest.
 pub const ALIGN_BYTES: u64 = 512;
 const CHUNK_BYTES: usize = 256 << 10;
 
@@ -58,8 +58,8 @@ pub fn open<S: Source>(source: S) -> Result<(Backend<S>, Parts), Error> {
     Ok((Backend::new(Bolt::open(source, parts.database_bytes)?)?, parts))
 }
 
-/// Opens the database in a snapshot file without verifying the digest, which etcd's tools do only on request
-/// (`--skip-hash-check`).
+/// Opens the database in a snapshot file without verifying the digest. etcd's tools skip this verification
+/// only with the flag `--skip-hash-check`.
 ///
 /// # Errors
 ///
@@ -123,7 +123,7 @@ pub struct Digesting<W> {
 }
 
 impl<W: Write> Digesting<W> {
-    /// Starts with an empty database.
+    /// Creates a writer, which has to receive the whole database from its beginning.
     pub fn new(out: W) -> Digesting<W> {
         Digesting { out, sum: Sha256::new() }
     }

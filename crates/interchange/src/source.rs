@@ -1,4 +1,4 @@
-//! Sources from which files are read.
+//! Defines the trait by which this crate reads files at any offset, and implements it for files and memory.
 
 use std::io;
 use std::os::unix::fs::FileExt;

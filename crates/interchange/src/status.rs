@@ -1,4 +1,4 @@
-//! Computes the figures of `etcdutl snapshot status`.
+//! Computes the hash, counts and sizes that `etcdutl snapshot status` prints.
 
 use std::collections::HashSet;
 
@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::hash_kv::Fingerprint;
 use crate::source::Source;
 
-/// The figures of a snapshot, as etcdutl prints them.
+/// The properties of a snapshot that `etcdutl snapshot status` prints.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
     /// CRC-32C over all buckets: their names, keys and values, in order.
@@ -25,8 +25,8 @@ pub struct Status {
 }
 
 impl Status {
-    /// Checks a database and computes its figures. Reads all of it twice, and takes about 32 bytes of memory
-    /// per key.
+    /// Checks a database and computes its status. Reads the whole database twice, and takes about 32 bytes of
+    /// memory per key.
     ///
     /// # Errors
     ///

@@ -1,5 +1,5 @@
-//! The old store of API version 2. Of its contents only the list of members is still used: etcd 3.4 and 3.5
-//! read it from a `.snap` file when they start.
+//! Reads and writes images of etcd's v2 store (the store of API version 2) in `.snap` files. Of the store's
+//! contents only the list of members is still used: etcd 3.4 and 3.5 read the list when they start.
 
 use std::fmt;
 use std::io;
@@ -15,7 +15,8 @@ use crate::json_scan;
 use crate::v2_tree::V2Tree;
 use crate::wal::Wal;
 
-/// Summary of the old store in a member's directory. etcd no longer uses the contents of the store.
+/// Summary of etcd's v2 store in a member's directory. It shows whether data is lost if the store is deleted.
+/// Current releases of etcd no longer use the keys in this store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OldStore {
     /// Number of keys and directories that users have created directly below the root of the store, in its
@@ -25,12 +26,14 @@ pub struct OldStore {
     pub users: bool,
     /// Index of the last entry that is applied in that image; 0 without an image.
     pub index: u64,
-    /// Name of the newest image and the reason why it cannot be read. The contents of the store are then
-    /// unknown.
+    /// Name of the newest image and the reason why it cannot be read; `None` if it can be read. If set, the
+    /// contents of the store are unknown.
     pub unreadable: Option<String>,
-    /// Size in bytes of the newest image, if it was not read because it is larger than the reader accepts.
+    /// Size in bytes of the newest image if the image was not read because it is larger than the reader
+    /// accepts; `None` otherwise.
     pub large: Option<u64>,
-    /// First entry after the image that writes to the store: its index and a description of the request.
+    /// First entry after the image that writes to the store: its index and a description of the request;
+    /// `None` if there is no such entry, or the log was not read.
     pub write: Option<(u64, String)>,
 }
 
@@ -68,24 +71,25 @@ impl OldStore {
     }
 }
 
-/// Maximum size in bytes of an image that is read. etcd also holds the whole image in memory; parsed JSON
-/// takes several times as much.
+/// Maximum size in bytes of an image that is read. The image is held in memory, and its parsed JSON takes
+/// several times as much; etcd holds it in memory as well.
 pub(crate) const IMAGE_BYTES_MAX: u64 = 1 << 30;
-/// Maximum size in bytes of an image that is read only to find out if it has keys. An image that contains
-/// only members is far smaller.
+/// Maximum size in bytes of an image that is read only to find out if it has keys. A larger image counts as
+/// one with keys, because an image that contains only members is far smaller.
 pub(crate) const IMAGE_BYTES_GLANCE: u64 = 4 << 20;
 
-/// Maximum size in bytes of the members in an image sent by another member: enough for about 20,000 removed
-/// members.
+/// Maximum size in bytes of the data about members in an image sent by another member. It suffices for about
+/// 20,000 removed members; an image with more is refused.
 const MEMBERS_BYTES_MAX: u64 = 4 << 20;
 
-/// The newest usable image of the old store in a directory.
+/// Result of the search for the image of the v2 store from which etcd would start.
 pub(crate) enum Newest {
-    /// No image exists, and none is needed: the log has every entry since the first.
+    /// There is no image from which etcd would start. If the log has every entry since the first, none is
+    /// needed.
     None,
     /// An image that is named by a snapshot mark of the log.
     Image(Image),
-    /// The image cannot be read, so the contents of the store are unknown.
+    /// The newest image cannot be read, so the contents of the store are unknown.
     Unreadable {
         /// Name of the file.
         name: String,
@@ -94,13 +98,13 @@ pub(crate) enum Newest {
     },
 }
 
-/// An image that was read.
+/// An image of the v2 store that was read.
 pub(crate) struct Image {
     /// Name of the file.
     pub name: String,
     /// Index of the last entry that is applied in the image.
     pub index: u64,
-    /// Voters and learners at that entry, from raft's configuration.
+    /// Voters and learners at that entry, from raft's configuration; `None` if the image has none.
     pub conf_state: Option<ConfState>,
     /// JSON of the image; `None` if the image has no JSON because nothing was ever written.
     pub json: Option<Value>,
@@ -123,14 +127,15 @@ impl OldStore {
                 Newest::Image(Image { name, index: place.1, conf_state, json })
             }
             Ok(_) => Newest::Unreadable { name, why: ImageError::OtherEntry },
-            // The member has removed the file since the directory was listed, because it has written a newer
-            // image. Any other error is returned.
+            // For example, the member has written a newer image and removed this file since the directory was
+            // listed. Return the error, so that the caller can try again, and do not report the image as
+            // unreadable.
             Err(ImageError::Io(error)) => return Err(error),
             Err(why) => Newest::Unreadable { name, why },
         }))
     }
 
-    /// Summarizes an image, which has at most [`IMAGE_BYTES_MAX`] bytes if it was read.
+    /// Summarizes the result of the search for the newest image.
     pub(crate) fn of_newest(newest: &Newest) -> OldStore {
         let unreadable = |name: &str, why: &ImageError| OldStore {
             unreadable: Some(format!("{name} ({why})")),
@@ -147,9 +152,10 @@ impl OldStore {
     }
 }
 
-/// Finds the image of the old store from which etcd would start: the newest readable `.snap` file that a
-/// snapshot mark of the log names, if the log has all entries after that image. The file's name is the term
-/// and the index of its last entry, with 16 digits each. An image of more than `bytes_max` bytes is not read.
+/// Finds the image of the v2 store from which etcd would start: the newest readable `.snap` file that a
+/// snapshot mark of the log names, if the log has all entries after that image. The file's name consists of
+/// the term and the index of the image's last entry, with 16 hex digits each. An image of more than
+/// `bytes_max` bytes is not read.
 ///
 /// # Errors
 ///
@@ -172,12 +178,13 @@ pub(crate) fn newest(disk: &dyn Disk, snap_dir: &Path, wal: &Wal, bytes_max: u64
             Err(why) => why,
         };
         match why {
-            // This image comes from an interrupted write or a faulty disk. etcd skips such an image and uses
-            // the one before it.
+            // An interrupted write or a faulty disk has left this image. Continue with the image before it,
+            // as etcd does.
             ImageError::Protobuf(_) | ImageError::Checksum | ImageError::OtherEntry => {
                 torn.get_or_insert((name, why));
             }
-            // etcd does not skip an image with this error: it uses the image or refuses to start.
+            // Do not skip an image with any other error, because etcd does not either: it uses the image or
+            // refuses to start.
             _ => return Ok(Newest::Unreadable { name, why }),
         }
     }
@@ -197,8 +204,8 @@ fn is_marked(wal: &Wal, (term, index): (u64, u64)) -> bool {
     wal.snapshots.iter().any(|mark| (mark.term, mark.index) == (term, index))
 }
 
-/// Reads the whole store from the image that [`newest`] finds. Also returns the index of the last entry
-/// applied in the image.
+/// Reads the whole v2 store from the image that [`newest`] finds. Also returns the index of the last entry
+/// applied in the image. Returns `None` if there is no image.
 ///
 /// # Errors
 ///
@@ -223,7 +230,7 @@ pub(crate) fn newest_tree(
     };
     match newest {
         Newest::None => Ok(None),
-        // etcd would start from this image, so continuing without it would lose keys.
+        // etcd would start from this image, so return an error: without the image, keys would be lost.
         Newest::Unreadable { name, why: why @ ImageError::Depth } => Err(unreadable(
             &name,
             format!(
@@ -233,7 +240,7 @@ pub(crate) fn newest_tree(
         )),
         Newest::Unreadable { name, why } => Err(damaged(&name, why.to_string())),
         Newest::Image(Image { name, index, json, .. }) => {
-            // Some images have no JSON because nothing was ever written.
+            // An image has no JSON if nothing was ever written to the store.
             let tree = json.map_or_else(|| Ok(V2Tree::new()), |json| V2Tree::of_image(&json));
             Ok(Some((index, tree.map_err(|why| damaged(&name, why))?)))
         }
@@ -255,7 +262,7 @@ fn read(disk: &dyn Disk, path: &Path, bytes_max: u64) -> Result<Content, ImageEr
     read_image(&bytes)
 }
 
-/// Error returned when an image of the old store cannot be read.
+/// Error returned when an image of the v2 store cannot be read.
 pub(crate) enum ImageError {
     /// The image is longer than the maximum; the variant contains its size in bytes.
     TooLong(u64),
@@ -269,7 +276,7 @@ pub(crate) enum ImageError {
     OtherEntry,
     /// The image is not JSON.
     Json(serde_json::Error),
-    /// The image has nested directories, deeper than the JSON parser accepts.
+    /// The image has directories that are nested deeper than the JSON parser accepts.
     Depth,
     /// The image has no root.
     NoRoot,
@@ -307,15 +314,16 @@ fn read_image(framed: &[u8]) -> Result<Content, ImageError> {
         return Ok((place, conf_state, None));
     }
     let image: Value = serde_json::from_slice(&image).map_err(|error| {
-        // The JSON parser distinguishes this error only by its text.
+        // Recognize this error by its message, because the parser's error type does not distinguish it from
+        // other errors.
         let is_deep = error.to_string().starts_with("recursion limit exceeded");
         if is_deep { ImageError::Depth } else { ImageError::Json(error) }
     })?;
     Ok((place, conf_state, Some(image)))
 }
 
-/// Reads the members from an image of the old store. Releases before 3.5 store the members only there, and
-/// all releases before 3.8 send an image with each snapshot.
+/// Reads the members from an image of etcd's v2 store, which another member has sent with a snapshot.
+/// Releases before 3.8 send such an image, and releases before 3.5 store the members only there.
 ///
 /// # Errors
 ///
@@ -324,7 +332,7 @@ pub fn members_of_image(image: &[u8]) -> Result<Membership, Error> {
     let damaged =
         |what: String| Error::damaged(0, format!("the image of the old store cannot be read: {what}"));
     // The sender decides how long an image is, and parsed JSON takes many times the memory of its text. So
-    // only the part with the members is parsed.
+    // find the directory with the members without parsing the rest.
     let cluster =
         json_scan::member_at(image, &["Root", "Children", "0"]).map_err(|why| damaged(why.to_owned()))?;
     if cluster.len() as u64 > MEMBERS_BYTES_MAX {
@@ -334,7 +342,7 @@ pub fn members_of_image(image: &[u8]) -> Result<Membership, Error> {
     members_of_cluster(&cluster).map_err(damaged)
 }
 
-/// Reads the members from the JSON of an image. The error text says what is wrong with it.
+/// Reads the members from the JSON of an image. The returned error describes what is wrong with the image.
 pub(crate) fn members_in(image: &Value) -> Result<Membership, String> {
     members_of_cluster(image.pointer("/Root/Children/0").unwrap_or(&Value::Null))
 }
@@ -381,7 +389,7 @@ fn members_of_cluster(directory: &Value) -> Result<Membership, String> {
     Ok(membership)
 }
 
-/// Returns, as JSON, the image of an old store at entry `index` that contains these members and nothing else.
+/// Returns, as JSON, an image of the v2 store at entry `index` that contains these members and nothing else.
 pub fn members_image(membership: &Membership, index: u64) -> String {
     let mut members = Map::new();
     for member in &membership.members {

@@ -1,10 +1,10 @@
-//! The store of API version 2, as 3.4 and 3.5 keep it in memory. Loads an image, and then applies the log
-//! entries after it.
+//! Rebuilds etcd's v2 store (the store of API version 2) as 3.4 and 3.5 keep it in memory, so that its keys
+//! can be imported: loads an image, and then applies the log entries after it.
 //!
-//! The rules are those of etcd's server with all their oddities, because key names and the conditions of
-//! requests depend on them: the index counts every successful change, including the changes that the cluster
-//! makes to its own directory (`/0`); a key appended to a directory gets the index as its name; a request can
-//! require that the last change of a key has a certain index.
+//! Requests have exactly the effects that they have in etcd's server, including oddities, because the results
+//! of later requests depend on them. In particular, the store index counts every successful change, including
+//! the changes that the cluster makes to its own directory (`/0`). A key appended to a directory gets the
+//! store index as its name, and a request can require that the last change of a key has a certain index.
 //!
 //! All nodes are in one table and refer to each other by their position in it, so that no function needs
 //! recursion, however deep a path is.
@@ -28,7 +28,7 @@ pub struct V2Tree {
     free: Vec<usize>,
     /// Nodes that expire: time in nanoseconds since 1970, and position in `nodes`.
     expiring: BTreeSet<(i64, usize)>,
-    /// Number of changes so far.
+    /// The store index: the number of successful changes so far.
     index: u64,
 }
 
@@ -60,13 +60,13 @@ pub struct V2Node {
     pub created_index: u64,
     /// Store index of the node's last change.
     pub modified_index: u64,
-    /// Time in nanoseconds since 1970 at which the node expires, or a directory that contains it; `None` for
+    /// Time in nanoseconds since 1970 at which the node, or a directory that contains it, expires; `None` for
     /// never.
     pub expires_unix_nanos: Option<i64>,
 }
 
 const ROOT: usize = 0;
-/// Name of the directory that the cluster keeps for itself.
+/// Name of the directory in which the cluster stores its members and its version.
 const CLUSTER: &str = "0";
 /// Name of the directory with all keys of users.
 const USERS: &str = "1";
@@ -93,7 +93,7 @@ impl V2Tree {
     ///
     /// # Errors
     ///
-    /// Returns a text that names the damaged node of the image and the damage.
+    /// Returns a message that names the damaged node of the image and describes the damage.
     pub(crate) fn of_image(image: &Value) -> Result<V2Tree, String> {
         let version = number(image, "CurrentVersion", "the image")?;
         if version != IMAGE_VERSION {
@@ -148,8 +148,9 @@ impl V2Tree {
             return self.request(&request).map_err(wrong);
         }
         let request = InternalRaftRequest::decode(data).map_err(|_| wrong("an invalid request"))?;
-        // etcd 3.5 publishes the cluster version and the members' attributes in requests of version 3, and
-        // copies them to this store.
+        // etcd 3.5 publishes the cluster version and the members' attributes in requests of API version 3,
+        // and copies them to this store. Do the same, because each copy increments the store index. The
+        // attributes themselves are not needed, so an empty string takes their place.
         if let Some(set) = request.cluster_version_set {
             self.set("/0/version", false, set.ver, None, false);
         }
@@ -191,8 +192,8 @@ impl V2Tree {
         })
     }
 
-    /// Number of keys that are neither in the cluster's directory nor in that of the users' keys: users,
-    /// roles and permissions of API version 2.
+    /// Returns the number of keys that are outside of both the cluster's directory and the directory of the
+    /// users' keys. They contain users, roles and permissions of API version 2.
     pub fn other_keys(&self) -> usize {
         let Some(Node { content: Content::Children(roots), .. }) = self.nodes.first() else { return 0 };
         let others = roots.iter().filter(|(name, _)| *name != CLUSTER && *name != USERS);
@@ -227,7 +228,8 @@ impl V2Tree {
         let value = request.value.clone();
         let (refresh, expires) = (request.refresh, (*expiration != 0).then_some(*expiration));
         let compares = *prev_index > 0 || !prev_value.is_empty();
-        // A failed request changes nothing; its error matters only to the client.
+        // `None` means that the request failed. A failed request changes nothing, and its error mattered only
+        // to the client, so ignore it.
         let _: Option<()> = match request.method.as_str() {
             "POST" => self.create(path, request.dir, value, (true, false), expires),
             "PUT" => match request.prev_exist {
@@ -318,7 +320,7 @@ impl V2Tree {
         let node = self.nodes.get_mut(at)?;
         match &mut node.content {
             Content::Children(_) if !value.is_empty() => return None,
-            // For an existing directory only the expiry time changes, and its index stays.
+            // For an existing directory only the expiry time changes. As in etcd, its `modified` stays.
             Content::Children(_) => {}
             Content::Value(current) => {
                 if !refresh {

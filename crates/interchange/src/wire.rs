@@ -11,7 +11,8 @@ pub(crate) enum Field<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// Returns number and contents of the next field; `Err` if the bytes are not a field.
+    /// Returns the number and the contents of the next field; `None` at the end of the message, and `Err` if
+    /// the bytes are not a field.
     pub fn next(&mut self) -> Result<Option<(u64, Field<'a>)>, ()> {
         if self.0.is_empty() {
             return Ok(None);

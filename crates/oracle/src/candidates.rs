@@ -1,4 +1,5 @@
-//! Finds the operations that may have made a revision which no answered write claims.
+//! Finds the possible makers of a revision that is not in the response to any write: operations with unknown
+//! outcomes, and ends of leases.
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,13 +9,15 @@ use crate::matching::Maker;
 use crate::store::{Change, Store, within};
 use crate::{Delete, History, Operation, Outcome, Request, Response};
 
-/// Operations, indexed by what they would write.
+/// Index of the operations by the keys and values that they would write. It finds the possible makers of a
+/// revision.
 pub(crate) struct Candidates<'a> {
     history: &'a History,
     /// Positions in the history of the writes with unknown outcomes.
     unknown: Vec<usize>,
-    /// Puts with unknown outcomes whose value was seen at some revision, and whose value no other operation
-    /// put or kept. Each of them made that revision or none.
+    /// Puts with unknown outcomes whose value a client saw at some revision, and whose value no other
+    /// operation puts or keeps. Each of these puts has made the revision at which its value was seen, or
+    /// none.
     placed: HashSet<usize>,
     /// Puts with unknown outcomes, by key and value.
     puts: HashMap<(&'a [u8], &'a [u8]), Vec<usize>>,
@@ -121,8 +124,8 @@ impl<'a> Candidates<'a> {
         }
     }
 
-    /// Returns true if the operation is one of those that made the only revision at which their value was
-    /// seen, or no revision.
+    /// Returns true if the operation is a put with an unknown outcome that can have made only the revision at
+    /// which its value was seen, or none.
     pub fn is_placed(&self, at: usize) -> bool {
         self.placed.contains(&at)
     }
@@ -132,7 +135,7 @@ impl<'a> Candidates<'a> {
         self.places.get(&op.id).copied()
     }
 
-    /// Returns all possible ends of a lease, one for each grant of its id that may have happened.
+    /// Returns all possible ends of leases with this id, one for each grant of the id that may have happened.
     pub fn lease_ends(&self, lease: i64) -> impl Iterator<Item = Maker> + use<> {
         let times = self.grants.get(&lease).copied().unwrap_or(1).max(1);
         (0..times).map(move |time| Maker::LeaseEnd(lease, time))
@@ -144,8 +147,9 @@ impl<'a> Candidates<'a> {
             && self.revoked.get(&lease).is_some_and(|revoked| *revoked < revision)
     }
 
-    /// Returns all makers that may have made a revision which has the changes `seen` and existed at time
-    /// `by`. Changes that no client saw are not checked.
+    /// Returns all makers that may have made a revision of which clients saw the changes `seen`, and which
+    /// existed at time `by`. Only one of the seen changes is compared with what a maker would change, so the
+    /// caller must check the others.
     pub fn makers(&self, seen: &Seen, store: &Store, by: u64) -> Vec<Maker> {
         let mut places: Vec<usize> = Vec::new();
         let mut makers: Vec<Maker> = Vec::new();
@@ -178,7 +182,8 @@ impl<'a> Candidates<'a> {
         makers
     }
 
-    /// Returns true if one of the changes puts a value that no recorded operation puts.
+    /// Returns true if one of the changes puts a value that no operation puts. Returns false if clients also
+    /// wrote keys without recording the operations ([`crate::Settings::unrecorded`]).
     pub fn is_strange(&self, changes: &[Change]) -> bool {
         if !self.history.settings.unrecorded.is_empty() {
             return false;

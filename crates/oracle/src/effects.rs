@@ -1,4 +1,5 @@
-//! Facts that follow from an operation alone, without the rest of the history.
+//! Determines facts about an operation that follow from its request and response alone, such as the steps
+//! that it took and the key-value pairs that its response contains.
 
 use crate::store::branch;
 use crate::{
@@ -72,7 +73,7 @@ pub(crate) enum Step<'a> {
     Delete(&'a Delete),
 }
 
-/// Returns all steps that a request might take.
+/// Returns all steps that a request can take; of a transaction, those of both branches.
 pub(crate) fn steps(request: &Request) -> Vec<Step<'_>> {
     let mut all = Vec::new();
     match request {

@@ -25,7 +25,8 @@ impl Seen {
         self.keys.get(&change.key).is_some_and(|variants| variants.contains(&change.put))
     }
 
-    /// Returns the changes as clients saw them.
+    /// Returns the changes that clients saw. If clients saw different states of a key, the one recorded first
+    /// is returned.
     pub fn changes(&self) -> Vec<Change> {
         let told = self.order.iter().filter_map(|key| self.keys.get_key_value(key));
         let rest = self.keys.iter().filter(|(key, _)| !self.order.contains(key));
@@ -37,8 +38,8 @@ impl Seen {
     }
 }
 
-/// A range of revisions in which a watch must report all its events, so that a missing event proves that
-/// there was no such change.
+/// A range of revisions whose events a watch has reported completely, according to its responses. If the
+/// watch reported no event for a change that it watches, this change did not happen in this range.
 struct Cover<'a> {
     watch: &'a Watch,
     from: i64,
@@ -49,7 +50,8 @@ struct Cover<'a> {
 pub(crate) struct Evidence<'a> {
     seen: HashMap<i64, Seen>,
     covers: Vec<Cover<'a>>,
-    /// Ranges of revisions that watches of all keys cover completely, in order and without overlap.
+    /// Ranges of revisions whose events watches of all keys have reported completely, in ascending order and
+    /// without overlap.
     covered: Vec<(i64, i64)>,
     nothing: Seen,
 }
@@ -76,8 +78,8 @@ pub(crate) fn first_revision(watch: &Watch) -> Option<i64> {
     created.map(|response| response.revision + 1)
 }
 
-/// Returns the revision up to which a watch claims to have reported all events. If an event up to this
-/// revision is missing, it will never come.
+/// Returns the revision up to which a watch claims to have reported all events. A missing event up to this
+/// revision was left out, and is not only late.
 pub(crate) fn told_up_to(watch: &Watch) -> i64 {
     let mut told = 0;
     for response in &watch.responses {
@@ -192,8 +194,8 @@ impl<'a> Evidence<'a> {
         self.seen.keys().copied()
     }
 
-    /// Returns true if these may be the changes of a revision: they include every change that clients saw,
-    /// and every other one of them is a change that no watch had to report.
+    /// Returns true if these can be the changes of a revision. They must include every change that clients
+    /// saw. A change that clients did not see is possible only if no watch had to report it.
     pub fn allows(&self, revision: i64, changes: &[Change]) -> bool {
         let seen = self.of(revision);
         let covered = seen.keys.keys().all(|key| changes.iter().any(|change| change.key == *key));

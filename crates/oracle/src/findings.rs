@@ -1,10 +1,11 @@
-//! Records the violations that the rules find.
+//! Adds violations and open questions to a verdict, and formats them for people.
 
 use std::fmt::{Display, Write};
 
 use crate::{Kind, Operation, Outcome, Undecided, Verdict, Violation, Watch};
 
-/// Maximum number of violations of each kind that are kept. Further ones would only repeat the same.
+/// Maximum number of violations of each kind, and of open questions, that are kept. Further ones are dropped,
+/// because they usually have the same cause.
 const OF_A_KIND_MAX: usize = 100;
 
 impl Verdict {
@@ -52,8 +53,8 @@ pub(crate) fn show(bytes: &[u8]) -> String {
     shorten(bytes.escape_ascii())
 }
 
-/// Shortens a text that is too long for a sentence. The rest of the text is not even formatted, because
-/// responses contain large values, and the search formats many texts that are never shown.
+/// Formats a value, and cuts the string off after 300 characters. The rest is not even formatted, which saves
+/// time: responses contain large values, and the search formats many messages that are never shown.
 pub(crate) fn shorten(text: impl Display) -> String {
     let mut short = Short { text: String::new(), left: 300 };
     if write!(short, "{text}").is_err() {
@@ -62,7 +63,7 @@ pub(crate) fn shorten(text: impl Display) -> String {
     short.text
 }
 
-/// A text buffer that accepts `left` more characters, and returns an error for the rest.
+/// A string buffer that accepts `left` more characters, and returns an error for the rest.
 struct Short {
     text: String,
     left: usize,

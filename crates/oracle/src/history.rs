@@ -1,5 +1,6 @@
-//! The history that is judged. All times are nanoseconds of one monotonic clock that all clients share: the
-//! virtual clock in a simulation, or the clock of the machine on which all clients run.
+//! Defines the history that is judged: what the clients of a cluster requested and observed. All times are
+//! nanoseconds of one monotonic clock that all clients share: the virtual clock in a simulation, or the clock
+//! of the machine on which all clients run.
 
 use serde::{Deserialize, Serialize};
 
@@ -23,7 +24,8 @@ pub struct History {
     /// Permissions that were granted or revoked, in the order of the requests. A single administrator made
     /// all requests, one after the other.
     pub grants: Vec<GrantChange>,
-    /// Users of the operations and watches whose permissions are to be judged.
+    /// Users of operations and watches. Permissions are judged only for the operations and watches that are
+    /// listed here.
     pub askers: Vec<Asker>,
     /// Faults and other remarks. They are shown together with violations, and never judged.
     pub notes: Vec<Note>,
@@ -65,7 +67,7 @@ pub struct GrantChange {
     /// or never.
     #[serde(default, skip_serializing_if = "zero")]
     pub certain: bool,
-    /// True if the change makes `grant` hold; false if the change ends it.
+    /// True if `grant` holds after the change; false if it does not hold any more.
     #[serde(default, skip_serializing_if = "zero")]
     pub granted: bool,
     /// Permission or setting that changes.
@@ -106,13 +108,14 @@ pub enum Grant {
 /// Properties of the run that the judge needs to know.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
-    /// Time in nanoseconds by which a lease may seem to end too early. It is the part of the difference
-    /// between the clocks of clients and members that does not grow with time.
+    /// Time in nanoseconds by which a lease may end before its time to live is over without being judged as
+    /// too early. It allows for the constant part of the difference between the clocks of clients and
+    /// members; `clock_drift_ppm` allows for the part that grows with time.
     #[serde(default, skip_serializing_if = "zero")]
     pub lease_slack: u64,
-    /// Maximum time in nanoseconds for which a lease may still have keys after its time to live. It includes
-    /// the time that the members need to notice the expiry and agree on it, and the time for which a renewal
-    /// may still take effect after its client gave up. 0 if this is not judged.
+    /// Maximum time in nanoseconds for which a lease may still have keys after its time to live is over. It
+    /// must allow for the time that the members need to notice the expiry and agree on it, and for a renewal
+    /// that takes effect after its client gave up. 0 if the expiry is not judged.
     #[serde(default, skip_serializing_if = "zero")]
     pub expire_by: u64,
     /// Maximum rate, in millionths, by which a member's clock runs faster than the clients' clock.
@@ -201,8 +204,9 @@ pub enum Refusal {
     /// `lease already exists`.
     #[serde(rename = "lease exists")]
     LeaseExists,
-    /// Any other error that guarantees that nothing happens (no quorum was asked, no space, malformed
-    /// request). The judge does not check if the refusal was justified.
+    /// Any other error that guarantees that the operation never takes effect, for example because the member
+    /// had no space or the request was malformed. The judge does not check if such a refusal was justified,
+    /// except for missing permissions.
     #[serde(rename = "other")]
     Other(String),
 }
@@ -214,10 +218,10 @@ pub struct Fence {
     /// Prefix of the lock's keys.
     #[serde(default, skip_serializing_if = "zero", with = "crate::json::blob")]
     pub prefix: Vec<u8>,
-    /// Key of the writer.
+    /// The client's own key for the lock.
     #[serde(default, skip_serializing_if = "zero", with = "crate::json::blob")]
     pub key: Vec<u8>,
-    /// Create revision of the writer's key.
+    /// Create revision of the client's key.
     #[serde(default, skip_serializing_if = "zero")]
     pub create_revision: i64,
 }
@@ -237,7 +241,8 @@ pub struct Holding {
     #[serde(default, skip_serializing_if = "zero")]
     pub from: u64,
     /// Time at which the client began to release the lock, or learned that it had lost the lock; the end of
-    /// the run if neither happened. The judge uses an earlier time if the lease guarantees no more.
+    /// the run if neither happened. If the client's lease may have ended before, the judge uses that earlier
+    /// time instead.
     #[serde(default, skip_serializing_if = "zero")]
     pub until: u64,
 }
@@ -308,7 +313,7 @@ pub struct WatchResponse {
 pub enum WatchAnswer {
     /// The watch was created.
     Created,
-    /// Changes.
+    /// The response reports changes of keys.
     Events {
         /// Events in the order of their arrival.
         #[serde(rename = "list", default, skip_serializing_if = "zero")]

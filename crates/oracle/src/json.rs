@@ -1,6 +1,7 @@
-//! The file format: one JSON object per line, with a field `is` that gives its type. Unknown fields are
-//! ignored; absent fields have their default value. A key or value that is UTF-8 and does not begin with
-//! `hex:` is written as a string; any other one as `hex:` with its bytes in hexadecimal.
+//! Encodes a history for files, and decodes it: one JSON object per line, with a field `is` that gives its
+//! type. Unknown fields are ignored, and absent fields have their default value. A key or value that is UTF-8
+//! and does not begin with `hex:` is written as a string; any other one as `hex:` with its bytes in
+//! hexadecimal.
 
 use std::fmt;
 
@@ -86,7 +87,8 @@ fn read<T: DeserializeOwned>(value: Value) -> Result<T, String> {
     serde_json::from_value(value).map_err(|error| error.to_string())
 }
 
-/// Returns true if the value is the default. The field is then left out, so that lines stay short.
+/// Returns true if the value is the default. A field with its default value is left out, so that lines stay
+/// short.
 pub(crate) fn zero<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }

@@ -1,13 +1,13 @@
-//! Records the operations of clients of a cluster and what they observed, and judges this history: can a
-//! store that keeps etcd's guarantees have given these responses?
+//! Judges a recorded history of what the clients of a cluster requested and observed: decides whether a store
+//! with etcd's guarantees can have given these responses.
 //!
 //! * [`History`] contains everything that is judged: operations, watches, holdings of locks, final states. It
 //!   is written and read as lines of JSON, so that it can be stored, replayed and reduced.
 //! * [`check`] judges a history and returns a [`Verdict`]. Start reading there.
 //!
 //! Modules: `store` defines the effect of each request, as simply as possible; `timeline` determines when
-//! each revision was made; `sequence` determines which operation made each revision, and what every response
-//! must contain; `rules` has one file for each other guarantee.
+//! each revision can have been made; `sequence` determines which operation made each revision, and checks the
+//! contents of all responses; `rules` checks each other guarantee in a separate file.
 //!
 //! The crate does no IO, reads no clock, and uses no code of a server, a protocol or a simulator, so that it
 //! does not share their bugs.
@@ -17,13 +17,14 @@
 //!   `search`, in comparison with a search that does not use revisions);
 //! * the store model gives the same results as etcd (`recorded`; and tests written by hand, beside `store`);
 //! * each kind of mistake is found and correctly named (`planted`, `expiry`);
-//! * a search that is given up reports no violation, but it hides no violation that concerns other keys
-//!   (`undecided`, `right`); the open question is reported ([`Verdict::undecided`]);
+//! * if the search is given up, contradictions that another choice might resolve are reported as open
+//!   questions ([`Verdict::undecided`]), and violations that concern other keys are still found (`undecided`,
+//!   `right`);
 //! * a history written as lines and read again is unchanged (`lines`).
 //!
-//! Not judged: durations (except of leases, if [`Settings::expire_by`] is set); the order of leases and
-//! remaining times in responses; the lists of leases of a member; members, alarms; the formula of hashes;
-//! compactions that servers do automatically.
+//! Not judged: durations (except of leases, if [`Settings::expire_by`] is set); the order of leases, and the
+//! remaining times, in responses; which leases a member lists; membership and alarms; how hashes are
+//! computed; compactions that servers do automatically.
 
 #![forbid(unsafe_code)]
 
@@ -58,8 +59,8 @@ use rules::compaction::Compactions;
 use sequence::Sequence;
 use timeline::Timeline;
 
-/// Judges a history. The time grows about linearly with the length of the history, as long as most writes
-/// were answered or were seen by a watch of all keys.
+/// Judges a history. The running time grows about linearly with the length of the history if most writes were
+/// answered or were seen by a watch of all keys.
 pub fn check(history: &History) -> Verdict {
     let mut verdict = Verdict { figures: Figures::of(history), ..Verdict::default() };
     rules::record::check(history, &mut verdict);
@@ -98,8 +99,8 @@ pub fn check(history: &History) -> Verdict {
     verdict
 }
 
-/// Returns the last revision that any client saw. The result is limited to the number of revisions that are
-/// possible, so that a single wrong number does not exhaust the memory.
+/// Returns the last revision that any client saw. The result is limited by the number of recorded operations,
+/// so that a single wrong revision does not make the judge allocate memory for all revisions up to it.
 fn last_revision(history: &History, evidence: &Evidence<'_>, verdict: &mut Verdict) -> i64 {
     let answers = history.operations.iter().filter_map(|op| op.done()).map(|(header, _)| header.revision);
     let responses =

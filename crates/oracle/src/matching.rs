@@ -1,6 +1,6 @@
-//! Assigns each unclaimed revision to an operation with an unknown outcome (or to the end of a lease) that
-//! may have made it; each of these gets at most one revision. This is a bipartite matching that grows by
-//! augmenting paths (Berge 1957), so an earlier choice between equal candidates never prevents a later
+//! Assigns each revision that no response claims to a possible maker: an operation with an unknown outcome,
+//! or the end of a lease. Each maker gets at most one revision. This is a bipartite matching that grows by
+//! augmenting paths (Berge 1957), so an earlier choice between several makers never prevents a later
 //! assignment.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 pub(crate) enum Maker {
     /// An operation with an unknown outcome, by its position in the history.
     Operation(usize),
-    /// The end of a lease, by expiry or by a revocation. If an id was granted several times, the number tells
-    /// which of its ends is meant.
+    /// The end of a lease, by expiry or by a revocation: the lease's id, and a number that distinguishes the
+    /// ends of leases with the same id if the id was granted several times.
     LeaseEnd(i64, usize),
 }
 
@@ -24,8 +24,8 @@ pub(crate) struct Matching {
 }
 
 impl Matching {
-    /// Assigns one of these possible makers to a revision. If needed, other revisions get other makers. If
-    /// there is no possible assignment, returns false and changes nothing.
+    /// Assigns one of these possible makers to a revision. If needed, changes the makers of other revisions.
+    /// If there is no assignment for all revisions, returns false and changes nothing.
     pub fn add(&mut self, revision: i64, makers: &[Maker]) -> bool {
         self.makers_of.insert(revision, makers.to_vec());
         if self.augment(revision) {
@@ -66,8 +66,8 @@ impl Matching {
         let mut maker = free;
         while let Some(revision) = came_from.get(&maker) {
             self.revision_of.insert(maker, *revision);
-            // The maker that this revision had before is now assigned to the revision one step closer to the
-            // root of the path.
+            // Continue with the maker that this revision had before: it gets the revision that is one step
+            // closer to the root of the path.
             match self.given_to.insert(*revision, maker) {
                 Some(before) if *revision != root => maker = before,
                 _ => break,
@@ -75,7 +75,7 @@ impl Matching {
         }
     }
 
-    /// Removes a revision and all later ones.
+    /// Removes the assignments of a revision and of all later ones.
     pub fn truncate(&mut self, revision: i64) {
         self.makers_of.split_off(&revision);
         for maker in self.given_to.split_off(&revision).into_values() {
@@ -88,12 +88,12 @@ impl Matching {
         self.revision_of.get(&maker).copied()
     }
 
-    /// Returns all makers that may have made a revision.
+    /// Returns the possible makers of a revision that were passed to [`Matching::add`].
     pub fn makers(&self, revision: i64) -> &[Maker] {
         self.makers_of.get(&revision).map_or(&[], Vec::as_slice)
     }
 
-    /// Returns all makers that have a revision, with that revision.
+    /// Returns each maker that is assigned to a revision, with that revision.
     pub fn given(&self) -> impl Iterator<Item = (Maker, i64)> {
         self.revision_of.iter().map(|(maker, revision)| (*maker, *revision))
     }

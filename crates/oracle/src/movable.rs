@@ -1,7 +1,8 @@
-//! Keys whose history depends on the revisions at which writes with unknown outcomes are placed.
+//! Determines the keys whose history depends on the revisions at which writes with unknown outcomes are
+//! placed.
 //!
-//! A contradiction about any other key exists for every placement. So it is certainly a violation, and a
-//! search for a better placement would be useless.
+//! A contradiction about any other key exists for every placement of these writes. So the contradiction is
+//! certainly a violation, and a search for a better placement would be useless.
 
 use std::collections::BTreeSet;
 use std::ops::Bound;
@@ -11,7 +12,8 @@ use crate::effects::{Step, steps};
 use crate::store::within;
 use crate::{Action, Compare, History, Operation, Outcome, Put, Request, Txn};
 
-/// Keys whose history is uncertain because of writes with unknown outcomes.
+/// Keys whose history is uncertain because of writes with unknown outcomes, leases that may have ended, or
+/// writes that were not recorded.
 pub(crate) struct Movable<'a> {
     keys: BTreeSet<&'a [u8]>,
     /// Ranges of keys that a deletion with an unknown outcome may have removed, as (start, end).
@@ -31,7 +33,8 @@ impl<'a> Movable<'a> {
                 if let Step::Put(put) = step
                     && put.lease != 0
                 {
-                    // The lease of this put may end at any time, which deletes the key.
+                    // The key is uncertain, because the lease of this put may end at any time, which deletes
+                    // the key.
                     movable.keys.insert(&put.key);
                 }
             }
@@ -58,12 +61,12 @@ impl<'a> Movable<'a> {
                 return;
             }
         }
-        // The transactions depend on each other in a long chain: treat all keys as uncertain instead of
-        // following it.
+        // The transactions depend on each other in a chain that is longer than `ROUNDS_MAX`. Treat all keys
+        // as uncertain instead of following the chain.
         self.ranges.insert((&[], &[0]));
     }
 
-    /// Returns true if an uncertain key may decide what a transaction writes.
+    /// Returns true if the keys that a transaction writes may depend on an uncertain key.
     fn decides_writes(&self, txn: &Txn) -> bool {
         let (mut compares, mut keepers) = (Vec::new(), Vec::new());
         conditions(txn, &mut compares, &mut keepers);
@@ -100,7 +103,7 @@ impl<'a> Movable<'a> {
             || !self.prefixes.is_empty()
     }
 
-    /// Returns true if an uncertain key may change the effect or the response of a request.
+    /// Returns true if the effect or the response of a request may depend on an uncertain key.
     pub fn decides(&self, request: &Request) -> bool {
         let by_branch = matches!(request, Request::Txn(txn) if self.decides_writes(txn));
         by_branch

@@ -1,5 +1,5 @@
-//! Requests and responses, with etcd's names. Revisions are `i64` as in the protocol, where 0 and an absent
-//! value have the same meaning.
+//! Defines the requests and responses in a history, with etcd's names. Revisions are `i64` as in the
+//! protocol, where 0 and an absent value have the same meaning.
 
 use std::cmp::Ordering;
 

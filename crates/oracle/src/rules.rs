@@ -1,4 +1,4 @@
-//! One file for each guarantee of etcd that is checked separately.
+//! Checks the guarantees of etcd that do not follow from the sequence of changes alone, one module each.
 
 pub(crate) mod compaction;
 pub(crate) mod expiry;

@@ -1,10 +1,11 @@
 //! Builds the sequence of changes, revision by revision, and checks every response against it.
 //!
-//! Most revisions are claimed by the response of a write that names them. The other revisions were made by
-//! writes with unknown outcomes, by leases that ended, or by no known operation. If several candidates would
-//! change the store in the same way, it only matters that there are enough of them ([`Matching`]), not which
-//! one made the revision. If candidates would change the store differently, and no client saw the result, the
-//! judge tries one after the other, and goes back when a response contradicts the choice.
+//! Most revisions are claimed by the response to a write, which has the revision in its header. The other
+//! revisions were made by writes with unknown outcomes, by leases that ended, or by no known operation. If
+//! several candidates would change the store in the same way, it only matters that there are enough of them
+//! ([`Matching`]), not which one made the revision. If candidates would change the store differently, and no
+//! client saw the result, the judge tries one after the other: it goes back when a response contradicts the
+//! choice.
 
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, HashMap};
@@ -19,14 +20,15 @@ use crate::store::{Change, Effect, Store, agrees};
 use crate::timeline::Timeline;
 use crate::{History, KeyValue, Kind, Operation, Refusal, Request, Response, Verdict, Violation};
 
-/// One possible cause of a revision that no response claims.
+/// One possible cause of a revision that no response claims: a list of changes, and all makers (operations or
+/// lease ends) that would make exactly these changes.
 #[derive(Clone)]
 struct Choice {
     changes: Vec<Change>,
     makers: Vec<Maker>,
 }
 
-/// A revision with more than one possible cause, and the causes that were not tried yet.
+/// A revision with more than one possible cause, and the indices of the causes that were not tried yet.
 struct Fork {
     revision: i64,
     untried: Vec<usize>,
@@ -40,7 +42,8 @@ struct Found {
     is_certain: bool,
 }
 
-/// The choices with which the sequence got furthest before a contradiction.
+/// The attempt that got furthest: its choices from revision 2 on, and the revision of its first
+/// contradiction.
 struct Furthest {
     revision: i64,
     path: Vec<usize>,
@@ -56,18 +59,21 @@ pub(crate) struct Sequence<'a> {
     pub store: Store,
     /// The makers that are assigned to the revisions which no response claims.
     pub matching: Matching,
-    /// Position of the operation whose response claims each revision.
+    /// Position of the operation whose response claims a revision, by this revision.
     claims: HashMap<i64, usize>,
-    /// Positions of the operations that were answered from the state after each revision.
+    /// Positions of the operations that changed nothing and were answered from the state after a revision, by
+    /// this revision.
     answers: HashMap<i64, Vec<usize>>,
-    /// Number of possible causes of each revision that no response claims.
+    /// Number of possible causes of a revision, by this revision; 0 if a response claims the revision or no
+    /// cause was found.
     ways: HashMap<i64, usize>,
     /// Keys whose history depends on the choices. They are computed when the first contradiction is found.
     movable: OnceCell<Movable<'a>>,
     /// Contradictions found so far.
     found: Vec<Found>,
     steps: u64,
-    /// True if not all choices were tried before the end of the history was reached.
+    /// True if other choices, which were not tried, might explain the history as well, or the search was
+    /// given up.
     pub is_ambiguous: bool,
 }
 
@@ -114,8 +120,8 @@ impl<'a> Sequence<'a> {
     /// Returns true if only the end of this lease can have made this revision.
     ///
     /// This requires that every key deleted by the revision was certainly attached to the lease before. The
-    /// write that attached a key is certain if a response claims its revision, or if its revision has only one
-    /// possible cause.
+    /// write that attached a key is certain if a response claims its revision, or if its revision has only
+    /// one possible cause.
     pub fn is_end_of(&self, revision: i64, lease: i64) -> bool {
         let makers = self.matching.makers(revision);
         let is_known = |made: i64| self.claims.contains_key(&made) || self.ways.get(&made) == Some(&1);
@@ -166,9 +172,11 @@ impl<'a> Sequence<'a> {
         let mut forks: Vec<Fork> = Vec::new();
         let mut path: Vec<usize> = Vec::new();
         let mut furthest: Option<Furthest> = None;
-        // Choices for revisions before this one are final, and their contradictions are reported.
+        // The choices for revisions up to this one are final: contradictions there are reported, and the
+        // search does not go back because of them.
         let mut settled = 1;
-        // From this revision on, a contradiction may only be a consequence of the search that was given up.
+        // From this revision on, a contradiction may be the result of a wrong choice, because the search was
+        // given up.
         let mut open_from = i64::MAX;
         let mut first_fork = i64::MAX;
         self.hold_answers(1);
@@ -191,7 +199,7 @@ impl<'a> Sequence<'a> {
             let choice = (choice < choices.len()).then(|| choices.swap_remove(choice));
             let before = self.found.len();
             self.take(revision, choice);
-            // A contradiction that exists for every choice is no reason to try another choice.
+            // Ignore contradictions that exist for every choice, because another choice would not help.
             let contradicted = self.found[before..].iter().any(|found| !found.is_certain);
             if !contradicted && furthest.as_ref().is_some_and(|best| best.revision <= revision) {
                 furthest = None;
@@ -266,7 +274,8 @@ impl<'a> Sequence<'a> {
         }
         let seen = self.evidence.of(revision);
         if seen.keys.is_empty() && self.evidence.is_covered(revision) {
-            // A watch of all keys had to report this revision and reported nothing, so no cause is possible.
+            // A watch of all keys had to report the changes of this revision and reported none, so no cause
+            // is possible.
             return Vec::new();
         }
         let by = self.timeline.not_after(revision).time;
@@ -289,8 +298,9 @@ impl<'a> Sequence<'a> {
         }
         let (fitting, others): (Vec<Choice>, Vec<Choice>) =
             choices.into_iter().partition(|choice| self.evidence.allows(revision, &choice.changes));
-        // The end of a lease deletes all keys of the lease together, so it is no cause if clients saw only
-        // some of these deletions.
+        // Keep a cause that makes at least one of the changes that clients saw. The end of a lease must fit
+        // exactly: it deletes all keys of the lease together, so it is no cause if a watch of all keys
+        // reported other changes.
         let half = |choice: &Choice| match seen.keys.is_empty() {
             true => true,
             false => {
@@ -301,14 +311,14 @@ impl<'a> Sequence<'a> {
         let others: Vec<Choice> = others.into_iter().filter(half).collect();
         let mut fitting = self.free(revision, fitting);
         if fitting.is_empty() {
-            // No cause has exactly the changes that clients saw, so some client saw a wrong event. The rule
-            // for watches reports that event. Here, accept a cause that fits partly.
+            // No cause agrees with all changes that clients saw, so some client saw a wrong event. Accept a
+            // cause that agrees partly, and leave it to the rule for watches to report the event.
             fitting = self.free(revision, others);
         }
         fitting
     }
 
-    /// Returns the causes that have at least one maker which is not needed for another revision.
+    /// Returns the causes that have at least one maker which is not needed for an earlier revision.
     fn free(&mut self, revision: i64, choices: Vec<Choice>) -> Vec<Choice> {
         let matching = &mut self.matching;
         let free = choices.into_iter().filter(|choice| {
@@ -365,8 +375,8 @@ impl<'a> Sequence<'a> {
         self.compare(revision, op, response, &effect);
         let shares_a_key = effect.changes.iter().any(|change| seen.keys.contains_key(&change.key));
         if !seen.whole || shares_a_key {
-            // If a watch reported other changes of these keys, the rule for watches finds that. Here the
-            // effect of the write counts.
+            // Use the computed effect of the write. If a watch reported other changes of these keys, the rule
+            // for watches reports the violation.
             return effect.changes;
         }
         let told: Vec<String> = seen.keys.keys().map(|key| show(key)).collect();
@@ -396,16 +406,16 @@ impl<'a> Sequence<'a> {
         !self.movable().decides(&op.request)
     }
 
-    /// Returns true if a list of keys is wrong for every choice: it differs in a key whose history does not
-    /// depend on the choices.
+    /// Returns true if the response to a range read is wrong for every choice: it differs from the expected
+    /// one in a key whose history does not depend on the choices.
     fn differs_for_certain(&self, op: &Operation, got: &Response, expected: &Response) -> bool {
         let (Request::Range(range), Response::Range(got), Response::Range(expected)) =
             (&op.request, got, expected)
         else {
             return false;
         };
-        // Such a response cannot be compared key by key: a limit depends on the other keys too, and a
-        // response without values may lack leases.
+        // Such a response cannot be compared key by key: which keys a limit cuts off depends on other keys,
+        // and a response without values may lack leases.
         if range.limit > 0 || range.count_only || range.keys_only {
             return false;
         }
@@ -417,8 +427,9 @@ impl<'a> Sequence<'a> {
         keys.any(|key| got.get(key) != expected.get(key) && !self.movable().has(key))
     }
 
-    /// Checks the responses that were given from the state at this revision and changed nothing, linearizable
-    /// or serializable. Also checks that a revoked lease has no keys.
+    /// Checks the responses, linearizable or serializable, that were given from the state at this revision
+    /// and changed nothing. Also checks the final states of members at this revision, and that a lease which
+    /// was revoked at this revision has no keys.
     fn hold_answers(&mut self, revision: i64) {
         let history = self.history;
         for member in history.finals.iter().filter(|member| member.revision == revision) {
@@ -485,7 +496,8 @@ impl<'a> Sequence<'a> {
         changes
     }
 
-    /// Returns a violation that describes the likely cause, for changes that no operation explains.
+    /// Returns a violation for changes that no operation explains. Its kind and description name the most
+    /// likely cause.
     fn explain(&self, revision: i64, changes: &[Change]) -> Violation {
         let keys: Vec<String> = changes.iter().map(|change| show(&change.key)).collect();
         let say = |kind, op: Option<&Operation>, why: &str| {

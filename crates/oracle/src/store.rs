@@ -1,7 +1,7 @@
-//! A minimal model of etcd's key-value store: a map that contains every version of every key. Nothing is ever
-//! removed from it.
+//! Models etcd's key-value store, as simply as possible, to compute the correct effect and response of each
+//! request. The model is a map that contains every version of every key; compactions remove nothing from it.
 //!
-//! [`Store::evaluate`] computes the effect and the response of a request, and changes nothing;
+//! [`Store::evaluate`] computes the effect and the response of a request, and changes nothing.
 //! [`Store::commit`] applies the changes. [`Store::undo`] reverts the last commit, for the judge's search.
 
 use std::cmp::Ordering;
@@ -58,7 +58,7 @@ pub(crate) fn within(key: &[u8], start: &[u8], end: &[u8]) -> bool {
     }
 }
 
-/// Returns the part of a map that is in the range of a request.
+/// Returns the entries of a map whose keys are in the range of a request.
 fn part<'a, V>(
     map: &'a BTreeMap<Rc<[u8]>, V>,
     start: &'a [u8],
@@ -88,7 +88,7 @@ impl Store {
         usize::try_from(revision - 2).ok().and_then(|at| self.log.get(at)).map_or(&[], Vec::as_slice)
     }
 
-    /// Returns the state of a key at a revision.
+    /// Returns the state of a key at a revision; `None` if the key does not exist at this revision.
     pub fn at(&self, key: &[u8], revision: i64) -> Option<&Rc<KeyValue>> {
         newest(self.versions.get(key)?, revision)
     }
@@ -127,7 +127,8 @@ impl Store {
         keys.map(|key| Change { key: key.clone(), put: None }).collect()
     }
 
-    /// Commits the changes of the next revision. The list is empty if nothing is known about the revision.
+    /// Commits the next revision, with these changes. The list is empty if no change of the revision is
+    /// known.
     pub fn commit(&mut self, changes: Vec<Change>) {
         self.revision += 1;
         for change in &changes {
@@ -185,8 +186,9 @@ impl Store {
         }
     }
 
-    /// Returns the effect that a request of `KV` would have now. Returns `None` for compactions and for
-    /// requests of other services. The existence of leases is not checked.
+    /// Returns the effect that a request of the service `KV` would have now, or the reason why it would be
+    /// refused. Returns `None` for compactions and for requests of other services. Does not check that leases
+    /// exist.
     pub fn evaluate(&self, request: &Request) -> Option<Result<Effect, Refusal>> {
         self.attempt(request, true)
     }
@@ -204,8 +206,8 @@ impl Store {
             Request::Put(put) => trial.put(put).map(Response::Put),
             Request::Delete(delete) => Ok(Response::Delete(trial.delete(delete))),
             Request::Txn(txn) => {
-                // All comparisons, and all checks that may refuse the transaction, use the state before the
-                // transaction.
+                // Check for refusals before the first write is tried: as in etcd, these checks and all
+                // comparisons use the state before the transaction.
                 trial.refusal(txn).map_or_else(|| trial.txn(txn).map(Response::Txn), Err)
             }
             _ => return None,
@@ -405,8 +407,8 @@ fn select(range: &Range, kvs: Vec<Rc<KeyValue>>) -> RangeResult {
         || range.min_create_revision != 0
         || range.max_create_revision != 0;
     if limit > 0 && range.order == Order::None && !bounded {
-        // If no order is requested, etcd first cuts the list to one key more than the limit, and then sorts
-        // only these keys.
+        // Do the same as etcd if no order is requested: first cut the list to one key more than the limit,
+        // and then sort only these keys.
         kvs.truncate(limit.saturating_add(1));
     }
     kvs.sort_by(|a, b| ordering(range, a, b));
@@ -454,8 +456,8 @@ pub(crate) fn range_agrees(range: &Range, got: &RangeResult, expected: &RangeRes
     distinct.len() == got.kvs.len()
         && got.kvs.iter().all(|g| match known.get(g.key.as_slice()) {
             Some(e) => same(g, e),
-            // A key that is missing in the expected result is allowed only if its sort value is equal to that
-            // of the last expected key, since the limit may have cut off either of them.
+            // Allow a key that is missing in the expected result only if its sort value is equal to that of
+            // the last expected key: then the limit may have cut off either of them.
             None => expected.more && last.is_some_and(|last| ordering(range, g, last) == Ordering::Equal),
         })
 }

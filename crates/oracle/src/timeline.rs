@@ -3,7 +3,7 @@
 //! Every response names the revision of the state from which it was given, so the order of all changes is
 //! that of revisions and needs no search (unlike Wing and Gong, "Testing and verifying concurrent objects",
 //! 1993, or Lowe, "Testing for linearizability", 2017). It remains to check if each revision can be assigned
-//! a time, in ascending order, so that every operation takes place between its call and its return. Each
+//! a time, in ascending order, so that every operation takes effect between its call and its return. Each
 //! operation gives a lower or an upper bound for the time of a revision. So such times exist if and only if,
 //! for each revision, the greatest lower bound of this and all earlier revisions is not above the least upper
 //! bound of this and all later revisions.
@@ -76,8 +76,8 @@ impl Timeline {
         if !op.is_linearizable() || header.revision <= 0 {
             return;
         }
-        // A write made the revision of its header after its call. If a response made no change, the revision
-        // after that of its header was made after the call.
+        // A write made the revision of its header after its call. An operation that changed nothing saw the
+        // revision of its header as the newest one, so the revision after this one was made after its call.
         let revision = if op.changed() { header.revision } else { header.revision + 1 };
         if let Some(bound) = usize::try_from(revision).ok().and_then(|at| self.not_before.get_mut(at))
             && bound.time < op.call

@@ -1,4 +1,4 @@
-//! The result of judging a history.
+//! Defines the verdict, which is the result of judging a history: violations, open questions and counts.
 
 use std::fmt;
 
@@ -57,7 +57,7 @@ pub struct Figures {
     pub unknown: u64,
     /// Number of writes with an unknown outcome that were found to have happened.
     pub unknown_happened: u64,
-    /// Last revision.
+    /// Last revision that any client saw.
     pub revision: i64,
     /// Number of watches.
     pub watches: u64,
@@ -71,11 +71,11 @@ pub struct Figures {
     pub leases_expired: u64,
     /// Number of answered compactions.
     pub compactions: u64,
-    /// Number of holdings of locks.
+    /// Number of periods in which a client believed that it held a lock.
     pub holdings: u64,
     /// Number of final states of members.
     pub finals: u64,
-    /// Number of revisions that have more than one possible change.
+    /// Number of revisions for which more than one list of changes is possible.
     pub choices: u64,
     /// Number of steps of the search.
     pub search_steps: u64,
@@ -88,7 +88,7 @@ pub enum Kind {
     BadHistory,
     /// A linearizable response was given from a state that was already outdated at the call.
     StaleRead,
-    /// The order of revisions contradicts real time.
+    /// The order of revisions contradicts the order in time of two operations.
     Order,
     /// Two answered writes have the same revision.
     RevisionTwice,
@@ -140,12 +140,12 @@ pub enum Kind {
     LeaseEarly,
     /// A lease that was not renewed had keys long after its time to live.
     LeaseLate,
-    /// A lease was alive after its end.
+    /// A lease was alive after it had ended, or a key was attached to it after its end.
     LeaseRevived,
     /// The keys of an ended lease were not deleted, or not together.
     LeaseKeys,
-    /// A lease id was granted again while in use, or a grant returned another id or time to live than
-    /// requested.
+    /// A lease id was granted again while it was in use, a grant returned a different id or a shorter time to
+    /// live than was requested, or a renewal returned less than the granted time to live.
     LeaseGrant,
     /// Two clients held the same lock.
     LockOverlap,
@@ -153,7 +153,8 @@ pub enum Kind {
     Forbidden,
     /// A linearizable call was executed with an invalid token.
     TokenVoid,
-    /// A call was refused although its user was allowed to make it for the whole duration.
+    /// A linearizable call was refused although its user was allowed to make it for the whole duration of the
+    /// call.
     DeniedUnduly,
     /// A watch reported changes after its user's permission was revoked.
     WatchForbidden,
@@ -164,9 +165,9 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Returns true if violations of this kind are found by comparing with the contents of the store. These
-    /// contents are uncertain if writes with unknown outcomes may have happened in several ways and no client
-    /// saw which.
+    /// Returns true if violations of this kind are found by comparing the history with the contents of the
+    /// judge's store. These contents are uncertain if writes with unknown outcomes may have happened in
+    /// several ways and no client saw which.
     pub(crate) fn hangs_on_contents(self) -> bool {
         !matches!(
             self,

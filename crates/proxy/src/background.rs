@@ -1,5 +1,6 @@
-//! The thread that runs the proxy's background tasks: registration among the proxies, and ownership of keys.
-//! It has its own connections to the members.
+//! The thread that runs the proxy's background tasks: registering the proxy where other proxies find it
+//! (`resolver`), and keeping the ownership of keys (`leasing`). The thread has its own connections to the
+//! members.
 
 use std::io;
 
@@ -16,7 +17,7 @@ pub(crate) type Task = Box<dyn FnOnce(Members) -> LocalBoxFuture<()> + Send>;
 /// Handle of the running thread. Dropping the handle ends the tasks at their next await point.
 #[derive(Debug)]
 pub(crate) struct Background {
-    /// Dropping this sender ends the thread.
+    /// Dropped with the handle, which ends the thread.
     _running: oneshot::Sender<()>,
 }
 

@@ -1,12 +1,12 @@
 //! Cache of responses to reads, from which later serializable reads are answered.
 //!
-//! The key of a cached response is the whole request. A response stays for at most some seconds, and until a
-//! write that passes through the proxy touches its keys. A read with a token is neither cached nor answered
-//! from the cache, because only a member knows what the user of the token may read now.
+//! The cache finds a response by the whole request. A response is removed after some seconds, or earlier if a
+//! write that passes through the proxy touches the keys of its request. A read with a token is neither cached
+//! nor answered from the cache, because only a member knows what the user of the token may read now.
 //!
-//! A write can overtake a read: then the response to the read arrives after the write, and is outdated.
-//! Therefore the cache remembers the last writes, and keeps a response only if no write has touched its keys
-//! since the read was sent.
+//! A write can overtake a read that is in flight, so that the response to the read arrives after the write
+//! although it contains the old value. Therefore the cache remembers the last writes, and caches a response
+//! only if no write has touched the keys of the read since the read was sent.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -17,28 +17,34 @@ use api::etcdserverpb::RangeRequest;
 use bytes::Bytes;
 use prost::Message as _;
 
-/// Maximum number of cached responses. Source: etcd's proxy.
+/// Maximum number of cached responses. Beyond it, the least recently used ones are removed. Source: etcd's
+/// proxy.
 const ANSWERS_MAX: usize = 2048;
-/// Maximum total size of cached responses and their requests, in bytes.
+/// Maximum total size of cached responses and their requests, in bytes. Beyond it, the least recently used
+/// ones are removed.
 const BYTES_MAX: usize = 64 << 20;
-/// Maximum size of a response that is cached, in bytes.
+/// Maximum size of a cached response with its request, in bytes. Larger ones are not cached.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
-/// Time for which a response is cached. A write that does not pass through this proxy becomes visible after
-/// this time.
+/// Time for which a response is cached. A write that does not pass through this proxy may stay invisible to
+/// serializable reads for this time.
 const AGE_MAX: Duration = Duration::from_secs(5);
-/// Number of last writes that the cache remembers.
+/// Maximum number of remembered writes. The response to a read is not cached if more writes than this have
+/// begun since the read was sent.
 const WRITES_MAX: usize = 1024;
-/// Maximum total size of the keys of the remembered writes, in bytes.
+/// Maximum total size of the keys of the remembered writes, in bytes. Beyond it, the oldest writes are
+/// forgotten.
 const WRITES_BYTES_MAX: usize = 4 << 20;
-/// Maximum number of keys and ranges of one request that are compared with each cached response. All shards
-/// wait during this comparison, so a request that writes more empties the cache instead.
+/// Maximum number of keys and ranges of one write request that are compared with each cached response. The
+/// cache is locked for all shards (the proxy's threads) during this comparison, so a request that writes more
+/// keys and ranges empties the cache instead.
 const COMPARED_MAX: usize = 128;
 
 /// Range of keys, as its first key and its exclusive end. As in requests, an empty end means a single key,
 /// and `\0` means no end.
 pub(crate) type Keys = (Bytes, Bytes);
 
-/// Position in the sequence of writes: the number of the next write.
+/// Position in the sequence of all writes that passed through the proxy: the number that the next write will
+/// get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Moment(u64);
 
@@ -47,24 +53,26 @@ struct Kept {
     keys: Keys,
     revision: i64,
     since: Instant,
-    /// Position of the entry in the order of use; the entry used last has the highest one.
+    /// Position of the entry in the order of use. The entry used last has the highest position.
     used: u64,
 }
 
-/// The cache, shared by all shards.
+/// The cache. All shards (the proxy's threads) share it.
 #[derive(Default)]
 pub(crate) struct Cache {
     answers: HashMap<Bytes, Kept>,
-    /// Requests by the position of their last use, the least recently used first.
+    /// Keys of [`Cache::answers`] by the position of their last use, the least recently used first.
     order: BTreeMap<u64, Bytes>,
     uses: u64,
     bytes: usize,
-    /// The last writes. `next_write` is the number of the write after them.
+    /// Keys and ranges of the last writes, the oldest first. The write at the end has the number
+    /// `next_write - 1`.
     writes: VecDeque<Keys>,
     writes_bytes: usize,
     next_write: u64,
-    /// Revision and time of the last compaction through this proxy. After [`AGE_MAX`] it is ignored, because
-    /// the members' addresses may then belong to another cluster.
+    /// Highest revision that was compacted through this proxy, and the time of the last compaction; `None`
+    /// before the first one. Ignored [`AGE_MAX`] after that time, because the members' addresses may belong
+    /// to another cluster by then.
     compacted: Option<(i64, Instant)>,
 }
 
@@ -72,21 +80,21 @@ fn bytes_of(keys: &Keys) -> usize {
     keys.0.len() + keys.1.len()
 }
 
-/// Returns copies of these keys. Without a copy, a key would keep the whole message in memory of which it is
-/// a slice.
+/// Returns copies of these keys. Without the copies, each key, which is a slice of a received message, would
+/// keep the whole message in memory.
 fn alone(keys: &Keys) -> Keys {
     (Bytes::copy_from_slice(&keys.0), Bytes::copy_from_slice(&keys.1))
 }
 
-/// Returns the key of a request in the cache. A linearizable and a serializable read of the same keys have
-/// the same key.
+/// Returns the name under which the response to a request is cached: the encoded request. It is the same for
+/// a linearizable and a serializable read, so the response to either answers a later serializable read.
 fn name(request: &RangeRequest) -> Bytes {
     RangeRequest { serializable: true, ..request.clone() }.encode_to_vec().into()
 }
 
 impl Cache {
-    /// Returns the current position in the sequence of writes. A read takes it before it is sent, and passes
-    /// it to [`Cache::add`] with the response.
+    /// Returns the current position in the sequence of writes. The caller takes this position before it sends
+    /// a read, and passes it to [`Cache::add`] with the response.
     pub(crate) fn now(&self) -> Moment {
         Moment(self.next_write)
     }
@@ -117,8 +125,8 @@ impl Cache {
         Ok(Some(kept.answer.clone()))
     }
 
-    /// Caches the response to a read, unless its keys were written after the position `asked` at which the
-    /// read was sent.
+    /// Caches the response to a read, unless it is too large, or its keys may have been written since
+    /// position `asked`, at which the read was sent.
     pub(crate) fn add(&mut self, request: &RangeRequest, answer: &Bytes, asked: Moment, now: Instant) {
         let keys: Keys = (request.key.clone(), request.range_end.clone());
         let since = self.next_write - asked.0;
@@ -129,7 +137,8 @@ impl Cache {
         };
         let name = name(request);
         let bytes = name.len() + answer.len() + bytes_of(&keys);
-        // The result of a read at a given revision never changes, so later writes do not matter for it.
+        // A read at a given revision is cached even if its keys were written since, because its result never
+        // changes.
         if bytes > ANSWER_BYTES_MAX || !is_known || (request.revision == 0 && overtaken()) {
             return;
         }
@@ -147,8 +156,8 @@ impl Cache {
         }
     }
 
-    /// Removes the cached responses about keys and ranges that one request writes. Must be called both before
-    /// and after the write.
+    /// Removes the cached responses that contain keys of a write request. Must be called before the request
+    /// is sent and again after it is answered: a read that is sent in between may get the old value.
     pub(crate) fn written(&mut self, all: &[Keys]) {
         match all.len() {
             0..=COMPARED_MAX => all.iter().for_each(|keys| self.written_one(keys)),
@@ -173,7 +182,7 @@ impl Cache {
         }
     }
 
-    /// Records that all revisions below this one are compacted.
+    /// Records that all revisions below this one are compacted, so that reads of them are refused.
     pub(crate) fn compacted(&mut self, revision: i64, now: Instant) {
         self.compacted = Some((self.compacted_at(now).max(revision), now));
     }
@@ -184,15 +193,16 @@ impl Cache {
         fresh.map_or(0, |(revision, _)| revision)
     }
 
-    /// Empties the cache, because permissions have changed or a request has written too many keys.
+    /// Empties the cache. Must be called when permissions may have changed, or when it is not known which
+    /// cached responses a request has made outdated.
     pub(crate) fn clear(&mut self) {
         self.answers.clear();
         self.order.clear();
         self.bytes = 0;
         self.writes.clear();
         self.writes_bytes = 0;
-        // A read in flight has taken an earlier position. The writes since then are forgotten, so its
-        // response must not be cached.
+        // The skipped number makes `add` refuse the response to a read that is now in flight: the remembered
+        // writes no longer reach back to the position at which that read was sent.
         self.next_write += 1;
     }
 
@@ -262,7 +272,8 @@ mod tests {
         cache.add(&range("k", ""), &answer, asked, now);
         cache.add(&range("l", ""), &answer, asked, now);
         assert!(!has(&mut cache, &range("k", ""), now) && has(&mut cache, &range("l", ""), now));
-        // Writes are forgotten after a thousand later writes, so an older read is not kept.
+        // The cache forgets a write after `WRITES_MAX` later ones. The response to an older read is not
+        // cached, because a forgotten write may have touched its keys.
         for _ in 0..WRITES_MAX + 1 {
             cache.written(&[("x".into(), "".into())]);
         }
@@ -272,7 +283,8 @@ mod tests {
         cache.clear();
         cache.add(&range("n", ""), &answer, asked, now);
         assert!(!has(&mut cache, &range("n", ""), now));
-        // Permissions may have changed, which matters for a read at a revision, too.
+        // The cache is also emptied when permissions change, so even the response to a read at a fixed
+        // revision, which no write can change, must not be cached.
         let past = RangeRequest { revision: 3, ..range("n", "") };
         cache.add(&past, &answer, asked, now);
         assert!(!has(&mut cache, &past, now));
@@ -307,7 +319,8 @@ mod tests {
         assert_eq!(cache.get(&at(7), now), Ok(None));
         cache.compacted(5, now + AGE_MAX);
         assert_eq!(cache.get(&at(6), now + AGE_MAX), Err(error::COMPACTED));
-        // Members may have been restored from a snapshot, with lower revisions.
+        // The recorded compaction is ignored by now, because members may have been restored from a snapshot,
+        // with lower revisions.
         let later = now + AGE_MAX * 2 + Duration::from_millis(1);
         assert_eq!(cache.get(&at(6), later), Ok(None));
     }
@@ -322,7 +335,8 @@ mod tests {
         let asked = cache.now();
         cache.written(&all);
         assert_eq!((cache.len(), cache.writes.len()), (0, 0));
-        // An in-flight read may have been overtaken by a write.
+        // The response to a read that was in flight is not cached, because the large write may have
+        // overtaken it.
         cache.add(&range("k", ""), &Bytes::from_static(b"answer"), asked, now);
         assert!(!has(&mut cache, &range("k", ""), now));
     }
@@ -354,7 +368,7 @@ mod tests {
         }
         let bytes: usize = cache.writes.iter().map(|keys| keys.0.len() + keys.1.len()).sum();
         assert!(bytes <= 4 << 20 && !cache.writes.is_empty(), "{bytes}");
-        // Whether a forgotten write has overtaken the read is not known.
+        // The response is not cached, because one of the forgotten writes may have overtaken the read.
         cache.add(&range("k", ""), &Bytes::from_static(b"old"), asked, now);
         assert!(!has(&mut cache, &range("k", ""), now));
         cache.written(&[(vec![b'x'; 5 << 20].into(), Bytes::new())]);

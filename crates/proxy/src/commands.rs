@@ -1,11 +1,11 @@
-//! Names, flags and help texts of the subcommands, as in etcd 3.7. The modules `gateway` and `grpc_proxy`
-//! contain their functions.
+//! Names, flags and help texts of the subcommands `gateway` and `grpc-proxy`, as in etcd 3.7. The crate's
+//! modules `gateway` and `grpc_proxy` implement the subcommands.
 
 use std::time::Duration;
 
 use cli::{Command, Flag, Program};
 
-/// Declares flags as constants, and the table that lists them.
+/// Declares each flag as a constant, and declares a table that lists all of these flags.
 macro_rules! flags {
     ($table:ident: $($name:ident: $type:ty = $flag:expr;)*) => {
         $(pub(crate) const $name: Flag<$type> = $flag;)*

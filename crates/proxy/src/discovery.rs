@@ -1,5 +1,6 @@
-//! Finds endpoints by DNS SRV records. The rules about insecure endpoints and the log lines are those of
-//! etcd.
+//! Finds the members' endpoints by DNS SRV records, for both proxies. As in etcd's proxies, endpoints that do
+//! not prove their identity by TLS are left out unless `--insecure-discovery` is given. The log lines are
+//! also etcd's.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,16 +12,17 @@ use telemetry::logging::{Logger, Value};
 /// Timeout of a TLS handshake with a discovered endpoint.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Flags about discovery.
+/// Values of the flags about discovery.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Discovery {
-    /// `--discovery-srv`; empty for no discovery.
+    /// `--discovery-srv`: the domain that has the SRV records; empty for no discovery.
     pub domain: String,
-    /// `--discovery-srv-name`.
+    /// `--discovery-srv-name`: suffix of the service name in the SRV records; empty for none.
     pub name: String,
     /// `--insecure-discovery`: use endpoints without checking that they support TLS.
     pub is_insecure_allowed: bool,
-    /// File with the certificate authorities by which discovered endpoints are verified.
+    /// File with the certificate authorities by which discovered endpoints are verified; `None` for the
+    /// system's authorities.
     pub trusted_ca: Option<PathBuf>,
 }
 
@@ -29,7 +31,7 @@ impl Discovery {
     /// without TLS, or without a certificate for the domain, is left out unless the flags allow it.
     ///
     /// # Errors
-    /// Returns an error if the domain has no records.
+    /// Returns an error if the domain has no records, or if the file with the authorities cannot be used.
     pub async fn find(&self, logger: &Logger) -> Result<Vec<(String, Service)>, String> {
         if self.domain.is_empty() {
             return Ok(Vec::new());

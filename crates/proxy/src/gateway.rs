@@ -1,4 +1,4 @@
-//! `etcd gateway`: forwards TCP connections to endpoints that are reachable, without interpreting the data.
+//! `etcd gateway`: forwards clients' TCP connections to reachable endpoints, without interpreting the data.
 
 use std::collections::hash_map::RandomState;
 use std::fmt;
@@ -24,13 +24,14 @@ use crate::discovery::Discovery;
 const BUFFER_BYTES: usize = 16 * 1024;
 /// Timeout of connecting to an endpoint.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
-/// Idle time after which either end of a connection is probed. Source: Go's default for TCP.
+/// Idle time after which the kernel sends a TCP keepalive probe to a peer, and interval of further probes.
+/// Source: Go's default.
 const KEEPALIVE: Duration = Duration::from_secs(15);
-/// Pause after an error in accepting a connection, for example if the file descriptors are used up.
+/// Pause after a failure to accept a connection, for example because no file descriptor is free.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// Interval of retries if `--retry-delay` is 0. Source: etcd.
+/// Interval at which unreachable endpoints are tried again if `--retry-delay` is 0. Source: etcd.
 const RETRY_DELAY: Duration = Duration::from_secs(5 * 60);
-/// Number of file descriptors that are reserved for other purposes than connections.
+/// Number of file descriptors that are reserved for purposes other than connections.
 const OTHER_FILES: usize = 32;
 /// Maximum number of open connections, even if the limit on open files allows more or is not known.
 const CONNECTIONS_MAX: usize = 100_000;
@@ -42,8 +43,8 @@ pub struct Remote {
     pub address: String,
     /// Priority in the SRV record: lower is preferred; 0 without a record.
     pub priority: u16,
-    /// Weight in the SRV record, which determines the share of connections among endpoints of the same
-    /// priority; 0 without a record.
+    /// Weight in the SRV record: among endpoints of the same priority, each gets connections in proportion to
+    /// its weight. 0 without a record.
     pub weight: u16,
 }
 
@@ -59,9 +60,10 @@ impl Remote {
 pub struct GatewayOptions {
     /// Endpoints to which connections are forwarded; not empty.
     pub remotes: Vec<Remote>,
-    /// Interval at which unreachable endpoints are tried again.
+    /// Interval at which unreachable endpoints are tried again; zero for 5 minutes.
     pub retry_delay: Duration,
-    /// Maximum number of open connections. Further connections wait until they are accepted.
+    /// Maximum number of open connections. Further connections are accepted only when open ones end; until
+    /// then they wait in the kernel's queue.
     pub connections_max: usize,
 }
 
@@ -74,7 +76,8 @@ pub struct Gateway {
     logger: Logger,
 }
 
-/// Which endpoints are reachable, and whose turn is next.
+/// Reachability of the endpoints, each at the same index as in [`Gateway::remotes`], and a counter for taking
+/// turns.
 struct Standing {
     active: Vec<bool>,
     turn: usize,
@@ -100,7 +103,7 @@ impl Gateway {
         })
     }
 
-    /// Accepts connections and forwards them; never returns. Must run in a tokio runtime.
+    /// Accepts connections and forwards them. Never returns. Must run in a tokio runtime.
     pub async fn run(self: Arc<Gateway>, listener: TcpListener) {
         let addresses: Vec<&str> = self.remotes.iter().map(|remote| remote.address.as_str()).collect();
         self.logger.info("ready to proxy client requests", &[("endpoints", Value::List(&addresses))]);
@@ -123,15 +126,16 @@ impl Gateway {
         }
     }
 
-    /// Forwards one connection until both directions have ended. When one direction ends, this end is
-    /// forwarded as well.
+    /// Forwards one connection until both directions have ended. When a peer ends its direction, the gateway
+    /// ends the same direction towards the other peer. If no endpoint is reachable, the connection is closed.
     async fn serve(&self, mut client: TcpStream) {
         while let Some(at) = self.pick(random()) {
             match dial(&self.remotes[at].address).await {
                 Ok(mut server) => {
                     probe(&client);
                     probe(&server);
-                    // After an error both connections are closed, so both peers notice it.
+                    // An error can be ignored: it ends the forwarding, and the return closes both
+                    // connections, which both peers notice.
                     let _ = tokio::io::copy_bidirectional_with_sizes(
                         &mut client,
                         &mut server,
@@ -156,8 +160,9 @@ impl Gateway {
         }
     }
 
-    /// Returns the endpoint for the next connection, by priority and weight (RFC 2782), or in turn if none
-    /// has a weight; Returns `None` if all endpoints are unreachable.
+    /// Returns the index of the endpoint for the next connection; `None` if all endpoints are unreachable.
+    /// Of the reachable endpoints with the best priority, one is chosen at random by weight (RFC 2782). If
+    /// none of them has a weight, they take turns.
     fn pick(&self, random: u64) -> Option<usize> {
         let mut standing = self.standing();
         let active: Vec<usize> = (0..self.remotes.len()).filter(|at| standing.active[*at]).collect();
@@ -167,7 +172,8 @@ impl Gateway {
         let (weighted, plain): (Vec<usize>, Vec<usize>) =
             candidates.into_iter().partition(|at| self.remotes[*at].weight > 0);
         let turn = standing.turn;
-        // If only some records have a weight, the records without one get one connection in a hundred.
+        // Records without a weight take turns: for all connections if no record has a weight, else for one
+        // connection in a hundred.
         if weighted.is_empty() || (!plain.is_empty() && random.is_multiple_of(100)) {
             standing.turn = turn.wrapping_add(1);
             return plain.get(turn.checked_rem(plain.len())?).copied();
@@ -234,7 +240,8 @@ fn probe(stream: &TcpStream) {
     let _ = stream.set_nodelay(true);
 }
 
-/// Returns a random number that is good enough to distribute clients; it is not suitable for secrets.
+/// Returns a random number for distributing connections. It is predictable, so it must not be used for
+/// secrets.
 fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }
@@ -303,7 +310,7 @@ async fn start(matches: &Matches, logger: &Logger, ready: Ready<'_>) -> Result<(
     let options = GatewayOptions {
         remotes,
         retry_delay: matches.get(flags::RETRY_DELAY),
-        // Each forwarded connection uses two sockets.
+        // Half of the file descriptors, because each forwarded connection uses two sockets.
         connections_max: (files.saturating_sub(OTHER_FILES) / 2).clamp(1, CONNECTIONS_MAX),
     };
     ready(logger);
@@ -318,7 +325,8 @@ async fn resolve(host: &str, port: u16) -> Option<Vec<SocketAddr>> {
     (!found.is_empty()).then_some(found)
 }
 
-/// Returns `host:port` for `http://host:port/path`. Returns a text of any other form unchanged.
+/// Returns `host:port` for `http://host:port/path`, with any scheme. Returns a string without a scheme
+/// unchanged.
 fn without_scheme(endpoint: &str) -> &str {
     match endpoint.split_once("://") {
         Some((_, rest)) => rest.split(['/', '?', '#']).next().unwrap_or(rest),

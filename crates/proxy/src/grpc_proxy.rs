@@ -1,4 +1,5 @@
-//! `etcd grpc-proxy`: sets up the sockets, TLS and threads of the service.
+//! `etcd grpc-proxy`: starts the gRPC proxy, that is, its sockets, TLS and threads. The module `service`
+//! answers the calls.
 
 use std::fmt;
 use std::fs;
@@ -34,15 +35,15 @@ use crate::{ProxyOptions, Ready, upstream};
 
 /// Interval at which the TLS files are checked for changes.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
-/// Maximum size of a client's message in bytes, unless the flags allow larger requests to members. Source:
-/// grpc-go's default.
+/// Maximum size of a client's message in bytes, unless `--max-send-bytes` allows larger requests to members.
+/// Source: grpc-go's default.
 const MESSAGE_BYTES_MAX: usize = 4 << 20;
-/// Maximum memory in bytes that the front may use for all clients together.
+/// Maximum memory in bytes that the gRPC server may use for the connections of all clients together.
 const BUDGET_BYTES: usize = 1 << 30;
-/// Number of file descriptors that are reserved for other purposes than connections of clients.
+/// Number of file descriptors that are reserved for purposes other than connections of clients.
 const OTHER_FILES: usize = 64;
 
-/// Pause before the next attempt to read the revision from which on reads are ordered. Source: etcd's proxy.
+/// Pause before the read in [`wait_for_order`] is tried again. Source: etcd's proxy.
 const ORDER_PAUSE: Duration = Duration::from_secs(1);
 
 /// Reason why the gRPC proxy cannot start.
@@ -64,13 +65,14 @@ fn fault(text: impl fmt::Display) -> StartError {
 /// A running gRPC proxy. Dropping it closes all connections.
 pub struct GrpcProxy {
     fronts: Vec<Front>,
-    /// Ends the thread that checks the TLS files when dropped; dropped first.
+    /// The thread that checks the TLS files for changes, and a sender that ends this thread when it is
+    /// dropped; `None` without TLS.
     reloading: Option<(SyncSender<()>, JoinHandle<()>)>,
     /// Thread that runs the background tasks; `None` if there are no such tasks.
     _background: Option<Background>,
     /// Address on which the proxy listens.
     pub address: SocketAddr,
-    /// Address at which the pages are served, if it differs from the address for calls.
+    /// Additional address at which only HTTP pages are served (`--metrics-addr`); `None` without this flag.
     pub pages_address: Option<SocketAddr>,
 }
 
@@ -97,7 +99,8 @@ impl GrpcProxy {
         let endpoints = endpoints(options, logger)?;
         let member_tls = member_tls(options, logger)?;
         let upstream = upstream::settings(options, endpoints.clone(), member_tls.clone());
-        // This client only checks the settings. Each shard creates its own client.
+        // This client is only created to report faulty settings now, and is dropped. Each shard creates its
+        // own client from the same settings.
         Client::new(upstream.clone()).map_err(fault)?;
         let own = own_settings(options, listen_tls.as_ref().map(|(tls, _)| tls.settings()))?;
 
@@ -193,7 +196,7 @@ impl GrpcProxy {
         Ok(proxy)
     }
 
-    /// Starts the thread that reloads changed TLS files.
+    /// Starts the thread that reloads changed TLS files. Dropping the returned sender ends the thread.
     fn reload(
         &self,
         mut reloader: Reloader,
@@ -229,7 +232,7 @@ impl Drop for GrpcProxy {
     fn drop(&mut self) {
         if let Some((stop, thread)) = self.reloading.take() {
             drop(stop);
-            // If the thread has panicked, the panic was already reported.
+            // An error means that the thread has panicked, which was already reported.
             let _ = thread.join();
         }
     }
@@ -242,7 +245,7 @@ pub(crate) fn command(matches: &Matches, ready: Ready<'_>) -> Result<(), String>
     let logger = Logger::to(level, Format::Json, vec![Box::new(std::io::stderr())]);
     let _proxy = GrpcProxy::start(&options, &logger).map_err(|error| error.to_string())?;
     ready(&logger);
-    // Only a signal ends the process, as in etcd.
+    // The proxy runs on other threads. Only a signal ends the process, as in etcd.
     loop {
         std::thread::park();
     }
@@ -277,8 +280,8 @@ fn background(
     Background::start(members, tasks).map(Some).map_err(fault)
 }
 
-/// Waits until a member has reported its revision. Reads must not be answered from a lower revision. No
-/// client is served before that, as in etcd.
+/// Reads a key until a member answers, and records the revision of the response as the lowest one that reads
+/// of clients may return. As in etcd, the proxy serves no client before that.
 fn wait_for_order(members: &impl Fn() -> Members, logger: &Logger) -> Result<(), StartError> {
     logger.info("waiting for linearized read from cluster to recover ordering", &[]);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(fault)?;
@@ -292,7 +295,8 @@ fn wait_for_order(members: &impl Fn() -> Members, logger: &Logger) -> Result<(),
             match members.call(Rpc::KvRange, &options, message.clone()).await {
                 Ok(_) => return,
                 Err(status) if is_about_rights(&status) => {
-                    // The proxy has no credentials of its own, so the first read of a client sets the revision.
+                    // The proxy has no credentials for this read, so do not wait any longer. The first read
+                    // of a client will set the lowest revision.
                     logger.warn(
                         "the proxy has no permission to read, so it cannot get the cluster's revision; reads are \
                          ordered from the first read of a client on",
@@ -311,18 +315,19 @@ fn wait_for_order(members: &impl Fn() -> Members, logger: &Logger) -> Result<(),
     Ok(())
 }
 
-/// Returns true if a member refuses reads without credentials, or from callers without permission.
+/// Returns true if a status says that the call had no credentials, or that its user has no permission.
 fn is_about_rights(status: &Status) -> bool {
     let refusals = [error::USER_EMPTY, error::PERMISSION_DENIED];
     refusals.iter().any(|known| status.message == known.message)
 }
 
-/// Creates a client from settings that were checked already.
+/// Creates a client from settings with which a client was created before, so the creation does not fail.
 fn checked_client(settings: Settings) -> Client {
     Client::new(settings).unwrap_or_else(|error| unreachable!("the settings were checked: {error}"))
 }
 
-/// Returns the endpoints from DNS, or those of the flags.
+/// Returns the endpoints that DNS discovery has found; those of `--endpoints` if it has found none or is not
+/// used.
 fn endpoints(options: &ProxyOptions, logger: &Logger) -> Result<Vec<String>, StartError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(fault)?;
     let found = runtime.block_on(options.members.discovery.find(logger)).map_err(fault)?;
@@ -347,7 +352,7 @@ fn member_tls(options: &ProxyOptions, logger: &Logger) -> Result<Option<Tls>, St
             &[],
         );
     }
-    // When the files change, a certificate that has a common name is not used, for the same reason.
+    // If the files change later, a new certificate that has a common name is not used, for the same reason.
     let is_nameless = |contents: &[u8]| tls::common_name_in(contents).is_ok_and(|name| name.is_none());
     files.load_for_each_connection(is_nameless).map(Some).map_err(fault)
 }
@@ -380,8 +385,8 @@ fn listen_tls(options: &ProxyOptions, logger: &Logger) -> Result<Option<(tls::Tl
     tls::Tls::load(settings, Arc::new(SystemClock)).map(Some).map_err(fault)
 }
 
-/// Returns the settings of the client with which the proxy checks its own health. Returns `None` if the proxy
-/// advertises no address.
+/// Returns the settings of the client with which the proxy checks its own health, by calls to the address
+/// that it advertises. Returns `None` if the proxy advertises no address.
 fn own_settings(
     options: &ProxyOptions,
     listen_tls: Option<&tls::Settings>,
@@ -416,7 +421,8 @@ fn front_options(options: &ProxyOptions, logger: &Logger) -> front::Options {
         message_bytes_max: MESSAGE_BYTES_MAX.max(options.members.send_bytes_max),
         budget: Budget::new(BUDGET_BYTES),
         max_concurrent_streams: options.listen.max_concurrent_streams,
-        // If etcd's flag is not set, the value is grpc-go's default.
+        // As in etcd, the value 0 of a keepalive flag means grpc-go's default, which is 5 minutes for this
+        // flag.
         keepalive_min_time: unless_zero(options.listen.keepalive_min_time, Duration::from_secs(300)),
         keepalive_interval: unless_zero(options.listen.keepalive_interval, never),
         keepalive_timeout: unless_zero(options.listen.keepalive_timeout, defaults.keepalive_timeout),
@@ -446,7 +452,8 @@ fn listen(address: &str) -> Result<TcpListener, StartError> {
     Ok(socket)
 }
 
-/// Returns true if the URL of the pages is `https`, and the address in the URL.
+/// Parses the URL of `--metrics-addr`. Returns true for `https` and false for `http`, with the `host:port` of
+/// the URL.
 fn page_address(url: &str) -> Result<(bool, &str), StartError> {
     let (secure, rest) = match url.split_once("://") {
         Some(("http", rest)) => (false, rest),

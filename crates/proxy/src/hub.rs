@@ -1,6 +1,7 @@
-//! The thread that does the work which clients share: watches on members, and renewals of leases. It has its
-//! own connections to the members. Shards send it commands, and it puts responses into the outboxes of the
-//! clients' streams.
+//! The hub: a thread that watches keys and renews leases on the members for all clients together, so that
+//! several clients can share one watch or one renewal. It has its own connections to the members. Shards (the
+//! threads that serve clients) send it commands, and it puts responses into the outboxes of the clients'
+//! streams.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -33,17 +34,20 @@ use crate::watches::{BroadcastId, Caller, Effect, Group, StreamId, Watches};
 
 /// First and longest pause before a broken stream to a member is opened again.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
-/// Interval at which an unanswered progress request is repeated, since etcd leaves some of them unanswered.
+/// Interval at which an unanswered progress request is repeated, because an etcd member leaves some of these
+/// requests unanswered.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
 /// Timeout of the read that checks whether a caller may watch its keys.
 const CHECK_LIMIT: Duration = Duration::from_secs(5);
-/// Maximum number of renewals of all callers together that are in flight to members. All of them share a
-/// connection, which a member closes if thousands of small messages wait on it.
+/// Maximum number of renewals of all callers together that are in flight to members. Further ones wait. All
+/// renewals can share one connection, and a member closes a connection on which thousands of small messages
+/// wait.
 const RENEWALS_MAX: usize = 1_000;
 /// Capacity of the hub's command queue. Each client stream reserves one slot of the queue while it is open,
-/// for the command that ends the stream.
+/// for the command that ends the stream. Commands and new streams wait while no slot is free.
 const COMMANDS_MAX: usize = 1 << 18;
-/// Time without renewals after which a stream of renewals to a member is closed.
+/// Time without renewals of a caller after which its stream to a member is closed. After the same time again,
+/// its task ends.
 const RENEWALS_IDLE: Duration = Duration::from_secs(60);
 
 /// Command that a shard sends to the hub.
@@ -54,20 +58,21 @@ pub(crate) enum Command {
         outbox: Arc<Outbox>,
         request: Box<WatchCreateRequest>,
         caller: Arc<Caller>,
-        /// Notified, or dropped, once the create request has been answered.
+        /// Used or dropped once the create request has been answered, which wakes the shard's task that waits
+        /// for this.
         done: oneshot::Sender<()>,
     },
-    /// Cancel a watch. The sender is dropped once this is done.
+    /// Cancel the watch with this id. The sender is dropped once the watch is canceled.
     Cancel(StreamId, i64, oneshot::Sender<()>),
     /// The client of this stream accepts responses again.
     Drained(StreamId),
     /// The client requests the progress of its watches. The sender is dropped once the request is recorded.
     AskProgress(StreamId, oneshot::Sender<()>),
-    /// The stream has ended.
+    /// The client's stream of watches has ended.
     Leave(StreamId),
     /// Renew a lease on behalf of a caller.
     Renew(Renewal, Arc<Caller>),
-    /// A stream of renewals on behalf of a caller has ended.
+    /// The client's stream of lease renewals, on which it acted as this caller, has ended.
     LeaveRenewals(StreamId, Arc<Caller>),
 }
 
@@ -75,8 +80,8 @@ pub(crate) enum Command {
 #[derive(Clone)]
 pub(crate) struct Hub(mpsc::Sender<Command>);
 
-/// A slot of the hub's queue that is reserved for a stream. Dropping it sends the command that ends the
-/// stream.
+/// A reserved slot of the hub's command queue, and the command that ends a client stream. Dropping this value
+/// sends the command. Because of the reservation, sending never has to wait for space in the queue.
 pub(crate) struct Leaving(Option<(OwnedPermit<Command>, Command)>);
 
 impl Drop for Leaving {
@@ -88,8 +93,8 @@ impl Drop for Leaving {
 }
 
 impl Hub {
-    /// Starts the thread. `client` is called on the thread. If a member does not answer a renewal within
-    /// `renewal_limit`, its stream is closed and another member is used.
+    /// Starts the hub's thread. `client` is called on that thread. If a member does not answer a renewal
+    /// within `renewal_limit`, the stream to this member is closed and another member is used.
     ///
     /// # Errors
     /// Returns an error if the thread or its runtime cannot be created.
@@ -125,15 +130,16 @@ impl Hub {
         self.0.send(command).await.is_ok()
     }
 
-    /// Reserves a slot for the end of a stream: `end` is sent when the returned value is dropped. Returns
-    /// `None` if the hub has ended.
+    /// Reserves a slot of the command queue for the end of a stream. The command `end` is sent when the
+    /// returned value is dropped. Returns `None` if the hub has ended.
     pub(crate) async fn begin(&self, end: Command) -> Option<Leaving> {
         let place = self.0.clone().reserve_owned().await.ok()?;
         Some(Leaving(Some((place, end))))
     }
 }
 
-/// Running task of a broadcast, and the signal at which the task requests progress from the member.
+/// Running task of a broadcast (a watch on a member for one or more clients), and the signal that makes the
+/// task request the watch's progress from the member.
 struct Running {
     task: AbortHandle,
     asked: Rc<Notify>,
@@ -142,12 +148,12 @@ struct Running {
 struct Driver {
     client: Client,
     metrics: Arc<Metrics>,
-    /// Time within which a member must send its next response as long as renewals are in flight.
+    /// Time within which a member must send its next response while renewals are in flight.
     renewal_limit: Duration,
     watches: RefCell<Watches>,
     tasks: RefCell<HashMap<BroadcastId, Running>>,
     renewals: RefCell<HashMap<Arc<Caller>, Rc<Lane>>>,
-    /// Permits of all callers' renewals that are in flight to members.
+    /// Permits for renewals: each renewal that is in flight to a member, of any caller, holds one.
     places: Arc<Semaphore>,
 }
 
@@ -172,7 +178,7 @@ impl Driver {
         }
     }
 
-    /// Carries out the effects that the watches have requested.
+    /// Carries out the effects that the state machine [`Watches`] has requested, and updates the metrics.
     fn carry_out(self: &Rc<Driver>) {
         let effects = self.watches.borrow_mut().take_effects();
         for effect in effects {
@@ -189,7 +195,8 @@ impl Driver {
                 }
                 Effect::Close(id) => {
                     if let Some(running) = self.tasks.borrow_mut().remove(&id) {
-                        // If this is the current task itself, it ends at its next await point.
+                        // This code may run in the task that it aborts. Such a task ends only at its next
+                        // await point, so the remaining effects are still carried out.
                         running.task.abort();
                     }
                 }
@@ -210,8 +217,8 @@ impl Driver {
         self.metrics.events_coalescing.fetch_add(std::mem::take(&mut watches.coalesced), Relaxed);
     }
 
-    /// Keeps the watch of a broadcast open, over several connections if needed, until no client needs the
-    /// broadcast.
+    /// Keeps the watch of a broadcast open on a member, and opens it again whenever it breaks, until the
+    /// broadcast has ended.
     async fn keep_open(self: &Rc<Driver>, id: BroadcastId, group: &Group, asked: &Notify) {
         let mut pause = PAUSE.0;
         loop {
@@ -280,8 +287,8 @@ impl Driver {
         }
     }
 
-    /// Reads the keys of a group with the group's credentials, and retries until a member has answered. The
-    /// result tells whether the caller may watch the keys.
+    /// Checks whether the caller of a group may watch the group's keys: reads the keys with the group's
+    /// credentials, and retries until a member has answered.
     async fn check(self: &Rc<Driver>, group: Rc<Group>) {
         let request = RangeRequest {
             key: group.key.clone(),
@@ -332,15 +339,16 @@ impl Driver {
         }
     }
 
-    /// Renews leases on behalf of one caller, over one stream to a member at a time. Ends after a time
-    /// without renewals.
+    /// Renews leases on behalf of one caller, over one stream to a member at a time. Returns when the caller
+    /// has requested no renewals for at least [`RENEWALS_IDLE`].
     async fn keep_renewing(&self, caller: &Caller, lane: &Lane) {
         let mut pause = PAUSE.0;
         loop {
             while lane.renewals.borrow().is_idle() {
                 let added = timeout(RENEWALS_IDLE, lane.changed.notified()).await;
-                // Commands are handled on this same thread, so none can be handled between this check and the
-                // removal.
+                // A renewal that was added between this check and the removal would be lost with the lane.
+                // None can be added: this thread also handles the commands, and there is no await point in
+                // between.
                 if added.is_err() && lane.renewals.borrow().is_idle() {
                     self.renewals.borrow_mut().remove(caller);
                     return;
@@ -358,22 +366,23 @@ impl Driver {
         }
     }
 
-    /// Runs one stream of renewals to a member. Returns `Ok` if it was closed because it was idle, or if no
-    /// member could be reached.
+    /// Runs one stream of renewals to a member. Returns `Ok` if the stream was closed because it was idle, or
+    /// if no stream could be opened; in that case the streams of the waiting clients were ended.
     async fn renew_on_stream(&self, caller: &Caller, lane: &Lane) -> Result<(), Status> {
         let (mut sender, mut receiver) =
             match self.client.forward_stream(Rpc::LeaseKeepAlive, &options_of(caller)).await {
                 Ok(open) => open,
                 Err(status) => {
-                    // The clients have already waited for some seconds, so their streams end now instead of
-                    // after another attempt.
+                    // Opening the stream took up to some seconds already, so do not let the clients wait for
+                    // another attempt: end their streams.
                     lane.renewals.borrow_mut().end(&status);
                     return Ok(());
                 }
             };
         let late = || Status::new(Code::Unavailable, "the member did not answer a renewal in time");
-        // Time since which the member owes a response: the time of the first request in flight, or of the
-        // last response.
+        // Start of the current wait for a response, to which `renewal_limit` applies: the time of the
+        // member's last response, or the time at which a renewal was sent while none was in flight. `None` if
+        // no renewal is in flight.
         let mut waits_since: Option<tokio::time::Instant> = None;
         loop {
             if !lane.renewals.borrow().has_asked() {
@@ -417,7 +426,8 @@ impl Driver {
         }
     }
 
-    /// Waits until another renewal of this caller may be sent to a member, and returns the permit for it.
+    /// Waits until this caller has a renewal to send and the limits allow it, and returns the permit for the
+    /// renewal.
     async fn place_for(&self, lane: &Lane) -> OwnedSemaphorePermit {
         loop {
             while !lane.renewals.borrow().has_more() {
@@ -430,7 +440,7 @@ impl Driver {
     }
 }
 
-/// Renewals of one caller, and the signal that wakes the task which sends them.
+/// Renewals of one caller, and the signal that wakes the task which sends these renewals to a member.
 #[derive(Default)]
 struct Lane {
     renewals: RefCell<Renewals>,

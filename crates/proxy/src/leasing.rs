@@ -2,13 +2,13 @@
 //! further reads of these keys without a member.
 //!
 //! The owner of a key has created a leasing key: the prefix followed by the key, attached to a lease of the
-//! proxy. All proxies of this kind, including etcd's, write a key only under the condition that no other
-//! proxy has created its leasing key. If another proxy has, they set the leasing key to `REVOKE`, and wait
-//! until its owner has deleted it or its lease has ended.
+//! proxy. All proxies of this kind, including etcd's, write a key only under the condition that no leasing
+//! key of another proxy exists for it. If one exists, the writing proxy sets this leasing key to `REVOKE`,
+//! and waits until the owner has deleted it or the owner's lease has ended.
 //!
 //! The module `owned` makes the decisions; `session` keeps the lease and watches the leasing keys. A read by
 //! a client with a token never makes the proxy the owner, because different users may read different keys.
-//! Writes of such clients follow the same rules as all others.
+//! Writes of clients with a token follow the same rules as all other writes.
 
 mod owned;
 mod session;
@@ -41,35 +41,42 @@ use owned::{Change, Outcome, Owned, Read, Write, answer};
 
 /// Value of a leasing key by which another proxy asks the owner to give up the key. Source: etcd's leasing.
 const REVOKE: Bytes = Bytes::from_static(b"REVOKE");
-/// Maximum number of leasing keys that one transaction creates or deletes. It is well below the number of
-/// operations that members allow; if a member allows fewer, smaller transactions are sent.
+/// Maximum number of leasing keys that one transaction sets to `REVOKE` or deletes. It is well below 128, the
+/// members' default limit on the operations of a transaction. If a member has a lower limit and refuses the
+/// transaction, smaller transactions are sent.
 const CHUNK: usize = 50;
-/// Maximum size of a transaction that creates or deletes leasing keys, in bytes.
+/// Maximum size of a transaction that sets leasing keys to `REVOKE` or deletes them, in bytes.
 const CHUNK_BYTES: usize = 512 << 10;
-/// Maximum length of a key that is claimed, in bytes. Several requests contain its leasing key up to three
-/// times.
+/// Maximum length, in bytes, of a key that the proxy may come to own. Reads of longer keys are forwarded to a
+/// member. The limit keeps the transaction small that claims a key: it contains the leasing key three times.
 const KEY_BYTES_MAX: usize = 4 << 10;
-/// Maximum length of each list of a transaction with writes: its conditions, the operations of each branch, and
-/// the keys and ranges that it writes. The proxy adds one condition for each written key or range. With default
-/// options, members allow shorter lists than this.
+/// Maximum length of each list of a transaction with writes: its conditions, the operations of each branch,
+/// and the keys and ranges that it writes. The proxy refuses a transaction with a longer list, because it
+/// would have to add one condition for each written key or range. Members with default options refuse lists
+/// of more than 128 anyway.
 const WRITING_MAX: usize = 1_024;
-/// Number of leasing keys that one request reads.
+/// Maximum number of leasing keys that the proxy reads with one request.
 const PAGE: i64 = 1_000;
-/// Pause before a write is retried because its wait for an owner was interrupted.
+/// Pause of a write that waits until another proxy has deleted a leasing key, after the watch of this leasing
+/// key has broken. After the pause, the write checks the leasing keys again.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Longest time for which a write waits for owners before it reads the leasing keys again.
+/// Maximum time for which a write waits until other proxies have deleted their leasing keys. After this time,
+/// the write checks the leasing keys again.
 const WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// Ownership of keys. All shards share it.
+/// Ownership of keys: reads and writes keys by the rules of leasing. All shards (the proxy's threads) share
+/// it.
 pub(crate) struct Leasing {
     /// Prefix of the leasing keys. It is relative to the namespace of `--namespace`.
     prefix: Bytes,
     owned: Mutex<Owned>,
-    /// Notified when there are leasing keys to delete.
+    /// Wakes the task that deletes leasing keys. Notified when the proxy has given up the ownership of keys,
+    /// so that their leasing keys have to be deleted.
     has_left: Notify,
 }
 
-/// A claim that is in flight. If it is dropped before its outcome is known, the claim is given up.
+/// A claim that is in flight: an attempt to become the owner of a key. If this value is dropped before the
+/// outcome is known, the claim is given up, and the session deletes the leasing key, which may exist.
 struct Claim<'l> {
     leasing: &'l Leasing,
     key: &'l Bytes,
@@ -84,7 +91,8 @@ impl Drop for Claim<'_> {
     }
 }
 
-/// A write that is in flight. If it is dropped before its outcome is known, the outcome counts as unknown.
+/// A write that is in flight. If this value is dropped before the outcome is known, the write counts as
+/// possibly carried out, and the ownership of the written keys is given up.
 struct Writing<'l> {
     leasing: &'l Leasing,
     write: Option<Write>,
@@ -104,7 +112,9 @@ impl Writing<'_> {
 
 impl Drop for Writing<'_> {
     fn drop(&mut self) {
-        // The client has gone away, or its deadline has passed. The member may still carry out the write.
+        // Has no effect after `end`. Without `end`, the client has gone away, its deadline has passed, or the
+        // call has failed with an error that does not prove that the write was refused. The member may still
+        // carry out the write, so its outcome is not known.
         self.finish(&Outcome::Lost);
     }
 }
@@ -114,11 +124,13 @@ impl Leasing {
         Leasing { prefix, owned: Mutex::default(), has_left: Notify::new() }
     }
 
-    /// Handles a call of the KV service: range, put, delete or transaction. `may_own` is true if the caller
-    /// has no credentials, so that its reads may lead to ownership.
+    /// Handles a call of a client: applies the rules of leasing to ranges, puts, deletes and transactions,
+    /// and forwards all other calls to a member. `may_own` is true if the caller has no credentials. Only in
+    /// that case, a read may make the proxy the owner of the key.
     ///
     /// # Errors
-    /// Returns the error of the member.
+    /// Returns the member's error, or an error if the request is malformed, if a transaction with writes is
+    /// too long, or if the member's response does not match the request.
     pub(crate) async fn call(
         &self,
         members: &Members,
@@ -161,15 +173,16 @@ impl Leasing {
         }
     }
 
-    /// Gives up the ownership of all keys, and stops answering reads of them, because permissions have
-    /// changed.
+    /// Gives up the ownership of all keys, and stops answering reads of them. Called when permissions may
+    /// have changed.
     pub(crate) fn leave_all(&self) {
         self.with(Owned::leave_all);
     }
 
-    /// Decides how to answer a read.
+    /// Decides how to answer a read of a client without credentials.
     fn how(&self, request: &RangeRequest, now: Instant) -> Read {
-        // A leasing key itself is never claimed, because it belongs to the proxy that created it.
+        // Do not claim a key that is too long (see `KEY_BYTES_MAX`) or is itself a leasing key, which belongs
+        // to the proxy that created it.
         if request.key.len() > KEY_BYTES_MAX || request.key.starts_with(&self.prefix) {
             return Read::Member;
         }
@@ -193,15 +206,16 @@ impl Leasing {
             }
             Read::Claim(lease) => match self.claim(members, options, lease, key).await {
                 Ok((header, kv)) => Ok(answer(&request, kv.as_ref(), header).encode_to_vec().into()),
-                // A claim contains a write, and a member may refuse writes at the moment, so try a plain read
-                // instead.
+                // The claim was refused, perhaps only because it contains a write: a member may refuse writes
+                // at the moment, for example for lack of space. So send the plain read.
                 Err(status) if is_refusal(&status) => self.ask(members, Rpc::KvRange, options, message).await,
                 Err(status) => Err(status),
             },
         }
     }
 
-    /// Reads a key and claims it in the same transaction.
+    /// Reads a key, and tries to become its owner in the same transaction. Returns the header of the
+    /// response, and the key with its value; `None` if the key does not exist.
     async fn claim(
         &self,
         members: &Members,
@@ -219,8 +233,8 @@ impl Leasing {
         let request = TxnRequest {
             compare: vec![
                 created_before(leasing_key.clone(), Bytes::new(), 1),
-                // A key that is attached to a lease is not claimed: the end of that lease deletes the key
-                // without asking the key's owner.
+                // A key that is attached to a lease is not claimed: the end of that lease would delete the
+                // key without waiting for its owner, and the owner would keep returning the deleted value.
                 Compare {
                     result: CompareResult::Equal as i32,
                     target: CompareTarget::Lease as i32,
@@ -274,8 +288,9 @@ impl Leasing {
         if is_too_long(&request, written.len()) {
             return Err(error::TOO_MANY_OPS);
         }
-        // Each nested transaction counts as an operation, whose number members limit. So a transaction
-        // without conditions is sent without nesting.
+        // Members limit the number of operations, and a nested transaction counts as one of them. If the
+        // client's transaction has no conditions, it needs no nesting: send its operations directly, so that
+        // it may have as many as without this proxy.
         if request.compare.is_empty() && request.failure.is_empty() {
             let answer = self.write(members, options, written, request.success).await?;
             return Ok(answer.encode_to_vec().into());
@@ -290,7 +305,8 @@ impl Leasing {
         }
     }
 
-    /// Sends an operation that writes to a member, and returns the response to the operation.
+    /// Does the same as [`Leasing::write`] for a single operation, and returns the header and the response to
+    /// the operation.
     async fn write_one(
         &self,
         members: &Members,
@@ -304,8 +320,9 @@ impl Leasing {
         response.map(|response| (header, response)).ok_or(MISFIT)
     }
 
-    /// Sends operations that write these keys and ranges to a member, once no other proxy owns any of the
-    /// keys.
+    /// Makes other proxies give up the keys and ranges in `written`, and then sends the operations `ops`,
+    /// which write these keys and ranges, to a member. Repeats this if another proxy has become an owner in
+    /// between.
     async fn write(
         &self,
         members: &Members,
@@ -320,8 +337,9 @@ impl Leasing {
             let request = RangeRequest { key: self.leasing_key(key), ..RangeRequest::default() };
             RequestOp { request: Some(Request::RequestRange(request)) }
         };
-        // A write may also change leasing keys, for example a delete of all keys. Once a leasing key is
-        // deleted, another proxy may become the owner of its key at any time.
+        // A write may also change leasing keys, for example a delete of all keys. Once a leasing key of this
+        // proxy is deleted, another proxy can become the owner of the key. So before and after such a write,
+        // this proxy gives up all its keys.
         let leasing_keys_all = (self.prefix.clone(), end_of_prefix(&self.prefix));
         let writes_leasing_keys = written.iter().any(|keys| overlap(keys, &leasing_keys_all));
         loop {
@@ -371,15 +389,16 @@ impl Leasing {
                 _ => Vec::new(),
             });
             let others = self.of_others(found);
-            // Ask the owners to give up the keys, then try again. If some leasing keys still exist then, the
-            // conditions fail again.
+            // Ask the owners to give up the keys, then try again. The returned flag can be ignored: if some
+            // leasing keys still exist, the conditions of the write fail again.
             self.revoke(members, options, &others).await?;
         }
     }
 
     /// Makes other proxies give up the keys whose leasing keys are in this range. Returns the highest
-    /// creation revision of any leasing key found, including this proxy's own ones. A leasing key that is
-    /// created later has a higher creation revision.
+    /// creation revision of any leasing key found, including this proxy's own ones; 0 if there is none. The
+    /// caller's write gets the condition that no leasing key in the range has a higher creation revision. So
+    /// the write fails if a proxy has become the owner of a key in the meantime.
     async fn clear(
         &self,
         members: &Members,
@@ -414,8 +433,8 @@ impl Leasing {
             newest = page.kvs.iter().map(|kv| kv.create_revision).fold(newest, i64::max);
             let others = self.of_others(page.kvs);
             if !self.revoke(members, options, &others).await? {
-                // A leasing key may still exist, and its owner may still answer reads of the key. So read the
-                // range again from the start.
+                // The wait has timed out, or its watch has broken. The owners of these leasing keys may still
+                // answer reads of the keys, so the write must not begin. Read the range again from the start.
                 (request.key, request.revision) = (key.clone(), 0);
                 continue;
             }
@@ -425,7 +444,8 @@ impl Leasing {
         }
     }
 
-    /// Returns the leasing keys that belong to another proxy, or to an earlier session of this proxy.
+    /// Returns the leasing keys by which this proxy does not own a key: those of other proxies, of earlier
+    /// sessions of this proxy, and of keys whose ownership this proxy is giving up.
     fn of_others(&self, found: impl IntoIterator<Item = KeyValue>) -> Vec<KeyValue> {
         self.with(|owned| {
             let is_others = |kv: &KeyValue| {
@@ -437,7 +457,7 @@ impl Leasing {
     }
 
     /// Asks the owners of these leasing keys to give up their keys, and waits until the leasing keys are
-    /// deleted. Returns false if some of them may still exist.
+    /// deleted. Returns false if some of the leasing keys may still exist.
     async fn revoke(
         &self,
         members: &Members,
@@ -462,8 +482,8 @@ impl Leasing {
         Ok(true)
     }
 
-    /// Waits for a limited time until all these keys were deleted at `revision` or later. The keys are in
-    /// ascending order. Returns false if they were not deleted in this time, or it is not known.
+    /// Waits for up to [`WAIT_MAX`] until each of these keys was deleted at `start_revision` or later. The
+    /// keys are in ascending order. Returns false if the time has passed or the watch has broken before that.
     async fn wait_for_deletion(
         &self,
         members: &Members,
@@ -481,8 +501,8 @@ impl Leasing {
         }
     }
 
-    /// Watches until all these keys were deleted at `revision` or later, then returns true. The keys are in
-    /// ascending order. Returns false if the watch breaks.
+    /// Watches these keys until each of them was deleted at `start_revision` or later, then returns true. The
+    /// keys are in ascending order. Returns false if the watch breaks before that.
     async fn watch_deletion(
         &self,
         members: &Members,
@@ -502,8 +522,8 @@ impl Leasing {
             namespace.range_end(&mut create.range_end);
         }
         let mut options = CallOptions { timeout: None, ..options.clone() };
-        // Without a leader a member learns of no deletions. This metadata makes it end the watch in that
-        // case.
+        // Without a leader, a member learns of no deletions, and the watch would wait in vain. This metadata
+        // makes the member end the watch in that case.
         if options.metadata.iter().all(|(name, _)| name.as_str() != LEADER) {
             options = options.with(HeaderName::from_static(LEADER), HeaderValue::from_static("true"));
         }
@@ -535,9 +555,10 @@ impl Leasing {
         Ok(true)
     }
 
-    /// Combines the first of these transactions into one, and sends it to a member. Returns the revision, and
-    /// for each combined transaction true if its conditions held. `limit` is the maximum number to combine;
-    /// it is lowered if a member refuses the combined transaction as too large.
+    /// Combines the first of these transactions into one, at most `limit` of them, and sends the combined
+    /// transaction to a member. Returns the revision in the header of the response, and one value for each
+    /// combined transaction: true if its conditions held. Lowers `limit` if a member refuses the combined
+    /// transaction as too large.
     async fn commit_some(
         &self,
         members: &Members,
@@ -548,7 +569,8 @@ impl Leasing {
         loop {
             let some = &all[..fitting(all, *limit)];
             let outcome = match some {
-                // A single transaction is sent without nesting, which takes fewer operations.
+                // Send a single transaction without nesting, because a nested transaction counts as one more
+                // operation towards the member's limit.
                 [one] => self.commit(members, options, one).await,
                 _ => {
                     let nested =
@@ -587,7 +609,8 @@ impl Leasing {
         decode_answer(&answer)
     }
 
-    /// Sends a call to a member, and records the header of the response.
+    /// Sends a call to a member. Records the revision in the header of the response, because later reads of
+    /// owned keys must not return a lower one.
     async fn ask(
         &self,
         members: &Members,
@@ -605,7 +628,7 @@ impl Leasing {
         [self.prefix.as_ref(), key.as_ref()].concat().into()
     }
 
-    /// Returns the range of the leasing keys that belong to a range of keys.
+    /// Returns the range that contains the leasing keys of all keys in a range.
     fn leasing_range(&self, (key, end): &Keys) -> Keys {
         let end = match end.as_ref() {
             FROM_KEY => end_of_prefix(&self.prefix),
@@ -628,11 +651,11 @@ impl Leasing {
 /// Error that is returned if a member's response does not match the request.
 const MISFIT: Status = Status::new(Code::Internal, "the member's answer does not match the transaction");
 
-/// Name of the metadata by which a watch stream requires a leader: the member ends the stream when it has no
+/// Name of the metadata that requires a leader for a watch stream: a member ends the stream when it knows no
 /// leader.
 const LEADER: &str = "hasleader";
 
-/// Beginning of the error text with which the client crate refuses to send a request that is too large.
+/// Start of the error message with which the client crate refuses to send a request that is too large.
 const NOT_SENT: &str = "trying to send message larger than max";
 
 /// Returns true if a status proves that the member has not carried out the request and never will.
@@ -663,8 +686,8 @@ fn is_too_long(request: &TxnRequest, written: usize) -> bool {
     lists.iter().any(|len| *len > WRITING_MAX)
 }
 
-/// Returns how many of these transactions can be combined, from the first on: at most `limit`, and no more
-/// than fit into [`CHUNK_BYTES`], but at least one.
+/// Returns the number of transactions, from the first on, that can be combined: at most `limit`, and no more
+/// than fit into [`CHUNK_BYTES`], but at least one unless the slice is empty.
 fn fitting(all: &[TxnRequest], limit: usize) -> usize {
     let mut room = CHUNK_BYTES;
     let fits = |one: &&TxnRequest| match room.checked_sub(one.encoded_len()) {
@@ -677,8 +700,8 @@ fn fitting(all: &[TxnRequest], limit: usize) -> usize {
     all.iter().take(limit).take_while(fits).count().max(1).min(all.len())
 }
 
-/// Returns a transaction that asks the owner of a leasing key to give up the key, provided that the leasing
-/// key has not changed.
+/// Returns a transaction that sets a leasing key to `REVOKE`, which asks the owner to give up its key. The
+/// condition is that the leasing key was not deleted or created again since it was read.
 fn wish(leasing_key: &KeyValue) -> TxnRequest {
     let put = PutRequest {
         key: leasing_key.key.clone(),
@@ -699,7 +722,7 @@ fn wish(leasing_key: &KeyValue) -> TxnRequest {
     }
 }
 
-/// Returns the condition that each key in the range was created before a revision, or does not exist.
+/// Returns the condition that all existing keys in the range were created before a revision.
 fn created_before(key: Bytes, range_end: Bytes, revision: i64) -> Compare {
     Compare {
         result: CompareResult::Less as i32,

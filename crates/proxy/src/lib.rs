@@ -1,14 +1,15 @@
 //! etcd's two proxies: `gateway`, which forwards TCP connections, and `grpc-proxy`, which forwards calls.
 //!
-//! Structure: [`run_gateway`] and [`run_grpc_proxy`] run the two subcommands, with etcd's flags and texts.
-//! The gateway does not interpret the data of a connection. The gRPC proxy is a [`front::Service`] that makes
-//! calls to members in order to answer a client's call.
+//! Structure: [`run_gateway`] and [`run_grpc_proxy`] run the two subcommands, with etcd's flags and messages.
+//! The gateway does not interpret the data of a connection. The gRPC proxy is a [`front::Service`] (a service
+//! behind Mainstay's gRPC server) that makes calls to members in order to answer a client's call.
 //!
 //! The proxies do not know how a member works, what its data directory contains, or who a user is. They pass
 //! a client's token to the member unchanged, and the member decides.
 //!
 //! Invariants:
-//! * A response to a client is never reused for a client with another token.
+//! * A member's response to one client is reused for another client only if the two clients have the same
+//!   credentials.
 //! * A call goes to a member at most once unless the client crate says that it may be repeated.
 //! * Memory and connections per client are bounded (`docs/reference/resources.md`).
 //! * Every accepted flag has an effect; a flag without an effect is refused.
@@ -52,22 +53,24 @@ pub use gateway::{Gateway, GatewayOptions, Remote};
 pub use grpc_proxy::{GrpcProxy, StartError};
 pub use options::{ListenOptions, MemberOptions, ProxyOptions};
 
-/// Function that is called once, when the proxy serves; it notifies the service manager.
+/// Function that the proxy calls once, as soon as clients can connect. It tells the service manager that the
+/// process is ready.
 pub type Ready<'a> = &'a dyn Fn(&Logger);
 
-/// Runs `gateway` in this process. Returns only if the gateway cannot start. `args` are the arguments after
-/// the subcommand's name.
+/// Runs `gateway` in this process. `args` are the arguments after the subcommand's name. Returns only if the
+/// gateway cannot start, or after it has printed the requested help.
 pub fn run_gateway(args: &[OsString], ready: Ready<'_>) -> ExitCode {
     run(&GATEWAY, "gateway", args, |matches| gateway::command(matches, ready))
 }
 
-/// Runs `grpc-proxy` in this process. Returns only if the proxy cannot start. `args` are the arguments after
-/// the subcommand's name.
+/// Runs `grpc-proxy` in this process. `args` are the arguments after the subcommand's name. Returns only if
+/// the proxy cannot start, or after it has printed the requested help.
 pub fn run_grpc_proxy(args: &[OsString], ready: Ready<'_>) -> ExitCode {
     run(&GRPC_PROXY, "grpc-proxy", args, |matches| grpc_proxy::command(matches, ready))
 }
 
-/// Parses the arguments as cobra does, and runs the command. Prints its error to standard error.
+/// Parses the arguments as cobra (etcd's library for command lines) does, and runs the command. Prints an
+/// error to standard error.
 fn run(
     program: &Program<()>,
     name: &str,
@@ -87,8 +90,8 @@ fn run(
             return ExitCode::SUCCESS;
         }
         Err(error) => {
-            // cobra prints the error and the usage. Then etcd's `main` prints the error again, without a
-            // newline.
+            // The output is etcd's: cobra prints the error and the usage, and then etcd's `main` prints the
+            // error again, without a newline.
             io.err.notice(format!("Error: {error}\n{}\n{error}", program.usage(&error.path)));
             return ExitCode::FAILURE;
         }

@@ -1,5 +1,5 @@
-//! Calls to members on behalf of the proxy's clients: the clients' keys are below the namespace, and with
-//! `--experimental-serializable-ordering` the revisions of reads never decrease.
+//! Makes calls to members on behalf of the proxy's clients. Adds the namespace to the clients' keys, and with
+//! `--experimental-serializable-ordering` repeats reads so that their revisions never decrease.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
@@ -13,10 +13,11 @@ use tokio::time::sleep;
 
 use crate::namespace::{Namespace, decode_answer, decode_txn, writes_of};
 
-/// Number of times that a read is tried at all endpoints. Source: etcd's ordering of reads.
+/// Number of rounds in which a read is tried at every endpoint before it fails. Source: etcd's ordering of
+/// reads.
 const ROUNDS: u32 = 5;
 /// Pause after a read was tried at all endpoints once, so that lagging members can catch up. The pause
-/// doubles each time.
+/// doubles after each such round.
 const PAUSE: Duration = Duration::from_millis(10);
 /// Error that a read returns if all members answer from too low a revision.
 const NO_GREATER_REVISION: Status = Status::new(
@@ -24,7 +25,8 @@ const NO_GREATER_REVISION: Status = Status::new(
     "etcdclient: no cluster members have a revision higher than the previously received revision",
 );
 
-/// Highest revision in any response to a read so far. All shards share it.
+/// Highest revision in any response to a read so far. Reads that begin later must not return a lower one. All
+/// shards (the proxy's threads) share it.
 #[derive(Debug, Default)]
 pub(crate) struct Order(AtomicI64);
 
@@ -43,7 +45,7 @@ pub(crate) struct Members {
     pub(crate) client: Client,
     /// Prefix of all keys of clients; `None` if clients use the keys of the cluster directly.
     pub(crate) namespace: Option<Namespace>,
-    /// Order of reads; `None` if a response of any revision is accepted.
+    /// Lowest revision that a read may return; `None` if a response of any revision is accepted.
     pub(crate) order: Option<Arc<Order>>,
 }
 
@@ -51,8 +53,8 @@ impl Members {
     /// Forwards a unary call to a member.
     ///
     /// # Errors
-    /// Returns the error of the member or of [`Client::forward`]. With an order, also returns `etcdclient: no
-    /// cluster members have a revision higher than the previously received revision`.
+    /// Returns the error of the member or of [`Client::forward`]. If reads are ordered, also returns
+    /// `etcdclient: no cluster members have a revision higher than the previously received revision`.
     pub(crate) async fn call(
         &self,
         rpc: Rpc,
@@ -72,7 +74,8 @@ impl Members {
     /// Translates a client's request for the cluster, by adding the namespace to its keys.
     ///
     /// # Errors
-    /// Returns an error if the request is malformed or has no key.
+    /// Returns an error if the request is malformed, has no key, or is a transaction with too many
+    /// operations.
     pub(crate) fn asked(&self, rpc: Rpc, message: Bytes) -> Result<Bytes, Status> {
         match &self.namespace {
             Some(namespace) => namespace.request(rpc, message),
@@ -92,7 +95,7 @@ impl Members {
     }
 
     /// Repeats a read until its revision is not below the highest revision that was returned before this read
-    /// began.
+    /// began. Fails after [`ROUNDS`] rounds.
     async fn in_order(
         &self,
         order: &Order,
@@ -102,7 +105,8 @@ impl Members {
     ) -> Result<Bytes, Status> {
         let told = order.0.load(Relaxed);
         for round in 0..ROUNDS {
-            // Consecutive calls of the client go to different endpoints in turn.
+            // The client sends consecutive calls to its endpoints in turn, so this loop asks each endpoint
+            // about once.
             for _ in 0..self.client.endpoints().len().max(1) {
                 let answer = self.client.forward(rpc, options, message.clone()).await?;
                 let revision = decode_answer::<Headed>(&answer)?.header.unwrap_or_default().revision;
@@ -119,8 +123,9 @@ impl Members {
     }
 }
 
-/// Returns true for calls that only read. Writes are excluded: a write always gets a new revision, and must
-/// not be repeated.
+/// Returns true for reads and for transactions without writes, which may be repeated at another member. A
+/// write must not be repeated, because it could be carried out twice. It need not be repeated either: its
+/// response has a new revision, which is higher than all earlier ones.
 fn may_be_asked_again(rpc: Rpc, message: &Bytes) -> Result<bool, Status> {
     Ok(match rpc {
         Rpc::KvRange => true,

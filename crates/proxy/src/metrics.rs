@@ -1,4 +1,4 @@
-//! The proxy's own metrics, with etcd's names.
+//! Counts what the gRPC proxy does, and writes the counts as a page for Prometheus, with etcd's names.
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
@@ -12,7 +12,8 @@ use api::{Code, Kind, METHODS};
 pub(crate) struct Metrics {
     /// Number of watchers that share another watcher's watch on a member.
     pub(crate) watchers_coalescing: AtomicI64,
-    /// Sum over all responses with events: number of watchers that shared the response, minus one.
+    /// Number of responses with events that members did not have to send, because watchers share watches: one
+    /// less than the number of sharing watchers for each response that a member has sent.
     pub(crate) events_coalescing: AtomicU64,
     /// Number of responses in the cache.
     pub(crate) cache_keys: AtomicU64,
@@ -20,12 +21,13 @@ pub(crate) struct Metrics {
     pub(crate) cache_hits: AtomicU64,
     /// Number of serializable reads that the cache could not answer.
     pub(crate) cache_misses: AtomicU64,
-    /// Counters of the front. They are set when the front has started.
+    /// Counters of the gRPC server that serves clients, one per shard. They are set when the server has
+    /// started.
     pub(crate) front: OnceLock<Vec<Arc<ShardCounters>>>,
 }
 
 impl Metrics {
-    /// Returns the page `/proxy/metrics`.
+    /// Returns the contents of the page `/proxy/metrics`.
     pub(crate) fn page(&self) -> String {
         let mut out = String::new();
         let mut family = |name: &str, kind: &str, help: &str, value: i128| {
@@ -55,7 +57,8 @@ impl Metrics {
         out
     }
 
-    /// Appends the numbers of calls by method, with the names that every gRPC server uses.
+    /// Appends the numbers of calls and messages by method, with the usual metric names of gRPC servers in
+    /// Go.
     fn calls(&self, out: &mut String) {
         let Some(shards) = self.front.get() else { return };
         let sum = |of: &dyn Fn(&ShardCounters) -> u64| shards.iter().map(|shard| of(shard)).sum::<u64>();

@@ -20,11 +20,11 @@ use prost::Message;
 /// Range end that means all keys from the given key on.
 pub(crate) const FROM_KEY: &[u8] = b"\0";
 
-/// A prefix of keys.
+/// The prefix that the proxy adds to the keys of all clients.
 #[derive(Clone, Debug)]
 pub(crate) struct Namespace {
     prefix: Bytes,
-    /// The smallest key above all keys with the prefix.
+    /// End of the range of all keys with the prefix; `\0` if the range has no end.
     end: Bytes,
 }
 
@@ -40,7 +40,8 @@ impl Namespace {
         *key = [self.prefix.as_ref(), key.as_ref()].concat().into();
     }
 
-    /// Converts the end of a range to the one with the prefix.
+    /// Adds the prefix to the end of a range. An empty end (for a single key) stays empty, and `\0` (for all
+    /// further keys) becomes the end of the namespace.
     pub(crate) fn range_end(&self, end: &mut Bytes) {
         match end.as_ref() {
             b"" => {}
@@ -49,7 +50,7 @@ impl Namespace {
         }
     }
 
-    /// Removes the prefix from a key.
+    /// Removes the prefix from a key, if the key begins with it.
     fn strip(&self, key: &mut Bytes) {
         if key.starts_with(&self.prefix) {
             *key = key.slice(self.prefix.len()..);
@@ -71,7 +72,8 @@ impl Namespace {
     /// Translates a client's request for the cluster, by adding the prefix to its keys.
     ///
     /// # Errors
-    /// Returns an error if the request is malformed or has no key.
+    /// Returns an error if the request is malformed, has no key, or is a transaction with too many
+    /// operations.
     pub(crate) fn request(&self, rpc: Rpc, message: Bytes) -> Result<Bytes, Status> {
         Ok(match rpc {
             Rpc::KvRange | Rpc::KvRangeStream => self.mapped(&message, Namespace::range)?,
@@ -194,7 +196,8 @@ impl Namespace {
         Ok(())
     }
 
-    /// The recursion is bounded, because the decoder limits the nesting depth.
+    /// Adds the prefix to all keys of a transaction. The recursion is bounded, because the decoder limits the
+    /// nesting depth.
     fn txn(&self, request: &mut TxnRequest) -> Result<(), Status> {
         for compare in &mut request.compare {
             self.nonempty(&mut compare.key)?;
@@ -232,8 +235,8 @@ impl Namespace {
     }
 }
 
-/// Returns the end of the range of all keys with a prefix; `\0` (the end of the key space) if no key follows
-/// them.
+/// Returns the end of the range of all keys with this prefix; `\0` (no end) if the prefix consists of bytes
+/// 0xff only, because all larger keys also begin with such a prefix.
 pub(crate) fn end_of_prefix(prefix: &[u8]) -> Bytes {
     match prefix.iter().rposition(|byte| *byte < 0xff) {
         Some(at) => {
@@ -258,21 +261,22 @@ pub(crate) fn decode_request<M: Message + Default>(message: &Bytes) -> Result<M,
 }
 
 /// Largest number of comparisons and operations of a transaction, in all branches together: eight times the
-/// members' default limit (COMPAT-420). The limit is that high because a proxy does not know the members'
-/// `--max-txn-ops`.
+/// members' default limit (COMPAT-420). It is higher than that limit because members may be configured with a
+/// larger `--max-txn-ops`, which the proxy does not know.
 const TXN_ELEMENTS_MAX: usize = 64 << 10;
 
-/// Maximum memory per decoded element, in bytes. The factor 2 accounts for lists, which double when they
-/// grow.
+/// Maximum memory per decoded comparison or operation, in bytes. The factor 2 accounts for unused capacity: a
+/// list doubles its capacity when it grows.
 const ELEMENT_BYTES: usize = 2 * if size_of::<Compare>() > size_of::<RequestOp>() {
     size_of::<Compare>()
 } else {
     size_of::<RequestOp>()
 };
 
-/// Decodes a transaction. Counts its elements first, because an element may take only two bytes in the
-/// message but a hundred times as many in memory. Also returns the charge on the client's budget for the
-/// decoded transaction.
+/// Decodes a transaction. Counts its comparisons and operations first, and refuses too many: each may take
+/// only two bytes in the message but a hundred times as many in memory. Also returns a reservation for the
+/// decoded transaction in the memory account of the client's connection, which the caller keeps as long as
+/// the transaction; `None` outside of a connection's turn.
 ///
 /// # Errors
 /// Returns grpc-go's error for a malformed transaction, or etcd's error for one with too many operations.

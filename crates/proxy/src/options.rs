@@ -1,4 +1,4 @@
-//! Settings of the gRPC proxy, read from its flags, with etcd's errors.
+//! Reads the settings of the gRPC proxy from its flags, and checks them, with etcd's error messages.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,27 +13,27 @@ use crate::discovery::Discovery;
 /// Settings of a gRPC proxy.
 #[derive(Clone, Debug)]
 pub struct ProxyOptions {
-    /// Listeners of the proxy, and connections of clients.
+    /// Settings for the proxy's listeners and the connections of clients.
     pub listen: ListenOptions,
-    /// Connections to the members.
+    /// Settings for the connections to the members.
     pub members: MemberOptions,
-    /// URL that the member list contains in place of the members' URLs; empty to return the list of the
-    /// cluster.
+    /// URL that the member list for clients contains in place of the members' URLs; empty to return the
+    /// member list of the cluster.
     pub advertise: String,
-    /// Prefix below which the proxy registers itself and finds the other proxies, which then form the member
-    /// list; empty for no registration.
+    /// Prefix of the keys by which proxies register themselves. Clients get the registered proxies as the
+    /// member list. Empty for no registration.
     pub resolver_prefix: String,
     /// TTL of the registration in seconds. Above 0 if `resolver_prefix` is not empty.
     pub resolver_ttl: i64,
     /// Prefix of all clients' keys in the cluster; empty for none.
     pub namespace: Vec<u8>,
-    /// Prefix, within the namespace, of the leasing keys by which the proxy owns keys that are read through
-    /// it; empty if it owns none.
+    /// Prefix, within the namespace, of the leasing keys. By creating a leasing key, the proxy becomes the
+    /// owner of a key, and answers reads of this key itself. Empty if the proxy is not to own keys.
     pub leasing_prefix: Vec<u8>,
-    /// If true, a read is repeated at another member if its revision is lower than one that was returned
-    /// before.
+    /// If true, reads never go back in time: if a response has a lower revision than an earlier response of
+    /// this proxy to any client, it is discarded, and the read is repeated at another member.
     pub orders_reads: bool,
-    /// If true, profiles of this process are served.
+    /// If true, profiles of the proxy process are served at `/debug/pprof/`.
     pub pprof: bool,
     /// If true, each call is logged.
     pub logs_calls: bool,
@@ -41,12 +41,12 @@ pub struct ProxyOptions {
     pub is_debug: bool,
 }
 
-/// Listeners of the proxy, and connections of clients.
+/// Settings for the proxy's listeners and the connections of clients.
 #[derive(Clone, Debug)]
 pub struct ListenOptions {
     /// Address on which the proxy listens, `host:port`.
     pub address: String,
-    /// URL at which pages are served, in addition to the address for calls; `None` for none.
+    /// Additional URL at which only the HTTP pages, such as `/metrics`, are served; `None` for none.
     pub metrics: Option<String>,
     /// TLS settings of connections to the proxy.
     pub tls: tls::Settings,
@@ -56,28 +56,30 @@ pub struct ListenOptions {
     pub self_signed_years: u64,
     /// Directory of the certificates that are generated for [`ListenOptions::auto_tls`].
     pub data_dir: PathBuf,
-    /// Minimum interval between pings of a client.
+    /// Minimum interval between pings of a client; zero for 5 minutes. A client that pings more often is
+    /// disconnected.
     pub keepalive_min_time: Duration,
     /// Interval of pings to idle clients; zero for no pings.
     pub keepalive_interval: Duration,
-    /// Timeout of a client's response to a ping.
+    /// Time within which a client has to respond to a ping before its connection is closed; zero for the gRPC
+    /// server's default.
     pub keepalive_timeout: Duration,
     /// Largest number of open calls per client connection.
     pub max_concurrent_streams: u32,
 }
 
-/// Connections to the members.
+/// Settings for the connections to the members.
 #[derive(Clone, Debug)]
 pub struct MemberOptions {
     /// Endpoints of the members.
     pub endpoints: Vec<String>,
-    /// Discovery by DNS. If it is used, its endpoints replace [`MemberOptions::endpoints`].
+    /// Discovery of endpoints by DNS. If it finds any, they replace [`MemberOptions::endpoints`].
     pub discovery: Discovery,
     /// Interval at which the endpoints are updated from the member list; zero for no updates.
     pub auto_sync_interval: Duration,
     /// Idle time after which a connection to a member is pinged; zero for no pings.
     pub keepalive_time: Duration,
-    /// Timeout of the response to a ping.
+    /// Time within which a member has to respond to a ping before the connection is closed.
     pub keepalive_timeout: Duration,
     /// If true, connections to members are pinged even if no call is open.
     pub permit_without_stream: bool,
@@ -88,7 +90,7 @@ pub struct MemberOptions {
     /// TLS files for connections to members. If `None`, only endpoints with the scheme `https` use TLS, and
     /// the system's authorities are trusted.
     pub tls: Option<TlsFiles>,
-    /// Time within which a member has to answer lease renewals before another member is used.
+    /// Time within which a member has to answer lease renewals. After it, another member is used.
     pub renewal_limit: Duration,
 }
 
@@ -132,10 +134,10 @@ impl ProxyOptions {
         }
     }
 
-    /// Reads the flags.
+    /// Returns the settings that the flags give.
     ///
     /// # Errors
-    /// Returns etcd's error text if flags contradict each other.
+    /// Returns etcd's error text if the value of a flag is invalid, or if flags contradict each other.
     pub(crate) fn read(matches: &Matches) -> Result<ProxyOptions, String> {
         check_resolver(matches)?;
         let auto_tls = matches.get(flags::AUTO_TLS);

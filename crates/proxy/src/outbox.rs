@@ -1,5 +1,5 @@
-//! The queue of responses for the client of one stream. The hub's thread fills it, and the shard's thread
-//! empties it.
+//! The queue of responses for the client of one stream. The hub's thread fills the queue, and the thread of
+//! the shard that serves the stream sends the responses to the client.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,15 +8,17 @@ use api::Status;
 use bytes::Bytes;
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 
-/// Maximum size of the queued responses in bytes. Events that would exceed it are refused.
+/// Maximum size of the queued responses in bytes. Events that would exceed it are refused, unless the queue
+/// is empty.
 const BYTES_MAX: usize = 4 << 20;
-/// Maximum number of queued responses. Further events are refused.
+/// Maximum number of queued responses. Further events are refused; answers to requests are not.
 const RESPONSES_MAX: usize = 4096;
-/// Number of queued answers from which on no more requests of the client are read.
+/// Maximum number of queued answers of a stream of watches. While so many are queued, no further request of
+/// the stream is read.
 const ANSWERS_MAX: usize = 128;
 
-/// Difference in bytes at which the charge of the client is updated: the difference between the size of its
-/// queue and the amount that it is charged.
+/// Granularity of the memory reservation for a queue, in bytes. The reservation in the memory account of the
+/// client's connection is updated as soon as it differs from the size of the queue by this much.
 pub(crate) const CHARGE_STEP_BYTES: usize = 32 << 10;
 
 /// Queue of responses for the client of one stream.
@@ -28,7 +30,7 @@ pub(crate) struct Outbox {
     changed: Notify,
     /// Notified when the number of queued answers falls below [`ANSWERS_MAX`].
     has_room: Notify,
-    /// Notified when [`State::bytes`] and [`State::charged`] are [`CHARGE_STEP_BYTES`] apart.
+    /// Notified when [`State::bytes`] and [`State::charged`] differ by [`CHARGE_STEP_BYTES`] or more.
     outgrown: Notify,
 }
 
@@ -39,7 +41,8 @@ struct Waiting {
     message: Bytes,
     /// True for an answer to a request of the client, false for events.
     is_answer: bool,
-    /// Permit that is dropped once the client has taken the response.
+    /// Permit that the shard drops once it has sent the response to the client; `None` if the response needs
+    /// no permit.
     place: Option<OwnedSemaphorePermit>,
 }
 
@@ -47,40 +50,40 @@ struct Waiting {
 struct State {
     /// Responses in the order in which the client gets them.
     queue: VecDeque<Waiting>,
-    /// Bytes of all responses in [`State::queue`].
+    /// Total size of the responses in [`State::queue`], in bytes.
     bytes: usize,
-    /// Number of bytes that [`Outbox::to_charge`] returned last.
+    /// Size of the memory reservation for the queue, in bytes: the last result of [`Outbox::to_charge`].
     charged: usize,
     /// Number of answers in [`State::queue`]; the others are events.
     answers: usize,
-    /// Status with which the stream ends once [`State::queue`] is sent.
+    /// Status with which the stream ends once [`State::queue`] is sent; `None` while the stream continues.
     end: Option<Status>,
     /// True if events were refused since [`State::queue`] was last empty.
     refused: bool,
 }
 
-/// What the shard has to do next for a stream.
+/// Action that the shard has to carry out next for a stream.
 #[derive(Debug)]
 pub(crate) enum Next {
     /// Send this encoded response, and then drop the permit, if there is one.
     Message(Bytes, Option<OwnedSemaphorePermit>),
-    /// Tell the hub that the queue is empty. [`Outbox::offer`] has refused events before, and accepts events
-    /// again.
+    /// Tell the hub that the queue is empty and accepts events again, because [`Outbox::offer`] has refused
+    /// events before.
     Drained,
     /// End the stream with this status; the queue is empty.
     End(Status),
 }
 
 impl Outbox {
-    /// Queues the answer to a request of the client. It is never refused, and still the queue stays small: each
-    /// request has one answer, and the next request is read only after that answer is queued and
-    /// [`Outbox::room`] has returned.
+    /// Queues the answer to a request of the client, even if the queue is full. The number of queued answers
+    /// stays bounded nevertheless: the next request of the client is read only after this answer is queued
+    /// and [`Outbox::room`] has returned.
     pub(crate) fn answer(&self, message: Bytes) {
         self.push(Waiting { message, is_answer: true, place: None });
     }
 
-    /// Queues an answer to a request of the client. An answer is never refused. The permit is dropped once
-    /// the client has taken the answer.
+    /// Queues the answer to a request of the client, even if the queue is full. `place` is the permit of the
+    /// request, and is dropped once the shard has sent the answer to the client.
     pub(crate) fn answer_in_place(&self, message: Bytes, place: OwnedSemaphorePermit) {
         self.push(Waiting { message, is_answer: true, place: Some(place) });
     }
@@ -88,13 +91,14 @@ impl Outbox {
     /// Waits until fewer than [`ANSWERS_MAX`] answers are queued. Only one task at a time may wait.
     pub(crate) async fn room(&self) {
         while self.state().answers >= ANSWERS_MAX {
-            // A notification that was sent before this await is not lost.
+            // `Notify` stores a notification that arrives between the check and this await, so it is not
+            // lost.
             self.has_room.notified().await;
         }
     }
 
-    /// Waits until the charge of the client has to be updated, and returns the number of bytes that are
-    /// queued for the client. Only one task at a time may wait.
+    /// Waits until the memory reservation for the queue has to be updated, and returns its new size: the
+    /// total size of the queued responses in bytes. Only one task at a time may wait.
     pub(crate) async fn to_charge(&self) -> usize {
         loop {
             let outgrown = self.outgrown.notified();
@@ -125,8 +129,8 @@ impl Outbox {
         }
     }
 
-    /// Queues events and returns true. Returns false if the queue is full; [`Next::Drained`] is then returned
-    /// once the queue is empty.
+    /// Queues events and returns true. Returns false if the queue is full; in that case, [`Outbox::next`]
+    /// returns [`Next::Drained`] once the queue is empty.
     pub(crate) fn offer(&self, message: &Bytes) -> bool {
         let mut state = self.state();
         let is_full = state.bytes + message.len() > BYTES_MAX || state.queue.len() >= RESPONSES_MAX;
@@ -146,8 +150,8 @@ impl Outbox {
         self.changed.notify_one();
     }
 
-    /// Waits until the shard has to do something for the stream, and returns what. Only one task at a time
-    /// may wait.
+    /// Waits until the shard has to act for the stream, and returns the action. Only one task at a time may
+    /// wait.
     pub(crate) async fn next(&self) -> Next {
         loop {
             let waited = self.changed.notified();
@@ -193,7 +197,7 @@ impl Outbox {
 }
 
 impl State {
-    /// Returns true if the charge of the client has to be updated.
+    /// Returns true if the memory reservation for the queue has to be updated.
     fn is_outgrown(&self) -> bool {
         self.bytes.abs_diff(self.charged) >= CHARGE_STEP_BYTES
     }

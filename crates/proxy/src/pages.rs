@@ -1,4 +1,5 @@
-//! The pages of the gRPC proxy: health of the cluster and of the proxy, metrics of a member and of the proxy.
+//! Answers HTTP requests for the gRPC proxy's pages: the health of the cluster and of the proxy, the metrics
+//! of a member and of the proxy, and profiles of the proxy.
 
 use std::io;
 use std::time::Duration;
@@ -21,10 +22,11 @@ const READ_LIMIT: Duration = Duration::from_secs(1);
 const WATCH_LIMIT: Duration = Duration::from_secs(3);
 /// Timeout of fetching a member's metrics.
 const METRICS_LIMIT: Duration = Duration::from_secs(10);
-/// Largest metrics page accepted from a member, in bytes.
+/// Maximum number of bytes that the proxy reads from a member's response with the metrics page. The rest is
+/// cut off.
 const METRICS_BYTES_MAX: u64 = 16 << 20;
 
-/// Clients and settings that are needed for the pages.
+/// Clients and settings with which the pages are made.
 pub(crate) struct Pages {
     /// Client of the members, for the page `/health`.
     pub(crate) client: Client,
@@ -71,16 +73,16 @@ impl Pages {
             }
             _ if self.has_profiles && path.starts_with(profiles::PREFIX) => {
                 let (debug, seconds) = (parameter(request, "debug"), parameter(request, "seconds"));
-                // The proxy does not divide its own memory by purpose, so the page shows only what the kernel
-                // counts.
+                // The last argument returns the memory in use by purpose. The proxy does not count this
+                // memory, so the list is empty, and a memory profile shows only the kernel's numbers.
                 profiles::answer(path, profiles::Parameters { debug, seconds }, Vec::new)
             }
             _ => page(StatusCode::NOT_FOUND, "404 page not found\n".to_owned()),
         }
     }
 
-    /// Fetches a member's metrics page. Uses HTTP/1.0, so that the response is not divided into chunks and
-    /// ends with the connection.
+    /// Fetches a member's metrics page. Uses HTTP/1.0, so that the member neither uses the chunked encoding
+    /// nor keeps the connection open after the response.
     async fn member_metrics(&self, is_tls: bool) -> io::Result<Bytes> {
         let mut endpoint = Endpoint::new(self.metrics_of.clone());
         if endpoint.security == Security::AsConfigured && !is_tls {
@@ -111,7 +113,8 @@ fn parameter<'r>(request: &'r http::Request<Bytes>, name: &str) -> Option<&'r [u
     all.find_map(|each| each.strip_prefix(name)?.strip_prefix('=').map(str::as_bytes))
 }
 
-/// Checks the health of the cluster by reading a key, as etcd's proxy does.
+/// Checks the health of the cluster by reading a key, as etcd's proxy does. A missing permission counts as
+/// healthy.
 async fn check(client: &Client) -> Result<(), String> {
     let request = RangeRequest { key: Bytes::from_static(b"a"), ..RangeRequest::default() };
     let read = client.within(READ_LIMIT).call::<_, RangeResponse>(Rpc::KvRange, &request).await;
@@ -122,7 +125,7 @@ async fn check(client: &Client) -> Result<(), String> {
     }
 }
 
-/// Checks the health like [`check`], and also creates a watch.
+/// Checks the health like [`check`], and also checks that a watch can be created in time.
 async fn check_with_watch(client: &Client) -> Result<(), String> {
     check(client).await?;
     let request = WatchCreateRequest { key: Bytes::from_static(b"a"), ..WatchCreateRequest::default() };

@@ -1,10 +1,10 @@
-//! Scheduling of lease renewals: decides which renewal goes to a member next, and which clients get the
+//! Schedules lease renewals: decides which renewal is sent to a member next, and which clients get the
 //! response. This is a state machine without IO, which `hub` drives.
 //!
 //! All renewals of one caller share one stream to a member. A bounded number of them is in flight at a time,
 //! and the clients' streams take turns. If a renewal of the same lease is already in flight, its response
-//! also answers the later request. If the stream to the member breaks, the renewals in flight are sent again,
-//! up to a maximum number of times.
+//! also answers the later request. If the stream to the member breaks, the renewals in flight are sent again
+//! on another stream, up to a maximum number of times.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -16,10 +16,11 @@ use tokio::sync::OwnedSemaphorePermit;
 use crate::outbox::Outbox;
 use crate::watches::StreamId;
 
-/// Maximum number of renewals of one caller that are in flight, because a member closes a connection on which
-/// thousands of small messages wait.
+/// Maximum number of renewals of one caller that are in flight to a member. Further ones wait in the proxy,
+/// because a member closes a connection on which thousands of small messages wait.
 const ASKED_MAX: usize = 100;
-/// Number of breaks of the stream to the member after which a renewal in flight is not sent again.
+/// Number of times that the stream to the member may break while a renewal is in flight. After the last of
+/// them, the renewal is not sent again, and the streams of the clients that wait for it are ended.
 const TRIES_MAX: u32 = 3;
 
 /// A client's request to renew a lease.
@@ -27,7 +28,8 @@ pub(crate) struct Renewal {
     pub(crate) lease: i64,
     pub(crate) stream: StreamId,
     pub(crate) outbox: Arc<Outbox>,
-    /// Permit of the client's stream. It is returned once the client has taken the response.
+    /// Permit of the client's stream, which limits its renewals in flight. The permit is returned once the
+    /// response has been sent to the client.
     pub(crate) place: OwnedSemaphorePermit,
 }
 
@@ -36,20 +38,21 @@ struct Asked {
     lease: i64,
     /// Number of times that the stream to the member has broken since the renewal was first sent.
     breaks: u32,
-    /// Requests of clients that the response answers.
+    /// Requests of clients that the member's response to this renewal will answer.
     sharers: Vec<Renewal>,
-    /// Permit that counts against the limit of all callers; `None` while the renewal waits to be sent again.
+    /// Permit that counts the renewal against the limit for all callers together; `None` while the renewal
+    /// waits to be sent again.
     place: Option<OwnedSemaphorePermit>,
 }
 
 /// The renewals of one caller.
 #[derive(Default)]
 pub(crate) struct Renewals {
-    /// Renewals that were not sent yet, by client stream. No queue in this map is empty.
+    /// Renewals that have not been sent yet, by client stream. No queue in this map is empty.
     queues: HashMap<StreamId, VecDeque<Renewal>>,
     /// Client streams that have a queue, in the order of their turns.
     turns: VecDeque<StreamId>,
-    /// Renewals that were sent and not answered, the oldest first.
+    /// Renewals that were sent and have not been answered, the oldest first.
     asked: VecDeque<Asked>,
     /// Renewals that were in flight on a broken stream. They are sent again before all others.
     again: VecDeque<Asked>,
@@ -95,8 +98,8 @@ impl Renewals {
         self.asked.len() < ASKED_MAX && !(self.again.is_empty() && self.turns.is_empty())
     }
 
-    /// Takes the next renewal to send, and returns its lease. `place` is the permit, which is held until the
-    /// member answers.
+    /// Takes the next renewal to send, and returns its lease; `None` if no renewal needs to be sent now.
+    /// `place` is the permit for the renewal, and is kept until the member answers.
     pub(crate) fn next(&mut self, place: OwnedSemaphorePermit) -> Option<i64> {
         if !self.has_more() {
             return None;
@@ -136,15 +139,18 @@ impl Renewals {
     }
 
     /// Handles the end of the stream to the member: the stream broke, or the member refused a renewal. The
-    /// renewals in flight will be sent again on another stream, except a refused renewal and those that were
-    /// sent too often.
+    /// renewals in flight will be sent again on another stream, with two exceptions: a renewal that the
+    /// member has refused, and renewals during which the stream has broken [`TRIES_MAX`] times. The client
+    /// streams that wait for these are ended. If the member does not accept the credentials, all client
+    /// streams that wait for a renewal of this caller are ended.
     pub(crate) fn broken(&mut self, status: &Status) {
         let breaks = matches!(
             status.code,
             Code::Unavailable | Code::Internal | Code::Unknown | Code::Canceled | Code::DeadlineExceeded
         );
         if status.code == Code::Unauthenticated {
-            // All renewals of a caller have the same credentials, so the member would refuse all of them.
+            // End the streams of all clients that wait: all renewals of a caller have the same credentials,
+            // so members would refuse all of them.
             return self.end(status);
         }
         for (number, mut asked) in std::mem::take(&mut self.asked).into_iter().enumerate() {

@@ -1,6 +1,6 @@
-//! `--resolver-prefix`: makes proxies known to each other. Each proxy keeps a key below the prefix, attached
-//! to a lease, in the form of etcd's naming endpoints. Each proxy watches all keys below the prefix, and
-//! returns them to clients as the member list.
+//! `--resolver-prefix`: makes proxies known to each other, so that clients get the proxies as the member
+//! list. Each proxy registers itself by a key below the prefix, which is attached to a lease and has the
+//! format of the package `naming/endpoints` of etcd's client. Each proxy watches all keys below the prefix.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -34,14 +34,15 @@ const PROXIES_MAX: usize = 4_000;
 /// Maximum length of the key, and of the value, of a registration in bytes. Longer registrations are left
 /// out.
 const ENTRY_BYTES_MAX: usize = 4 << 10;
-/// Number of registrations that one request reads.
+/// Maximum number of registrations that one request reads.
 const PAGE: i64 = 100;
 /// Largest response with a page of registrations, in bytes. If a page does not fit, smaller pages are read.
 const PAGE_BYTES_MAX: usize = 16 << 20;
 /// Timeout of one call to a member.
 const CALL_LIMIT: Duration = Duration::from_secs(5);
 
-/// The proxies that are registered below the prefix, by key. The watch changes them, and shards read them.
+/// The proxies that are registered below the prefix, by the key of their registration. The task that watches
+/// the prefix changes this map, and the shards (threads that serve clients) read it.
 #[derive(Debug, Default)]
 pub(crate) struct Proxies(Mutex<BTreeMap<Bytes, Member>>);
 
@@ -57,8 +58,8 @@ pub(crate) struct Resolver {
     pub(crate) host: String,
     /// The known proxies, which include this one.
     pub(crate) proxies: Arc<Proxies>,
-    /// Ownership of keys, whose rules for writes also apply to writing the registration; `None` if the proxy
-    /// owns no keys.
+    /// Ownership of keys; `None` if the proxy owns no keys. The registration is written through it, because
+    /// another proxy may own the key of the registration.
     pub(crate) leasing: Option<Arc<Leasing>>,
     /// Logger for the registration and its errors.
     pub(crate) logger: Logger,
@@ -127,8 +128,8 @@ impl Resolver {
         match put {
             Ok(_) => Ok(session),
             Err(status) => {
-                // Revoking the lease removes the registration at once. Otherwise it would stay until the
-                // lease expires.
+                // The put may have been carried out. Closing the session revokes its lease, which removes the
+                // registration immediately. Otherwise it would stay until the lease expires.
                 let _ = session.close().await;
                 Err(status)
             }
@@ -187,7 +188,8 @@ impl Resolver {
         Ok(())
     }
 
-    /// Reads the registrations page by page. Returns them, with the revision at which they were read.
+    /// Reads the registrations page by page. Returns the registered proxies by key, and the revision at which
+    /// they were read.
     async fn read(
         &self,
         members: &Members,
@@ -226,7 +228,8 @@ impl Resolver {
 
     /// Returns the range of all keys below the prefix and a slash.
     fn range(&self) -> (Bytes, Bytes) {
-        // The byte after a slash is `0`.
+        // The character `0` follows the slash in ASCII, so this range contains exactly the keys that begin
+        // with the prefix and a slash.
         (format!("{}/", self.prefix).into(), format!("{}0", self.prefix).into())
     }
 
@@ -307,7 +310,7 @@ mod tests {
         };
         let mut known = BTreeMap::new();
         (0..PROXIES_MAX + 5).for_each(|key| resolver.add(&mut known, &kv(key)));
-        // A known entry may still change.
+        // The limit does not apply to a change of a known entry.
         resolver.add(&mut known, &KeyValue { value: entry_of("new", "h").into(), ..kv(0) });
         assert_eq!((known.len(), &*known[&b"0"[..]].client_urls[0]), (PROXIES_MAX, "new"));
     }

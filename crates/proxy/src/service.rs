@@ -1,4 +1,4 @@
-//! The gRPC proxy as a service: answers each call of a client, mostly by a call to a member.
+//! Answers each call of a client to the gRPC proxy: by a call to a member, from the cache, or by the hub.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -26,14 +26,15 @@ use crate::pages::Pages;
 use crate::resolver::Proxies;
 use crate::{streams, upstream};
 
-/// Error of a streamed range if the revisions of reads must not decrease. Source: etcd's ordering of reads.
+/// Error of the call `RangeStream` if reads are ordered (`--experimental-serializable-ordering`). Source:
+/// etcd's ordering of reads.
 const UNORDERED: Status = Status::new(Code::Unimplemented, "GetStream is not supported by kvOrdering");
 
 /// State shared by all shards of the proxy.
 pub(crate) struct Shared {
     pub(crate) logger: Logger,
     pub(crate) metrics: Arc<Metrics>,
-    /// Handle of the hub, which does the work that clients share.
+    /// Handle of the hub, the thread that makes watches and lease renewals for all clients together.
     pub(crate) hub: Hub,
     /// Number of the next client stream.
     pub(crate) streams: AtomicU64,
@@ -41,8 +42,8 @@ pub(crate) struct Shared {
     pub(crate) cache: Mutex<Cache>,
     /// Ownership of keys; `None` without `--experimental-leasing-prefix`.
     pub(crate) leasing: Option<Arc<Leasing>>,
-    /// URL that the member list contains in place of the members' URLs; empty to return the list of the
-    /// cluster.
+    /// URL that the member list for clients contains in place of the members' URLs; empty to return the
+    /// member list of the cluster.
     pub(crate) advertise: String,
     /// The proxies registered below `--resolver-prefix`; empty without this flag.
     pub(crate) proxies: Arc<Proxies>,
@@ -60,8 +61,9 @@ pub(crate) struct Proxy {
     rpcs: HashMap<&'static str, Rpc>,
 }
 
-/// Guard of a call. On drop, it removes cached responses that the call may have made outdated, whether the
-/// call has ended or was abandoned.
+/// Guard of a call. When the call has ended or was abandoned, dropping the guard empties the cache if the
+/// call may have changed any key or permission, and gives up all owned keys if it may have changed
+/// permissions.
 struct Forgotten<'p> {
     proxy: &'p Proxy,
     rpc: Rpc,
@@ -96,7 +98,8 @@ impl Proxy {
                 Ok(answer)
             }
             _ => {
-                // The guard also takes effect if the client goes away during the call.
+                // The guard also empties the cache if the client goes away and this future is dropped,
+                // because the member may carry out the call nevertheless.
                 let _forgotten = Forgotten { proxy: self, rpc };
                 self.pass_on(rpc, head, message).await
             }
@@ -116,8 +119,8 @@ impl Proxy {
     async fn range(&self, head: &Head, message: Bytes) -> Result<Bytes, Status> {
         let request: RangeRequest = decode_request(&message)?;
         let metrics = &self.shared.metrics;
-        // A cached response may have a lower revision than one that was returned later, so the cache is not
-        // used if reads are ordered.
+        // If reads are ordered, do not use the cache: another read may have returned a higher revision since
+        // a response was cached.
         if self.members.order.is_some() {
             return self.pass_on(Rpc::KvRange, head, message).await;
         }
@@ -137,7 +140,8 @@ impl Proxy {
         Ok(answer)
     }
 
-    /// Forwards a write to a member. Removes cached responses about its keys both before and after the write.
+    /// Forwards a write to a member. Both before and after the write, removes the cached responses that
+    /// contain keys of the write.
     async fn write(&self, rpc: Rpc, head: &Head, message: Bytes) -> Result<Bytes, Status> {
         let mut written = Vec::new();
         match rpc {
@@ -165,8 +169,8 @@ impl Proxy {
         self.shared.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns a member list that contains only this proxy, or all registered proxies, so that clients stay
-    /// at proxies.
+    /// Returns a member list with the registered proxies, or with only this proxy if none is registered. So
+    /// clients that use the member list as their endpoints keep using proxies.
     fn own_members(&self) -> Bytes {
         let mut members = self.shared.proxies.members();
         if members.is_empty() {
@@ -179,7 +183,7 @@ impl Proxy {
         MemberListResponse { header: None, members }.encode_to_vec().into()
     }
 
-    /// Forwards a call that has one request and many responses.
+    /// Forwards a call that has one request and a stream of responses.
     async fn pass_on_answers(
         &self,
         rpc: Rpc,
@@ -238,8 +242,8 @@ fn changes_rights(rpc: Rpc) -> bool {
     rpc.method().service == "etcdserverpb.Auth" && !reads_rights
 }
 
-/// Returns true for a method that may change keys or permissions, unless the request says which keys it
-/// changes.
+/// Returns true for a method that may change permissions, or keys that its request does not name. After such
+/// a call, any cached response may be outdated.
 fn changes_anything(rpc: Rpc) -> bool {
     match rpc {
         Rpc::LeaseRevoke | Rpc::Lock | Rpc::LockUnlock => true,

@@ -1,4 +1,5 @@
-//! Client streams that the hub answers: watches and lease renewals.
+//! Serves the clients' streams of watches and of lease renewals: passes each request to the hub, which
+//! answers it, and sends the hub's responses to the client.
 
 use std::convert::Infallible;
 use std::rc::Rc;
@@ -19,12 +20,13 @@ use crate::renewals::Renewal;
 use crate::upstream;
 use crate::watches::{Caller, StreamId};
 
-/// Maximum number of renewals of one client stream that are in flight.
+/// Maximum number of unanswered renewals of one client stream. While there are so many, no further renewal of
+/// the stream is passed to the hub.
 const RENEWALS_MAX: usize = 256;
 /// Status with which a stream ends if the hub has ended.
 const CLOSING: Status = Status::new(Code::Canceled, "the client connection is closing");
 
-/// Returns the caller on whose behalf a call is made, as its credentials and requirements identify it.
+/// Returns the caller of a stream: its credentials, and whether it requires a leader.
 fn caller_of(head: &Head) -> Arc<Caller> {
     let credential = |name: &'static str| {
         let value = head.metadata.get(name)?;
@@ -36,7 +38,8 @@ fn caller_of(head: &Head) -> Arc<Caller> {
     })
 }
 
-/// Charges the queued responses to the client's account while this future is polled. The future never ends.
+/// Keeps the memory reservation for the queued responses in the account of the client's connection up to date
+/// while this future is polled. The future never ends.
 async fn keep_charged(outbox: &Outbox, account: Rc<Account>) -> Infallible {
     let mut held = account.hold(0);
     loop {
@@ -77,10 +80,11 @@ pub(crate) async fn watch(
                 // An unknown request is ignored, as in etcd.
                 None => continue,
             }
-            // Wait until this request has been answered, because clients expect answers in the order of their
-            // requests. If the sender is dropped, the request was answered with a refusal.
+            // Wait until the hub has handled this request, because clients expect answers in the order of
+            // their requests. An error only means that the hub dropped the sender, for example after it has
+            // refused the request.
             let _ = answered.await;
-            // While a client takes no answers, no more of its requests are read.
+            // Read no more requests of a client that takes no answers, so that its queue stays bounded.
             outbox.room().await;
         }
         Ok(())
@@ -90,8 +94,8 @@ pub(crate) async fn watch(
             match outbox.next().await {
                 Next::Message(message, _) => outbound.send(message).await?,
                 Next::Drained => {
-                    // Wait until the client has taken the last response. Otherwise the queue of a client that
-                    // takes nothing would be filled again and again.
+                    // Wait until the client has taken the last response. Otherwise the hub would fill the
+                    // queue again and again for a client that takes nothing.
                     outbound.ready().await?;
                     hub.send(Command::Drained(stream)).await;
                 }
@@ -127,8 +131,8 @@ pub(crate) async fn renew(
                 return Err(CLOSING);
             }
         }
-        // Wait until the renewals in flight are answered: each returns its permit when the client has taken
-        // its response.
+        // The client sends no more requests. Wait until all its renewals are answered: each returns its
+        // permit when its response has been sent to the client.
         let all = u32::try_from(RENEWALS_MAX).unwrap_or(u32::MAX);
         let _ = places.acquire_many(all).await;
         Ok(())
@@ -178,7 +182,7 @@ mod tests {
         assert_eq!(charge(), 10 * CHARGE_STEP_BYTES);
         outbox.answer(message);
         assert_eq!(charge(), 11 * CHARGE_STEP_BYTES);
-        // Small messages are charged together.
+        // A small message does not change the reservation yet.
         outbox.answer(Bytes::from_static(b"small"));
         assert_eq!(charge(), 11 * CHARGE_STEP_BYTES);
         while outbox.rest().is_some() {}

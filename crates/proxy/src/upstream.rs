@@ -1,4 +1,5 @@
-//! Connections from the proxy to members: their settings, and the metadata that is forwarded with each call.
+//! Determines the settings of the connections from the proxy to members, and the metadata that is forwarded
+//! with each call.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +13,7 @@ use crate::ProxyOptions;
 /// Timeout of connecting to a member.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Names of the metadata that identifies the client.
+/// Names of the metadata by which a client proves its identity.
 pub(crate) const CREDENTIALS: [&str; 2] = ["token", "authorization"];
 
 /// Names of the metadata that is forwarded to the member unchanged: the client's credentials and
@@ -33,11 +34,12 @@ pub(crate) fn settings(options: &ProxyOptions, endpoints: Vec<String>, tls: Opti
     }
 }
 
-/// Returns the options of a call to a member, which come from the client's call.
+/// Returns the options of a call to a member: the metadata to forward and the timeout of the client's call.
 pub(crate) fn call_options(rpc: Rpc, head: &Head) -> CallOptions {
     let mut options = CallOptions::default();
     for name in PASSED_ON {
-        // A call that requests a token is made without a token, as on a member.
+        // `Authenticate` requests a new token. Members ignore any token that comes with this call, so none is
+        // forwarded.
         if rpc == Rpc::Authenticate && CREDENTIALS.contains(&name) {
             continue;
         }
@@ -47,7 +49,8 @@ pub(crate) fn call_options(rpc: Rpc, head: &Head) -> CallOptions {
         }
     }
     let time = head.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-    // Only a unary call gets the timeout. The front enforces the deadline of a stream by dropping the call.
+    // Only a unary call gets the timeout. A stream needs none, because the gRPC server drops a stream whose
+    // deadline has passed, which also ends the stream to the member.
     options.timeout = time.filter(|_| rpc.method().kind == Kind::Unary);
     options
 }

@@ -1,18 +1,21 @@
-//! Sharing of watches: decides which clients share which watch on a member. This is a state machine without
-//! IO that returns effects, which `hub` carries out.
+//! Shares watches between clients: decides which of the clients' watches share a watch on a member. This is a
+//! state machine without IO that returns effects, which `hub` carries out.
 //!
 //! Watches with the same keys, the same credentials, and the same requirements for a leader and for previous
-//! values form a *group*. A group has one or more *broadcasts*, each of which is a watch on a member. A
-//! broadcast knows the revision of the next event that it will send (`next`), and each watcher knows the
-//! revision of the next event that it wants (also `next`). A watcher joins a broadcast only if the
-//! broadcast's `next` is not above its own, and skips events below its own, so that it misses no event and
-//! gets none twice. Example: a broadcast has sent everything below 50. A client that wants events from 60 on
-//! joins it and skips 50 to 59. A client that wants events from 40 on gets a broadcast of its own, and when
-//! that has sent everything below 50, its watchers move to the first broadcast.
+//! values form a *group*. A group has one or more *broadcasts*, each of which is a watch on a member that
+//! sends its events to one or more *watchers*, the watches of clients. A broadcast's `next` is the revision
+//! of the next event that it will send, and a watcher's `next` is the revision of the next event that it
+//! wants. A watcher joins a broadcast only if the broadcast's `next` is not above the watcher's, and skips
+//! events below its own `next`. So it misses no event and gets none twice.
 //!
-//! A watcher joins an open broadcast only after a read with the watcher's credentials was permitted, as in
-//! etcd. If a client takes no responses, its watcher leaves the broadcast. When the client takes responses
-//! again, the watcher joins a broadcast again, at the revision of the next event that it wants.
+//! For example, a broadcast has sent everything below revision 50. A client that wants events from 60 on
+//! joins this broadcast and skips 50 to 59. A client that wants events from 40 on gets another broadcast. As
+//! soon as the two broadcasts have sent the same events, the watchers of the newer one move to the older one.
+//!
+//! A watcher joins an open broadcast only after a member has permitted a read of the watched keys with the
+//! watcher's credentials, as in etcd's proxy. If a client takes no responses, its watcher leaves the
+//! broadcast. When the client takes responses again, the watcher joins a broadcast again, at the revision of
+//! the next event that it wants.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::rc::Rc;
@@ -32,11 +35,11 @@ use crate::outbox::Outbox;
 
 /// Watch id in a response that concerns the whole stream and no single watch.
 const NO_WATCH: i64 = -1;
-/// Protobuf key of the field `watch_id`, which is a number.
+/// Protobuf tag of the field `watch_id` in a response: field number 2, encoded as a varint.
 const WATCH_ID_FIELD: u8 = 2 << 3;
 
-/// Identity of a caller, as far as permissions depend on it. Clients share responses only if their callers
-/// are equal.
+/// The properties of a client on which permissions and the choice of a member depend. Clients share responses
+/// only if these properties are equal.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Caller {
     /// Metadata that is forwarded to the member: names and values.
@@ -45,12 +48,13 @@ pub(crate) struct Caller {
     pub(crate) requires_leader: bool,
 }
 
-/// Properties of a watch. Watches share a watch on a member only if all of these are equal.
+/// Properties that the watches of a group have in common. Two watches of clients share a watch on a member
+/// only if all of these properties are equal.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Group {
-    /// Key, with the namespace's prefix.
+    /// First watched key in the cluster, that is, with the namespace's prefix.
     pub(crate) key: Bytes,
-    /// Range end, with the namespace's prefix.
+    /// End of the watched range in the cluster, that is, with the namespace's prefix; empty for a single key.
     pub(crate) range_end: Bytes,
     pub(crate) caller: Caller,
     /// True if events come with previous values.
@@ -90,18 +94,19 @@ struct Watcher {
     without_puts: bool,
     without_deletes: bool,
     wants_progress: bool,
-    /// True if the response that the watch is created was sent to the client.
+    /// True once the response that confirms the watch is queued for the client.
     created: bool,
-    /// Notified once the create request has been answered.
+    /// Wakes the task that reads the client's requests and waits until the create request has been answered.
+    /// `None` after that.
     done: Option<oneshot::Sender<()>>,
 }
 
-/// Where a client's watch is at the moment.
+/// Current state of a client's watch.
 #[derive(Clone, Debug)]
 enum Place {
     /// The watch belongs to this broadcast.
     Broadcast(BroadcastId),
-    /// The watcher with this serial number waits for a permission check of its group.
+    /// The watch waits for a permission check of its group. The number is its [`Watcher::serial`].
     Checked(u64),
     /// The watch waits until its client takes responses again.
     Behind,
@@ -114,24 +119,26 @@ struct StreamState {
     /// Watches that wait until the client takes responses again, each with its group.
     behind: Vec<(Watcher, Rc<Group>)>,
     next_id: i64,
-    /// The client's progress request, if it is not answered: the broadcasts that have not reported progress,
-    /// and the header with the lowest revision of those that have.
+    /// The client's progress request; `None` if there is none to answer. Contains the broadcasts that have
+    /// not reported progress for it, and the header with the lowest revision that a broadcast has reported.
     asked: Option<(HashSet<BroadcastId>, ResponseHeader)>,
 }
 
 #[derive(Debug)]
 struct Broadcast {
     group: Rc<Group>,
-    /// Revision below which all events were sent; 0 if the watch starts at the current revision, which is not
-    /// known yet.
+    /// Revision of the next event to send: all events below it were sent to the watchers. 0 if the watch
+    /// starts at the current revision, which is not known yet.
     next: i64,
-    /// True if the member has confirmed that the watch is created.
+    /// True if a member has confirmed that the watch is created. False again while a broken connection is
+    /// replaced.
     created: bool,
-    /// True if the broadcast has sent all existing events at least once.
+    /// True if the broadcast has caught up: at some moment since the watch was last opened, it had sent all
+    /// events that existed at that moment. False again while a broken connection is replaced.
     live: bool,
     header: ResponseHeader,
     watchers: BTreeMap<(StreamId, i64), Watcher>,
-    /// Client streams that wait for the progress of this broadcast.
+    /// Client streams whose progress request waits until this broadcast reports progress.
     askers: Vec<StreamId>,
 }
 
@@ -139,9 +146,9 @@ struct Broadcast {
 struct GroupState {
     /// Broadcasts of the group, the oldest first.
     broadcasts: Vec<BroadcastId>,
-    /// Watchers that wait for the next permission check.
+    /// Watchers that wait for the next permission check, because they came after the current one began.
     queue: Vec<Watcher>,
-    /// Watchers that wait for the permission check in flight; `None` if there is none.
+    /// Watchers that wait for the permission check in flight; `None` if no check is in flight.
     checking: Option<Vec<Watcher>>,
 }
 
@@ -155,15 +162,17 @@ pub(crate) struct Watches {
     last_broadcast: BroadcastId,
     last_serial: u64,
     effects: Vec<Effect>,
-    /// Sum over all responses with events since this number was last taken: number of watchers that shared
-    /// the response, minus one.
+    /// Number of responses with events that members did not have to send because watchers share watches. Each
+    /// response of a member adds the number of watchers that share it, less one. Reset when the hub takes the
+    /// number.
     pub(crate) coalesced: u64,
     /// Number of watchers that belong to a broadcast.
     attached: usize,
 }
 
 impl Broadcast {
-    /// Returns false if the broadcast starts at a revision that does not exist yet.
+    /// Returns true if the next event to send is the next one that the member will create, or an earlier one;
+    /// false if the broadcast was requested to start at a later revision.
     fn is_present(&self) -> bool {
         self.next <= self.header.revision + 1
     }
@@ -184,13 +193,15 @@ impl Watches {
         self.attached.saturating_sub(self.broadcasts.len())
     }
 
-    /// Returns the revision at which a broadcast's watch has to be opened; 0 for all events from now on.
-    /// Returns `None` if the broadcast has ended.
+    /// Returns the revision at which a broadcast's watch has to be opened; 0 to begin with the first event
+    /// after the watch is created. Returns `None` if the broadcast has ended.
     pub(crate) fn start_of(&self, broadcast: BroadcastId) -> Option<i64> {
         self.broadcasts.get(&broadcast).map(|broadcast| broadcast.next)
     }
 
-    /// Returns true if a watcher or stream waits for the progress of this broadcast.
+    /// Returns true if the member has to be asked for the progress of this broadcast: a client has requested
+    /// it, or the group has several broadcasts, and the member's progress response may show that this one can
+    /// be merged with an older one.
     pub(crate) fn wants_progress(&self, id: BroadcastId) -> bool {
         let Some(broadcast) = self.broadcasts.get(&id).filter(|broadcast| broadcast.created) else {
             return false;
@@ -205,7 +216,8 @@ impl Watches {
             || (others.len() > 1 && (!broadcast.live || others.iter().any(older_is_ahead)))
     }
 
-    /// Creates a watch on a client's stream. `done` is notified once the request has been answered.
+    /// Creates a watch on a client's stream. `done` is used or dropped once the request has been answered,
+    /// which wakes the task that reads the client's requests.
     pub(crate) fn create(
         &mut self,
         stream: StreamId,
@@ -297,11 +309,12 @@ impl Watches {
                 self.detach(broadcast, (stream, id));
             }
         }
-        // Watchers of the stream that wait for a permission check stay in the list, and are discarded when
-        // the check ends.
+        // Watchers of the stream that wait for a permission check stay in their group's list. `checked`
+        // discards them, because their stream no longer exists.
     }
 
-    /// Handles the news that a client, which had taken no responses, has taken all queued ones.
+    /// Continues the interrupted watches of a client's stream. They were interrupted because the client's
+    /// queue was full, and the client has taken all queued responses now.
     pub(crate) fn drained(&mut self, stream: StreamId) {
         let Some(state) = self.streams.get_mut(&stream) else { return };
         for (watcher, group) in std::mem::take(&mut state.behind) {
@@ -312,7 +325,9 @@ impl Watches {
     /// Handles a client's request for the progress of its watches.
     pub(crate) fn ask_progress(&mut self, stream: StreamId) {
         let Some(state) = self.streams.get_mut(&stream) else { return };
-        // If a watch of the stream lags, the request is not answered, as in etcd.
+        // Drop the request if an earlier one is not answered yet, if the stream has no watches, or if one of
+        // its watches belongs to no broadcast at the moment. In the last case it lags, and etcd also leaves a
+        // progress request unanswered while a watch lags.
         let takes_part = |place: &Place| matches!(place, Place::Broadcast(_));
         if state.asked.is_some() || state.places.is_empty() || !state.places.values().all(takes_part) {
             return;
@@ -380,14 +395,15 @@ impl Watches {
         self.merge(&group);
     }
 
-    /// Handles the end of a broadcast's stream, because the connection broke or the member refused the watch.
-    /// Returns true if the watch is to be opened again.
+    /// Handles the end of a broadcast's stream to the member: the connection broke, or the member refused the
+    /// watch. Returns true if the caller has to open the watch again.
     pub(crate) fn broken(&mut self, id: BroadcastId, status: &Status) -> bool {
         let Some(broadcast) = self.broadcasts.get_mut(&id) else { return false };
         (broadcast.created, broadcast.live) = (false, false);
         let requires_leader = broadcast.group.caller.requires_leader;
         if requires_leader && status.message == error::NO_LEADER.message {
-            // All watches of such a client stream end together, as on a member.
+            // A member that knows no leader ends the whole stream of a client that requires one. So end the
+            // whole streams of these clients, and not only their watches that belong to this broadcast.
             let streams: HashSet<StreamId> = broadcast.watchers.keys().map(|(stream, _)| *stream).collect();
             for stream in streams {
                 if let Some(state) = self.streams.get(&stream) {
@@ -407,8 +423,9 @@ impl Watches {
         passes
     }
 
-    /// Assigns a watcher to an existing broadcast, after a permission check if needed, or creates a broadcast
-    /// for it.
+    /// Finds a broadcast for a watcher. If the watch of a broadcast is not open yet and will start at the
+    /// watcher's revision, the watcher joins this broadcast immediately. If an open broadcast fits, a
+    /// permission check is started, after which the watcher joins. Otherwise, a broadcast is created.
     fn place(&mut self, watcher: Watcher, group: &Rc<Group>) {
         let group = match self.groups.get_key_value(group) {
             Some((known, _)) => known.clone(),
@@ -418,8 +435,8 @@ impl Watches {
         let of = |id: &BroadcastId| self.broadcasts.get(id).map(|broadcast| (*id, broadcast));
         let mut known = state.broadcasts.iter().filter_map(of);
         if let Some((id, _)) = known.clone().find(|(_, open)| !open.created && open.next == watcher.next) {
-            // No check is needed for a broadcast that is not open yet, because the member checks the
-            // permission when it is opened.
+            // Join without a permission check: the broadcast's watch is not open yet, and the member checks
+            // the permission when the watch is opened.
             return self.attach(watcher, id);
         }
         let fits = |open: &Broadcast| match watcher.next {
@@ -459,7 +476,8 @@ impl Watches {
         }
     }
 
-    /// Adds a watcher to an open broadcast. `header` is that of the read that was permitted.
+    /// Adds a watcher to an open broadcast after its permission check. `header` is the header of the member's
+    /// response to the read that the check made.
     fn join(&mut self, mut watcher: Watcher, group: &Rc<Group>, header: ResponseHeader) {
         let wanted = if watcher.next == 0 { header.revision + 1 } else { watcher.next };
         let state = self.groups.entry(group.clone()).or_default();
@@ -468,12 +486,13 @@ impl Watches {
         let mut fitting = standing.clone().filter(|(_, open)| open.next <= wanted);
         let mut found = fitting.clone().find(|(_, open)| open.live).or_else(|| fitting.next());
         if found.is_none() && watcher.next == 0 {
-            // The member that answered the read lags behind the watched member, so the revision of the
-            // watched member counts as the current one.
+            // The member that answered the read lags behind the watched member. The watcher wants all events
+            // from now on, so let it join where the watched member is.
             found = standing.clone().find(|(_, open)| open.is_present());
         }
         let Some((id, open)) = found else {
-            // Since the check began, the broadcast has ended or has sent events that the watcher needs.
+            // Since the check began, the fitting broadcast has ended or has sent events that the watcher
+            // needs. So start the assignment again.
             return self.place(watcher, group);
         };
         let first = watcher.next == 0;
@@ -528,7 +547,7 @@ impl Watches {
         }
     }
 
-    /// Handles a member's confirmation that the watch of a broadcast is created.
+    /// Handles a member's confirmation that the watch of a broadcast is created: confirms it to the watchers.
     fn stands(&mut self, id: BroadcastId, header: ResponseHeader) {
         let Some(broadcast) = self.broadcasts.get_mut(&id) else { return };
         broadcast.created = true;
@@ -549,7 +568,7 @@ impl Watches {
         }
     }
 
-    /// Sends events to the watchers of a broadcast.
+    /// Sends events to the watchers of a broadcast. Removes the watchers whose clients take no responses.
     fn pass_on(&mut self, id: BroadcastId, header: ResponseHeader, events: &[Event]) {
         let Some(broadcast) = self.broadcasts.get_mut(&id) else { return };
         let revision = |event: &Event| event.kv.as_ref().map_or(0, |kv| kv.mod_revision);
@@ -593,7 +612,8 @@ impl Watches {
             if watcher.wants_progress && watcher.next <= header.revision + 1 {
                 let header = Some(header);
                 let response = WatchResponse { header, watch_id: watcher.id, ..WatchResponse::default() };
-                // The notification is dropped if the queue is full, since others will follow.
+                // If the client's queue is full, this notification is dropped. The client misses nothing,
+                // because later notifications have higher revisions.
                 let _ = watcher.outbox.offer(&response.encode_to_vec().into());
             }
         }
@@ -606,8 +626,9 @@ impl Watches {
         }
     }
 
-    /// Records that a broadcast has reported progress for a client's stream, or has ended. Answers the
-    /// client's progress request if no other broadcast is missing.
+    /// Records that a broadcast has reported progress for a client's stream (`header`), or has ended
+    /// (`None`). Answers the client's progress request if all other broadcasts have reported progress
+    /// already.
     fn answered(&mut self, stream: StreamId, id: BroadcastId, header: Option<ResponseHeader>) {
         let Some(state) = self.streams.get_mut(&stream) else { return };
         let Some((waits, lowest)) = &mut state.asked else { return };
@@ -620,8 +641,9 @@ impl Watches {
         }
         let header = *lowest;
         state.asked = None;
-        // If a watch of the stream lags, the request is not answered, as in etcd. That watch may have been
-        // created after the request, or have moved to another broadcast since.
+        // Answer only if every watch of the stream has got all events up to the revision of the header. A
+        // watch may lack events, for example if it was created after the request. In that case, drop the
+        // request: etcd also leaves a progress request unanswered while a watch lags.
         let was_told = |(id, place): (&i64, &Place)| {
             let Place::Broadcast(broadcast) = place else { return false };
             let Some(broadcast) = self.broadcasts.get(broadcast) else { return false };
@@ -635,8 +657,9 @@ impl Watches {
         }
     }
 
-    /// Moves all watchers of a broadcast to an older broadcast of the group whose `next` is not higher, so
-    /// that no event is missed. Then the newer broadcast ends.
+    /// Merges broadcasts of a group: moves all watchers of a newer broadcast to an older one, and ends the
+    /// newer one. Merges two broadcasts only if they have both caught up and the older one's `next` is not
+    /// above the newer one's, so that no watcher misses an event.
     fn merge(&mut self, group: &Rc<Group>) {
         let Some(state) = self.groups.get(group) else { return };
         if state.broadcasts.len() < 2 {
@@ -683,7 +706,7 @@ impl Watches {
         }
     }
 
-    /// Ends a broadcast, and all its watches with a response that contains this reason.
+    /// Ends a broadcast. Ends all its watchers, too, with a response that contains this reason.
     fn end(&mut self, id: BroadcastId, header: ResponseHeader, reason: &str, compact_revision: i64) {
         let Some(broadcast) = self.broadcasts.get_mut(&id) else { return };
         let watchers = std::mem::take(&mut broadcast.watchers);
@@ -719,8 +742,8 @@ impl Watches {
         }
     }
 
-    /// Returns true if a watcher still waits for a permission check, because it was not canceled and its
-    /// stream has not ended.
+    /// Returns true if a watcher still waits for a permission check. Returns false if it was canceled or its
+    /// stream has ended since the check began.
     fn waits(&self, watcher: &Watcher) -> bool {
         let place = self.streams.get(&watcher.stream).and_then(|state| state.places.get(&watcher.id));
         matches!(place, Some(Place::Checked(serial)) if *serial == watcher.serial)
@@ -738,8 +761,8 @@ fn created(watcher: &mut Watcher, header: ResponseHeader) {
     };
     watcher.outbox.answer(response.encode_to_vec().into());
     if let Some(done) = watcher.done.take() {
-        // Sending fails if the stream has ended and the receiver was dropped; then no task waits for the
-        // answer.
+        // An error means that the receiver was dropped, because the stream has ended. So no task waits for
+        // this signal, and the error can be ignored.
         let _ = done.send(());
     }
 }
@@ -758,17 +781,19 @@ fn refusal(header: ResponseHeader, reason: &str, compact_revision: i64) -> Bytes
     response.encode_to_vec().into()
 }
 
-/// The encoded forms of one response. Watchers with the same filters share them.
+/// The encodings of one response with events. Watchers with the same filters share an encoding.
 #[derive(Default)]
 struct Bodies {
-    /// Encoded responses, by a number with three bits: previous values are wanted (1), puts are left out (2),
-    /// deletions are left out (4). The inner value is `None` if no events are left.
+    /// Encoded responses. The index is a sum of flags: 1 if previous values are wanted, 2 if puts are left
+    /// out, 4 if deletions are left out. The outer value is `None` if the response has not been encoded in
+    /// this way yet, and the inner value is `None` if the filters leave no event.
     made: [Option<Option<Bytes>>; 8],
 }
 
 impl Bodies {
-    /// Returns the message for a watcher; `None` if its filters leave no event. `shared` is true if the
-    /// watcher gets all revisions of the response, so that the encoded form can be shared.
+    /// Returns the message for a watcher; `None` if no event is left for it. `shared` is true if the watcher
+    /// wants all revisions of the response, so that it can share an encoding. Otherwise, an encoding without
+    /// the lower revisions is made for this watcher only.
     fn of(
         &mut self,
         watcher: &Watcher,
@@ -787,7 +812,8 @@ impl Bodies {
         if watcher.id == 0 {
             return Some(body);
         }
-        // The order of Protobuf fields does not matter, so the watch id is appended at the end.
+        // Append the watch id to the shared encoding. This is valid, because Protobuf fields may be in any
+        // order. The tag takes 1 byte, and a varint at most 10.
         let mut message = BytesMut::with_capacity(body.len() + 11);
         message.put_slice(&body);
         message.put_u8(WATCH_ID_FIELD);
@@ -796,7 +822,8 @@ impl Bodies {
     }
 }
 
-/// Returns an encoded response without a watch id, for watchers with these filters.
+/// Returns an encoded response, without a watch id, that contains the events a watcher wants. Returns `None`
+/// if the watcher wants none of the events.
 fn body(watcher: &Watcher, header: ResponseHeader, events: &[Event]) -> Option<Bytes> {
     let wanted = |event: &&Event| {
         let is_new = event.kv.as_ref().is_some_and(|kv| kv.mod_revision >= watcher.next);

@@ -1,5 +1,6 @@
-//! Elections with keys under leases, in the layout of etcd's `clientv3/concurrency`. [`Election`] campaigns,
-//! proclaims and resigns; [`Observer`] follows the leaders. Only the KV and Watch services are used.
+//! Elects leaders by keys that are attached to leases, in the layout of etcd's `clientv3/concurrency`.
+//! [`Election`] campaigns, proclaims and resigns; [`Observer`] reports the leaders. Only the KV and Watch
+//! services of the API are used.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -26,7 +27,7 @@ pub struct Election {
     candidacy: Option<Candidacy>,
 }
 
-/// The key of this candidate, who may also be the leader.
+/// Key and create revision of this candidate, which is possibly the leader.
 struct Candidacy {
     key: Bytes,
     revision: i64,
@@ -71,17 +72,20 @@ pub struct Leadership {
 }
 
 impl Election {
-    /// Creates an election object that is not a candidate yet.
+    /// Creates an object for taking part in the election under this prefix. It is not a candidate yet.
     pub fn new(session: &Session, prefix: impl AsRef<[u8]>) -> Election {
         let prefix = [prefix.as_ref(), b"/"].concat().into();
         Election { client: session.client().clone(), lease: session.lease(), prefix, candidacy: None }
     }
 
     /// Becomes a candidate with this value, and waits until this candidate is the leader. If the future is
-    /// dropped while it waits, the candidacy remains; [`Election::resign`] withdraws it.
+    /// dropped while it waits for other candidates, the candidacy remains; [`Election::resign`] withdraws it.
     ///
     /// # Errors
-    /// Returns the server's status. In that case the candidacy is withdrawn, if the server can be reached.
+    /// Returns the server's status, after the candidacy was withdrawn if the server could be reached. If
+    /// already the request fails that creates the candidate's key, nothing is withdrawn, and the key may
+    /// exist until the session's lease ends. Returns `NotLeader` if the key existed before the call and was
+    /// deleted during it.
     pub async fn campaign(&mut self, value: impl Into<Bytes>) -> Result<ResponseHeader, ElectionError> {
         let value = value.into();
         let key: Bytes = [&self.prefix[..], format!("{:x}", self.lease).as_bytes()].concat().into();
@@ -178,8 +182,8 @@ async fn look(client: &Client, prefix: &Bytes) -> Result<(Option<Leadership>, i6
     Ok((found.kvs.into_iter().next().map(|kv| Leadership { header, kv }), header.revision))
 }
 
-/// Follows the leaders and the values that they proclaim. It returns all values of a leader in order, and
-/// always ends at the newest one. If a leader was elected and replaced between two reads, it may be missed.
+/// Reports the leaders and the values that they proclaim, in order, and always ends at the newest one. It may
+/// miss values, and even leaders, that were replaced between two of its reads.
 pub struct Observer {
     client: Client,
     prefix: Bytes,
@@ -252,8 +256,8 @@ impl Observer {
                 let Some(kv) = event.kv else { continue };
                 let deleted = event.r#type == EventType::Delete as i32;
                 if is_prefix {
-                    // There was no candidate, so the first key that is put belongs to the leader. Deletions
-                    // and later candidates do not matter here.
+                    // There was no candidate, so the first key that is put belongs to the new leader. Follow
+                    // this key, and ignore deletions and later candidates.
                     if !deleted {
                         let seen = kv.mod_revision;
                         let header = ResponseHeader { revision: seen, ..header };

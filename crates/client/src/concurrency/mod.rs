@@ -1,4 +1,5 @@
-//! Sessions, locks, elections and software transactional memory, built from leases, transactions and watches.
+//! Implements sessions, locks, elections and software transactional memory by leases, transactions and
+//! watches.
 //!
 //! The keys have the layout of etcd's `clientv3/concurrency`, so that etcd's clients and this crate can share
 //! locks and elections.
@@ -24,8 +25,8 @@ pub use stm::{Isolation, Stm, StmError, run};
 use crate::client::{Client, status_of_text};
 use crate::watcher::{WatchUpdate, Watcher};
 
-/// Returns the end of the key range that contains all keys with this prefix. Returns `\0` (the end of the key
-/// space) if no key follows the prefix.
+/// Returns the end of the range of all keys with this prefix. Returns `\0` (no end) if the prefix is empty or
+/// consists of bytes 0xff only, because all larger keys also begin with such a prefix.
 pub fn prefix_end(prefix: &[u8]) -> Bytes {
     let mut end = prefix.to_vec();
     while let Some(last) = end.pop() {
@@ -100,7 +101,8 @@ fn revision(answer: &TxnResponse) -> i64 {
 }
 
 /// Waits until all keys with this prefix that were created at or before the given revision are deleted.
-/// Watches only the youngest of these keys at a time, so that each release wakes only one waiter.
+/// Watches only the newest of these keys at a time. So each waiter watches the key directly before its own,
+/// and a release wakes only one waiter.
 async fn wait_for_deletes(client: &Client, prefix: &Bytes, create_revision_max: i64) -> Result<(), Status> {
     loop {
         let before = RangeRequest {
@@ -124,8 +126,8 @@ async fn wait_for_deletes(client: &Client, prefix: &Bytes, create_revision_max: 
                         break;
                     }
                 }
-                // The revision at which the watch resumes is compacted. The next read of the keys shows if
-                // the key was deleted.
+                // The revision at which the watch resumes is compacted. Read the keys again, which shows if
+                // the watched key was deleted.
                 Some(WatchUpdate::Canceled(response)) if response.compact_revision != 0 => break,
                 Some(WatchUpdate::Canceled(response)) => return Err(status_of_text(&response.cancel_reason)),
                 Some(WatchUpdate::Created(_) | WatchUpdate::Progress(_)) => {}

@@ -1,5 +1,5 @@
-//! Locks with keys under leases, in the layout of etcd's `clientv3/concurrency`: [`Mutex`]. Does not use the
-//! Lock service of the API.
+//! Locks by keys that are attached to leases, in the layout of etcd's `clientv3/concurrency` ([`Mutex`]). The
+//! Lock service of the API is not used.
 
 use std::fmt;
 
@@ -21,7 +21,7 @@ pub struct Mutex {
     mine: Option<Mine>,
 }
 
-/// The key of this session, which waits for the lock or holds it.
+/// Key and create revision of this session, which waits for the lock or holds it.
 struct Mine {
     key: Bytes,
     revision: i64,
@@ -60,7 +60,7 @@ impl From<Status> for MutexError {
 }
 
 impl Mutex {
-    /// Creates a lock object that does not hold the lock yet.
+    /// Creates an object for acquiring the lock under this prefix. It does not hold the lock yet.
     pub fn new(session: &Session, prefix: impl AsRef<[u8]>) -> Mutex {
         let prefix = [prefix.as_ref(), b"/"].concat().into();
         Mutex { client: session.client().clone(), lease: session.lease(), prefix, mine: None }
@@ -70,8 +70,9 @@ impl Mutex {
     /// stays in the queue; [`Mutex::unlock`] removes it.
     ///
     /// # Errors
-    /// Returns `SessionExpired` if the session's lease has expired, or the server's status. In the second
-    /// case the session's key is removed, if the server can be reached.
+    /// Returns `SessionExpired` if the session's lease has expired, or the server's status. If the wait fails
+    /// with a status, the session's key is removed, if the server can be reached. If the first request fails,
+    /// which creates the key, the key may exist; [`Mutex::unlock`] removes it.
     pub async fn lock(&mut self) -> Result<ResponseHeader, MutexError> {
         let answer = self.queue().await?;
         let mine = self.mine.as_ref().ok_or(MutexError::Released)?;
@@ -125,9 +126,10 @@ impl Mutex {
     }
 
     /// Returns a condition for transactions that must run only while this session holds the lock. Returns
-    /// `None` if the lock was not requested.
+    /// `None` if the lock was not requested, or the server has not confirmed the session's key.
     pub fn is_owner(&self) -> Option<Compare> {
-        // The revision is 0 as long as the server has not confirmed the key.
+        // The revision is 0 until the server has confirmed the key. A condition with 0 would hold if the key
+        // does not exist.
         let mine = self.mine.as_ref().filter(|mine| mine.revision > 0)?;
         Some(is_created_at(&mine.key, mine.revision))
     }
@@ -154,8 +156,8 @@ impl Mutex {
     }
 }
 
-/// Returns true if the oldest key of the prefix has this create revision, so that it is the session's own
-/// key.
+/// Returns true if the session holds the lock: the oldest key of the prefix has the create revision of the
+/// session's key.
 fn is_first(answer: &TxnResponse, revision: i64) -> bool {
     let holder = range_at(answer, 1).and_then(|range| range.kvs.first());
     holder.is_none_or(|holder| holder.create_revision == revision)

@@ -11,8 +11,8 @@ use crate::lease::{self, KeepAlive};
 /// TTL in seconds of a session if the caller gives none.
 const TTL_SECONDS: i64 = 60;
 
-/// Lease that is kept alive as long as the session exists. Locks and leaderships depend on it. If the session
-/// is dropped, the lease expires after its TTL; [`Session::close`] revokes it.
+/// A lease that is kept alive while this value exists. Locks and leaderships are attached to the lease and
+/// end with it. If the session is dropped, the lease expires after its TTL; [`Session::close`] revokes it.
 pub struct Session {
     client: Client,
     lease: i64,
@@ -65,7 +65,7 @@ impl Session {
     /// dropped.
     pub fn done(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut done = self.done.clone();
-        // If waiting fails, the task that keeps the lease alive was aborted.
+        // An error means that the task that keeps the lease alive was aborted, so the session is over, too.
         async move { _ = done.wait_for(|done| *done).await }
     }
 
@@ -73,7 +73,7 @@ impl Session {
     pub fn orphan(self) {}
 
     /// Stops keeping the lease alive and revokes it, which deletes its keys. The time limit is the TTL,
-    /// because the lease expires then anyway.
+    /// because the lease has expired after this time anyway.
     ///
     /// # Errors
     /// Returns the server's status or `DeadlineExceeded` if the lease could not be revoked.

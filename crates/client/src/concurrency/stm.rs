@@ -1,6 +1,6 @@
-//! Software transactional memory as in etcd's `clientv3/concurrency`. [`run`] calls a closure with an
-//! [`Stm`], and then commits the writes of the closure if the values that it has read are unchanged.
-//! Otherwise, [`run`] calls the closure again.
+//! Implements software transactional memory as in etcd's `clientv3/concurrency`. [`run`] calls a closure with
+//! an [`Stm`], and then commits the writes of the closure if the values that the closure has read are
+//! unchanged. Otherwise, [`run`] calls the closure again.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,15 +19,15 @@ use crate::client::Client;
 /// Isolation level of a transaction. Source: `clientv3/concurrency/stm.go` of etcd.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Isolation {
-    /// Like `Serializable`. In addition, the commit fails if another client has changed a key that this
-    /// transaction writes since its first read.
+    /// Like `Serializable`. In addition, the commit fails if another client has changed one of the written
+    /// keys since the first read of the transaction.
     #[default]
     SerializableSnapshot,
-    /// All reads of an attempt are at the revision of its first read. The commit fails if one of these keys
-    /// was changed.
+    /// All reads of an attempt are at the revision of its first read. The commit fails if one of the read
+    /// keys was changed since.
     Serializable,
-    /// Repeated reads of a key return the same value within an attempt. The commit fails if one of these keys
-    /// was changed.
+    /// Repeated reads of a key return the same value within an attempt. The commit fails if one of the read
+    /// keys was changed since.
     RepeatableReads,
     /// A read may return any committed revision. The commit checks nothing.
     ReadCommitted,
@@ -39,11 +39,11 @@ pub struct Stm {
     isolation: Isolation,
     reads: BTreeMap<Bytes, Read>,
     writes: BTreeMap<Bytes, Write>,
-    /// Values that were returned when the commit of the previous attempt failed. They are newer than the
-    /// values that this attempt had read.
+    /// Current values of the keys that the previous attempt had read. They came with the response to its
+    /// failed commit, and save this attempt the reads.
     prefetched: BTreeMap<Bytes, Read>,
-    /// Revision of the first read of the attempt. If the isolation level requires it, later reads use this
-    /// revision too.
+    /// Revision of the first read of the attempt; `None` before this read. If the isolation level requires
+    /// it, later reads use this revision too.
     base: Option<i64>,
 }
 
@@ -139,7 +139,8 @@ impl Stm {
     }
 
     /// Commits the writes. Returns `None` if the isolation level does not allow the commit because of
-    /// concurrent writes. The transaction is then empty, and the caller must repeat it.
+    /// concurrent writes. In that case, the transaction is empty again, and the caller must repeat all its
+    /// reads and writes.
     ///
     /// # Errors
     /// Returns the server's status.
@@ -161,8 +162,7 @@ impl Stm {
             conditions.extend(writes.keys().map(|key| modified(key, less, first + 1)));
         }
         let keys: Vec<Bytes> = if self.binds() { reads.into_keys().collect() } else { Vec::new() };
-        // If the commit fails, the response contains the keys' new values, which saves the next attempt a
-        // round trip.
+        // If the commit fails, read the keys in the same request, which saves the next attempt a round trip.
         let again = keys.iter().map(|key| op(request_op::Request::RequestRange(get(key)))).collect();
         let writes = writes.into_values().map(|write| write.op).collect();
         let answer = txn(&self.client, conditions, writes, again).await?;
@@ -185,8 +185,8 @@ impl Stm {
         }
     }
 
-    /// Returns true if the key was read in this attempt, or was returned by the failed commit of the attempt
-    /// before.
+    /// Returns true if the value of the key is known: it was read in this attempt, or came with the failed
+    /// commit of the previous attempt. In the second case, the value now counts as read in this attempt.
     fn recall(&mut self, key: &Bytes) -> bool {
         if self.reads.contains_key(key) {
             return true;
@@ -201,8 +201,8 @@ impl Stm {
         if !self.recall(&key) {
             let answer: RangeResponse = self.client.call(Rpc::KvRange, &self.range(&key)).await?;
             let revision = answer.header.map_or(0, |header| header.revision);
-            // The response header contains the current revision of the store, even if the read was at an
-            // older revision.
+            // Use the revision of the read, if it was given. The header has the current revision of the
+            // store, even if the read was at an older revision.
             let revision = self.base.filter(|_| self.binds()).unwrap_or(revision);
             self.base = self.base.or(Some(revision));
             self.reads.insert(key.clone(), Read { kv: answer.kvs.into_iter().next(), revision });
@@ -256,8 +256,8 @@ impl<E: fmt::Display> fmt::Display for StmError<E> {
 
 impl<E: fmt::Debug + fmt::Display> std::error::Error for StmError<E> {}
 
-/// Runs a transaction until it is committed. The closure may run several times; its side effects outside the
-/// transaction then happen several times.
+/// Runs a transaction until it is committed. The closure may run several times, so its side effects outside
+/// the transaction may also happen several times.
 ///
 /// # Errors
 /// Returns the error of the closure, which ends the transaction, or the server's status if the commit fails.

@@ -1,4 +1,4 @@
-//! One version of a key, as stored in the bucket `key`.
+//! Encodes and decodes changes (versions of keys and deletions), as the bucket `key` stores them.
 
 use api::wire::{put_field, put_field_head, put_number};
 
@@ -7,8 +7,8 @@ use numbers::{ChangeId, LeaseId, Revision};
 use crate::wire::{Field, Fields};
 
 /// Position of a change in the history of a database, as the keys of the bucket `key` encode it: the
-/// revision, and the number of the change in its transaction. The file stores the number of the change with
-/// 64 bits, a [`numbers::ChangeId`] with only 32.
+/// revision, and the number of the change in its transaction. This type exists beside [`numbers::ChangeId`]
+/// because the file stores the number of the change with 64 bits, and a `ChangeId` has only 32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StoredChangeId {
     /// Main revision of the change.
@@ -23,18 +23,18 @@ impl From<ChangeId> for StoredChangeId {
     }
 }
 
-/// All facts about a change except its value.
+/// A change without its value: its position, its key, and the key's metadata.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChangeHead<'a> {
     /// Position of the change in the history.
     pub revision: StoredChangeId,
-    /// True if the key was deleted. All later fields except the key are then 0.
+    /// True if the change deletes the key. In this case, the fields from `create_revision` on are 0.
     pub is_tombstone: bool,
     /// The key.
     pub key: &'a [u8],
     /// Revision at which the key was created.
     pub create_revision: Revision,
-    /// Revision of this change, as stored in the pair's value.
+    /// Revision of this change, as stored in the value of the bucket's key-value pair.
     pub mod_revision: Revision,
     /// Number of changes since the key was created, including the creation.
     pub version: i64,
@@ -45,7 +45,7 @@ pub struct ChangeHead<'a> {
 /// A change with its value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Change<'a> {
-    /// All facts about the change except its value.
+    /// The change without its value.
     pub head: ChangeHead<'a>,
     /// Value of the key.
     pub value: &'a [u8],
@@ -72,8 +72,8 @@ impl StoredChangeId {
 }
 
 impl<'a> Change<'a> {
-    /// Decodes a pair of the bucket `key`. An error text is the end of a sentence whose caller-supplied
-    /// beginning names the pair.
+    /// Decodes a key-value pair of the bucket `key`. The returned error describes the damage without its
+    /// position, which the caller adds.
     pub(crate) fn decode(key: &[u8], value: &'a [u8]) -> Result<Change<'a>, &'static str> {
         let (revision, is_tombstone) = match key.split_at_checked(REVISION_BYTES) {
             Some((revision, [])) => (revision, false),
@@ -100,8 +100,9 @@ impl<'a> Change<'a> {
             }
         }
         if head.key.is_empty() {
-            // HashKV covers every byte of a pair with an empty key. A file written from these fields has the
-            // same bytes only if the pair is a bump, so every other pair with an empty key is refused.
+            // Refuse a pair with an empty key unless it only raises the revision ([`ChangeHead::bump`]).
+            // [`ChangeHead::encode_around`] writes no value for an empty key, so a copy of any other such
+            // pair would have different bytes, and therefore a different HashKV.
             let is_bump = value.is_empty() && *head == ChangeHead::bump(revision.main);
             return if is_bump { Ok(change) } else { Err("a change of no key") };
         }
@@ -134,8 +135,9 @@ impl<'a> ChangeHead<'a> {
         }
     }
 
-    /// Appends the encoded bytes before and after the value, so that the value itself need not be copied.
-    /// HashKV hashes these bytes: fields are in ascending order, and fields that are 0 or empty are left out.
+    /// Appends the encoded bytes before and after the value, so that the value itself need not be copied. The
+    /// bytes must be exactly etcd's, because HashKV covers them: fields are in ascending order, and fields
+    /// that are 0 or empty are left out.
     pub(crate) fn encode_around(&self, value_len: usize, before: &mut Vec<u8>, after: &mut Vec<u8>) {
         if self.is_bump() {
             return;

@@ -1,4 +1,4 @@
-//! Contents of the small buckets in a database.
+//! Types for the contents of the small buckets in a database (all except keys and leases), and their JSON.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::fmt;
 use numbers::Revision;
 use serde_json::Value;
 
-/// A minor release of etcd, which determines what is written.
+/// A minor release of etcd. It determines which fields a database written for this release has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(missing_docs, reason = "the names are the releases")]
 pub enum Release {
@@ -21,15 +21,16 @@ pub enum Release {
 pub struct Meta {
     /// Index of the last raft entry that is applied in the state.
     pub consistent_index: u64,
-    /// Raft term of the entry at `consistent_index`; written by etcd from 3.5 on.
+    /// Raft term of the entry at `consistent_index`; `None` in databases from before 3.5.
     pub term: Option<u64>,
-    /// Voters and learners; written by etcd from 3.5 on.
+    /// Voters and learners of the cluster; `None` in databases from before 3.5.
     pub conf_state: Option<ConfState>,
-    /// Version for which the data is written, such as `3.7.0`; written by etcd from 3.6 on.
+    /// Version of the data's format, such as `3.7.0`; `None` in databases from before 3.6.
     pub storage_version: Option<String>,
-    /// Revision of the last compaction that was started: revisions below it can no longer be read by clients.
+    /// Revision of the last compaction that was started, below which clients can read nothing; `None` before
+    /// the first compaction.
     pub scheduled_compact_revision: Option<Revision>,
-    /// Revision of the last compaction that was finished in the database.
+    /// Revision of the last compaction that was finished in the database; `None` if none was.
     pub finished_compact_revision: Option<Revision>,
 }
 
@@ -84,8 +85,8 @@ pub struct Auth {
 }
 
 impl Meta {
-    /// Revision below which nothing can be read; `None` before the first compaction. This is the scheduled
-    /// revision even if that compaction did not finish, because etcd finishes it at its next start.
+    /// Returns the compact revision, below which clients can read nothing; `None` before the first
+    /// compaction. An unfinished compaction counts, because etcd finishes it at its next start.
     pub fn compact_revision(&self) -> Option<Revision> {
         self.scheduled_compact_revision.max(self.finished_compact_revision)
     }
@@ -96,9 +97,9 @@ impl Meta {
 pub(crate) enum ContentError {
     /// The value is not JSON, or JSON of an unexpected form.
     Json(serde_json::Error),
-    /// Name of a field in the value's JSON, and what is wrong with it.
+    /// Name of a field in the value's JSON, and a description of the field's error.
     Field(&'static str, &'static str),
-    /// The value is in no form that etcd writes.
+    /// The key or value has a form that etcd never writes. Contains a description of the error.
     Form(&'static str),
 }
 
@@ -228,7 +229,7 @@ fn json_string(text: &str) -> String {
     json
 }
 
-/// Returns a JSON list of strings; Go writes null for an empty list.
+/// Returns a JSON list of strings; `null` for an empty list, because Go encodes a nil slice like this.
 fn json_list(texts: &[String]) -> String {
     if texts.is_empty() {
         return "null".to_owned();

@@ -1,4 +1,4 @@
-//! Copies the state of another database.
+//! Copies etcd's state from one database to a new one, for example for a snapshot restore.
 
 use std::io::Write;
 
@@ -11,8 +11,8 @@ use crate::bolt::Plan;
 use crate::error::{Error, WriteError};
 use crate::source::Source;
 
-/// A copy of a database in which the data about the member and its cluster is replaced. Everything else stays
-/// unchanged, and so does the HashKV.
+/// A copy of a database in which the data about the member and its cluster is replaced. All keys, leases,
+/// users, roles and alarms stay unchanged. The HashKV also stays unchanged unless `bump` is set.
 pub struct Copy<'b, S> {
     /// Database to copy.
     pub from: &'b Backend<S>,
@@ -22,8 +22,8 @@ pub struct Copy<'b, S> {
     pub membership: Membership,
     /// Release of etcd for which the copy is written.
     pub release: Release,
-    /// Revision that a pair after all changes raises the copy to, as `etcdutl snapshot restore
-    /// --bump-revision` does.
+    /// Unless `None`, a pair without a key is added after all changes, which raises the current revision of
+    /// the copy to this revision, as `etcdutl snapshot restore --bump-revision` does.
     pub bump: Option<Revision>,
 }
 
@@ -70,7 +70,7 @@ impl<'b, S: Source> Copy<'b, S> {
         Ok(Copy { from, meta: from.meta()?, membership: from.membership()?, release, bump: None })
     }
 
-    /// Measures the copy: the first of two passes.
+    /// Computes the size and layout of the copy, without writing it: the first of two passes.
     ///
     /// # Errors
     ///
@@ -80,7 +80,7 @@ impl<'b, S: Source> Copy<'b, S> {
         self.plan_with(&mut |_| {})
     }
 
-    /// Measures the copy as [`Copy::plan`] does, and calls `passed` with each revision that was processed.
+    /// Computes the same as [`Copy::plan`], and calls `passed` with the revision of each processed change.
     ///
     /// # Errors
     ///
@@ -99,13 +99,14 @@ impl<'b, S: Source> Copy<'b, S> {
     ///
     /// # Errors
     ///
-    /// Returns an error if the database cannot be read or has changed since it was measured, or if the output
+    /// Returns an error if the database cannot be read or has changed since the first pass, or if the output
     /// fails.
     pub fn write<W: Write>(&self, to: &mut BackendWriter<W>) -> Result<(), CopyError> {
         self.write_with(to, &mut |_| {})
     }
 
-    /// Writes the copy as [`Copy::write`] does, and calls `passed` with each revision that was processed.
+    /// Writes the copy as [`Copy::write`] does, and calls `passed` with the revision of each processed
+    /// change.
     ///
     /// # Errors
     ///

@@ -1,5 +1,5 @@
-//! Iterators over changes and over leases; a database may have many of both, so they are not loaded into
-//! memory together.
+//! Iterates over the changes and the leases of a database one by one, because a database may have too many of
+//! them to load all into memory.
 
 use prost::Message as _;
 
@@ -10,7 +10,7 @@ use crate::source::Source;
 
 /// Iterates over all stored changes in order of revision.
 pub struct History<'b, S> {
-    /// `None` if the database has no such bucket.
+    /// Position in the bucket `key`; `None` if the database has no such bucket.
     pub(super) cursor: Option<Cursor<'b, S>>,
 }
 

@@ -1,30 +1,31 @@
-//! etcd's state in a database: the contents of each bucket.
+//! Reads and writes etcd's state in a bbolt database. The buckets have these contents:
 //!
 //! ```text
 //! bucket           key                          value
-//! key              revision                     KeyValue; of a deletion, one with nothing but the key
+//! key              revision                     KeyValue; for a deletion, only its key is set
 //! lease            id, 8 bytes                  Lease
 //! alarm            AlarmMember                  empty
 //! auth             authEnabled                  1 byte: 0 or 1
 //!                  authRevision                 8 bytes
 //! authUsers        name                         User, its password hashed
 //! authRoles        name                         Role
-//! members          id in hex                    {"id":…,"peerURLs":[…],"isLearner":true,"name":…,"clientURLs":[…]}
+//! members          id in hex                    {"id":…,"peerURLs":[…],"isLearner":…,"name":…,…}
 //! members_removed  id in hex                    removed
 //! cluster          clusterVersion               3.7.0
 //!                  downgrade                    {"target-version":"3.6.0","enabled":true}
 //! meta             consistent_index             8 bytes: raft index of the last applied entry
 //!                  term                         8 bytes: the term of that entry; from 3.5 on
-//!                  confState                    {"voters":[…],"learners":[…],"auto_leave":false}; from 3.5 on
+//!                  confState                    {"voters":[…],"learners":[…],"auto_leave":…}; from 3.5 on
 //!                  storageVersion               3.7.0; from 3.6 on
 //!                  scheduledCompactRev          revision of the last compaction that was started
 //!                  finishedCompactRev           revision of the last compaction that was finished
 //!
-//! revision         0 main 8, 8 '_', 9 sub 8, 17 't' for a deletion
+//! revision: bytes 0 to 7 main revision, byte 8 `_`, bytes 9 to 16 sub-revision, byte 17 `t` for a deletion
 //! ```
 //!
-//! Numbers are big-endian; KeyValue and similar values are protobuf messages. A member older than 3.5 stores
-//! the index of its last applied entry without the entry's term. A missing `authEnabled` means 0.
+//! Numbers are big-endian. KeyValue, Lease, AlarmMember, User and Role are protobuf messages. A member older
+//! than 3.5 stores the index of its last applied entry without the entry's term. A missing `authEnabled`
+//! means that authentication is disabled.
 
 mod change;
 mod content;

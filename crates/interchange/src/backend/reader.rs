@@ -12,7 +12,7 @@ use crate::bolt::{Bolt, Cursor};
 use crate::error::Error;
 use crate::source::Source;
 
-/// etcd's state in a database.
+/// etcd's state in a bbolt database, which is read on demand.
 pub struct Backend<S> {
     bolt: Bolt<S>,
 }
@@ -22,7 +22,7 @@ impl<S: Source> Backend<S> {
     ///
     /// # Errors
     ///
-    /// Returns an error if the database is not etcd's, which means that it has no bucket `key`.
+    /// Returns an error if the database cannot be read, or is not etcd's because it has no bucket `key`.
     pub fn new(bolt: Bolt<S>) -> Result<Backend<S>, Error> {
         if bolt.bucket(name::KEY)?.is_none() {
             return Err(Error::damaged(0, "the database is not etcd's: it has no bucket `key`"));
@@ -157,8 +157,8 @@ impl<S: Source> Backend<S> {
         Ok(self.bolt.bucket(name)?.map(|bucket| self.bolt.walk(&bucket)))
     }
 
-    /// Calls `take` for each pair of a bucket; does nothing if the bucket does not exist. An error of `take`
-    /// gets the page and offset of the pair.
+    /// Calls `take` for each pair of a bucket. Does nothing if the bucket does not exist. An error of `take`
+    /// is returned with the page and offset of the pair.
     fn each(
         &self,
         name: &[u8],
@@ -179,8 +179,8 @@ impl<S: Source> Backend<S> {
     }
 }
 
-/// Checks that an auth revision can be incremented: etcd's counter wraps around after the largest number, and
-/// etcd would then accept old tokens again.
+/// Refuses an auth revision above the largest `i64`. Such a counter could reach its maximum and wrap around,
+/// and etcd would then accept old tokens again.
 fn auth_revision(number: u64) -> Result<u64, ContentError> {
     i64::try_from(number).map_err(|_| "an auth revision out of range")?;
     Ok(number)

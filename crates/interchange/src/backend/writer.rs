@@ -12,11 +12,12 @@ use crate::backend::name;
 use crate::bolt::{Layout, Plan, Writer};
 use crate::error::WriteError;
 
-/// Measures etcd's state. The first of two passes; see [`Layout`].
+/// Computes the size and layout of a database with etcd's state. The first of two passes; see [`Layout`].
 ///
-/// Each method may be called once; the order of the methods is free but must be the same in both passes.
-/// [`BackendLayout::lease`] and [`BackendLayout::change`] may be called many times, without calls of other
-/// methods in between.
+/// The methods may be called in any order, but in the same order in both passes, and each at most once.
+/// Exceptions are [`BackendLayout::user`], [`BackendLayout::role`], [`BackendLayout::lease`] and
+/// [`BackendLayout::change`]. Each of them may be called many times, but without calls of other methods in
+/// between. [`BackendLayout::auth`] replaces the calls of `auth_settings`, `user` and `role`.
 pub struct BackendLayout {
     state: State<Layout>,
 }
@@ -28,7 +29,7 @@ pub struct BackendWriter<W> {
     state: State<Writer<W>>,
 }
 
-/// Target of the pairs, in both passes.
+/// Receiver of the buckets and their pairs: the [`Layout`] in the first pass, the [`Writer`] in the second.
 trait Pairs {
     fn bucket(&mut self, name: &[u8]) -> Result<(), WriteError>;
     fn pair(&mut self, key: &[u8], value: &[&[u8]]) -> Result<(), WriteError>;
@@ -93,8 +94,8 @@ macro_rules! both_passes {
             self.state.auth(auth)
         }
 
-        /// Writes whether authentication is enabled, and the auth revision; users and roles follow one by
-        /// one.
+        /// Writes the bucket `auth`: the flag that authentication is enabled, and the auth revision. The
+        /// caller then adds users and roles one by one.
         ///
         /// # Errors
         ///
@@ -136,18 +137,19 @@ macro_rules! both_passes {
 }
 
 impl BackendLayout {
-    /// Begins to measure a state, in the format of this release.
+    /// Begins the first pass, for the format of this release.
     pub fn new(release: Release) -> BackendLayout {
         BackendLayout { state: State::new(Layout::default(), release) }
     }
 
     both_passes!();
 
-    /// Measures the next change, in order of revision; `value_len` is the length of its value in bytes.
+    /// Adds the size of the next change, in order of revision. `value_len` is the length of its value in
+    /// bytes.
     ///
     /// # Errors
     ///
-    /// Returns an error if the change is not in order.
+    /// Returns an error if the change is invalid or is not in order.
     pub fn change(&mut self, change: &ChangeHead<'_>, value_len: usize) -> Result<(), WriteError> {
         let value_len = if change.is_tombstone { 0 } else { value_len };
         self.state.change(change, value_len)?;
@@ -155,7 +157,7 @@ impl BackendLayout {
         self.state.pairs.pair(&self.state.key, len)
     }
 
-    /// Adds the missing buckets, empty, and returns the measured size.
+    /// Adds those of etcd's buckets that are missing, as empty ones, and returns the size of the database.
     ///
     /// # Errors
     ///
@@ -167,7 +169,7 @@ impl BackendLayout {
 }
 
 impl<W: Write> BackendWriter<W> {
-    /// Begins to write a state that was measured.
+    /// Begins the second pass. `plan` is the result of the first one.
     ///
     /// # Errors
     ///
@@ -182,15 +184,16 @@ impl<W: Write> BackendWriter<W> {
     ///
     /// # Errors
     ///
-    /// Returns an error if the change is not in order, more is written than was measured, or the output
-    /// fails.
+    /// Returns an error if the change is invalid or is not in order, more is written than in the first pass,
+    /// or the output fails.
     pub fn change(&mut self, change: &Change<'_>) -> Result<(), WriteError> {
         let value = if change.head.is_tombstone { &[] } else { change.value };
         self.state.change(&change.head, value.len())?;
         self.state.pairs.pair(&self.state.key, &[&self.state.before, value, &self.state.after])
     }
 
-    /// Returns the output. A caller can take written data out of the output piece by piece.
+    /// Returns the output, from which the caller can take the data written so far, for example to send it.
+    /// The caller must not write to it.
     pub fn output(&mut self) -> &mut W {
         self.state.pairs.output()
     }
@@ -199,7 +202,7 @@ impl<W: Write> BackendWriter<W> {
     ///
     /// # Errors
     ///
-    /// Returns an error if the written data differs from the measured data, or the output fails.
+    /// Returns an error if the written data differs from that of the first pass, or the output fails.
     pub fn finish(mut self) -> Result<W, WriteError> {
         self.state.complete()?;
         self.state.pairs.finish()
@@ -209,12 +212,15 @@ impl<W: Write> BackendWriter<W> {
 struct State<P> {
     pairs: P,
     release: Release,
-    /// The open bucket, if it is one that is filled by many calls of the same method.
+    /// Name of the bucket that calls of `user`, `role`, `lease` or `change` are filling; `None` if the last
+    /// call was of another method.
     open: Option<&'static [u8]>,
     begun: Vec<&'static [u8]>,
     /// Buffer for the encoded key of a change.
     key: Vec<u8>,
+    /// Buffer for the encoded bytes of a change before its value.
     before: Vec<u8>,
+    /// Buffer for the encoded bytes of a change after its value.
     after: Vec<u8>,
 }
 
@@ -295,8 +301,8 @@ impl<P: Pairs> State<P> {
             let value = serde_json::json!({ "target-version": target, "enabled": true }).to_string();
             self.pairs.pair(b"downgrade", &[value.as_bytes()])?;
         }
-        // Member ids have no leading zeros in these keys, so their order as text differs from their order as
-        // numbers.
+        // Sort by the encoded keys, since the pairs of a bucket must be in this order: the keys are member
+        // ids in hex without leading zeros, whose order differs from that of the numbers.
         let members = membership.members.iter().map(|m| (hex_key(m.id), m.to_json()));
         self.sorted(name::MEMBERS, members.collect())?;
         let removed = membership.removed.iter().map(|id| (hex_key(*id), "removed".to_owned()));

@@ -1,11 +1,12 @@
-//! Checks a whole database, as bbolt's own check does.
+//! Checks a whole database for damage, as bbolt's own check does: every page must be valid, and either free
+//! or used exactly once.
 
 use crate::bolt::database::Bolt;
 use crate::bolt::format::{COUNT_ELSEWHERE, FREELIST, PAGE_HEADER_BYTES, u16_at, u64_at};
 use crate::error::Error;
 use crate::source::Source;
 
-/// Maximum nesting of buckets; etcd nests them one level deep.
+/// Maximum nesting of buckets. A database with deeper nesting is refused; etcd does not nest its buckets.
 const NESTING_MAX: usize = 16;
 
 /// The result of a check.
@@ -63,7 +64,8 @@ impl<S: Source> Bolt<S> {
         Ok(checked)
     }
 
-    /// Marks the pages of the free list as used; returns the number of free pages.
+    /// Compares the free list with the pages that are in use: each page must be in exactly one of the two
+    /// sets. Returns the number of free pages.
     fn check_freelist(&self, id: u64, used: &mut Pages) -> Result<u64, Error> {
         let (pages, bytes) = self.page_bytes(id, (0, 0), Vec::new())?;
         let offset = self.offset(id);

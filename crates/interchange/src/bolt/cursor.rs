@@ -1,15 +1,16 @@
-//! Walks over a bucket, in order of keys.
+//! Iterates over the items of a bucket, in order of keys.
 
 use crate::bolt::database::{Bolt, Bucket, Place};
 use crate::bolt::page::Page;
 use crate::error::Error;
 use crate::source::Source;
 
-/// Maximum depth of a tree. Each branch in a file of bbolt has at least two children and page numbers have 64
-/// bits, so a valid tree is never deeper.
+/// Maximum depth of a tree. A deeper tree counts as damaged: in a file of bbolt, each branch has at least two
+/// children and page numbers have 64 bits, so a valid tree is never deeper.
 const DEPTH_MAX: usize = 64;
 
-/// Iterates over the items of a bucket in ascending order of keys. Holds one page per level of the tree.
+/// Iterates over the items of a bucket in ascending order of keys. Keeps one page per level of the tree in
+/// memory.
 ///
 /// A damaged file cannot make the iteration endless: the keys of every page must lie between those of the
 /// branch elements that led to the page.
@@ -18,7 +19,8 @@ pub struct Cursor<'b, S> {
     start: Option<Place>,
     stack: Vec<Frame>,
     spare: Option<Page>,
-    /// Pages read so far, as (first page, number of pages); `None` if they are not recorded.
+    /// Pages that the cursor has read, as (first page, number of pages); `None` if they are not recorded.
+    /// [`Bolt::check`] takes the pages out after each step.
     pub(super) trail: Option<Vec<(u64, u64)>>,
 }
 
@@ -26,7 +28,8 @@ struct Frame {
     page: Page,
     /// Offset of the page in the file, in bytes.
     offset: u64,
-    /// Index of the current element in a branch; in a leaf, of the next element to return.
+    /// Index of an element: in a branch, the one whose child is being read; in a leaf, the next one to
+    /// return.
     at: usize,
 }
 
@@ -37,7 +40,7 @@ pub struct Item<'c> {
     pub key: &'c [u8],
     /// Value of the key; if the item is a bucket, the bucket's header.
     pub value: &'c [u8],
-    /// The bucket, if the item is a bucket.
+    /// The bucket, if the item is a bucket; `None` for a key with a value.
     pub bucket: Option<Bucket>,
     /// Number of the page that contains the item.
     pub page: u64,
@@ -71,8 +74,8 @@ impl<'b, S: Source> Cursor<'b, S> {
         Ok(Some(Item { key: leaf.page.key(i), value, bucket, page: at.0, offset: at.1 }))
     }
 
-    /// Moves to the first item whose key is not below `key`; [`Cursor::step`] then returns it. May be called
-    /// only once, before the first step.
+    /// Moves to the first item whose key is not below `key`, so that [`Cursor::step`] returns this item next.
+    /// May be called only once, before the first step.
     ///
     /// # Errors
     ///
@@ -101,8 +104,8 @@ impl<'b, S: Source> Cursor<'b, S> {
         Ok(())
     }
 
-    /// Moves to the next leaf that has an item to return; the leaf is then on top of the stack. Returns false
-    /// if no item is left.
+    /// Moves to the next leaf that has an item to return, and puts this leaf on top of the stack. Returns
+    /// false if no item is left.
     fn find(&mut self) -> Result<bool, Error> {
         if let Some(start) = self.start.take() {
             self.enter_root(start)?;

@@ -1,4 +1,4 @@
-//! Reads a database.
+//! Opens a bbolt file, and reads its pages and buckets.
 
 use std::io;
 
@@ -11,16 +11,17 @@ use crate::bolt::page::{INNER_RUN_BYTES_MAX, Page};
 use crate::error::Error;
 use crate::source::Source;
 
-/// Maximum bytes of a leaf with its overflow pages. A cursor keeps one such leaf in memory as a whole. bbolt
-/// puts up to four items into one leaf, however long the items are; the longest value that Mainstay accepts
-/// has less than 1 GiB.
+/// Maximum bytes of a leaf with its overflow pages. A file with a longer one is refused, because a cursor
+/// keeps one leaf in memory as a whole. The limit leaves room for the longest value that Mainstay accepts,
+/// which has less than 1 GiB. bbolt may put several long values into one leaf; such a leaf is also refused if
+/// their total exceeds the limit.
 const LEAF_RUN_BYTES_MAX: u64 = (1 << 30) + (1 << 20);
 
 /// A bbolt file that is read page by page: only the path from the root to a leaf is in memory.
 ///
 /// All data is checked, as far as the format allows, before it is returned: every page has the expected type,
-/// keys ascend, and no position points outside its page. Values have no checksum in this format; the SHA-256
-/// of a snapshot file covers them.
+/// keys ascend, and no position points outside its page. The format has no checksum for values, so a changed
+/// value is detected only in a snapshot file, by its SHA-256.
 pub struct Bolt<S> {
     source: S,
     meta: Meta,
@@ -30,7 +31,7 @@ pub struct Bolt<S> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bucket {
     pub(crate) place: Place,
-    /// A counter that bbolt keeps for the program that uses the bucket; etcd does not use it.
+    /// A counter that bbolt keeps for users of the bucket; etcd does not use this counter.
     pub sequence: u64,
 }
 
@@ -75,7 +76,7 @@ impl<S: Source> Bolt<S> {
         Bolt::open(source, len)
     }
 
-    /// Returns the meta page with the highest valid transaction.
+    /// Returns the contents of the meta page with the higher transaction number.
     pub fn meta(&self) -> Meta {
         self.meta
     }
@@ -85,7 +86,7 @@ impl<S: Source> Bolt<S> {
         &self.source
     }
 
-    /// Number of bytes of the file that are in use.
+    /// Returns the number of bytes up to the end of the last page in use.
     pub fn size_bytes(&self) -> u64 {
         // Opening the file has checked that the product does not overflow.
         self.meta.high_water.saturating_mul(u64::from(self.meta.page_bytes))
@@ -117,8 +118,8 @@ impl<S: Source> Bolt<S> {
         id.saturating_mul(u64::from(self.meta.page_bytes))
     }
 
-    /// Reads a page. `from` is the page and offset of the reference to this page, for error texts; the memory
-    /// of `spare` is reused.
+    /// Reads page `id`. `from` is the page and offset of the element that refers to this page, for error
+    /// messages. The memory of `spare` is reused.
     pub(crate) fn page(&self, id: u64, from: (u64, u64), mut spare: Option<Page>) -> Result<Page, Error> {
         let bytes = spare.as_mut().map(Page::take_bytes).unwrap_or_default();
         let (pages, bytes) = self.page_bytes(id, from, bytes)?;
@@ -154,8 +155,8 @@ impl<S: Source> Bolt<S> {
             return Err(Error::page(id, offset + 12, what));
         }
         if pages > 1 {
-            // The file is known to contain that many pages, so a forged count cannot cause a large
-            // allocation.
+            // The allocation is bounded, even if the count is forged: `most` limits it, and the file was
+            // found to contain that many pages.
             let all = usize::try_from(pages).ok().and_then(|pages| pages.checked_mul(page_bytes));
             let all = all.filter(|all| bytes.try_reserve_exact(*all - page_bytes).is_ok());
             let all = all.ok_or_else(|| failed(io::ErrorKind::OutOfMemory.into()))?;
@@ -189,7 +190,8 @@ impl Bucket {
 /// Returns the valid meta page with the higher transaction number.
 fn newest_meta(source: &impl Source, len: u64) -> Result<Meta, Error> {
     let first = meta_at(source, len, 0)?;
-    // The first meta page says how long a page is, so without it the position of the second one is unknown.
+    // The second meta page is at the offset of the page size. If the first one, which contains the page size,
+    // is invalid, try all possible sizes.
     let mut second = Err("no valid second header");
     let mut page_bytes = PAGE_BYTES_MIN;
     while page_bytes <= PAGE_BYTES_MAX {

@@ -1,12 +1,13 @@
-//! The format of bbolt's files, version 2. All numbers are little-endian, because every machine that etcd
-//! supports is.
+//! Defines the format of bbolt's files, version 2, and encodes and decodes meta pages. bbolt writes numbers
+//! in the byte order of the machine. This module reads and writes only little-endian numbers, so it refuses a
+//! file from a big-endian machine because of its magic number.
 //!
 //! ```text
 //! file     pages of one size, a power of two, that of the machine's memory pages where the file was made
 //!          pages 0 and 1 are metas: the valid one with the higher transaction number counts
 //!
 //! page
-//!        0  id               8   its number; it stands at number x page size
+//!        0  id               8   number of the page; its offset in the file is number x page size
 //!        8  flags            2   1 branch, 2 leaf, 4 meta, 16 free list
 //!       10  count            2   elements
 //!       12  overflow         4   pages that follow and belong to this one
@@ -20,7 +21,7 @@
 //!       16  root page        8   of the root bucket
 //!       24  sequence         8   of the root bucket
 //!       32  free list        8   its page; all ones: not in the file
-//!       40  high water       8   pages in use end here
+//!       40  high water       8   number of the first page after all pages in use
 //!       48  transaction      8
 //!       56  checksum         8   FNV-1a of the 56 bytes before
 //!
@@ -29,15 +30,16 @@
 //!        4  key size   4                4  position    4
 //!        8  child page 8                8  key size    4
 //!                                      12  value size  4
-//!          Positions count from the element. At a leaf's position stand the key and right behind it the value. The
-//!          key of a branch element is not above the least key of its child.
+//!          Positions count from the beginning of the element. At the position of a leaf element are the key
+//!          and directly after it the value. The key of a branch element is not above the least key of its
+//!          child.
 //!
 //! bucket   (a value)
 //!        0  root page        8   0: the bucket is inline, and a leaf page follows here
 //!        8  sequence         8
 //!
-//! free list                      page numbers, 8 bytes each, as many as count says; if that is 65535, the real
-//!                                count is the first of them
+//! free list                      page numbers, 8 bytes each, as many as the page's count says; if the count
+//!                                is 65535, the real count is in place of the first number
 //! ```
 
 pub(crate) const MAGIC: u32 = 0xED0C_DAED;
@@ -53,8 +55,8 @@ pub(crate) const FREELIST: u16 = 16;
 /// Flag of a leaf element whose value is a bucket.
 pub(crate) const IS_BUCKET: u32 = 1;
 pub(crate) const NO_FREELIST: u64 = u64::MAX;
-/// Value of the field `count` of a free list that is too long for the field; the real count then takes the
-/// place of the first page number.
+/// Value of the field `count` if a free list has too many pages for this field. In this case, the real count
+/// is in the place of the first page number.
 pub(crate) const COUNT_ELSEWHERE: u16 = u16::MAX;
 /// Maximum length of a key in bytes.
 pub const KEY_BYTES_MAX: usize = 32_768;
@@ -95,8 +97,7 @@ impl Meta {
         bytes
     }
 
-    /// Decodes a meta page. An error text is the end of a sentence whose caller-supplied beginning names the
-    /// page.
+    /// Decodes a meta page. The returned error describes what is wrong with it, without naming the page.
     pub(crate) fn decode(bytes: &[u8; META_BYTES]) -> Result<Meta, &'static str> {
         if u32_at(bytes, 0) != MAGIC {
             return Err("it does not start with a database header");

@@ -1,6 +1,7 @@
-//! Files of bbolt, the database in which etcd keeps its state.
+//! Reads and writes files of bbolt, the database in which etcd keeps its state.
 //!
-//! [`Bolt`] reads a file; [`Layout`] and [`Writer`] make one. The format is documented in `format.rs`.
+//! [`Bolt`] reads a file. [`Layout`] and [`Writer`] write one, in two passes. The format is documented in
+//! `format.rs`.
 
 mod check;
 mod cursor;

@@ -1,13 +1,13 @@
-//! One page of a database, verified when it is read.
+//! Decodes one page of a database, and verifies it.
 
 use crate::bolt::format::{
     BRANCH, ELEMENT_BYTES, IS_BUCKET, KEY_BYTES_MAX, LEAF, PAGE_HEADER_BYTES, u16_at, u32_at, u64_at,
 };
 use crate::error::Error;
 
-/// Maximum bytes, with overflow pages, of a branch or of a leaf that contains buckets. A cursor keeps one
-/// such page per level of the tree in memory. bbolt writes at most four keys of 32 KiB into one such page if
-/// they do not fit into a single page.
+/// Maximum bytes, with overflow pages, of a branch or of a leaf that contains buckets. A file with a longer
+/// one is refused, because a cursor keeps one such page per level of the tree in memory. No valid file comes
+/// near the limit: bbolt lets such a page overflow only for up to four keys, of at most 32 KiB each.
 pub(super) const INNER_RUN_BYTES_MAX: u64 = 1 << 20;
 
 /// A branch or leaf page with its overflow pages.
@@ -26,7 +26,7 @@ struct Element {
     key: usize,
     value: usize,
     end: usize,
-    /// In a branch the page number of the child, in a leaf the flags of the element.
+    /// Page number of the child, if the page is a branch; flags of the element, if the page is a leaf.
     word: u64,
 }
 
@@ -74,7 +74,8 @@ impl Page {
             } else {
                 (u64_at(&bytes, at + 8), u32_at(&bytes, at), u32_at(&bytes, at + 4), 0)
             };
-            // No overflow: the sum has three terms below 2^32 and one below 2^48.
+            // The sums cannot overflow: `position` and the two lengths are below 2^32, and `at` is an offset
+            // in the page.
             let key = at as u64 + u64::from(position);
             let value = key + u64::from(key_len);
             let end = value + u64::from(value_len);
@@ -93,8 +94,8 @@ impl Page {
             }
             elements.push(element);
         }
-        // The lower limit applies here, because a cursor inside a bucket also keeps the page that contains
-        // the bucket in memory.
+        // The limit for branches also applies to a leaf with buckets, because a cursor inside such a bucket
+        // keeps the leaf in memory like a branch.
         let has_bucket =
             || is_leaf && elements.iter().any(|element| element.word & u64::from(IS_BUCKET) != 0);
         if bytes.len() as u64 > INNER_RUN_BYTES_MAX && has_bucket() {

@@ -1,4 +1,4 @@
-//! Rewrites a database without its free pages.
+//! Copies a database to a new file without its free pages, and optionally changes one key.
 
 use std::io::Write;
 
@@ -9,9 +9,9 @@ use crate::source::Source;
 /// Change of one key while a database is rewritten: a new value, or the removal of the key.
 #[derive(Clone, Debug)]
 pub struct Edit {
-    /// Bucket of the key; it must exist.
+    /// Bucket of the key. If the database has no such bucket, nothing is changed.
     pub bucket: &'static [u8],
-    /// Key whose value is replaced.
+    /// Key that is added, replaced or removed.
     pub key: &'static [u8],
     /// New value of the key; `None` removes the key.
     pub value: Option<Vec<u8>>,
@@ -49,7 +49,7 @@ impl std::fmt::Display for RewriteError {
 
 impl std::error::Error for RewriteError {}
 
-/// Target of the pairs, in both passes.
+/// Receiver of the buckets and their pairs: the [`Layout`] in the first pass, the [`Writer`] in the second.
 trait Pairs {
     fn bucket(&mut self, name: &[u8]) -> Result<(), WriteError>;
     fn pair(&mut self, key: &[u8], value: &[u8]) -> Result<(), WriteError>;
@@ -76,7 +76,7 @@ impl<W: Write> Pairs for Writer<W> {
 }
 
 impl<S: Source> Bolt<S> {
-    /// Measures the rewritten database: the first of two passes.
+    /// Computes the size and layout of the rewritten database: the first of two passes.
     ///
     /// # Errors
     ///
@@ -88,8 +88,8 @@ impl<S: Source> Bolt<S> {
         Ok(layout.finish()?)
     }
 
-    /// Writes the database again: every bucket, key and value stays as it is, except that the edit is made.
-    /// Calls `passed` with the number of bytes of each pair.
+    /// Writes the database to `out`, with the same buckets, keys and values except for the edit: the second
+    /// of two passes. Calls `passed` with the number of bytes of each pair.
     ///
     /// # Errors
     ///

@@ -3,13 +3,14 @@
 //! The meta pages come first and contain the root page and the number of pages, so both must be known before
 //! the first byte is written. Therefore the caller passes the contents twice. In the first pass [`Layout`]
 //! needs only keys and the lengths of values, and returns a [`Plan`]. In the second pass [`Writer`] needs
-//! everything; it writes pages in order of their numbers, so the output may be a socket. Both hold at most
-//! one page per level of a tree, 8 pages of leaf, and one key with its value.
+//! everything. It writes pages in order of their numbers, so the output may be a socket. Both keep one branch
+//! page per level of a tree in memory. The writer also keeps one leaf, which has at most 8 pages or contains
+//! only one larger value.
 //!
 //! ```text
-//! page 0, 1   heads, of transactions 2 and 1
+//! page 0, 1   meta pages, of transactions 2 and 1
 //! page 2      an empty free list
-//! page 3 …    per bucket: leaves, of several pages where values are large, each branch right behind its last child
+//! page 3 …    per bucket: leaves (several pages each if values are large); each branch after its last child
 //! last page   the root bucket
 //! ```
 
@@ -26,16 +27,17 @@ use crate::error::WriteError;
 /// machines.
 pub const PAGE_BYTES: usize = 4096;
 const FIRST_PAGE: u64 = 3;
-/// Transaction number in the meta pages. bbolt writes the meta page of transaction n to page n modulo 2; an
-/// even number makes its next transaction write the other page.
+/// Transaction number in the meta page on page 0; page 1 has the number below it. The number is even because
+/// bbolt writes the meta page of transaction n to page n modulo 2, so its next transaction overwrites the
+/// older meta page.
 const TRANSACTION: u64 = 2;
-/// Maximum bytes of a leaf that contains more than one value; a single longer value gets a leaf that is as
-/// long as needed.
+/// Maximum bytes of a leaf that contains more than one value. A longer value gets a leaf with only this
+/// value, of the needed length.
 const LEAF_BYTES_MAX: usize = 8 * PAGE_BYTES;
 /// A page buffer that has grown beyond this many bytes is freed instead of reused.
 const KEPT_BYTES_MAX: usize = 1 << 20;
 
-/// Measured size of a database.
+/// Size of a database, which the first pass computes and the second pass requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// Number of all pages of the file.
@@ -47,13 +49,13 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Size of the file in bytes.
+    /// Returns the size of the file in bytes.
     pub fn size_bytes(&self) -> u64 {
         self.pages * PAGE_BYTES as u64
     }
 }
 
-/// Measures a database. The first of two passes.
+/// Computes the size and layout of a database. The first of two passes.
 pub struct Layout {
     pages: Pages<Measured>,
 }
@@ -84,12 +86,13 @@ impl Layout {
     ///
     /// # Errors
     ///
-    /// Returns an error if the key is not in order or is too long.
+    /// Returns an error if no bucket was begun, the key is empty or not in order, or the key or the value is
+    /// too long.
     pub fn pair(&mut self, key: &[u8], value_len: usize) -> Result<(), WriteError> {
         self.pages.pair(key, value_len, &[])
     }
 
-    /// Returns the measured size.
+    /// Returns the computed size.
     ///
     /// # Errors
     ///
@@ -100,7 +103,7 @@ impl Layout {
 }
 
 impl<W: Write> Writer<W> {
-    /// Begins to write a database that was measured.
+    /// Begins to write a database. `plan` is the result of the first pass.
     ///
     /// # Errors
     ///
@@ -134,12 +137,13 @@ impl<W: Write> Writer<W> {
         self.pages.bucket(name)
     }
 
-    /// Adds a key, which must be above all earlier keys of its bucket, and its value, given in pieces.
+    /// Adds a key, which must be above all earlier keys of its bucket, and its value, which is the
+    /// concatenation of these slices.
     ///
     /// # Errors
     ///
-    /// Returns an error if the key is not in order or is too long, more is written than was measured, or the
-    /// output fails.
+    /// Returns an error if no bucket was begun, the key is empty or not in order, the key or the value is too
+    /// long, more is written than in the first pass, or the output fails.
     pub fn pair(&mut self, key: &[u8], value: &[&[u8]]) -> Result<(), WriteError> {
         if self.pages.next >= self.plan.pages {
             return Err(WriteError::Differs("there is more than was measured".to_owned()));
@@ -157,7 +161,7 @@ impl<W: Write> Writer<W> {
     ///
     /// # Errors
     ///
-    /// Returns an error if the written data differs from the measured data, or the output fails.
+    /// Returns an error if the written data differs from that of the first pass, or the output fails.
     pub fn finish(self) -> Result<W, WriteError> {
         let (written, output) = self.pages.finish()?;
         if written != self.plan {
@@ -193,7 +197,7 @@ impl<W: Write> Output for Written<W> {
     }
 }
 
-/// The part of [`Layout`] and [`Writer`] that both passes have in common.
+/// The algorithm that both passes, [`Layout`] and [`Writer`], have in common: divides the pairs into pages.
 struct Pages<O> {
     output: O,
     /// Number of the next page.
@@ -272,8 +276,10 @@ impl<O: Output> Pages<O> {
         let with_it = tree.leaf_bytes() + ELEMENT_BYTES + key.len() + value_len;
         let held = tree.leaf_bytes().next_multiple_of(PAGE_BYTES);
         if !tree.leaf.is_empty() && with_it > held {
-            // Values of about one page would leave half of every second page empty. So the leaf may grow over
-            // several pages when ending it here would waste space.
+            // End the leaf before this pair only if at most an eighth of its pages stays empty, or if the
+            // leaf would become too long. Otherwise, let the leaf grow by overflow pages. If each leaf ended
+            // at one page, values of somewhat more than half a page would leave almost half of each page
+            // empty.
             let lost = held - tree.leaf_bytes();
             if lost * 8 <= held || with_it > LEAF_BYTES_MAX {
                 self.close_leaf(tree)?;
@@ -347,8 +353,8 @@ impl<O: Output> Pages<O> {
         let branch = &mut tree.branches[level];
         let bytes = ELEMENT_BYTES + key.len();
         let mut full = None;
-        // A branch needs at least two children. So the last child of the full page moves to the next page,
-        // which then gets a second child.
+        // A branch needs at least two children. So move the last child of the full page to the next page,
+        // where the new child becomes the second one.
         if branch.bytes + bytes > PAGE_BYTES && branch.open.len() >= 3 {
             full = branch.open.pop().map(|last| std::mem::replace(&mut branch.open, vec![last]));
             branch.bytes =
@@ -388,7 +394,7 @@ impl<O: Output> Pages<O> {
         self.add_child(tree, level + 1, first, id)
     }
 
-    /// Allocates as many pages as `len` bytes need; returns the number of the first one.
+    /// Allocates as many pages as `len` bytes need. Returns the number of the first page.
     fn take(&mut self, len: usize) -> u64 {
         let id = self.next;
         self.next += len.div_ceil(PAGE_BYTES) as u64;
@@ -411,11 +417,13 @@ impl<O: Output> Pages<O> {
 struct Tree {
     any: bool,
     last_key: Vec<u8>,
-    /// The open leaf: its elements, its first key, and its keys and values; the values are present only in
-    /// the second pass.
+    /// Elements of the open leaf.
     leaf: Vec<LeafElement>,
+    /// First key of the open leaf.
     first_key: Vec<u8>,
+    /// Keys and values of the open leaf; empty in the first pass.
     data: Vec<u8>,
+    /// Total length of the keys and values of the open leaf.
     data_len: usize,
     /// Open branch pages, from the level above the leaves upwards.
     branches: Vec<Branch>,
@@ -427,7 +435,7 @@ struct LeafElement {
     value_len: u32,
 }
 
-/// An open branch page: first key and page number of each child.
+/// An open branch page: the first key and the page number of each child, and the size of the page.
 struct Branch {
     open: Vec<(Vec<u8>, u64)>,
     bytes: usize,

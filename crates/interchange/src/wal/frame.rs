@@ -11,7 +11,7 @@ const HEAD_BYTES: u64 = 8;
 const SECTOR_BYTES: u64 = 512;
 const WINDOW_BYTES: u64 = 256 << 10;
 
-/// Reads the frames of one file, in order.
+/// Reads the frames of one log file, in order. A frame is a record with its length and padding.
 pub(super) struct Frames<'a, S> {
     source: &'a S,
     len: u64,
@@ -32,9 +32,9 @@ struct Window {
 /// Result of reading the next frame of a log file.
 pub(super) enum Next<'w> {
     Record(Record<'w>),
-    /// The log ends here regularly.
+    /// The file has no more frames, and ends regularly.
     End,
-    /// An unfinished write: the log ends before this frame.
+    /// The frame is an unfinished write, so the log ends before it.
     Torn,
 }
 
@@ -51,7 +51,7 @@ impl<'a, S: Source> Frames<'a, S> {
         Frames { source, len, at: 0, crc, is_last, window: Window::default() }
     }
 
-    /// Returns the offset of the next frame, or of the end of the log.
+    /// Returns the offset of the next frame; after the last frame, the offset at which it ends.
     pub fn at(&self) -> u64 {
         self.at
     }
@@ -61,7 +61,7 @@ impl<'a, S: Source> Frames<'a, S> {
         self.crc
     }
 
-    /// Sets the running checksum to the value of a record of type crc.
+    /// Sets the running checksum to the value that a record of type `crc` contains.
     pub fn set_crc(&mut self, crc: u32) {
         self.crc = crc;
     }

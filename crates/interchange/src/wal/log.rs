@@ -25,7 +25,7 @@ pub struct Wal {
     pub hard_state: HardState,
     /// Snapshots that the log records and whose index is committed, in the order in which they were made.
     pub snapshots: Vec<SnapshotMark>,
-    /// Unfinished write at the end of the last file, if there is one; it is not part of the log.
+    /// Unfinished write at the end of the last file, which is not part of the log; `None` if there is none.
     pub repair: Option<Repair>,
     /// End of the log: the position after its last complete record.
     pub end: WalEnd,
@@ -58,7 +58,7 @@ pub struct HardState {
     pub term: u64,
     /// Member for which this member voted in `term`; 0 for none.
     pub vote: u64,
-    /// Index of the last entry known to be committed; later entries may be committed too.
+    /// Index of the last entry that the member knew to be committed; later entries may be committed too.
     pub commit: u64,
 }
 
@@ -69,7 +69,7 @@ pub struct SnapshotMark {
     pub index: u64,
     /// Raft term of the entry at `index`.
     pub term: u64,
-    /// Voters and learners; written by etcd from 3.5 on.
+    /// Voters and learners at `index`; `None` if `index` is 0, or etcd from before 3.5 made the snapshot.
     pub conf_state: Option<ConfState>,
 }
 
@@ -78,7 +78,7 @@ pub struct SnapshotMark {
 pub struct Repair {
     /// Name of the file.
     pub file: String,
-    /// Offset in bytes at which the log now ends.
+    /// Offset in bytes at which the unfinished write begins. The log ends there.
     pub offset: u64,
 }
 
@@ -148,12 +148,13 @@ impl Wal {
         })
     }
 
-    /// Index of the first entry. If the log has no entries it is one above [`Wal::last`].
+    /// Returns the index of the first entry; one above [`Wal::last`] if the log has no entries.
     pub fn first(&self) -> u64 {
         self.first
     }
 
-    /// Index of the last entry.
+    /// Returns the index of the last entry. If the log has no entries, this is the index of the newest
+    /// snapshot.
     pub fn last(&self) -> u64 {
         (self.first + self.entries.len() as u64).saturating_sub(1)
     }
@@ -172,7 +173,7 @@ impl Wal {
     ///
     /// # Errors
     ///
-    /// Returns an error if the file has become unreadable since the log was opened.
+    /// Returns an error if the file cannot be read any more, or has changed since the log was opened.
     pub fn entry(&self, index: u64) -> Result<Option<api::raftpb::Entry>, Error> {
         let Some(place) = self.place(index) else { return Ok(None) };
         let Some(file) = self.files.get(place.file as usize) else { return Ok(None) };
@@ -256,8 +257,8 @@ impl Scan {
             match record.kind {
                 CRC => {
                     let crc = record.crc;
-                    // The first file that exists may continue a deleted one; then the running checksum starts
-                    // with the value recorded at its beginning.
+                    // The record must have the running checksum of the previous file. Only in the first
+                    // existing file may it have any value, because that file may continue a deleted one.
                     if so_far != crc && !(number == 0 && so_far == 0) {
                         return Err(wrong("the file does not continue where the previous one ends"));
                     }
@@ -290,8 +291,8 @@ impl Scan {
     }
 
     /// Records a snapshot that the member saved itself or received from the leader. The log may have a
-    /// different entry at the index of a received snapshot. Then this entry and all later ones were never
-    /// committed, and the snapshot replaces them.
+    /// different entry at the index of a received snapshot. In that case, this entry and all later ones were
+    /// never committed, and the snapshot replaces them.
     fn snapshot(&mut self, snapshot: SnapshotMark) {
         let at = snapshot.index.checked_sub(self.first).and_then(|at| usize::try_from(at).ok());
         if let Some(at) = at
@@ -310,8 +311,8 @@ impl Scan {
             self.entries.clear();
             self.first = entry.index;
         } else if entry.index > next {
-            // A gap is allowed directly after a snapshot: a member that received a whole state continues its
-            // log after it.
+            // Allow a gap only if this entry directly follows a snapshot: a member that has received a whole
+            // state continues its log after that state.
             if !self.snapshots.iter().any(|snapshot| snapshot.index.checked_add(1) == Some(entry.index)) {
                 return Err(OrderError::Gap { index: entry.index, before: next - 1 });
             }
@@ -353,11 +354,11 @@ struct ScannedEntry {
     is_conf_change: bool,
 }
 
-/// Decodes only the needed fields of an entry. The checksum does not cover the type of a record, so data that
-/// is not an entry must be recognized here.
+/// Decodes the needed fields of an entry; `None` if the data is not an entry. This check is needed although
+/// records have a checksum, because the checksum does not cover the type of a record.
 fn entry(data: &[u8]) -> Option<ScannedEntry> {
     let [kind, term, index] = numbers(data, 4)?;
-    // The index 2^64 - 1 is refused, so that adding one cannot overflow.
+    // Refuse the index 2^64 - 1, so that code that adds one to an index cannot overflow.
     (index > 0 && index < u64::MAX && term > 0 && kind <= 2).then_some(ScannedEntry {
         index,
         term,
@@ -372,7 +373,7 @@ fn hard_state(data: &[u8]) -> Option<HardState> {
 
 fn snapshot(data: &[u8]) -> Option<SnapshotMark> {
     let snapshot = api::walpb::Snapshot::decode(data).ok()?;
-    // The largest index is refused, as for entries, so that adding one cannot overflow.
+    // Refuse the index 2^64 - 1, so that code that adds one to an index cannot overflow.
     (snapshot.index() < u64::MAX).then(|| SnapshotMark {
         index: snapshot.index(),
         term: snapshot.term(),
@@ -380,7 +381,8 @@ fn snapshot(data: &[u8]) -> Option<SnapshotMark> {
     })
 }
 
-/// Decodes the numbers in fields 1 to 3. Returns `None` if a field other than `bytes` contains bytes.
+/// Decodes a message that has numbers in fields 1 to 3, and bytes at most in the field with the number
+/// `bytes` (0 for none). Returns `None` if the message has other fields.
 fn numbers(data: &[u8], bytes: u64) -> Option<[u64; 3]> {
     let mut found = [0; 3];
     let mut fields = Fields(data);

@@ -1,4 +1,4 @@
-//! etcd's write-ahead log.
+//! Reads and writes etcd's write-ahead log. Its format:
 //!
 //! ```text
 //! file     <data-dir>/member/wal/<sequence, 16 hex digits>-<first index expected in it, 16 hex digits>.wal
@@ -13,11 +13,11 @@
 //! type     data
 //! 1        Metadata              member and cluster; the same bytes in all files
 //! 2        Entry                 of the raft log
-//! 3        HardState             the last one counts
-//! 4        none                  first in every file: the checksum so far, from which the file continues
-//! 5        Snapshot              index and term of an image of the state, and the voters; counts once committed
+//! 3        HardState             term, vote and commit index; the last one is valid
+//! 4        none                  first in every file: the running checksum at the end of the previous file
+//! 5        Snapshot              index, term and voters of a snapshot of the state; valid once committed
 //!
-//! checksum                       CRC-32C over the data of all records so far, those of earlier files included
+//! checksum                       CRC-32C over the data of all records so far, including earlier files
 //! ```
 //!
 //! A length of 0 marks the end of a file. An entry replaces an earlier entry with the same index, and all
@@ -34,15 +34,15 @@ pub use log::{HardState, Identity, Repair, SnapshotMark, Wal, WalEnd};
 pub(crate) use writer::FIRST_NAME;
 pub use writer::{SegmentStart, segment};
 
-/// Names of empty guard files that are put beside a log which must not be used any more. Their sequence
-/// numbers leave a gap after the log's last file and between them, so etcd 3.4 to 3.7 refuses to start and
-/// does not touch the log. One guard file alone would not suffice, because etcd accepts any file as the one
-/// after the first.
+/// Names of empty guard files that Mainstay creates beside a log from which it has continued, so that etcd
+/// can no longer start on the log. The sequence numbers in the names leave gaps after the log's last file and
+/// between the guard files. Because of a gap, etcd 3.4 to 3.7 refuses to start and leaves the log unchanged.
+/// A single guard file would not suffice, because etcd accepts any file as the one after the first.
 pub const GUARD_NAMES: [&str; 2] =
     ["fffffffffffffff0-ffffffffffffffff.wal", "ffffffffffffffff-ffffffffffffffff.wal"];
 
-/// Name of a file that marks etcd's data in a member's directory as outdated, because another program has
-/// continued from that data.
+/// Name of a file that marks etcd's data in a member's directory as outdated, because Mainstay has continued
+/// from that data.
 pub const STALE_MARK_NAME: &str = "taken-over-from-etcd";
 
 pub(crate) const METADATA: u64 = 1;

@@ -1,4 +1,4 @@
-//! Creates the first file of a log.
+//! Encodes the first file of a new write-ahead log, for a member that already has a state.
 
 use api::wire::{number_tag, put_field, put_varint};
 use prost::Message as _;

@@ -3,10 +3,10 @@ use crate::findings::brief;
 use crate::timeline::Timeline;
 use crate::{History, Kind, Operation, Outcome, Refusal, Request, Verdict, Violation};
 
-/// Checks compactions. A read below the compact revision is refused. A read at or above the compact revision
-/// is answered as if there were no compaction (its response is checked when the sequence is built). A read of
-/// a revision that does not exist yet is refused as future. A revision can be compacted only once, and only
-/// after it exists.
+/// Checks compactions. A read below the compact revision must be refused. A read at or above the compact
+/// revision must be answered as if there were no compaction (`sequence` checks the response). A read of a
+/// revision that does not exist yet must be refused as a future revision. A revision can be compacted only
+/// once, and only after it exists.
 ///
 /// etcd: "KV.Compact", "RangeRequest.revision". Compaction goes through the log, so a member whose header
 /// revision is higher than that of a compaction's response has applied the compaction.
@@ -35,15 +35,17 @@ pub(crate) fn check(history: &History, timeline: &Timeline, verdict: &mut Verdic
 
 /// All compactions that happened or may have happened.
 pub(crate) struct Compactions<'a> {
-    /// Compactions with their revisions, ordered by call.
+    /// The compactions with their revisions, in ascending order of the times of their calls.
     all: Vec<(&'a Operation, i64)>,
-    /// Time of each call, with the highest revision requested by this or an earlier call; ordered by time.
+    /// For each compaction, the time of its call, and the highest revision that this or an earlier call
+    /// requested. In ascending order of time.
     by_call: Vec<(u64, i64)>,
-    /// Time of each response, with the highest revision compacted by this or an earlier response; ordered by
-    /// time.
+    /// For each answered compaction, the time of its response, and the highest revision that this or an
+    /// earlier response confirmed. In ascending order of time.
     by_return: Vec<(u64, i64)>,
-    /// Header revision of each response, with the highest revision compacted at this or a lower header
-    /// revision; ordered by revision.
+    /// For each answered compaction, the revision in the header of its response, and the highest revision
+    /// that a response with this or a lower header revision confirmed. In ascending order of header
+    /// revisions.
     by_revision: Vec<(i64, i64)>,
 }
 
@@ -130,7 +132,8 @@ impl<'a> Compactions<'a> {
     /// Checks an operation that was refused as compacted.
     fn refused(&self, op: &Operation, verdict: &mut Verdict) {
         let perhaps = match op.request {
-            // A compaction is also refused if another compaction has reached the same or a higher revision.
+            // The refusal of a compaction is right if another compaction may have reached the same or a
+            // higher revision before.
             Request::Compact { revision, .. } => {
                 let others =
                     self.all.iter().filter(|(other, _)| other.id != op.id && other.call <= op.returned);
@@ -154,7 +157,7 @@ impl<'a> Compactions<'a> {
     }
 }
 
-/// Replaces each number by the highest number at its position or before it.
+/// Replaces each revision by the highest revision at its position or before it.
 fn up_to<T>(list: &mut [(T, i64)]) {
     let mut highest = 0;
     for (_, revision) in list {

@@ -11,7 +11,8 @@ use crate::{History, Kind, Operation, Outcome, Request, Response, Verdict, Viola
 /// The time to live starts with the grant. It starts again with every renewal that may have happened, at the
 /// time when its client got the response or gave up; and with every new leader, because a new leader of etcd
 /// extends all leases. A leader counts as new when a response first contains its term. The keys certainly
-/// still existed when an operation was called whose response shows them; serializable reads prove nothing.
+/// existed when a linearizable operation was called whose response has a revision before their deletion. A
+/// serializable read proves nothing.
 pub(crate) fn check(history: &History, sequence: &Sequence<'_>, timeline: &Timeline, verdict: &mut Verdict) {
     if history.settings.expire_by == 0 {
         return;
@@ -40,12 +41,12 @@ pub(crate) fn check(history: &History, sequence: &Sequence<'_>, timeline: &Timel
     }
 }
 
-/// What is known about the times of leases.
+/// Times of grants, renewals and elections, from which the latest possible expiry of each lease follows.
 struct Expiry<'a> {
     history: &'a History,
     timeline: &'a Timeline,
-    /// For each lease, its time to live in seconds, and the times of call and return of each operation that
-    /// may have started that time.
+    /// For each lease, its time to live in seconds, and the times of call and return of each grant or renewal
+    /// that may have started this time to live.
     begun: BTreeMap<i64, (i64, Vec<(u64, u64)>)>,
     /// For each raft term, the time of the first response that contained it.
     terms: BTreeMap<u64, u64>,
@@ -79,7 +80,7 @@ impl<'a> Expiry<'a> {
         let Some(Witness::Operation(at)) = self.timeline.not_before(revision).witness else { return };
         let op: &Operation = &self.history.operations[at];
         let term = op.done().map_or(0, |(header, _)| header.term);
-        // The lease is not judged if no response contained its time to live.
+        // Do not judge the lease if no response contained its time to live.
         let Some((ttl @ 1.., times)) = self.begun.get(&lease) else { return };
         let before = times.iter().filter(|(call, _)| *call <= op.returned);
         let renewed = before.map(|(_, returned)| *returned).max().unwrap_or(0);

@@ -36,7 +36,7 @@ pub(crate) fn check(history: &History, verdict: &mut Verdict) {
 
 #[derive(Default)]
 struct Life<'a> {
-    /// For each time, the highest values in the member's headers until then.
+    /// Time, revision and term of each response of this process.
     told: Vec<Told<'a>>,
     answers: Vec<&'a Operation>,
 }

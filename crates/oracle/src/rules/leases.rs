@@ -11,13 +11,14 @@ use crate::{History, Kind, Operation, Outcome, Refusal, Request, Response, Setti
 /// exists again.
 ///
 /// etcd: "Lease API"; a renewal returns 0 if the lease does not exist. The time at which a lease ended is not
-/// known. Known is only a time by which the lease was certainly gone, because a response said so, or a client
-/// saw its keys deleted together. An answered renewal took effect after its call and before the end of the
-/// lease. So the end must not be before the call plus the time to live, whenever the response arrived. And a
-/// renewal that was called after the end must not succeed.
+/// known. The judge knows only a time by which the lease was certainly gone: a response said so, or a client
+/// saw the lease's keys deleted together. An answered renewal took effect after its call and before the end
+/// of the lease. So this end must not be before the call plus the time to live, whenever the response
+/// arrived. A renewal that was called after the end must not succeed.
 ///
-/// If an id was granted several times, this judges the grants, and the end of the last lease with this id as
-/// far as responses show it. If it is uncertain how often an id was granted, this judges only the grants.
+/// If an id was granted several times, this function checks the grants, and the end of the last lease with
+/// this id as far as responses show it. If it is uncertain how often an id was granted, only the grants are
+/// checked.
 pub(crate) fn check(history: &History, sequence: &Sequence<'_>, timeline: &Timeline, verdict: &mut Verdict) {
     let mut leases = Leases::new(history);
     leases.take_keys(sequence, timeline);
@@ -39,13 +40,13 @@ pub(crate) fn check(history: &History, sequence: &Sequence<'_>, timeline: &Timel
 /// lease must live.
 pub(crate) fn promise(settings: &Settings, ttl: i64) -> u64 {
     let whole = u128::from(u64::try_from(ttl).unwrap_or(0)) * 1_000_000_000;
-    // If a member's clock is fast by the rate d, it measures the time to live as over after 1 / (1 + d) of
-    // that time.
+    // On a clock that is fast by the rate d, the time to live is over after 1 / (1 + d) of the real time. So
+    // only this shorter time is guaranteed.
     let slowest = whole * 1_000_000 / (1_000_000 + u128::from(settings.clock_drift_ppm));
     u64::try_from(slowest).unwrap_or(u64::MAX).saturating_sub(settings.lease_slack)
 }
 
-/// What clients observed of a lease.
+/// Observations of clients about all leases, by lease id.
 #[derive(Default)]
 struct Leases<'a> {
     of: BTreeMap<i64, Lease<'a>>,
@@ -59,15 +60,16 @@ struct Lease<'a> {
     perhaps_granted: usize,
     /// Revocations that happened or may have happened.
     revokes: Vec<&'a Operation>,
-    /// Operations whose response proves that the lease was alive at some time after their call. If the
-    /// operation renewed the lease, the number is the time to live in seconds.
+    /// Operations whose response proves that the lease was alive at some time after the operation's call. The
+    /// number is the time to live in seconds if the operation renewed the lease; otherwise `None`.
     alive: Vec<(&'a Operation, Option<i64>)>,
     /// Operations whose response says that the lease does not exist.
     gone: Vec<&'a Operation>,
-    /// First revision by which the lease must have ended, and the latest time at which that revision was
-    /// made.
+    /// First revision that only the end of this lease can have made, and the time by which this revision
+    /// certainly existed; `None` if there is no such revision.
     ended_at: Option<(i64, u64)>,
-    /// True if the keys of the lease were deleted together, as the end of a lease does.
+    /// True if the keys of the lease were deleted in one revision, which only the end of the lease can have
+    /// made.
     expired: bool,
     /// Revisions that attached keys to the lease.
     puts: Vec<i64>,
@@ -85,8 +87,8 @@ impl<'a> Leases<'a> {
                     _ => {}
                 },
                 Outcome::Refused(Refusal::LeaseNotFound) => {
-                    // If a transaction attaches keys to several leases, an error does not tell which lease
-                    // was missing.
+                    // Use the error only if the request names a single lease. If a transaction attaches keys
+                    // to several leases, the error does not tell which of them was missing.
                     let mut named: BTreeSet<i64> = BTreeSet::new();
                     match op.request {
                         Request::Revoke { id } | Request::KeepAlive { id } => drop(named.insert(id)),
@@ -131,7 +133,7 @@ impl<'a> Leases<'a> {
         }
     }
 
-    /// Collects what the sequence of changes shows about leases.
+    /// Collects the observations about leases that follow from the sequence of changes.
     fn take_keys(&mut self, sequence: &Sequence<'_>, timeline: &Timeline) {
         for revision in 2..=sequence.store.revision {
             for change in sequence.store.changes(revision) {
@@ -202,9 +204,9 @@ impl<'a> Lease<'a> {
         }
     }
 
-    /// Returns the last one of several leases with the same id, together with the operations that were
-    /// certainly called after it was granted. Returns `None` if it is uncertain which grant was the last, or
-    /// which revocations came before it.
+    /// Returns the last one of several leases with the same id, with only those operations that were
+    /// certainly called after its grant. Returns `None` if it is uncertain which grant was the last, or which
+    /// revocations came before the last grant.
     fn last(&self, settings: &Settings) -> Option<Self> {
         let mut grants = self.granted.clone();
         grants.sort_by_key(|(op, _)| op.call);
@@ -214,8 +216,8 @@ impl<'a> Lease<'a> {
             return None;
         };
         let granted = last.0;
-        // If a revocation is concurrent with the grant, it is uncertain which came first. But one revocation
-        // must have come before the grant if the previous lease would otherwise still have existed.
+        // The order of a revocation and a concurrent last grant is uncertain, with one exception: if nothing
+        // else can have ended the previous lease, the revocation came before the grant.
         let is_open = |op: &&Operation| {
             op.call <= granted.returned
                 && (op.returned >= granted.call || matches!(op.outcome, Outcome::Unknown(_)))
@@ -245,9 +247,9 @@ impl<'a> Lease<'a> {
     /// description of the proof.
     fn gone_by(&self) -> Option<(u64, Option<&Operation>, String)> {
         let granted = self.granted.first().map_or(u64::MAX, |(op, _)| op.returned);
-        // If an operation was called before the response to the grant, a response that the lease does not
-        // exist proves nothing, because the lease may not have existed yet. But a successful revocation is a
-        // proof.
+        // Do not use a response which says that the lease does not exist if its operation was called before
+        // the response to the grant: the lease possibly did not exist yet. A successful revocation is always
+        // a proof.
         let told = self.gone.iter().filter(|op| op.call >= granted || is_revocation(op));
         let told = told.min_by_key(|op| op.returned);
         let ended = self.ended_at.filter(|(_, by)| *by < u64::MAX);
@@ -284,7 +286,7 @@ impl<'a> Lease<'a> {
 
     /// Checks that an ended lease has no keys, and that no key is attached to it later.
     fn keys_after_end(&self, id: i64, sequence: &Sequence<'_>, timeline: &Timeline, verdict: &mut Verdict) {
-        // First revision at which the lease must not have keys any more.
+        // First revision at which the lease has certainly ended, so it must not get keys after this revision.
         let revoked = self.revokes.iter().filter_map(|op| op.done()).map(|(header, _)| header.revision).min();
         let ended = self.ended_at.map(|(revision, _)| revision);
         let from = [revoked, ended].into_iter().flatten().min();
@@ -298,7 +300,9 @@ impl<'a> Lease<'a> {
         }
         let told = self.gone_by().filter(|(_, witness, _)| witness.is_some());
         let Some((gone_by, witness, what)) = told else { return };
-        // The first state that certainly existed later than that time.
+        // `after` is the last revision that may have existed at `gone_by`. Its keys prove something only if
+        // they still existed after `gone_by`. So return unless the next revision was certainly made after
+        // `gone_by`.
         let after = timeline.perhaps_at(gone_by);
         if timeline.not_before(after + 1).time <= gone_by {
             return;

@@ -9,8 +9,8 @@ use crate::{History, Holding, Kind, Operation, Outcome, Request, Response, Verdi
 /// contender. The contender whose key was created first holds the lock. So two clients must never hold the
 /// lock at the same time, as far as leases guarantee this. A client may believe that it holds the lock until
 /// it releases the lock, until another client revokes its lease, or until its lease may have expired, counted
-/// from the call of the last renewal that was answered in time. A write that the holder makes must find no
-/// older key of another contender. (etcd: "Concurrency API: Lock"; the client's `concurrency.Mutex`.)
+/// from the call of the last renewal that was answered in time. When the holder writes, no other contender
+/// may have an older key. (etcd: "Concurrency API: Lock"; the client's `concurrency.Mutex`.)
 pub(crate) fn check(history: &History, sequence: &Sequence<'_>, verdict: &mut Verdict) {
     fences(history, sequence, verdict);
     holdings(history, verdict);
@@ -60,8 +60,8 @@ fn holdings(history: &History, verdict: &mut Verdict) {
     renewals.values_mut().for_each(|of| of.sort_by_key(|(op, _)| op.returned));
     let mut locks: BTreeMap<&[u8], Vec<(u64, &Holding)>> = BTreeMap::new();
     for holding in &history.holdings {
-        // The client may believe that it holds the lock as long as each renewal is answered before the lease
-        // time of the previous one is over.
+        // The client may believe that it holds the lock while each renewal is answered before the time to
+        // live that the previous one promised is over. Stop at the first renewal that came too late.
         let mut promised = 0;
         for (op, ttl) in renewals.get(&holding.lease).into_iter().flatten() {
             if op.returned > promised.max(holding.from) {

@@ -5,8 +5,9 @@ use crate::findings::{brief, show};
 use crate::sequence::Sequence;
 use crate::{Final, History, KeyValue, Kind, Operation, Outcome, Request, Verdict, Violation};
 
-/// Checks the final state of all members. No answered write is lost. The keys are those of the store at the
-/// member's revision. `HashKV` is equal on all members with the same revision and compact revision.
+/// Checks the final state of all members: no answered write is lost, each member's compact revision was
+/// requested by a client, and `HashKV` is equal on all members with the same revision and compact revision.
+/// The keys are checked by [`held`], which `sequence` calls.
 pub(crate) fn check(history: &History, verdict: &mut Verdict) {
     let changed = history.operations.iter().filter(|op| op.changed());
     let last = changed.max_by_key(|op| op.done().map(|(header, _)| header.revision));
@@ -31,13 +32,14 @@ fn lost(member: &Final, last: Option<&Operation>, verdict: &mut Verdict) {
     }
 }
 
-/// Checks that a member's keys are those of the store at its revision. If not, returns the violation, and
-/// true if the keys differ for every possible order of writes. This is called while the sequence is built,
-/// because a difference may decide between several orders.
+/// Checks that a member's keys are those of the store at the member's revision. If they are not, returns the
+/// violation, and true if the keys differ for every possible order of writes. `sequence` calls this while it
+/// builds the sequence, because a difference may decide between several orders.
 pub(crate) fn held(member: &Final, sequence: &Sequence<'_>) -> Option<(Violation, bool)> {
     let dump = member.dump.as_ref()?;
     let expected = sequence.store.list(&[0], &[0], member.revision);
-    // Compare everything at once first: the search calls this many times, and mostly the keys are equal.
+    // Compare the lists as a whole first, which is cheap: the search calls this many times, and mostly the
+    // keys are equal.
     if dump.len() == expected.len() && dump.iter().zip(&expected).all(|(got, kv)| *got == **kv) {
         return None;
     }
@@ -64,8 +66,8 @@ pub(crate) fn held(member: &Final, sequence: &Sequence<'_>) -> Option<(Violation
     Some((Violation::of(Kind::FinalState, &operations, text), is_certain))
 }
 
-/// Describes a key's state in a few words, without its value: values may be large, and the search formats
-/// many texts that are never shown.
+/// Describes a key's state in a few words, with only the beginning of its value. This saves time, because
+/// values may be large, and the search formats many messages that are never shown.
 fn state_of(kv: Option<&KeyValue>) -> String {
     kv.map_or_else(
         || "nothing".to_owned(),
@@ -83,8 +85,8 @@ fn state_of(kv: Option<&KeyValue>) -> String {
     )
 }
 
-/// Checks that a client requested the member's compact revision, and that it is not below the last answered
-/// compaction.
+/// Checks the member's compact revision: a client must have requested this compaction, and the compact
+/// revision must not be below the highest compaction that was answered.
 fn compacted(history: &History, member: &Final, verdict: &mut Verdict) {
     let Some((_, hash_revision, compact_revision)) = member.hash else { return };
     let (mut asked, mut least) = (vec![-1, 0], 0);
@@ -97,8 +99,8 @@ fn compacted(history: &History, member: &Final, verdict: &mut Verdict) {
         }
         asked.push(revision);
     }
-    // If a hash is requested at the revision of a compaction, etcd computes it before the compaction and
-    // reports the previous compact revision.
+    // Allow an older compact revision if the hash was requested at the revision of a compaction: etcd
+    // computes this hash before the compaction, and reports the previous compact revision.
     let is_old = compact_revision < least && !asked.contains(&hash_revision);
     if is_old || !asked.contains(&compact_revision) {
         let text = format!(

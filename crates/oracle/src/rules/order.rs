@@ -15,8 +15,8 @@ pub(crate) fn check(history: &History, timeline: &Timeline, verdict: &mut Verdic
             continue;
         }
         last_pair = Some((late, early));
-        // The operation `late` was called after `early` had returned, but comes before it in the order of
-        // revisions.
+        // This is a violation: the operation `late` was called after `early` had been observed, but is before
+        // `early` in the order of revisions.
         let Witness::Operation(late) = late else { continue };
         let late = &history.operations[late];
         let kind = if late.changed() { Kind::Order } else { Kind::StaleRead };

@@ -6,15 +6,19 @@ use crate::{
     Txn, Verdict, Violation, Watch, WatchAnswer,
 };
 
-/// Checks that a user can do what was granted to it, and nothing else. After the revocation of a permission
-/// was acknowledged, no member executes a linearizable call that needs it. No member executes a linearizable
-/// call on keys with a token that was invalid when the call was made. A linearizable call that is allowed for
-/// its whole duration is not refused with a permission error. A stale read is not judged, because it depends
-/// on the state of its member. A watch reports no change that was requested after the permission of its user
-/// was certainly revoked.
+/// Checks that users can do everything that was granted to them, and nothing else:
 ///
-/// A change with an unknown outcome may take effect at any time after its request. From then on, calls that
-/// depend only on this change are not judged.
+/// * After the revocation of a permission was acknowledged, no member executes a linearizable call that needs
+///   this permission.
+/// * No member executes a linearizable call on keys with a token that was invalid when the call was made.
+/// * A linearizable call that is allowed for its whole duration is not refused with a permission error.
+/// * A watch reports no change that was requested after the permission of the watch's user was certainly
+///   revoked.
+///
+/// A serializable read is not judged, because its permission depends on how far its member lags.
+///
+/// A change with an unknown outcome may take effect at any time after its request. Calls after this request
+/// are judged only if they are allowed, or forbidden, whether or not the change takes effect.
 pub(crate) fn check(history: &History, verdict: &mut Verdict) {
     if history.askers.is_empty() {
         return;
@@ -39,8 +43,8 @@ pub(crate) fn check(history: &History, verdict: &mut Verdict) {
     }
 }
 
-/// Returns, for each revision that exactly one answered operation can have made, the time at which that
-/// operation was requested.
+/// Returns, for each revision that an answered put or deletion has made, the time at which this operation was
+/// requested.
 fn asked_for(history: &History) -> BTreeMap<i64, u64> {
     let wrote = |op: &Operation| match (&op.request, &op.outcome) {
         (Request::Put(_), Outcome::Done(header, _)) => Some((header.revision, op.call)),
@@ -59,8 +63,8 @@ struct Need<'a> {
     writes: bool,
 }
 
-/// Returns the keys that a request needs permission for. The second value is false if the request may also
-/// need keys that it does not name.
+/// Returns the keys for which a request needs permission. The second value is false if the request may need
+/// permission for more keys, which it does not name, such as the other keys of the lease in a put.
 fn needs(request: &Request) -> (Vec<Need<'_>>, bool) {
     let mut needs = Vec::new();
     let mut whole = true;
@@ -114,9 +118,9 @@ fn of_range(range: &Range) -> Need<'_> {
     Need { key: &range.key, range_end: &range.range_end, writes: false }
 }
 
-/// Returns true if the permissions at the time of the call apply to an operation, because it concerns keys
-/// and is not a stale read. A transaction with only serializable ranges, or with no action, counts as a stale
-/// read.
+/// Returns true if the permissions of an operation can be judged: if it concerns keys, and is not a
+/// serializable read. A transaction with only serializable ranges, or with no action, counts as a
+/// serializable read.
 fn is_judged(op: &Operation) -> bool {
     op.is_of_keys() && op.is_linearizable()
 }
@@ -153,13 +157,14 @@ fn cover(mut spans: Vec<Span>, (wanted, wanted_end): &Span) -> bool {
     wanted_end.as_ref().is_some_and(|end| reached >= *end)
 }
 
-/// Changes of permissions by what they concern. Each list is in the order of the requests.
+/// The changes of permissions, grouped by the permission that they change. Each list is in the order of the
+/// requests.
 #[derive(Default)]
 struct Grants<'h> {
     authentication: Vec<&'h GrantChange>,
     roles: BTreeMap<&'h str, Vec<&'h GrantChange>>,
     tokens: BTreeMap<&'h str, Vec<&'h GrantChange>>,
-    /// Changes of key permissions by user. Each inner list contains the changes of one permission.
+    /// Changes of permissions for keys, by user. Each inner list contains the changes of one permission.
     keys: BTreeMap<&'h str, Vec<Vec<&'h GrantChange>>>,
 }
 
@@ -202,8 +207,8 @@ impl<'h> Grants<'h> {
         base == value && !doubt
     }
 
-    /// Returns true if during the whole time it is certain that authentication is (`required`) or is not
-    /// (otherwise) required.
+    /// If `required` is true, returns true if authentication was certainly required during the whole time
+    /// from `from` to `to`. Otherwise, returns true if it was certainly not required during this time.
     fn is_required(&self, required: bool, from: u64, to: u64) -> bool {
         Grants::surely(Some(&self.authentication), required, from, to)
     }
@@ -212,8 +217,9 @@ impl<'h> Grants<'h> {
         Grants::surely(self.roles.get(user), has, from, to)
     }
 
-    /// Returns spans of keys that the role of a user allows. If `certain` is true, these are the spans that
-    /// it certainly allows for the whole time; otherwise, those that it may allow at some time.
+    /// Returns the spans of keys that the role of a user allows to read or, if `writes` is true, to write. If
+    /// `certain` is true, these are the spans that the role certainly allows from `from` to `to`; otherwise,
+    /// those that it may have allowed at some time in between.
     fn spans(&self, user: &str, writes: bool, certain: bool, from: u64, to: u64) -> Vec<Span> {
         let mut spans: Vec<Span> = Vec::new();
         for changes in self.keys.get(user).into_iter().flatten() {
@@ -264,8 +270,8 @@ impl<'h> Grants<'h> {
         let (needs, whole) = needs(&op.request);
         match &op.outcome {
             Outcome::Done(..) if is_judged(op) => {
-                // A member checks the age of the token only if the request needs permission for a key, as
-                // etcd does.
+                // Accept an invalid token for a request that needs no permission for a key: as etcd does, a
+                // member checks the age of the token only together with such a permission.
                 let void = !needs.is_empty() && self.is_void(asker, from);
                 if void && self.is_required(true, from, to) {
                     let user = &asker.user;

@@ -3,8 +3,8 @@ use std::collections::HashSet;
 use crate::findings::brief;
 use crate::{History, Kind, Request, Response, Verdict, Violation};
 
-/// Checks that the record is a valid history: no operation returns before its call, no number occurs twice,
-/// and each response has the type that belongs to its request. If not, the recording program has a bug.
+/// Checks that the history itself is valid: no operation returns before its call, no id occurs twice, and
+/// each response has the type that belongs to its request. Otherwise, the recording program has a bug.
 pub(crate) fn check(history: &History, verdict: &mut Verdict) {
     let mut ids = HashSet::new();
     for op in &history.operations {

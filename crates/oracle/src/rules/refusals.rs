@@ -3,9 +3,8 @@ use crate::sequence::Sequence;
 use crate::timeline::Timeline;
 use crate::{History, Kind, Operation, Outcome, Refusal, Request, Verdict, Violation};
 
-/// Checks refusals, because a refusal also shows a state between call and return. A put that keeps the value
-/// or the lease of its key may be refused with `key not found` only if the key was missing at some time in
-/// this period.
+/// Checks refused puts. A put that keeps the value or the lease of its key may be refused with `key not
+/// found` only if the key was missing at some time between the put's call and return.
 pub(crate) fn check(history: &History, sequence: &Sequence<'_>, timeline: &Timeline, verdict: &mut Verdict) {
     for op in &history.operations {
         if op.outcome != Outcome::Refused(Refusal::KeyNotFound) {

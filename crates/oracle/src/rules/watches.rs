@@ -7,12 +7,12 @@ use crate::rules::compaction::Compactions;
 use crate::store::{Change, Store};
 use crate::{End, Event, History, KeyValue, Kind, Verdict, Violation, Watch, WatchAnswer, WatchResponse};
 
-/// Checks watches. A watch reports every change that it was asked for, from its start on, exactly once, in
+/// Checks watches. A watch must report every change of its keys, from its start revision on, exactly once, in
 /// order of revisions, and with the correct previous value if that was requested. All events of a revision
-/// come in one response, unless the client allowed splitting. A progress notification means that everything
-/// up to its revision has been reported. A watch is canceled because of a compaction only if it needs
-/// compacted revisions, and the response then contains the compact revision. (etcd: "Watch API guarantees:
-/// Ordered, Unique, Reliable, Atomic, Resumable, Bookmarkable".)
+/// must be in one response, unless the client allowed splitting. A progress notification must come only after
+/// all events up to its revision. A watch may be canceled because of a compaction only if it needs compacted
+/// revisions, and the response must then contain the compact revision. (etcd: "Watch API guarantees: Ordered,
+/// Unique, Reliable, Atomic, Resumable, Bookmarkable".)
 pub(crate) fn check(history: &History, store: &Store, compactions: &Compactions<'_>, verdict: &mut Verdict) {
     for watch in &history.watches {
         let judge = Judge {
@@ -42,7 +42,7 @@ struct Judge<'a> {
     told: i64,
     /// Events of the last reported revision.
     last_group: Vec<Event>,
-    /// Revisions whose events were skipped, with the revision reported after them.
+    /// Revisions whose events were skipped, each with the revision that the watch reported next.
     missing: BTreeMap<i64, i64>,
     /// Revisions for which a missing or late event was already reported as a violation.
     late: BTreeSet<i64>,
@@ -104,8 +104,8 @@ impl Judge<'_> {
         concerns(self.watch, &change.key, change.put.is_none())
     }
 
-    /// Records the revisions before `to` whose events are missing: they should have been reported before the
-    /// revision `after`.
+    /// Records the revisions before `to` whose events the watch had to report but has skipped. `after` is the
+    /// revision that the watch reported instead.
     fn pass_over(&mut self, to: i64, after: i64) {
         let last = self.store.revision;
         let mut revision = self.next;
@@ -147,7 +147,9 @@ impl Judge<'_> {
         }
     }
 
-    /// Checks events of a revision that is not higher than all revisions reported before.
+    /// Reports a violation for events of a revision that the watch has passed already: they come too late,
+    /// for the second time, in a second response, or before the start of the watch, or the store has no such
+    /// events.
     fn back(&mut self, revision: i64, group: &[Event], first_of_response: bool) {
         let start = first_revision(self.watch).unwrap_or(0);
         if revision < start {
@@ -169,8 +171,8 @@ impl Judge<'_> {
             return; // Already reported as a violation.
         }
         let text = if revision > self.told {
-            // A progress notification said that this revision has no events for the watch, and the store
-            // agrees, so the event is wrong.
+            // A progress notification has passed this revision, and no event of it was missing according to
+            // the store. So this event is wrong.
             return self
                 .find(Kind::WatchWrong, format!("received revision {revision}, which has no event for it"));
         } else {
@@ -183,8 +185,8 @@ impl Judge<'_> {
     fn group(&mut self, revision: i64, group: &[Event], at: u64) {
         let expected: Vec<Change> = self.expected(revision).into_iter().cloned().collect();
         if revision > self.store.revision || expected.is_empty() && self.store.changes(revision).is_empty() {
-            // The store knows no changes of this revision. The sequence has already reported the revision
-            // itself.
+            // The events cannot be compared, because the store knows no changes of this revision. `sequence`
+            // has reported a violation for the revision itself.
             return;
         }
         let mut told: BTreeSet<&[u8]> = BTreeSet::new();
@@ -240,8 +242,8 @@ impl Judge<'_> {
         }
     }
 
-    /// Returns true if other events of the revision follow in a later response. This is reported as a
-    /// separate violation.
+    /// Returns true if other events of the revision are in another response. In that case, they are not
+    /// missing. The revision is split, which is reported as a separate violation.
     fn rest_follows(&self, revision: i64, told: &BTreeSet<&[u8]>) -> bool {
         let events = self.watch.responses.iter().filter_map(|response| match &response.answer {
             WatchAnswer::Events { events, .. } => Some(events),
@@ -251,8 +253,8 @@ impl Judge<'_> {
         all.any(|event| !told.contains(event.kv.key.as_slice()))
     }
 
-    /// Checks that an event's previous value is that of the revision before, if it was requested and that
-    /// revision is not compacted.
+    /// Checks the previous value of an event. If previous values were requested, it must be the value at the
+    /// revision before, and may be missing only if that revision may have been compacted.
     fn previous(&mut self, revision: i64, event: &Event, at: u64) {
         let before = self.store.at(&event.kv.key, revision - 1).map(Rc::as_ref);
         let told = event.prev_kv.as_ref();

@@ -1,9 +1,12 @@
-//! The responses of etcd to each kind of request, written by hand. They follow its documentation, or, where
-//! that is unclear, the responses of 3.5, 3.6 and 3.7 (`tests/it/recorded.rs`).
+//! Tests that the model gives etcd's responses to each kind of request. The expected responses were written
+//! by hand. They follow etcd's documentation or, where that is unclear, the responses of 3.5, 3.6 and 3.7
+//! (`tests/it/recorded.rs`).
 
 use super::*;
 use crate::Relation;
 
+/// Returns a store at revision 11 with these keys:
+///
 /// | key | create | mod | version | value | lease |
 /// |-----|--------|-----|---------|-------|-------|
 /// | a   | 3      | 6   | 3       | 5     |       |

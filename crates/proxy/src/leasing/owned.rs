@@ -1,21 +1,22 @@
-//! The keys that the proxy owns, with their values. This is a state machine without IO, which `leasing` and
-//! `session` drive.
+//! Records which keys the proxy owns, with their values, and decides how reads of these keys are answered.
+//! This is a state machine without IO, which `leasing` and `session` drive.
 //!
 //! The proxy owns a key from the response that confirms its leasing key until the proxy leaves the key. To
 //! leave a key means to give up its ownership: the kept value is no longer used for responses, and the
-//! leasing key is deleted. All other writers of the key wait for this deletion. No read is answered from a
-//! kept value after the lease of the session may have expired.
+//! leasing key is deleted. Writes of the key through other proxies wait for this deletion. No read is
+//! answered from a kept value when the lease to which the leasing keys are attached may have expired.
 //!
-//! A write of an owned key counts as in flight from before its request is sent until its response arrives. In
-//! this time, reads of the key are not answered from the kept value. If writes of a key overlap, or the
-//! request does not show the written value, the value has to be read again. If it is not known whether a
-//! write was carried out, or may still be carried out, the key is left. The next leasing key then has a
-//! higher creation revision, so the condition of the late write does not hold.
+//! A write of an owned key through this proxy counts as in flight from before its request is sent until its
+//! response arrives. In this time, reads of the key are not answered from the kept value. If writes of a key
+//! overlap in time, their order is not known, so the value has to be read again.
 //!
-//! For example, the proxy owns `k` by a leasing key of revision 7, and a put of `k` gets no response in time.
-//! The condition of the put is "the leasing key was created before 8". The key is left, its leasing key is
-//! deleted, and another one is created at 9 when `k` is read. If the put arrives only now, its condition does
-//! not hold, so the value that was read at 9 stays valid.
+//! If the outcome of a write is not known, or the write may still be carried out later, the proxy leaves the
+//! key. When it owns the key again, the new leasing key has a higher creation revision, so the condition of
+//! the late write does not hold. For example, the proxy owns `k` by a leasing key created at revision 7, and
+//! a put of `k` gets no response in time. The condition of the put is "the leasing key was created before 8".
+//! The proxy leaves `k`, and the leasing key is deleted. When `k` is read, another leasing key is created at
+//! revision 9. If the put arrives only now, its condition does not hold, so the value that was read at 9
+//! stays valid.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -32,30 +33,36 @@ use bytes::Bytes;
 
 use crate::cache::{Keys, overlap};
 
-/// Maximum number of owned keys.
+/// Maximum number of owned keys. Beyond it, the ownership of the least recently used keys is given up.
 const OWNED_MAX: usize = 10_000;
-/// Maximum number of keys that are owned, claimed, or being left (their leasing key is not deleted yet).
+/// Maximum number of recorded keys: those that the proxy owns or is claiming, and those whose ownership it
+/// has given up but whose leasing key is not deleted yet. When the limit is reached, no further key is
+/// claimed.
 const KEYS_MAX: usize = 2 * OWNED_MAX;
-/// Maximum total size of the keys and the kept values, in bytes.
+/// Maximum total size of the recorded keys and their values, in bytes. Beyond it, the proxy gives up the
+/// ownership of the least recently used keys.
 const BYTES_MAX: usize = 64 << 20;
-/// Maximum size of a value that is kept, in bytes.
+/// Maximum size of the value of an owned key, in bytes. The ownership of a key with a larger value is given
+/// up.
 const VALUE_BYTES_MAX: usize = 1 << 20;
-/// Maximum number of conditions, and of operations in each branch, of a transaction that is answered without
-/// a member. It is the same as the members' default limit.
+/// Maximum number of conditions, and of operations in each branch, of a transaction that the proxy answers
+/// itself. A longer one is sent to a member, which may refuse it: this is the members' default limit.
 const TRANSACTION_MAX: usize = 128;
 /// Maximum size of the keys and values in the response to a transaction that is answered without a member, in
 /// bytes.
 const TRANSACTION_BYTES_MAX: usize = 1 << 20;
-/// Maximum number of ranges of one write that are compared with each owned key, because all shards wait
-/// during this comparison.
+/// Maximum number of ranges of one write that are compared with each recorded key. All shards (the proxy's
+/// threads) wait during this comparison, so for a write with more ranges, the ownership of all keys is given
+/// up instead.
 const COMPARED_MAX: usize = 128;
-/// Time for which this proxy does not claim a key after its claim was refused or another proxy asked for the
-/// key. Source: etcd's leasing.
+/// Time for which this proxy does not claim a key after a claim of the key was refused, or another proxy has
+/// asked for the key. Source: etcd's leasing.
 const REFUSED: Duration = Duration::from_secs(2);
-/// Maximum number of remembered keys that must not be claimed for now.
+/// Maximum number of remembered keys that must not be claimed for now. Beyond it, the oldest are forgotten,
+/// and may be claimed again.
 const REFUSED_MAX: usize = 10_000;
 
-/// Ownership of one key.
+/// Record of a key that the proxy is claiming or owns, or whose leasing key it has to delete.
 #[derive(Debug)]
 struct Entry {
     /// Creation revision of the leasing key; `i64::MAX` while it is not known.
@@ -66,23 +73,25 @@ struct Entry {
     writes: usize,
     /// Number of writes that began since the proxy became the owner of the key.
     begun: u64,
-    /// True if two writes have been in flight together since [`Entry::writes`] was last zero.
+    /// True if two writes have been in flight at the same time since [`Entry::writes`] was last zero.
     overlapped: bool,
-    /// Position of the key in the order of use.
+    /// Number of the last use of this entry: its position in [`Owned::order`] while the proxy owns the key.
     used: u64,
 }
 
-/// State of a key that is claimed, owned, or being left.
+/// State of a recorded key.
 #[derive(Clone, Debug)]
 enum State {
-    /// A claim is in flight. The number is the last revision at which another proxy asked for the key, or at
-    /// which the leasing key was deleted; 0 for none.
+    /// A claim is in flight. The number is the revision of the last change of the leasing key that was
+    /// reported in the meantime; 0 for none, and `i64::MAX` after [`Owned::leave_all`]. If the claim succeeds
+    /// at a lower revision, the proxy gives up the key again immediately, because another proxy has asked for
+    /// it, or the leasing key was deleted.
     Asked(i64),
-    /// The key is owned, and this is its present value; `None` if the key does not exist.
+    /// The key is owned, and this is its current value; `None` if the key does not exist.
     Known(Option<KeyValue>),
     /// The key is owned, but its value has to be read again.
     Unknown,
-    /// The key is being left: its leasing key has to be deleted.
+    /// The ownership of the key was given up, but its leasing key is not deleted yet.
     Left,
 }
 
@@ -97,7 +106,7 @@ impl State {
 struct Session {
     /// Id of the lease.
     lease: i64,
-    /// Time until which the members certainly keep the lease.
+    /// Time until which the lease certainly does not expire on the members.
     until: Instant,
 }
 
@@ -108,8 +117,8 @@ pub(crate) enum Read {
     Known(RangeResponse),
     /// A member answers the read, without a claim to the key.
     Member,
-    /// A member answers the read, together with a claim to the key that uses this lease. [`Owned::claimed`]
-    /// or another end of the claim must follow.
+    /// A member answers the read in a transaction that also claims the key with this lease. The caller must
+    /// then report the outcome to [`Owned::claimed`], [`Owned::claim_refused`] or [`Owned::give_up_claim`].
     Claim(i64),
     /// A member answers the read. The response is passed to [`Owned::read_again`], together with this moment.
     Again(Moment),
@@ -124,8 +133,8 @@ pub(crate) struct Moment {
     begun: u64,
 }
 
-/// A write that is in flight: the owned keys that it may touch, with the creation revisions of their leasing
-/// keys.
+/// A write that is in flight: the owned keys that the write may change, each with the creation revision of
+/// its leasing key.
 #[derive(Debug)]
 pub(crate) struct Write(Vec<(Bytes, i64)>);
 
@@ -149,12 +158,13 @@ pub(crate) enum Change {
     Deleted(Keys),
 }
 
-/// All data about ownership in this proxy. All shards share it; its lock is held only for short times.
+/// All data about ownership in this proxy. The shards share it behind a lock that is held only for short
+/// times.
 #[derive(Debug, Default)]
 pub(crate) struct Owned {
     /// The session; `None` while no key may be owned.
     session: Option<Session>,
-    /// The keys that are claimed, owned, or being left.
+    /// The recorded keys: those that are claimed or owned, or whose leasing key has to be deleted.
     keys: HashMap<Bytes, Entry>,
     /// Owned keys by their last use, the least recently used first.
     order: BTreeMap<u64, Bytes>,
@@ -162,19 +172,19 @@ pub(crate) struct Owned {
     uses: u64,
     /// Total size of the keys and values in [`Owned::keys`], in bytes.
     bytes: usize,
-    /// Keys that must not be claimed, each with the time until which it must not.
+    /// Keys that must not be claimed for now, each with the time at which this restriction ends.
     refused: HashMap<Bytes, Instant>,
-    /// Entries of [`Owned::refused`], the oldest first.
+    /// Keys and times that were added to [`Owned::refused`], the oldest first.
     refusals: VecDeque<(Bytes, Instant)>,
     /// Keys whose leasing keys have to be deleted. The number is the highest creation revision of a leasing
     /// key that may be deleted.
     to_delete: BTreeMap<Bytes, i64>,
-    /// Newest header in a response of a member.
+    /// The header with the highest revision among all responses of members during this session.
     newest: ResponseHeader,
 }
 
-/// Returns a copy of these bytes. Without a copy, they would keep the whole message in memory of which they
-/// are a slice.
+/// Returns a copy of these bytes. Without the copy, the bytes, which are a slice of a received message, would
+/// keep the whole message in memory.
 fn alone(bytes: &Bytes) -> Bytes {
     Bytes::copy_from_slice(bytes)
 }
@@ -197,7 +207,8 @@ impl Owned {
     pub(crate) fn begin(&mut self, lease: i64, until: Instant) {
         self.end();
         self.session = Some(Session { lease, until });
-        // The members' addresses may now belong to another cluster, whose revisions are lower.
+        // Forget the newest header: the members' addresses may now belong to another cluster, whose revisions
+        // are lower.
         self.newest = ResponseHeader::default();
     }
 
@@ -217,14 +228,14 @@ impl Owned {
         self.to_delete.clear();
     }
 
-    /// Returns the number of keys that are claimed, owned, or being left.
+    /// Returns the number of recorded keys.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.keys.len()
     }
 
-    /// Takes the pending deletions. Each consists of a key, and of the highest creation revision of its
-    /// leasing key that may be deleted.
+    /// Takes the pending deletions. Each consists of a key and a revision: the key's leasing key has to be
+    /// deleted if it was created at this revision or before.
     pub(crate) fn take_to_delete(&mut self) -> BTreeMap<Bytes, i64> {
         std::mem::take(&mut self.to_delete)
     }
@@ -239,8 +250,8 @@ impl Owned {
         self.session.filter(|session| now < session.until).map(|session| session.lease)
     }
 
-    /// Records the header of a member's response. Reads of owned keys are answered with the newest header,
-    /// because the keys have not changed until then.
+    /// Records the header of a member's response. Reads of owned keys are answered with the newest recorded
+    /// header: the kept values are also the values at its revision, because no other proxy could write them.
     pub(crate) fn told(&mut self, header: &ResponseHeader) {
         if header.revision > self.newest.revision {
             self.newest = *header;
@@ -278,19 +289,18 @@ impl Owned {
     }
 
     /// Handles a successful claim. The leasing key was created at the revision of the header, and `kv` is the
-    /// current value of the key.
+    /// key with its value at that revision; `None` if the key does not exist.
     pub(crate) fn claimed(&mut self, key: &Bytes, lease: i64, header: &ResponseHeader, kv: Option<KeyValue>) {
         let granted = header.revision;
         if self.session.is_none_or(|session| session.lease != lease) {
-            // The leasing key belongs to an earlier session. It is deleted together with the lease of that
-            // session.
+            // The leasing key belongs to an earlier session, so it gives no ownership now. It is deleted
+            // together with the lease of that session, which was revoked or will expire.
             return;
         }
         let asked = self.keys.get(key).map(|entry| entry.state.clone());
         let is_wanted = match asked {
             Some(State::Asked(wanted)) => wanted > granted,
-            // The claim is no longer recorded, because another session has begun, and perhaps ended, since it
-            // was sent.
+            // The claim is not recorded, so changes of its leasing key may have been missed. Give the key up.
             _ => true,
         };
         let is_fit = kv.as_ref().is_none_or(|kv| kv.lease == 0 && kv.value.len() <= VALUE_BYTES_MAX);
@@ -303,15 +313,16 @@ impl Owned {
         self.make_room();
     }
 
-    /// Handles a refused claim: another proxy owns the key, or the key is attached to a lease. `leasing_key`
-    /// is the leasing key that exists already, if there is one.
+    /// Handles a claim that did not succeed: the key has a leasing key already, the key is attached to a
+    /// lease, or a member has refused the transaction. `leasing_key` is the existing leasing key; `None` if
+    /// there is none or the transaction was refused.
     pub(crate) fn claim_refused(&mut self, key: &Bytes, leasing_key: Option<&KeyValue>, now: Instant) {
         if matches!(self.keys.get(key), Some(Entry { state: State::Asked(_), .. })) {
             self.forget(key);
             let lease = self.session.map(|session| session.lease);
             if let Some(own) = leasing_key.filter(|kv| Some(kv.lease) == lease) {
                 // The existing leasing key is this proxy's own, from an earlier claim whose response was
-                // lost.
+                // lost. Delete it, because the key's value is not known.
                 self.insert(key, own.create_revision, State::Left);
                 self.delete_up_to(key, own.create_revision);
             }
@@ -319,14 +330,18 @@ impl Owned {
         self.refuse(key, now);
     }
 
-    /// Ends a claim whose outcome is not known. The leasing key may exist, so it has to be deleted.
+    /// Ends a claim whose outcome is not known, and schedules the deletion of the leasing key, which may
+    /// exist.
     pub(crate) fn give_up_claim(&mut self, key: &Bytes) {
         if matches!(self.keys.get(key), Some(Entry { state: State::Asked(_), .. })) {
             self.leave(key);
         }
     }
 
-    /// Handles the response to a read that was sent because the value of an owned key was not known.
+    /// Handles the response to a read that was sent because the value of an owned key was not known. The
+    /// value is kept unless the ownership of the key has changed, or a write of the key has begun, since
+    /// `moment`. If the key is attached to a lease or its value is too large, the proxy leaves the key
+    /// instead.
     pub(crate) fn read_again(&mut self, key: &Bytes, moment: Moment, kv: Option<KeyValue>) {
         let Some(entry) = self.keys.get(key) else { return };
         let is_same = (entry.granted, entry.begun, entry.writes) == (moment.granted, moment.begun, 0);
@@ -346,8 +361,9 @@ impl Owned {
         let revision = event.revision;
         let lease = self.session.map(|session| session.lease);
         let Some(entry) = self.keys.get_mut(key) else {
-            // There is no entry, so the proxy does not know the leasing key any more, or not yet. If it is
-            // attached to the session's lease, it has to be deleted.
+            // No entry records this leasing key, but it may be attached to the session's lease nevertheless.
+            // If another proxy asks for the key in that case, it waits until this proxy deletes the leasing
+            // key. So schedule the deletion.
             if event.is_wanted_back && Some(event.lease) == lease {
                 self.insert(key, revision, State::Left);
                 self.delete_up_to(key, revision);
@@ -358,7 +374,8 @@ impl Owned {
             State::Asked(wanted) => *wanted = revision.max(*wanted),
             State::Left if event.is_deleted => self.forget(key),
             State::Left => {
-                // The leasing key may be one that this proxy has created by a claim whose response was lost.
+                // Delete this leasing key, too. It is possibly another one, which this proxy has created by a
+                // claim whose response was lost.
                 if event.is_wanted_back && Some(event.lease) == lease {
                     self.delete_up_to(key, revision);
                 }
@@ -373,20 +390,21 @@ impl Owned {
         }
     }
 
-    /// Records that the leasing key of a key that was being left is deleted.
+    /// Records that the leasing key of a key whose ownership was given up is deleted.
     pub(crate) fn deleted(&mut self, key: &Bytes) {
         if self.keys.get(key).is_some_and(|entry| matches!(entry.state, State::Left)) {
             self.forget(key);
         }
     }
 
-    /// Returns the highest creation revision of the leasing key with which a write of this key may be carried
-    /// out: that of this proxy's leasing key, or 0 if this proxy does not own the key.
+    /// Returns the creation revision of this proxy's leasing key of a key; 0 if this proxy does not own the
+    /// key. A write of the key must not be carried out if a leasing key with a higher creation revision
+    /// exists, because in that case another proxy owns the key.
     pub(crate) fn granted(&self, key: &Bytes) -> i64 {
         self.keys.get(key).filter(|entry| entry.state.is_owned()).map_or(0, |entry| entry.granted)
     }
 
-    /// Records that a write of these keys and ranges begins.
+    /// Records that a write of these keys and ranges begins. The result must be passed to [`Owned::written`].
     pub(crate) fn write(&mut self, written: &[Keys]) -> Write {
         let (singles, ranges): (Vec<_>, Vec<_>) = written.iter().partition(|keys| keys.1.is_empty());
         if ranges.len() > COMPARED_MAX {
@@ -404,8 +422,8 @@ impl Owned {
         touched.sort_unstable();
         touched.dedup();
         let begin = |key: Bytes| {
-            // A key that is not owned needs no record: its write is carried out only if no leasing key
-            // exists, so no owner keeps a value that could become outdated.
+            // A write of a key that is not owned is not recorded here: it is carried out only if the key has
+            // no leasing key, so no proxy keeps a value that the write would make outdated.
             let entry = self.keys.get_mut(&key).filter(|entry| entry.state.is_owned())?;
             entry.overlapped |= entry.writes > 0;
             entry.writes += 1;
@@ -441,8 +459,8 @@ impl Owned {
     }
 
     /// Returns the response to a transaction that only reads owned keys. Returns `None` if a member has to
-    /// answer: if a key is not owned, the transaction is too large, or it reads no key at all. In the last
-    /// case only a member knows the current revision.
+    /// answer, for example because a key is not owned, the transaction is too large, or it reads no key at
+    /// all; in the last case only a member knows the current revision.
     pub(crate) fn transaction(&self, request: &TxnRequest, now: Instant) -> Option<TxnResponse> {
         self.lease(now)?;
         let longest = request.compare.len().max(request.success.len()).max(request.failure.len());
@@ -479,7 +497,7 @@ impl Owned {
         Some(TxnResponse { header: Some(self.newest), succeeded, responses })
     }
 
-    /// Records that a key must not be claimed for a while.
+    /// Records that a key must not be claimed for the time [`REFUSED`].
     pub(crate) fn refuse(&mut self, key: &Bytes, now: Instant) {
         let (key, until) = (alone(key), now + REFUSED);
         self.refused.insert(key.clone(), until);
@@ -506,8 +524,8 @@ impl Owned {
             self.leave(&key);
         }
         for entry in self.keys.values_mut() {
-            // The response to a claim in flight will be outdated, so the key must be left when the response
-            // arrives.
+            // A claim in flight cannot be given up before its response arrives. This value makes `claimed`
+            // give the key up at that time.
             if let State::Asked(wanted) = &mut entry.state {
                 *wanted = i64::MAX;
             }
@@ -531,7 +549,7 @@ impl Owned {
         }
     }
 
-    /// Adds an entry. The contents of its state must be copies, see [`alone`].
+    /// Adds an entry. Keys and values in its state must be copies, see [`alone`].
     fn insert(&mut self, key: &Bytes, granted: i64, state: State) {
         let key = alone(key);
         let used = self.uses;
@@ -545,7 +563,7 @@ impl Owned {
         assert!(before.is_none(), "an entry is removed before another takes its place");
     }
 
-    /// Changes the state of an entry. The contents of the new state must be copies, see [`alone`].
+    /// Changes the state of an entry. Keys and values in the new state must be copies, see [`alone`].
     fn set(&mut self, key: &Bytes, state: State) {
         let Some(entry) = self.keys.get_mut(key) else { return };
         self.bytes -= size_of(key, &entry.state);
@@ -564,7 +582,8 @@ impl Owned {
         }
     }
 
-    /// Gives up the ownership of the least recently used keys until the limits are kept.
+    /// Gives up the ownership of the least recently used keys until at most [`OWNED_MAX`] keys are owned and
+    /// the size is at most [`BYTES_MAX`], or no key is owned.
     fn make_room(&mut self) {
         while self.order.len() > OWNED_MAX || self.bytes > BYTES_MAX {
             let Some((_, oldest)) = self.order.pop_first() else { return };
@@ -586,7 +605,8 @@ pub(crate) struct LeasingEvent {
     pub(crate) is_wanted_back: bool,
 }
 
-/// Returns true if the value of the key alone is enough to answer this read.
+/// Returns true if this is a read of a single key at the current revision, so that it can be answered from
+/// the key's kept value.
 fn is_plain(request: &RangeRequest) -> bool {
     request.revision == 0
         && request.range_end.is_empty()
@@ -619,8 +639,8 @@ pub(super) fn answer(request: &RangeRequest, kv: Option<&KeyValue>, header: Resp
     }
 }
 
-/// Returns true if a condition holds for this key. Returns `None` if the condition is malformed; a member has
-/// to report that.
+/// Returns true if a condition holds for this key. Returns `None` if the condition is malformed. In that
+/// case, the transaction is sent to a member, which reports the error.
 fn holds(compare: &Compare, kv: Option<&KeyValue>) -> Option<bool> {
     let target = CompareTarget::try_from(compare.target).ok()?;
     let number = |of: fn(&KeyValue) -> i64| kv.map_or(0, of);
@@ -657,8 +677,8 @@ fn changed(key: &Bytes, before: &State, changes: &[Change], header: &ResponseHea
             Change::Deleted(keys) if overlap(keys, &itself) => state = State::Known(None),
             Change::Put(put) if put.key == *key => {
                 if put.lease != 0 || put.value.len() > VALUE_BYTES_MAX {
-                    // The key is now attached to a lease, whose end would delete the key without asking its
-                    // owner. So the key is left.
+                    // Give the key up: either it is now attached to a lease, whose end would delete it
+                    // without waiting for the owner, or its value is too large to be kept.
                     return State::Left;
                 }
                 let State::Known(before) = &state else { continue };

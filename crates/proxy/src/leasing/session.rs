@@ -1,6 +1,7 @@
-//! The session that keeps the ownership of keys: the lease, the watch of the leasing keys, and their
-//! deletion. The session runs in the background. If one of the three fails, the proxy no longer owns any key,
-//! and a new session begins.
+//! The session of a proxy that owns keys. It runs in the background and has three tasks: renewing the lease
+//! of the leasing keys, watching the leasing keys for changes by other proxies, and deleting the leasing keys
+//! of keys that this proxy gives up. If one of the tasks fails, the proxy no longer owns any key, and a new
+//! session begins.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,15 +31,15 @@ const CALL_LIMIT: Duration = Duration::from_secs(5);
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
 /// Pause before a failed deletion of leasing keys is retried.
 const DELETE_PAUSE: Duration = Duration::from_millis(500);
-/// Time without a successful deletion of leasing keys after which the session ends. Other proxies are waiting
-/// for these deletions, and the end of the session revokes the lease, which deletes all leasing keys.
+/// Time for which deletions of leasing keys may fail before the session ends. Writes of other proxies are
+/// waiting for these deletions. The end of the session revokes the lease, which deletes all leasing keys.
 const DELETE_LIMIT: Duration = Duration::from_secs(10);
 
-/// Status with which a session ends if its watch or lease did not respond in time.
+/// Status with which a session ends if a member did not create the watch or renew the lease in time.
 const LATE: Status = Status::new(Code::DeadlineExceeded, "context deadline exceeded");
 
 impl Leasing {
-    /// Returns the background task that runs one session after the other, until the process ends.
+    /// Returns the background task that runs one session after another, until the process ends.
     pub(crate) fn task(self: Arc<Leasing>, logger: Logger) -> Task {
         Box::new(move |members| {
             Box::pin(async move {
@@ -71,7 +72,8 @@ impl Leasing {
         let until = sent + seconds(granted.ttl);
         let outcome = self.with_lease(members, granted.id, until).await;
         self.with(|owned| owned.end());
-        // Without this revocation, other proxies would have to wait until the lease expires.
+        // The revocation deletes the leasing keys, for which writes of other proxies wait. Its error can be
+        // ignored: the lease expires later, and the writes only wait for longer.
         let _ = lease::revoke(&client, granted.id).await;
         outcome
     }
@@ -86,11 +88,11 @@ impl Leasing {
             namespace.key(&mut request.key);
             namespace.range_end(&mut request.range_end);
         }
-        // Without a leader, a member does not learn that other proxies ask for keys. So the watch is required
-        // to end in that case.
+        // Without a leader, a member does not learn that other proxies ask for keys. So the watch has to end
+        // in that case, which ends the session.
         let mut watcher = Watcher::new(&members.client.with_require_leader(), request);
-        // No key is claimed before the watch is created, so the watch reports the changes of all claimed
-        // keys.
+        // Wait until the watch is created before `begin` allows claims, so that the watch reports every
+        // change of the leasing keys that this session creates.
         match timeout(CALL_LIMIT, watcher.next()).await {
             Ok(Ok(Some(WatchUpdate::Created(_)))) => {}
             Ok(Ok(Some(WatchUpdate::Canceled(response)))) => {
@@ -108,12 +110,12 @@ impl Leasing {
         }
     }
 
-    /// Renews the lease until a renewal fails.
+    /// Renews the lease until a renewal fails. Returns the reason, which ends the session.
     async fn renew(&self, members: &Members, lease: i64, mut until: Instant) -> Status {
         loop {
             sleep(until.saturating_duration_since(Instant::now()) / 3).await;
-            // The time is taken before the request is sent. The member's TTL starts later, so the lease is
-            // certainly valid until the computed time.
+            // Take the time before the request is sent: the member restarts the TTL later than this, so the
+            // lease is certainly valid until the time that is computed from it.
             let sent = Instant::now();
             match timeout_at(until.into(), lease::keep_alive_once(&members.client, lease)).await {
                 Ok(Ok(answer)) => {
@@ -126,7 +128,7 @@ impl Leasing {
         }
     }
 
-    /// Handles the changes of leasing keys that the watch reports, until the watch ends.
+    /// Handles the changes of leasing keys that the watch reports. Returns the reason when the watch ends.
     async fn follow(&self, members: &Members, mut watcher: Watcher) -> Status {
         loop {
             let response = match watcher.next().await {
@@ -160,8 +162,8 @@ impl Leasing {
         }
     }
 
-    /// Deletes the leasing keys of the keys whose ownership this proxy has given up. Returns when no deletion
-    /// has succeeded for [`DELETE_LIMIT`], or when a single deletion is too large.
+    /// Deletes the leasing keys of the keys whose ownership this proxy has given up. Returns the error when
+    /// deletions have failed for [`DELETE_LIMIT`], or when a single deletion is too large.
     async fn delete_left(&self, members: &Members, lease: i64) -> Status {
         let mut limit = CHUNK;
         loop {
@@ -183,7 +185,8 @@ impl Leasing {
                         rest = later;
                         last = Instant::now();
                     }
-                    // If even a single deletion is too large, a retry cannot succeed.
+                    // `commit_some` returns this error only if even a single deletion is too large, so a
+                    // retry cannot succeed.
                     Err(status) if is_too_large(&status) || last.elapsed() > DELETE_LIMIT => return status,
                     Err(_) => sleep(DELETE_PAUSE).await,
                 }
@@ -191,8 +194,8 @@ impl Leasing {
         }
     }
 
-    /// Returns a transaction that deletes the leasing key of a key, provided that the leasing key has this
-    /// lease and was created at revision `up_to` or before.
+    /// Returns a transaction that deletes the leasing key of a key, on the condition that the leasing key is
+    /// attached to this lease and was created at revision `up_to` or before.
     fn deletion(&self, key: &Bytes, up_to: i64, lease: i64) -> TxnRequest {
         let leasing_key = self.leasing_key(key);
         let delete = DeleteRangeRequest { key: leasing_key.clone(), ..DeleteRangeRequest::default() };
