@@ -1,14 +1,15 @@
-//! Raft terms of entries that are only on disk, stored with a checkpoint. With these terms a member finds the
-//! point from which a follower's log differs from its own, without reading its log.
+//! Stores with a checkpoint the raft terms of log entries that are only on disk. With these terms a leader
+//! finds the point from which a follower's log differs from its own, without reading its log.
 
 use machine::Machine;
 use numbers::{EntryId, Index, Term};
 
-/// Maximum number of runs. A follower whose log ends before the oldest run gets a snapshot.
+/// Maximum number of runs of entries with the same term. Older runs are forgotten, and a follower whose log
+/// ends before the oldest remaining run gets a snapshot.
 const RUNS_MAX: usize = 1024;
 
-/// Terms of a part of the log, stored as the first entry of each run of equal terms. Indexes and terms
-/// increase strictly.
+/// Terms of the entries in a part of the log, stored as the first entry of each run of consecutive entries
+/// with the same term. Indexes and terms increase strictly.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Terms(Vec<EntryId>);
 
@@ -28,7 +29,8 @@ impl Terms {
         }
     }
 
-    /// Removes the runs before the run that contains the entry `first - 1`.
+    /// Removes terms that are not needed when the log starts at `first`: the runs before the one that
+    /// contains the entry `first - 1`.
     pub fn forget(&mut self, first: Index) {
         let needed = self.0.iter().rposition(|run| run.index < first).unwrap_or(0);
         self.0.drain(..needed);
@@ -58,8 +60,8 @@ impl Terms {
             .collect()
     }
 
-    /// Decodes the runs. If they do not match the state (older versions wrote none), only the term of the
-    /// last applied entry is known.
+    /// Decodes the runs. If they do not match the machine's state, or are missing because an older version of
+    /// Mainstay wrote the checkpoint, returns only the term of the last applied entry.
     pub fn read(bytes: &[u8], machine: &Machine) -> Terms {
         let number = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
         let run = |pair: &[u8]| EntryId { index: Index(number(&pair[..8])), term: Term(number(&pair[8..])) };

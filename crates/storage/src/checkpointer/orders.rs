@@ -120,8 +120,8 @@ pub enum Order {
         /// True if a write has failed because the disk was full. The file system may report free space
         /// nevertheless, for example because it does not know the quota of a file server.
         is_short: bool,
-        /// Token that the checkpointer drops when it receives the order. The core keeps a weak or second
-        /// reference, and so knows whether an order is still queued.
+        /// Token that the checkpointer drops when it receives the order. The core keeps a weak reference to
+        /// it, to know whether an order is still queued.
         queued: Arc<()>,
     },
     /// Drop this value. The core sends values that take long to drop, so that it need not wait.

@@ -34,7 +34,8 @@ impl LogEvents for Events {
     }
 }
 
-/// Starts a member on `/d`, with its log in `wal_dir` if that is given; `meanwhile` runs while it waits for its cluster.
+/// Starts a member on `/d`, with its log in `wal_dir` if that is given. Calls `meanwhile` at the point where
+/// a real start waits for its cluster.
 fn start(
     disk: &MemDisk,
     wal_dir: Option<&str>,
