@@ -1,7 +1,7 @@
-//! One call, from its first bytes to its last answer, as a state machine that a connection steps:
-//! `Call::step`. This module gathers unary requests, runs streams, sends answers in pieces, holds answers
-//! while the connection's queued answers are at their limit, enforces deadlines and detects stalled streams.
-//! The only part of the transport that it knows is the two halves of the call's HTTP/2 stream.
+//! Runs one call, from its first bytes to the end of its answer, as a state machine that a connection steps:
+//! `Call::step`. This module assembles unary requests, runs streams, sends large answers in chunks, holds
+//! answers back while the connection's queued answers are at their limit, enforces deadlines and detects
+//! stalled streams. Of the transport it knows only the two halves of the call's HTTP/2 stream.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -38,10 +38,10 @@ pub(crate) struct UnaryRequest {
     assembler: Assembler,
     gzip: bool,
     message: Option<Bytes>,
-    /// True if the next step can continue, with the message or with a refusal.
+    /// True if the message is complete, or the call is to be refused, so that the next step can continue.
     is_gathered: bool,
     refusal: Option<Box<Status>>,
-    /// Set once the call has to wait for more bytes from the client.
+    /// Set once the call has had to wait for more bytes from the client.
     waits: Option<Box<Waits>>,
 }
 
@@ -63,10 +63,10 @@ pub(crate) struct PendingCall {
     charge: Charge,
 }
 
-/// Unary call whose answer is made, but not sent, because the connection's queued answers are at their limit.
-/// The future of the call is dropped, so that it holds no slot for disk reads while it waits for the client.
-/// If an answer in pieces waits too long, it fails, because it reads from a snapshot of the store that is
-/// kept only for a limited time.
+/// Unary call whose answer is ready, but not queued, because the connection's queued answers are at their
+/// limit. The future of the call is dropped, so that it does not occupy a slot for disk reads while it waits
+/// for the client. An answer that is produced in chunks fails if it waits too long, because it reads from a
+/// snapshot of the store that is kept only for a limited time.
 pub(crate) struct FinishedCall {
     made: Answer,
     responder: Responder,
@@ -76,14 +76,14 @@ pub(crate) struct FinishedCall {
     charge: Charge,
 }
 
-/// Big answer that is produced while the client's flow-control window opens.
+/// Large answer that is produced in chunks, as the client's flow-control window opens.
 pub(crate) struct PiecewiseAnswer {
     responder: Responder,
     source: PieceSource,
     len: usize,
     left: usize,
     begun: bool,
-    /// True if the source waits for something other than the client.
+    /// True if the source was pending, so that the answer waits for something other than the client.
     waits: bool,
     method: u16,
     progress: StreamProgress,
@@ -100,14 +100,14 @@ pub(crate) struct StreamingCall {
     future: LocalBoxFuture<Result<(), Status>>,
     pub(crate) sending: Rc<Sending>,
     pub(crate) inbox: Rc<Inbox>,
-    /// Set while queued messages wait for the client.
+    /// Progress of the queued messages; `None` while no message waits for the client.
     progress: Option<Box<StreamProgress>>,
-    /// Bytes charged for the call to [`Sending::account`] as request bytes.
+    /// Number of bytes that are charged to [`Sending::account`] as request bytes of this call.
     charged: usize,
 }
 
-/// Request that has not begun because the connection's queued answers are at their limit, with the received
-/// part of its body.
+/// Request that must not begin yet because the connection's queued answers are at their limit, or its work
+/// limit is reached; with the received part of its body.
 pub(crate) struct WaitingRequest {
     pub(crate) responder: Responder,
     pub(crate) fields: Arc<Fields>,
@@ -119,7 +119,7 @@ pub(crate) struct WaitingRequest {
     pub(crate) since: Instant,
 }
 
-/// Call that was not answered immediately.
+/// Call that is in the table of its connection, because it was not answered immediately.
 pub(crate) enum Call {
     Waiting(Box<WaitingRequest>),
     Gathering(Box<UnaryRequest>),
@@ -166,12 +166,14 @@ impl Call {
         let begun = self.begun_method();
         begun.into_iter().for_each(|method| counters.handled(method, DEADLINE.code));
         match self {
-            // Neither kind has a deadline: a waiting call gets one when it begins, a page never has one.
+            // These have no deadline yet or never: a waiting call gets one when it begins, a page never has
+            // one.
             Call::Waiting(_) | Call::Page(_) => {}
             Call::Gathering(gathering) => gathering.responder.refuse(StatusCode::OK, &DEADLINE),
             Call::Pending(pending) => pending.responder.refuse(StatusCode::OK, &DEADLINE),
             Call::Finished(finished) => finished.responder.refuse(StatusCode::OK, &DEADLINE),
-            // A status cannot be sent inside a message.
+            // The stream is reset, because a status cannot be sent inside a message, and the message has
+            // begun or may have.
             Call::Pieces(pieces) => pieces.responder.reset(Reason::CANCEL),
             Call::Streaming(streaming) => streaming.sending.finish(&Err(DEADLINE)),
         }
@@ -183,8 +185,8 @@ impl Call {
         matches!(self, Call::Finished(_))
     }
 
-    /// Returns true if the call must be reset because it holds data without progress. Dropping the call
-    /// resets its stream.
+    /// Returns true if the call holds data that has made no progress for too long. The caller then resets the
+    /// stream by dropping the call.
     pub(crate) fn is_stalled(&mut self, check: &StallCheck<'_>) -> bool {
         match self {
             Call::Waiting(_) | Call::Pending(_) | Call::Finished(_) => false,
@@ -261,7 +263,8 @@ impl UnaryRequest {
         self.refusal = Some(Box::new(status));
     }
 
-    /// Takes a part of the request; `end` marks the last part. Returns true if the next step can continue.
+    /// Takes the next received bytes of the request; `end` is true for the last ones. Returns true if the
+    /// message is complete or the call is to be refused, so that the next step can continue.
     pub(crate) fn take(&mut self, around: &ConnectionContext, payload: &[u8], end: bool) -> bool {
         if self.is_gathered {
             return true;
@@ -297,7 +300,7 @@ impl UnaryRequest {
     ) -> Result<(), Status> {
         while let Some(assembled) = self.assembler.cut(&mut payload, work)? {
             if self.message.is_some() {
-                // grpc-go also answers the first message and ignores further ones.
+                // A further message is ignored, as in grpc-go, which answers the first one.
                 continue;
             }
             around.shard.counters.received(self.head.method, assembled.wire_bytes);
@@ -318,8 +321,8 @@ impl UnaryRequest {
         self.is_gathered
     }
 
-    /// Charges the memory of a call that waits for the client. The whole announced length is charged at once,
-    /// so that a message that has begun can always be completed.
+    /// Charges the memory of a call that waits for the client. The whole announced length of the message is
+    /// charged when it begins, so that a message that was accepted can always be completed.
     fn charge_more(&mut self, around: &ConnectionContext) {
         let message = self.message.as_ref().map_or(0, Bytes::len);
         let bytes = self.assembler.announced().unwrap_or(0) as usize + message;
@@ -340,7 +343,8 @@ impl UnaryRequest {
         if self.is_gathered { self.serve(around, service, cx) } else { Step::Wait(Call::Gathering(self)) }
     }
 
-    /// Passes the complete message to the service, or sends the refusal.
+    /// Passes the complete message to the service, or refuses the call if it was to be refused or if the
+    /// memory limit is reached.
     #[expect(clippy::boxed_local, reason = "it comes in its box, and is as long as an argument may be")]
     pub(crate) fn serve(
         self: Box<Self>,
@@ -376,9 +380,9 @@ impl UnaryRequest {
     }
 }
 
-/// Status of a unary call without a message, in grpc-go's words.
+/// Status of a unary call that ends without a message, as in grpc-go.
 const NO_MESSAGE: Status = Status::new(Code::Unknown, "EOF");
-/// Status of a unary call that ends inside its message, in grpc-go's words.
+/// Status of a unary call that ends inside its message, as in grpc-go.
 const TRUNCATED_CALL: Status = Status::new(Code::Unknown, "unexpected EOF");
 
 impl PendingCall {
@@ -412,8 +416,9 @@ impl PendingCall {
 }
 
 impl FinishedCall {
-    /// Charges the answer and tries to send it. If the connection's calls exceed their memory limit and the
-    /// answer is larger than the memory that the call used before, the client receives a status instead.
+    /// Charges the memory of the answer and tries to send it. If the answer needs more memory than the call
+    /// had charged, and the connection's calls exceed their memory limit, the client receives a status
+    /// instead.
     #[cold]
     fn begin(
         mut self: Box<Self>,
@@ -425,8 +430,8 @@ impl FinishedCall {
             Answer::Whole(message) => message.len(),
             Answer::Pieces { held, .. } => held.get(),
         };
-        // The service's future and the metadata are freed now, so an answer that needs no more memory than
-        // these is always kept.
+        // The service's future and the metadata are freed now. So an answer that needs no more memory than
+        // these is always kept, because it does not increase the charge.
         let before = self.charge.bytes().max(CALL_BYTES);
         self.charge.set(CALL_BYTES + bytes.saturating_sub(METADATA_BYTES));
         around.add_work(bytes);
@@ -458,7 +463,7 @@ impl FinishedCall {
     }
 }
 
-/// Sends the result of a unary call. If the connection's queued answers are at their limit, the result waits.
+/// Sends the result of a unary call, or keeps it until the connection's queued answers are below their limit.
 /// `charge` is the charge of the call so far; `bytes` is the length of the request if `charge` does not
 /// include it.
 #[expect(clippy::too_many_arguments, reason = "all of them are moved out of a call that is over")]
@@ -480,8 +485,8 @@ fn answer(
             Answer::Whole(message) => message.len(),
             Answer::Pieces { len, .. } => *len,
         };
-        // Compression makes a message at most a few bytes longer. The limit is checked before compression,
-        // because it need not be exact to a few bytes.
+        // The limit is checked before compression, although compression can make a message a few bytes
+        // longer: the limit need not be exact to a few bytes.
         check_len(len, bytes_max).map(|()| answer)
     });
     match result {
@@ -509,8 +514,8 @@ fn answer(
             Step::Over
         }
         Ok(Answer::Pieces { len, source, held, .. }) => {
-            // The answer is charged, because a client with a closed window can make any number of these
-            // answers wait.
+            // The memory of the answer is charged, because a client that keeps its window closed can make any
+            // number of such answers wait.
             let mut charge = charge.unwrap_or_else(|| Charge::new(&around.account));
             charge.raise_to(CALL_BYTES + bytes);
             let base = charge.bytes();
@@ -542,15 +547,15 @@ fn answer(
 }
 
 impl PiecewiseAnswer {
-    /// Produces at most one piece, then lets other calls run.
+    /// Produces and queues at most one chunk, so that other calls run before the next one.
     fn step(mut self: Box<Self>, around: &Rc<ConnectionContext>, cx: &mut Context<'_>) -> Step {
         let counters = &around.shard.counters;
         if !self.responder.is_open() {
             counters.handled(self.method, Code::Canceled);
             return Step::Over;
         }
-        // If the connection's queued answers are at their limit, each stream queues only one piece at a time,
-        // however short.
+        // If the connection's queued answers are at their limit, a stream queues another chunk only when
+        // nothing of it is queued.
         let queued_max = if around.has_room() { PIECE_BYTES } else { 1 };
         if self.responder.queued_bytes() >= queued_max {
             self.responder.want_room();
@@ -559,11 +564,12 @@ impl PiecewiseAnswer {
         let room = self.responder.room().min(self.left.min(PIECE_BYTES) + PREFIX_BYTES);
         let mut wanted = if self.begun { room } else { room.saturating_sub(PREFIX_BYTES) };
         if wanted == 0 && (self.waits || room > 0) {
-            // The source waits for a window of this size, but the client has reduced the window. Data fetched
-            // for the source occupies memory shared with others until it is taken, and may have to be fetched
-            // again if it is dropped. So one byte is requested, which then waits for the window under the
-            // stall timeout. The same is done if the window is smaller than a gRPC prefix: otherwise the
-            // HTTP/2 engine would report available space again and again.
+            // One byte is requested although the client's window is closed or too small. There are two cases.
+            // First, the source was asked for more bytes before, and the client has reduced its window since:
+            // data that was fetched for the source occupies memory shared with others until it is taken, so
+            // it is better that one byte takes it and waits for the window under the stall timeout. Second,
+            // the window is smaller than a gRPC prefix: without a request the HTTP/2 engine would report
+            // available space again and again.
             wanted = 1;
         }
         if wanted == 0 && self.left > 0 {
@@ -580,7 +586,8 @@ impl PiecewiseAnswer {
             Poll::Ready(Err(status)) => {
                 counters.handled(self.method, status.code);
                 if self.begun {
-                    // A status cannot be sent inside a message.
+                    // The stream is reset, because a status cannot be sent inside a message, and the message
+                    // has begun or may have.
                     self.responder.reset(Reason::INTERNAL_ERROR);
                 } else {
                     self.responder.finish(&Err(status));
@@ -639,7 +646,8 @@ impl StreamingCall {
 
 impl Drop for StreamingCall {
     fn drop(&mut self) {
-        // The service may still hold its end of the stream.
+        // Resets the stream explicitly, because the service may still hold its end, so that dropping this end
+        // does not close it.
         self.sending.reset(Reason::CANCEL);
         self.sending.account.release_request(self.charged);
     }

@@ -412,8 +412,8 @@ impl Readers {
         Arc::new(Readers { inner: Arc::new(inner) })
     }
 
-    /// Charges the bytes of portions to this budget from now on, and limits them to a part of it (see
-    /// [`BUDGET_PART`]). Only the first call has an effect.
+    /// Charges the bytes of portions to this budget from now on, and limits them to a part of it. Only the
+    /// first call has an effect.
     pub fn charge_to(&self, budget: &Budget) {
         let _ = self.inner.budget.set(budget.clone());
     }
