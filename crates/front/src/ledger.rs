@@ -1,6 +1,6 @@
-//! Byte counts for a connection or a stream. [`Ledger`] is one count; a [`Charge`] adds bytes to a count
-//! until it is dropped. Every byte is also charged to the connection's account in `budget`. This module does
-//! not know sockets or frames.
+//! Counts the bytes that are held for a connection or a stream. [`Ledger`] is one count; a [`Charge`] adds
+//! bytes to a count until it is dropped. Each byte is also charged to the connection's account, and so to the
+//! memory budget. This module does not know sockets or frames.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -8,7 +8,7 @@ use std::task::Waker;
 
 use accounting::Account;
 
-/// Bytes charged for a call in flight besides its message: future, stream and metadata.
+/// Bytes charged for a call in flight in addition to its message: for its future, stream and metadata.
 pub(crate) const CALL_BYTES: usize = 4 * 1024;
 /// Bytes of metadata that [`CALL_BYTES`] includes.
 pub(crate) const METADATA_BYTES: usize = 1024;
@@ -52,7 +52,7 @@ impl Ledger {
     }
 }
 
-/// Counter that bytes can be charged to.
+/// Count to which a [`Charge`] can add bytes.
 pub(crate) trait Count {
     fn charge(&self, n: usize);
     fn release(&self, n: usize);
@@ -73,7 +73,8 @@ impl Count for Ledger {
     }
 }
 
-/// Bytes of requests have no ledger; the connection's account counts them ([`Account::requests_bytes`]).
+/// Request bytes have no [`Ledger`]: the connection's account itself counts them
+/// ([`Account::requests_bytes`]).
 impl Count for Account {
     fn charge(&self, n: usize) {
         self.charge_request(n);
