@@ -22,7 +22,8 @@
 //! - A call that has begun continues even if its client takes no answers, and releases its resources when its
 //!   answer is ready. A call whose client is gone or whose deadline has passed is dropped (`unread`).
 //!
-//! Start reading with `connection.rs` (`poll_turn` is one turn), `call.rs` (a call on its way) and `shard.rs`.
+//! Start reading with `connection.rs` (`poll_turn` is one turn), `call.rs` (the states of a call) and
+//! `shard.rs`.
 //!
 //! Other tests: beside the code for pure parts. `examples/echo.rs` is the server for measuring cost per
 //! request.

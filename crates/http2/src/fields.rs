@@ -12,7 +12,7 @@ pub(crate) enum Class {
     Pseudo(Pseudo),
     /// `te`, whose only allowed value is `trailers`.
     Te,
-    /// `content-length`
+    /// The field `content-length`.
     ContentLength,
     /// Name that must not occur in HTTP/2: malformed, specific to an HTTP/1 connection, or an unknown
     /// pseudo-header field.
@@ -177,7 +177,7 @@ impl Fields {
         Some(digits.iter().fold(0, |number, digit| number * 10 + u16::from(digit - b'0')))
     }
 
-    /// Returns The field `content-length`. in bytes, if present.
+    /// Returns the number in `content-length`, which is in bytes, if present.
     pub fn content_length(&self) -> Option<u64> {
         self.content_length
     }
