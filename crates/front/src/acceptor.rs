@@ -169,7 +169,7 @@ impl Acceptor {
     }
 
     /// Waits for the first byte of a connection, which shows whether the client speaks TLS, and passes the
-    /// connection on.
+    /// connection to a handshake thread or to a shard.
     async fn tell_apart(&self, stream: Stream, peer: SocketAddr, secured: &Arc<ListenerTls>) {
         let since = Instant::now();
         let deadline = since + self.handshake_timeout;

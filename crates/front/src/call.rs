@@ -166,14 +166,13 @@ impl Call {
         let begun = self.begun_method();
         begun.into_iter().for_each(|method| counters.handled(method, DEADLINE.code));
         match self {
-            // These have no deadline yet or never: a waiting call gets one when it begins, a page never has
-            // one.
+            // Nothing to do, because these have no deadline: a waiting call gets one only when it begins, and
+            // a page never has one.
             Call::Waiting(_) | Call::Page(_) => {}
             Call::Gathering(gathering) => gathering.responder.refuse(StatusCode::OK, &DEADLINE),
             Call::Pending(pending) => pending.responder.refuse(StatusCode::OK, &DEADLINE),
             Call::Finished(finished) => finished.responder.refuse(StatusCode::OK, &DEADLINE),
-            // The stream is reset, because a status cannot be sent inside a message, and the message has
-            // begun or may have.
+            // The stream is reset, because a status cannot be sent inside a message, which may have begun.
             Call::Pieces(pieces) => pieces.responder.reset(Reason::CANCEL),
             Call::Streaming(streaming) => streaming.sending.finish(&Err(DEADLINE)),
         }
@@ -586,8 +585,7 @@ impl PiecewiseAnswer {
             Poll::Ready(Err(status)) => {
                 counters.handled(self.method, status.code);
                 if self.begun {
-                    // The stream is reset, because a status cannot be sent inside a message, and the message
-                    // has begun or may have.
+                    // The stream is reset, because a status cannot be sent inside a message, which has begun.
                     self.responder.reset(Reason::INTERNAL_ERROR);
                 } else {
                     self.responder.finish(&Err(status));

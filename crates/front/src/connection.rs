@@ -39,7 +39,8 @@ const ROUNDS_MAX: usize = 8;
 /// client.
 const OUTPUT_BYTES_MAX: usize = 64 * 1024;
 
-/// Bytes that a connection writes in one turn, after which other connections run.
+/// Number of written bytes at which [`Connection::flush`] stops, so that other connections run before the
+/// rest is written.
 const WRITTEN_AT_ONCE: u64 = LONG_BYTES as u64;
 
 /// Number of open calls of an ending connection that are dropped before other connections run.
@@ -65,8 +66,8 @@ pub(crate) fn engine_options(options: &Options) -> http2::Options {
     let defaults = Limits::default();
     http2::Options {
         stream_window_bytes: options.stream_window_bytes,
-        // The maximum equals the initial size, so that windows do not grow: clients' messages are small, or
-        // wait for a service that is not faster with a larger window.
+        // The maximum equals the initial size, so that windows do not grow: a larger window would not help,
+        // because clients' messages are small, or wait for a service.
         stream_window_bytes_max: options.stream_window_bytes,
         connection_window_bytes: options.connection_window_bytes,
         streams_max: options.max_concurrent_streams,
@@ -454,8 +455,8 @@ impl Connection {
         }
     }
 
-    /// Writes output until the kernel accepts no more or the limit for a turn is reached. Returns true if
-    /// more work is ready now.
+    /// Writes output until the kernel accepts no more or [`WRITTEN_AT_ONCE`] is reached. Returns true if more
+    /// work is ready now.
     fn flush<S: Transport>(&mut self, socket: &mut Socket<S>) -> io::Result<bool> {
         let mut is_enough = false;
         {

@@ -1,4 +1,4 @@
-//! Detects clients that have stopped to read or to send: [`Progress`] watches one counter, [`StreamProgress`]
+//! Detects clients that have stopped reading or sending: [`Progress`] watches one counter, [`StreamProgress`]
 //! one stream among the streams of a connection.
 
 use std::time::{Duration, Instant};

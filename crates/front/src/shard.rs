@@ -142,7 +142,8 @@ pub(crate) async fn run(
     race(serving, killed.immediate()).await;
 }
 
-/// Serves one connection, HTTP/2 or HTTP/1, until it ends. For connections without a shard.
+/// Serves one connection, HTTP/2 or HTTP/1, until it ends. For connections that no shard serves, as in
+/// fuzzing.
 pub(crate) async fn serve<S: Transport + 'static>(
     wire: Wire<S>,
     origin: Origin,

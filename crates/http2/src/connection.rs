@@ -32,11 +32,11 @@ pub(crate) const GROWTH_PING: u64 = 0x4d53_4752_4f57_5448;
 /// A stream whose consumer stops uses up one of them, and the other streams continue with the rest.
 const GROWN_STREAMS: u32 = 4;
 
-/// Maximum number of streams reset by this end that are remembered, the latest ones. Frames that were in
+/// This end remembers at most this many streams that it has reset, the latest ones: frames that were in
 /// flight at the reset may still arrive for them, and are no error.
 const RESETS_MAX: usize = 64;
-/// Maximum number of streams that have ended in another way that are remembered, the latest ones. A frame for
-/// one of them is an error, because the peer itself has ended the stream.
+/// This end remembers at most this many streams that have ended in another way, the latest ones: a frame for
+/// one of them is an error, because the peer has ended its side of the stream.
 const ENDED_MAX: usize = 4;
 
 /// How a stream has ended, as far as it is remembered.
@@ -188,8 +188,8 @@ pub(crate) struct Queued {
 /// alternative, reference-counted slices of the buffer, saves that copy, but then a slice of five bytes could
 /// keep 32 KiB of memory alive, and each slice would need a counter.
 ///
-/// The fields are many and small. They are not grouped into structs, because a test bounds the size of a
-/// connection, which padding would increase, and most frames need fields of several such groups.
+/// The fields are many and small. They are not grouped into structs, because that could enlarge the
+/// connection, whose size a test bounds, and because most frames need fields of several such groups.
 pub struct Connection {
     pub(crate) role: Role,
     pub(crate) phase: Phase,

@@ -60,7 +60,8 @@ pub(crate) struct Growth {
 enum Measuring {
     /// A measurement may begin.
     No,
-    /// A PING was sent and is not acknowledged yet. The number of bytes that have arrived in the same burst.
+    /// A PING was sent and is not acknowledged yet. The number is that of the bytes that have arrived in the
+    /// same burst so far.
     Came(u32),
     /// The last measurement did not enlarge the window. It ended at this time in milliseconds, after which
     /// there is a pause.

@@ -1,5 +1,5 @@
-//! Implements HTTP/2 as a state machine without input or output, for servers and clients: it converts
-//! received bytes to events, and commands to bytes to send.
+//! Implements HTTP/2 for servers and clients, as a state machine that does no input or output itself: it
+//! converts received bytes to events, and commands to bytes to send.
 //!
 //! [`Connection`] takes received bytes ([`Input`], [`Connection::next`]) and returns their meaning
 //! ([`Event`]). It takes data to send ([`Connection::send_head`], [`Connection::send_data`] and others) and

@@ -469,8 +469,8 @@ impl Checkpointer {
             // space.
             (from, kept) = (last.from, kept - 1);
         }
-        // A base run need not contain versions that a compaction has made unreadable, because no older run
-        // refers to them.
+        // A base run needs only the versions that can still be read, so tombstones that cannot be read any
+        // more need not be protected from removal while it is written.
         let state = if from == Revision(0) { state.of_what_is_readable() } else { state };
         let (to, applied_index, term) = (head.revision, head.applied_index, head.applied_term);
         let name = Level::name(from, to, applied_index, &self.levels);

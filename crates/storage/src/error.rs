@@ -38,7 +38,8 @@ pub enum DataDirError {
         path: PathBuf,
         /// Path of the data directory.
         data_dir: PathBuf,
-        /// Description of the keys in etcd's v2 store, if there are any. Mainstay does not have that API.
+        /// Description of the keys in etcd's v2 store, which Mainstay does not have; `None` if there are no
+        /// such keys.
         old_store: Option<String>,
     },
     /// etcd, or one of its tools, has etcd's database in this directory open.

@@ -134,7 +134,7 @@ fn move_aside(
         ErrorKind::WouldBlock => DataDirError::EtcdRuns { path: db.clone() },
         _ => io("lock", &db, error).into(),
     })?;
-    // Repeats the check of [`refuse`] under the lock, because etcd may have created a store and exited since
+    // Repeats the check of `refuse` under the lock, because etcd may have created a store and exited since
     // then.
     if let Some(files) = EtcdFiles::find(disk, member_dir, wal_dir)? {
         drop(lock);

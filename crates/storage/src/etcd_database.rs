@@ -76,8 +76,8 @@ enum UserOrRole<'a> {
     Role(&'a Role),
 }
 
-/// A role counts as one more against the limit of a step for each this many of its permissions, and a user
-/// for each this many of the user's roles.
+/// Number of a role's permissions, or of a user's roles, for which the role or user counts as one more
+/// against the limit of a step.
 const PARTS_PER_USER: usize = 16;
 
 /// Progress of a pass over the leases. Leases are visited in the order of their ids as unsigned numbers, so
@@ -205,8 +205,7 @@ pub fn leases<S: Source>(from: &Backend<S>) -> Result<Vec<GrantedLease>, interch
     let mut leases = Vec::new();
     let mut walk = from.leases()?;
     while let Some(lease) = walk.step()? {
-        // etcd never stores a remaining TTL above the TTL of the lease, so an invalid one is limited to that
-        // range.
+        // Limited to this range, because etcd does not allow a remaining TTL above the TTL of the lease.
         let remaining = Seconds(lease.remaining_ttl.clamp(0, lease.ttl.max(0)));
         leases.push(GrantedLease { id: LeaseId(lease.id), ttl: Seconds(lease.ttl), remaining });
     }

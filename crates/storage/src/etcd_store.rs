@@ -39,8 +39,7 @@ pub enum Holds {
     Unreadable(String),
 }
 
-/// The program whose files were written last, with the time between the last write of either program and that
-/// of the other.
+/// The program whose files were written last, with the time since the other program's last write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Newer {
     /// etcd's files are newer, by this time.

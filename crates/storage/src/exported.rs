@@ -42,8 +42,8 @@ pub fn mark(disk: &dyn Disk, member_dir: &Path, to: &Path) -> Result<(), OpenErr
     write().map_err(|error| OpenError::Io { doing: "write", path: path.clone(), error })
 }
 
-/// Removes, durably, the mark of an export that has failed, so that etcd cannot start on its result, and the
-/// temporary file of a failed [`mark`]. Both may be missing.
+/// Removes, durably, the mark of an export that has failed and has left nothing on which etcd could start,
+/// and the temporary file of a failed [`mark`]. Both may be missing.
 ///
 /// # Errors
 ///

@@ -1,5 +1,5 @@
-//! A member's data directory: opening it, writing checkpoints, restoring it, reading it while the member is
-//! stopped, and reading values.
+//! Manages the data directory of a member: opens it, writes checkpoints, restores it from a snapshot, reads
+//! it while the member is stopped, and reads values.
 //!
 //! * [`opening`] loads the checkpoint and replays the log; [`beginning`] defines the identity and the first
 //!   log entries of a member that has no data yet; [`Options`] are the options of a member that concern its

@@ -272,9 +272,9 @@ fn beside_link(
     noted: Option<&Path>,
 ) -> Result<Option<PathBuf>, OpenError> {
     let (Some(noted), beside) = (noted, beside_etcd(&member_dir.join("wal"))?) else { return Ok(None) };
-    // If the noted path is that of another data directory's `member/wal/log`, a log there belongs to the
-    // original, from which this data directory was copied. If there is no log, the data directory was
-    // renamed.
+    // A log at `member/wal/log` is this member's in two cases although the note has another path: if the
+    // noted path is that of another data directory's `member/wal/log`, because this data directory was copied
+    // from that one or renamed; and if there is no log at the noted path.
     let is_other = || Ok::<bool, OpenError>(is_beside_link(noted) || !holds_log(disk, noted)?);
     let is_it = same(disk, noted, &beside)? || (holds_log(disk, &beside)? && is_other()?);
     Ok(is_it.then_some(beside))

@@ -135,8 +135,8 @@ impl LogValues {
 
 /// Returns the slot of a location in a table of `slots` slots.
 fn slot_of(place: u64, slots: usize) -> usize {
-    // Fibonacci hashing: the highest bits of the product are the slot, so that neighbouring locations have
-    // different slots.
+    // Fibonacci hashing: the highest bits of the product are the slot, which distributes neighbouring
+    // locations over the slots.
     (place.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - slots.trailing_zeros())) as usize
 }
 
@@ -435,9 +435,9 @@ impl Attempt {
 }
 
 /// The charges for the values that an [`Attempt`] has received from the readers. The readers charge the bytes
-/// only to the total of all clients. Here they are charged to a connection as well, where possible.
-/// Otherwise, if a client exceeded the memory budget with such values, other connections would be closed,
-/// because these would hold more according to their accounts.
+/// only to the total of all clients. Here the charges are moved to a connection, where possible. Otherwise,
+/// if a client exceeded the memory budget with such values, other connections would be closed, because these
+/// would hold more according to their accounts.
 enum Charged {
     /// Charged to no connection, because the values were received while no connection's work was running.
     ToNoOne(Vec<Charge>),

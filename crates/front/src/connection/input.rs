@@ -18,7 +18,7 @@ use crate::socket::{ALLOWANCE_BYTES, Socket, Transport};
 /// Number of calls begun in a round after which the round takes no more input.
 const BEGUN_PER_ROUND_MAX: usize = 256;
 
-/// Reason why a round stopped to take input from the client.
+/// Reason why a round stopped taking input from the client.
 pub(super) enum InputOutcome {
     /// All available input was taken; more input wakes the connection.
     All,

@@ -22,8 +22,7 @@ use crate::socket::{Socket, Transport};
 ///
 /// Allocating the memory again costs a call a few microseconds. The time is short because thousands of
 /// clients may connect at the same time. The memory that each connection keeps until it goes idle lies
-/// between long-lived allocations of other connections, and leaves gaps when it is freed, which the allocator
-/// cannot return to the system.
+/// between long-lived allocations, and leaves gaps there when it is freed.
 const REST_AFTER: Duration = Duration::from_millis(250);
 
 /// Maximum time for which a PING acknowledgement is held back until the answer of a recent call is ready, so
@@ -258,8 +257,8 @@ impl Connection {
             self.around.transport_waker.wake_by_ref();
         }
         self.around.charge_waiting();
-        // If a stream was reset, the other streams get a new timeout, because the stream may have been what
-        // held them up.
+        // If a stream was reset, the other streams get a new timeout, because the stream that was reset may
+        // have held them up.
         if !self.holds_unsent() || stalled.load(Relaxed) != stalled_before {
             self.stalls().progress = Progress::default();
         } else if stands_still {

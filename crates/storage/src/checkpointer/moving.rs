@@ -10,8 +10,8 @@ use numbers::{ChangeId, Revision};
 use super::{Event, Relocation, Surface};
 use crate::values::LogValues;
 
-/// Maximum number of versions that are visited before a newer view is used. An old view keeps memory of newer
-/// ones from being freed.
+/// Maximum number of versions that are visited before a newer view is used. A view that is held longer keeps
+/// more memory from being freed.
 const LOOKED_AT_MAX: usize = 16 << 10;
 /// Bytes by which each value counts against the size of a batch, in addition to its data: the core looks up
 /// each value and keeps a record of it until it is on disk, so a batch must not contain too many small

@@ -26,7 +26,8 @@ pub struct Reading {
     /// Id of the portion that is queued or being read, and the number of runs that will have arrived when it
     /// is complete.
     pub(super) portion: Option<(u64, usize)>,
-    /// Number of times that the next portion was read and revoked before the call took it.
+    /// Number of times that the current portion was revoked after it was read, so that it had to be queued
+    /// again.
     pub(super) taken_back: u32,
     pub(super) arrived: Vec<ReadValue>,
     /// Charges for the bytes of the values that have arrived.
